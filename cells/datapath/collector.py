@@ -33,7 +33,7 @@ _FORGET: Final = {
 FORGOTTEN: Final = MapSpec("hive_ct_gone", MapType.HASH, 16, 4, 1 << 17, NO_PREALLOC)
 """The addresses to forget: as many as two families of endpoints can have."""
 _WALKS: Final = 8
-"""At most so many for one address: new flows of a pod that has gone are none of ours."""
+"""Walks for one address, at the most. Each looks for what the one before may have passed over."""
 
 
 class Collected(msgspec.Struct, frozen=True):

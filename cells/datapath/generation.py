@@ -218,7 +218,7 @@ def descriptor_in(entry: Map, slot: int) -> int:
 
 
 def in_force(entry: Map, slot: int = ENTRIES["hive_from_pod"]) -> Constants | None:
-    """The constants of the programs that forward now, read from one; None if there are none of ours."""
+    """The constants of the programs that forward now, read from one; None if no program of ours is there."""
     info = program_in(entry, slot)
     for map_id in info.map_ids if info else ():
         if constants := read_constants(map_id):

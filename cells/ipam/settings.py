@@ -146,7 +146,7 @@ def parse_range(family: Family, text: str) -> IPNetwork:
 
 
 def _misplaced(network: IPNetwork) -> bool:
-    """Whether some of the addresses are none of hosts."""
+    """Whether some of the addresses are reserved: loopback, multicast and the like."""
     if isinstance(network, IPv4Network):
         return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS)
     return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS6)

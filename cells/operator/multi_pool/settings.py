@@ -1,4 +1,4 @@
-"""Pools that the operator makes when there are none of their names.
+"""Pools that the operator creates at its start unless pools of these names exist.
 
 Needs: nothing.   Gives: MultiPoolSettings.
 """
