@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from hive import syscalls
 from hive.lab.namespaces import hold, release
-from tests.support.namespaces import in_forked_node, in_node, inside, need_root, new_netns, node_namespace
+from tests.support.namespaces import (
+    in_forked_node,
+    in_node,
+    inside,
+    need_root,
+    new_netns,
+    node_namespace,
+    run_child,
+)
 
 __all__ = ["in_node"]  # a fixture
 
@@ -39,10 +48,21 @@ def test_what_one_step_leaves_the_next_one_finds_and_the_machine_never_sees() ->
 
 
 def test_mounts_of_the_machine_are_left_alone() -> None:
-    before = mounts()
-    with node_namespace():
+    need_root()
+
+    def machine() -> None:
+        # A copy of the mounts that nobody else changes, shared with its children as the machine's are.
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
+        syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SHARED)
+
+    def holds_a_node() -> None:
+        before = mounts()
+        with node_namespace():
+            assert mounts() == before
         assert mounts() == before
-    assert mounts() == before
+
+    run_child(holds_a_node, enter=machine)
 
 
 @pytest.mark.usefixtures("in_node")
