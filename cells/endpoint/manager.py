@@ -247,7 +247,7 @@ class Endpoints:
         wrong, began = "", time.perf_counter()
         try:
             self._realization.rewrite(endpoint, level)
-        except Exception as error:  # noqa: BLE001  # one endpoint's must not keep the others from their builds
+        except Exception as error:  # noqa: BLE001  # one endpoint's failure must not stop the other builds
             wrong = str(error) or type(error).__name__
             message = f"Error regenerating endpoint: {wrong}"
             status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)

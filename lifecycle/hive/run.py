@@ -70,7 +70,7 @@ async def _run(hive: Process) -> int:
             await asked.wait()
             hive.log.info("stopping")
         hive.log.info("stopped")
-    except Exception as error:  # noqa: BLE001  # the top of the process
+    except Exception as error:  # noqa: BLE001  # top of the process: becomes the message and exit code
         return _ended_by(hive, error)
     return 0
 

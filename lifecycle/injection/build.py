@@ -159,7 +159,7 @@ class _Call:
         began = time.perf_counter()
         try:
             result: object = node.call(*args, **kwargs)  # type: ignore[operator]  # resolve() refused what is no function
-        except BaseException as error:  # noqa: BLE001  # told with whose it is
+        except BaseException as error:  # noqa: BLE001  # re-raised as BuildError, naming the constructor
             failure = as_failure(error, str(node))
             raise BuildError(f"{node} raised {type(failure).__name__}: {failure}") from failure
         step: Step = "invoke" if node.kind == "invoke" else "construct"

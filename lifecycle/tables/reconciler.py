@@ -175,7 +175,7 @@ class Reconciler(Generic[Key, Row]):
             async def until_it_fails(work: Callable[[], Awaitable[None]]) -> None:
                 try:
                     await work()
-                except Exception as error:  # noqa: BLE001  # raised below as it is, not in a group
+                except Exception as error:  # noqa: BLE001  # raised below, not wrapped in a group
                     failed.append(error)
                     group.cancel_scope.cancel()
 
@@ -242,7 +242,7 @@ class Reconciler(Generic[Key, Row]):
     async def _try_sweep(self) -> None:
         try:
             await self._sweep()
-        except Exception as error:  # noqa: BLE001  # any fault of the target is reported and tried again
+        except Exception as error:  # noqa: BLE001  # any error of the target is reported and retried
             self._sweep_error = error
             self._sweep_failures += 1
             self._sweep_due = anyio.current_time() + self._backoff.pause(self._sweep_failures)
@@ -346,7 +346,7 @@ class Reconciler(Generic[Key, Row]):
                 await self._target.drop(list(batch))
         except BatchError as error:
             failures = {key: error.failures[key] for key in batch if key in error.failures}
-        except Exception as error:  # noqa: BLE001  # any fault of the target is kept beside its object
+        except Exception as error:  # noqa: BLE001  # any error of the target is kept in the object's status
             failures = dict.fromkeys(batch, error)
         self._written(action, batch, failures)
         await anyio.lowlevel.checkpoint()

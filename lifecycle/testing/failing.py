@@ -79,7 +79,7 @@ async def fail_each_hook(
                 with anyio.fail_after(within):
                     await trial.run()
             trial.recorder.assert_clean()
-        except Exception as error:  # noqa: BLE001  # each run is reported
+        except Exception as error:  # noqa: BLE001  # collected: every failed run is reported
             wrong.append(f"- {failure or 'with no hook failing'}: {type(error).__name__}: {error}")
         if failure is not None and trial.reached:
             made.append(failure)
@@ -214,5 +214,5 @@ class _Interrupted:
                 self._call()
             try:
                 step, value = inner.send, (yield waits_for)
-            except BaseException as error:  # noqa: BLE001  # as `yield from` would hand it on
+            except BaseException as error:  # noqa: BLE001  # thrown into the inner coroutine, as `yield from` does
                 step, value = inner.throw, error

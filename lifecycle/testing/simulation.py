@@ -199,7 +199,7 @@ class _Loop(asyncio.SelectorEventLoop):
             if not future.cancelled():
                 try:
                     future.set_result(func(*args))
-                except Exception as error:  # noqa: BLE001  # its awaiter gets it
+                except Exception as error:  # noqa: BLE001  # raised to whoever awaits the future
                     future.set_exception(error)
 
         self.call_later(self._choices.random() * LONGEST_CALL, call)

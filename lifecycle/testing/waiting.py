@@ -35,7 +35,7 @@ async def eventually(condition: Callable[[], T], within: float = 5.0, *, on: Tab
         try:
             if result := condition():
                 return result
-        except Exception as raised:  # noqa: BLE001  # it may fail until it holds
+        except Exception as raised:  # noqa: BLE001  # it may raise until it holds
             error = raised
         left = deadline - time.monotonic()
         if left <= 0:

@@ -45,7 +45,7 @@ def busy(node: PluginNode, spawn: Path) -> Iterator[None]:
             while not over.is_set():
                 for command in ("ADD", "DEL"):
                     run(node, spawn, command, PODS, AT_ONCE)
-        except BaseException as error:  # noqa: BLE001 - told to the thread that waits
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that joins
             failed.append(error)
 
     thread = threading.Thread(target=churn)

@@ -18,7 +18,7 @@ def eventually(condition: Callable[[], object], within: float = 20.0, every: flo
             if condition():
                 return
             fault = None
-        except Exception as error:  # noqa: BLE001 - a condition may fail until it holds; the last fault is told
+        except Exception as error:  # noqa: BLE001  # it may raise until it holds; the last error is reported
             fault = error
         time.sleep(every)
     name = getattr(condition, "__name__", repr(condition))

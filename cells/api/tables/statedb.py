@@ -80,7 +80,7 @@ class StateDB:
             async with aclosing(self._follower.follow(table, KEEPALIVE)) as batches:
                 async for batch in batches:
                     yield b"".join(msgspec.json.encode(one) + b"\n" for one in batch) or b"\n"
-        except Exception as error:  # noqa: BLE001  # a derived table may break meanwhile: the client gets the error
+        except Exception as error:  # noqa: BLE001  # a derived table may fail; the client gets the error
             yield msgspec.json.encode(Failure(err=f"{type(error).__name__}: {error}")) + b"\n"
 
 

@@ -185,7 +185,7 @@ class Addition(msgspec.Struct, eq=False):
             self.before_retry, self.full = leaving.wait, leaving.error
         except NameTaken:
             self.before_retry = self._clear_the_way
-        except Exception as error:  # noqa: BLE001  # whatever it is, what was done must be taken back
+        except Exception as error:  # noqa: BLE001  # whatever it is, the ADD must be undone
             self._failed(error)
         return None
 

@@ -122,7 +122,7 @@ class CniServer:
             rest = step()
         except CniError as error:
             self._refuse(connection, error, call.conf.cni_version)
-        except Exception as error:  # noqa: BLE001  # one call's bug must not take cni.sock from the others
+        except Exception as error:  # noqa: BLE001  # a bug in one call must not stop the others
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
             self._refuse(connection, CniError(INTERNAL), call.conf.cni_version)
         if self._ahead is not None and self._ahead.connection is connection:
@@ -139,7 +139,7 @@ class CniServer:
             await rest()
         except CniError as error:
             self._refuse(connection, error, call.conf.cni_version)
-        except Exception as error:  # noqa: BLE001  # as in _begin
+        except Exception as error:  # noqa: BLE001  # as in _run
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
             self._refuse(connection, CniError(INTERNAL), call.conf.cni_version)
         finally:

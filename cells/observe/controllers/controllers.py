@@ -183,7 +183,7 @@ class Controllers:
         began = anyio.current_time()
         try:
             await controller.work()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  # counted, shown in health, and tried again
             self.runs["failure"].observe(anyio.current_time() - began)
             controller.failures += 1
             controller.in_a_row += 1

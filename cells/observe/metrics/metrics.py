@@ -91,7 +91,7 @@ class Metrics:
         for collector in list(self._collectors):
             try:
                 found += await collector.collect()
-            except Exception as error:  # noqa: BLE001  # one cell's trouble must not hide the other cells
+            except Exception as error:  # noqa: BLE001  # one cell's failure must not hide the others' metrics
                 if collector in self._collectors:  # else it has stopped
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
             await anyio.lowlevel.checkpoint()  # the loop's others get their turn

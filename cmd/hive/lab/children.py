@@ -170,7 +170,7 @@ def _child(
                 enter()
             # In a context of its own: what the parent's context knows of its event loop is not so here.
             answer = (True, contextvars.Context().run(fn, stop, *args))
-        except BaseException as error:  # noqa: BLE001 - handed to the parent, who raises it
+        except BaseException as error:  # noqa: BLE001  # raised in the parent
             error.add_note("in a child process:\n" + traceback.format_exc())
             answer = (False, error)
         data = _dumps(answer)
@@ -186,7 +186,7 @@ def _dumps(answer: tuple[bool, object]) -> bytes:
     try:
         data = pickle.dumps(answer)
         pickle.loads(data)  # noqa: S301 - an exception may pickle and yet not unpickle
-    except Exception as error:  # noqa: BLE001 - replaced by a plain error that says so
+    except Exception as error:  # noqa: BLE001  # pickle raises anything; a plain error replaces it
         text = f"{answer[1]!r} cannot be handed to the parent process ({error})"
         replacement = RuntimeError(text)
         for note in getattr(answer[1], "__notes__", ()):
