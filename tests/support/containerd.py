@@ -99,7 +99,7 @@ class Containerd:
 
     def wait_for_network(self) -> None:
         """Return once containerd has found the network configuration that an agent wrote."""
-        eventually(self.network_ready, within=20)
+        eventually(self.network_ready, within=30)
 
     def network_ready(self) -> bool:
         """Whether containerd has found a network configuration."""

@@ -19,7 +19,7 @@ from lifecycle.admin import admin
 from tests.unit.lifecycle.script import shop
 main(Hive(shop.cell, admin(), name="store"))
 """
-DEADLINE = 20
+DEADLINE = 30.0
 
 
 @contextmanager

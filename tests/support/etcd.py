@@ -102,42 +102,42 @@ class Etcd:
         begin = prefix.encode() or b"\0"
         end = begin[:-1] + bytes([begin[-1] + 1]) if prefix else b"\0"
         with self._channel() as channel:
-            answer = rpc.KVStub(channel).Range(rpc.RangeRequest(key=begin, range_end=end), timeout=5)
+            answer = rpc.KVStub(channel).Range(rpc.RangeRequest(key=begin, range_end=end), timeout=30)
         return {kv.key.decode(): kv.value.decode() for kv in answer.kvs}
 
     def lease_of(self, key: str) -> int:
         """The lease of a key, 0 without one."""
         with self._channel() as channel:
-            answer = rpc.KVStub(channel).Range(rpc.RangeRequest(key=key.encode()), timeout=5)
+            answer = rpc.KVStub(channel).Range(rpc.RangeRequest(key=key.encode()), timeout=30)
         return int(answer.kvs[0].lease)
 
     def put(self, key: str, value: str) -> None:
         """Write a key."""
         with self._channel() as channel:
-            rpc.KVStub(channel).Put(rpc.PutRequest(key=key.encode(), value=value.encode()), timeout=5)
+            rpc.KVStub(channel).Put(rpc.PutRequest(key=key.encode(), value=value.encode()), timeout=30)
 
     def delete(self, key: str) -> None:
         """Delete a key."""
         with self._channel() as channel:
-            rpc.KVStub(channel).DeleteRange(rpc.DeleteRangeRequest(key=key.encode()), timeout=5)
+            rpc.KVStub(channel).DeleteRange(rpc.DeleteRangeRequest(key=key.encode()), timeout=30)
 
     def revoke(self, lease: int) -> None:
         """End a lease."""
         with self._channel() as channel:
-            rpc.LeaseStub(channel).LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease), timeout=5)
+            rpc.LeaseStub(channel).LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease), timeout=30)
 
     def compact(self) -> None:
         """Forget all history."""
         with self._channel() as channel:
             kv = rpc.KVStub(channel)
-            revision = kv.Range(rpc.RangeRequest(key=b"\0"), timeout=5).header.revision
-            kv.Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=5)
+            revision = kv.Range(rpc.RangeRequest(key=b"\0"), timeout=30).header.revision
+            kv.Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=30)
 
     def fill(self) -> None:
         """Have it believe that its disk is full: it answers, and takes no writes."""
         with self._channel() as channel:
             full = rpc.AlarmRequest(action=rpc.AlarmRequest.ACTIVATE, alarm=rpc.NOSPACE)
-            rpc.MaintenanceStub(channel).Alarm(full, timeout=5)
+            rpc.MaintenanceStub(channel).Alarm(full, timeout=30)
 
     @contextmanager
     def _channel(self) -> Iterator[grpc.Channel]:

@@ -51,6 +51,6 @@ def attack(stop: Stop, target: Target, ready: str) -> int:
 
 def probe() -> int:
     """What a kubelet gets to hear."""
-    connection = http.client.HTTPConnection("127.0.0.1", 9879, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", 9879, timeout=30)
     connection.request("GET", "/healthz")
     return connection.getresponse().status

@@ -113,7 +113,7 @@ class Rollout:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            process.wait(20)
+            process.wait(60)
             assert not process.returncode or process.returncode == -15, process.args
         self._processes.clear()
 

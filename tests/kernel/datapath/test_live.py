@@ -20,7 +20,7 @@ IPV6_RECVERR = 25  # linux/in6.h: the socket hears of errors at once
 def ping(source: Namespaces | None, target: str) -> None:
     """Have an echo answered; TimeoutError. A link that just came up may lose the first question for ARP."""
     with raw_socket(source) as sock:
-        sock.settimeout(5)
+        sock.settimeout(30)
         identifier = os.getpid() & 0xFFFF
         body = struct.pack(">HH", identifier, 1) + bytes(8)
         words = sum(struct.unpack(">6H", body)) + 0x0800
@@ -67,7 +67,7 @@ def transfer(source: Namespaces | None, target: Namespaces | None, address: str)
             with inside(source):
                 client = socket.socket()
         with client:
-            client.settimeout(5)
+            client.settimeout(30)
             client.connect((address, 8080))
             client.sendall(bytes(MEGABYTES << 20))
         thread.join(10)
@@ -104,7 +104,7 @@ async def test_a_tcp_packet_whose_hops_are_used_up_gets_its_answer(in_node: None
         with client:
             client.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 1)
             client.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
-            client.settimeout(10)
+            client.settimeout(30)
             with pytest.raises(OSError, match="No route to host"):
                 client.connect((two.address(6), 8080))
         assert node.drops(ipv6=True) == {}
@@ -134,7 +134,7 @@ async def test_denied_is_denied_and_allowed_again(in_node: None) -> None:
             with pytest.raises(TimeoutError):
                 server.recv(100)
             two.policy.update_batch(allowed)
-            server.settimeout(5)
+            server.settimeout(30)
             assert server.recv(100) == b"during"  # sent again by the kernel
         assert node.drops().keys() == {133}
 

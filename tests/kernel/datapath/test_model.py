@@ -1,6 +1,5 @@
 """Whatever is sent, the programs do what the plain model says: to the packet, to memory, to the counts."""
 
-import time
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
@@ -25,7 +24,20 @@ from tests.kernel.datapath.model_frames import (
 )
 from tests.kernel.datapath.model_packet import Direction
 from tests.kernel.datapath.packets import from_pod, tcp
-from tests.kernel.datapath.world import NET_MAC, NODE, NODE6, ROUTER, ROUTER6, A, B, Outcome, Pod, World, raw
+from tests.kernel.datapath.world import (
+    NET_MAC,
+    NODE,
+    NODE6,
+    ROUTER,
+    ROUTER6,
+    A,
+    B,
+    Outcome,
+    Pod,
+    World,
+    now,
+    raw,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -36,10 +48,6 @@ TICK: Final = 2
 
 Seen = dict[CtKey, tuple[int, int, int, int]]
 """Of each entry: the identity, the flag bits, the TCP flags received and sent."""
-
-
-def now() -> int:
-    return int(time.clock_gettime(time.CLOCK_MONOTONIC))
 
 
 class Pair:

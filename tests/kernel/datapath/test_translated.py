@@ -86,7 +86,7 @@ def serving(pod: LivePod, version: int, kind: socket.SocketKind) -> Iterator[Non
                 if kind is socket.SOCK_STREAM:
                     connection, peer = server.accept()
                     with connection:
-                        connection.settimeout(5)
+                        connection.settimeout(30)
                         while connection.recv(100):
                             connection.send(peer[0].encode())
                 else:
@@ -111,7 +111,7 @@ def ask(pod: LivePod, address: str, port: int, kind: socket.SocketKind, times: i
         client = socket.socket(FAMILIES[6 if ":" in address else 4], kind)
     answer = ""
     with client:
-        client.settimeout(5)
+        client.settimeout(30)
         client.connect((address, port))
         for _ in range(times):
             client.send(b"who am I?")

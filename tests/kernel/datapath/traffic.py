@@ -34,10 +34,10 @@ def flow(source: LivePod | None, target: LivePod | None, *, answer: bool = False
     with inside(source.net) if source else nullcontext():
         sender = udp_socket()
     there = str(target.ip if target else ROUTER), receiver.getsockname()[1]
-    receiver.settimeout(5)  # the first may have to wait for a second question for the gateway
+    receiver.settimeout(30)  # the first may have to wait for a second question for the gateway
     if answer:
         receiver.sendto(b"?", (str(source.ip if source else ROUTER), sender.getsockname()[1]))
-        sender.settimeout(5)
+        sender.settimeout(30)
         sender.recv(1)
     sent: list[int] = []
     received: set[int] = set()

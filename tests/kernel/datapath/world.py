@@ -1,11 +1,12 @@
 """A node made of maps alone: pods, identities and policies for the programs to run on, without interfaces.
 
-Needs: root, compiled objects.   Gives: World, Pod, and what a run did.
+Needs: root, compiled objects.   Gives: World, Pod, now(), and what a run did.
 BPF_PROG_TEST_RUN stands for the interface: the packet goes in, the verdict and the changed packet come out.
 """
 
 import os
 import struct
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -43,6 +44,7 @@ OK, SHOT, REDIRECT = 0, 2, 7
 INGRESS, EGRESS = 1, 2
 IFINDEX = 1  # what BPF_PROG_TEST_RUN takes packets to come from: lo
 WORLD, HOST = 2, 1
+_COARSE = 6  # CLOCK_MONOTONIC_COARSE of clock_gettime(2), which Python has no name for
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,11 @@ OUTSIDE = "198.51.100.1"
 NET_MAC = "0a:00:00:00:00:02"
 
 ALLOW_ALL = ((PolicyKey(0, egress=False), PolicyEntry()), (PolicyKey(0, egress=True), PolicyEntry()))
+
+
+def now() -> int:
+    """The second that it is for the programs: their clock is the coarse one, up to a tick behind."""
+    return int(time.clock_gettime(_COARSE))
 
 
 def raw(mac: str) -> bytes:
@@ -136,6 +143,7 @@ class World:
 
     def reset(self) -> None:
         """As new: no connections, no counts, the two pods and their allow-all policies."""
+        self.began = now()
         for name in (
             "cilium_ct4_global",
             "cilium_ct_any4_global",

@@ -41,7 +41,7 @@ def exchange(source: LivePod, target: LivePod, version: int) -> tuple[int, int, 
         client = socket.socket(family)
     answered = 0
     with client, server:
-        client.settimeout(10)
+        client.settimeout(30)
         client.connect((vip, PORT))
         for _ in range(MEGABYTES):
             client.sendall(data)
@@ -83,6 +83,6 @@ async def test_a_client_hears_at_once_that_nobody_serves(in_node: None, version:
         with inside(pod.net):
             client = socket.socket(FAMILIES[version][0])
         with client:
-            client.settimeout(5)
+            client.settimeout(30)
             with pytest.raises(ConnectionRefusedError):
                 client.connect((FAMILIES[version][1], PORT))

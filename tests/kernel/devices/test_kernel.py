@@ -33,7 +33,7 @@ async def node() -> AsyncIterator[tuple[Table[Device], HostLinks]]:
 async def told(table: Table[Device], name: str, addresses: list[str] | None) -> None:
     """Wait until the device has exactly these addresses; None: until there is no such device."""
     wanted = None if addresses is None else tuple(map(ip_interface, addresses))
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         async for _ in table.changes():
             found = {device.name: device.addresses for device in table.all()}
             if found.get(name) == wanted:
@@ -81,7 +81,7 @@ async def test_pods_links_are_neither_listed_nor_told(in_node: None) -> None:
             with pytest.raises(TimeoutError), anyio.fail_after(0.2):
                 await changed()
             links.create_veth(pair("uplink0", "uplink1"))
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 await changed()
         assert [device.name for device in kernel.devices()] == ["lo", "uplink1", "uplink0"]
 
@@ -97,6 +97,6 @@ async def test_an_overrun_socket_raises(in_node: None) -> None:
 
 
 async def drain(changed: Callable[[], Awaitable[None]]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while True:
             await changed()

@@ -47,7 +47,7 @@ async def test_a_pod_whose_namespace_ended_goes_and_others_stay(in_node: None) -
             ends = new_netns()
             gone = add_pod(hive, 2, ends)
             ends.close()
-            await eventually(lambda: left_of(hive, gone) == (False, False, False, False), within=10)
+            await eventually(lambda: left_of(hive, gone) == (False, False, False, False), within=30)
             assert left_of(hive, kept) == (True, True, True, True)
 
 

@@ -67,7 +67,7 @@ def identities(opened: Maps) -> dict[str, int]:
 
 async def eventually(holds: Callable[[], bool]) -> None:
     """Wait until it holds, letting the agent work."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while not holds():  # noqa: ASYNC110  (a map has no event)
             await anyio.sleep(0.01)
 

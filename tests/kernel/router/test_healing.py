@@ -82,7 +82,7 @@ async def test_it_comes_back_while_the_agent_runs(command: str, in_node: None) -
     async with agent(**DUAL) as hive:
         before, gateways = seen(), hive.get(Router).gateways
         damage(hive, command)()
-        await eventually(lambda: seen() == before, within=20)
+        await eventually(lambda: seen() == before, within=30)
         assert hive.get(Router).gateways == gateways
 
 

@@ -53,7 +53,7 @@ async def test_a_tcp_client_talks_to_a_backend_and_sees_the_service(
             server.bind((backend, TARGET))
             server.listen()
             node.services.serve(vip.removeprefix("::ffff:"), [Backend(1, backend)], protocol=6)
-            caller.settimeout(5)
+            caller.settimeout(30)
             caller.connect((vip, PORT))
             served, address = server.accept()
             with served:
@@ -73,8 +73,8 @@ async def test_a_udp_client_gets_answers_from_the_service(
         with socket.socket(backend_family, UDP) as server, socket.socket(family, UDP) as caller:
             server.bind((backend, TARGET))
             node.services.serve(vip.removeprefix("::ffff:"), [Backend(1, backend)], protocol=17)
-            server.settimeout(5)
-            caller.settimeout(5)
+            server.settimeout(30)
+            caller.settimeout(30)
             if connected:
                 caller.connect((vip, PORT))
                 caller.send(b"question")

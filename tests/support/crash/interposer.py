@@ -60,7 +60,7 @@ class Interposer:
     def close(self) -> None:
         """Let go of the last agent, which has ended."""
         if self._supervisor is not None:
-            self._supervisor.finish(within=10)
+            self._supervisor.finish(within=30)
             self._supervisor = None
         self._log.unlink(missing_ok=True)
 
@@ -76,7 +76,7 @@ class Interposer:
             seen.append(self._control.counted)
             return seen[-1] == seen[-QUIET]
 
-        eventually(quiet, within=20)
+        eventually(quiet, within=30)
         return seen[-1]
 
     @property

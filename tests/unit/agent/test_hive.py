@@ -202,7 +202,7 @@ async def test_an_api_that_was_down_with_what_it_needs_comes_back_whole(
         assert not socket_path.exists()
         await modules.enable("agent.cni-server")
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket_path))) as session:
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 async with session.get("http://localhost/v1/identity") as got:
                     assert got.status == 200
                 async with session.get("http://localhost/statedb/changes/devices") as got:

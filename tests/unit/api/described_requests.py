@@ -55,7 +55,7 @@ LINKED = _loaded().include(path_regex="^/v1/(endpoint|ipam)")
 
 class _Connection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=30)
         self._path = path
 
     def connect(self) -> None:

@@ -262,7 +262,7 @@ async def test_an_endpoint_shows_the_controller_that_mends_it(tmp_path: Path) ->
             controllers = shown.get("controllers", [])
             return bool(controllers) and "consecutive-failure-count" in controllers[0]["status"]
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while not await failing():
                 pass
         (listed,) = (await node.ask("GET", "/v1/endpoint")).body

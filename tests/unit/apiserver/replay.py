@@ -165,7 +165,7 @@ class _Player:
         return await exchange(self._url, Sent(method, path, headers, data))
 
     async def _until(self, path: str, status: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (answer := await self._send("GET", path)) is None or answer.status != status:  # noqa: ASYNC110  # the server tells nobody
                 await asyncio.sleep(0.01)
 
@@ -215,7 +215,7 @@ class _Player:
         answer = await exchange(self._url, sent)
         wanted = recorded.get("status")
         polled = step.get("polled") or wanted == 200
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while answer is not None and answer.status == 429 and wanted != 429 and polled:
                 await asyncio.sleep(0.01)
                 answer = await exchange(self._url, sent)

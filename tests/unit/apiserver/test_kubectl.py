@@ -52,7 +52,7 @@ class Kubectl:
         )
         assert process.stdout is not None
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 yield process.stdout
         finally:
             process.terminate()

@@ -96,7 +96,7 @@ async def test_the_first_request_for_a_custom_resource_after_a_restart_is_to_be_
 ) -> None:
     server.add(definition())
     path = "/apis/example.io/v1/things"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await get(server, path)).status != 200:  # noqa: ASYNC110  # the server tells nobody
             await asyncio.sleep(0.01)
     server.restart()

@@ -11,7 +11,7 @@ import json
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-DEADLINE = 20.0
+DEADLINE = 30.0
 
 
 class Received(NamedTuple):

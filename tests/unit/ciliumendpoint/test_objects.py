@@ -228,7 +228,7 @@ async def test_a_server_that_refuses_is_asked_again_later(one: Cluster, tmp_path
     refused = one.server.faults.add(Fault(on(PATH, method="POST"), times=1, status=500))
     async with running(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as node:
         node.put(endpoint())
-        await eventually(lambda: found(one), within=10)
+        await eventually(lambda: found(one), within=30)
         assert refused.hits == 1
 
 
@@ -238,7 +238,7 @@ async def test_from_manifests_it_is_only_shown(tmp_path: Path) -> None:
         node.put(endpoint())
         node.put(endpoint(8, pod_name="nobody"))
         node.put(replace(endpoint(9, pod_name="web", disable_legacy_identifiers=True), identity=0))
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             row = await node.shown.wait_for(("default", "web"))
         assert row.status.identity is not None
         assert row.status.identity.id == 300

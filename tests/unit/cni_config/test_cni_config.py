@@ -195,7 +195,7 @@ async def test_a_network_to_be_chained_to_is_waited_for(tmp_path: Path) -> None:
         assert [plugin["type"] for plugin in json.loads(path.read_text())["plugins"]] == ["ptp", "cilium-cni"]
 
 
-async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 30.0) -> None:
     """Let the event loop run until the condition holds; raises TimeoutError when it does not in time."""
     with anyio.fail_after(within):
         while not condition():  # noqa: ASYNC110  # a file appears, nobody tells

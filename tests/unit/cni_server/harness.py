@@ -179,7 +179,7 @@ class Harness:
         return await sent.reply()
 
 
-async def until(condition: Callable[[], bool], within: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 30.0) -> None:
     """Let the event loop run until the condition holds; raises TimeoutError when it does not in time."""
     with anyio.fail_after(within):
         while not condition():  # noqa: ASYNC110  # fakes tell nobody when they are done

@@ -119,7 +119,7 @@ class StubAgent:
             self.path.unlink(missing_ok=True)
             listener.bind(str(self.path))
             listener.listen()
-            listener.settimeout(10)
+            listener.settimeout(30)
             thread = threading.Thread(target=self._serve, args=(listener, answers))
             thread.start()
             try:
@@ -132,7 +132,7 @@ class StubAgent:
         for act in answers:
             connected, _ = listener.accept()
             with connected:
-                connected.settimeout(10)
+                connected.settimeout(30)
                 packet, ancillary, _, _ = connected.recvmsg(1 << 18, socket.CMSG_SPACE(64))
                 seen = _parse(packet, ancillary)
                 self.requests.append(seen)

@@ -65,7 +65,7 @@ def table() -> Table[Device]:
 
 async def told(rows: Table[Device], wanted: list[Device]) -> None:
     """Wait until the table holds exactly these."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         async for _ in rows.changes():
             if sorted(rows.all(), key=lambda row: row.ifindex) == wanted:
                 return

@@ -83,7 +83,7 @@ async def test_a_failed_build_is_tried_until_it_works(node: Node, hive: Hive) ->
     node.kernel.refuse = "put_lxc"
     assert await hive.get(Regenerations).request(1, Level.DATAPATH, "a reason").result() != ""
     tries = node.endpoints.builds.failed
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         while node.endpoints.builds.failed < tries + 2:  # noqa: ASYNC110  (a fake has no event to wait for)
             await anyio.sleep(0.001)
         (failing,) = hive.get(Controllers).of("endpoint-1")
@@ -114,7 +114,7 @@ async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being
 
     monkeypatch.setattr(node.kernel, "put_config", crash)
     asked = [queue.request(number, Level.POLICY, "policy") for number in (1, 2)]
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         assert [await each.result() for each in asked] == ["nobody thought of this", ""]
         (endpoint,) = (each for each in node.endpoints.all() if each.id == 1)
         assert node.endpoints.shown_state(endpoint) in (State.NOT_READY, State.WAITING_TO_REGENERATE)

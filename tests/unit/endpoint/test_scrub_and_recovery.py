@@ -38,7 +38,7 @@ async def running(kernel: FakeKernel) -> AsyncIterator[Hive]:
 
 async def until(kernel: FakeKernel, steps: int) -> None:
     """Wait until the kernel was asked so often."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         while len(kernel.steps) < steps:  # noqa: ASYNC110  (a fake has no event to wait for)
             await anyio.sleep(0.001)
 
@@ -132,7 +132,7 @@ async def test_a_regeneration_is_tried_until_it_works(monkeypatch: pytest.Monkey
         recovery, controllers = hive.get(RegenerationRecovery), hive.get(Controllers)
         recovery.recover(7, attempt)
         recovery.recover(7, attempt)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await done.wait()
             await anyio.wait_all_tasks_blocked()
         (found,) = controllers.of("endpoint-7")

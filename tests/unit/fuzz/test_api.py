@@ -90,7 +90,7 @@ async def listen_for_faults(told: list[str]) -> None:
 
 
 async def ask(node: Node, method: str, target: str, body: bytes, given_headers: dict[str, str]) -> Answer:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await node.ask(method, target, body, headers=given_headers)
 
 

@@ -82,7 +82,7 @@ packets = st.one_of(
 async def exchange(made: Harness, packet: bytes, descriptors: int) -> Reply | None:
     """Send a packet; its answer, None when the connection is closed without one."""
     client = Client(made.path)
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         await client.connect()
         made.pod("pod")
         fds = [os.open(made.folder / "pod", os.O_RDONLY) for _ in range(descriptors)]

@@ -63,7 +63,7 @@ async def served(request: Request) -> Response:
 
 async def exchange(path: Path, sent: bytes) -> bytes:
     """What comes back until the server closes; we send no more."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         reader, writer = await asyncio.open_unix_connection(str(path))
         try:
             writer.write(sent)

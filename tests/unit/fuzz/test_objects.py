@@ -191,14 +191,14 @@ async def test_what_is_right_counts_among_any_nonsense(
                 told = hive.get(HealthTree).snapshot()
                 return {f"{each.module}: {each.message}" for each in told if each.level == "degraded"}
 
-            await eventually(lambda: identities().get("10.9.9.1/32") == 600, within=20)
+            await eventually(lambda: identities().get("10.9.9.1/32") == 600, within=30)
             of_fakes = {"agent.node-ids", "agent.services", *(one.partition(":")[0] for one in failing())}
             for turn in range(2):
                 for body in nonsense(30, chance):
                     one.put(body)
                 good = f"10.9.9.{7 + turn}"
                 one.put(far(f"then-{turn}", good))
-                await eventually(partial(holds, identities, f"{good}/32"), within=20)
+                await eventually(partial(holds, identities, f"{good}/32"), within=30)
             assert identities()["10.9.9.1/32"] == 600
             wrong = {each for each in failing() if not each.startswith(tuple(of_fakes))}
             assert {each for each in wrong if not each.startswith("agent.kubernetes.")} == set()

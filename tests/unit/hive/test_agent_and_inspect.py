@@ -221,6 +221,6 @@ def test_a_signal_that_comes_when_the_agent_has_stopped_changes_nothing(number: 
         process.terminate()
         assert process.stdout.readline() == "left\n"
         process.send_signal(number)
-        out, err = process.communicate("\n", timeout=20)
+        out, err = process.communicate("\n", timeout=60)
     assert (process.returncode, out) == (0, "")
     assert err.splitlines()[-1].endswith("msg=stopped module=daemon")

@@ -18,7 +18,7 @@ from lifecycle.http import Handler, HttpServer, Request, Response, ServerLimits
 
 pytestmark = pytest.mark.anyio
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 
 

@@ -15,7 +15,7 @@ from lifecycle.http import MAX_BODY, Handler, HttpServer, Request, Response
 
 pytestmark = pytest.mark.anyio
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 @asynccontextmanager

@@ -78,7 +78,7 @@ def objects(one: Cluster) -> dict[str, Any]:
 
 
 async def acquired(of: Agent, labels: tuple[str, ...], former: int = 0) -> int:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         return (await of.identities.acquire(labels, former)).id
 
 
@@ -134,7 +134,7 @@ async def test_a_restarted_node_keeps_its_numbers_while_the_server_is_away(
             raise AssertionError("nobody can give a number")
         assert list(objects(one)) == ["4711"]
         away.times = 0
-        await eventually(lambda: "4712" in objects(one), within=10)
+        await eventually(lambda: "4712" in objects(one), within=30)
         assert node.identities.stands_for(4711, WEB)
         assert node.identities.stands_for(4712, DB)
         assert await acquired(node, ("k8s:app=new",)) not in (4711, 4712)
@@ -148,7 +148,7 @@ async def test_a_number_that_means_something_else_now_is_given_up(one: Cluster, 
         assert await acquired(node, WEB, former=4712) == 4712
         assert await acquired(node, ("k8s:app=x",), former=4711) == 4711
         away.times = 0
-        await eventually(lambda: not node.identities.stands_for(4711, ("k8s:app=x",)), within=10)
+        await eventually(lambda: not node.identities.stands_for(4711, ("k8s:app=x",)), within=30)
         await eventually(lambda: not node.identities.stands_for(4712, WEB))
         assert await acquired(node, WEB) == 4713
         assert await acquired(node, ("k8s:app=x",)) not in (4711, 4712, 4713)

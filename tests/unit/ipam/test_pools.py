@@ -152,7 +152,7 @@ async def test_the_start_asks_for_pools_and_waits_until_each_has_an_address(tmp_
         )
         assert not started.is_set()
         told.say(default="10.0.0.0/28", red="10.9.0.0/28")
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             await started.wait()
         assert one.get(Ipam).status() == "IPv4: 2 IPAM pool(s) available, "
         over.set()

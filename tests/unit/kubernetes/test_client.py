@@ -390,7 +390,7 @@ def test_a_pod_finds_the_server_of_its_cluster(tmp_path: Path) -> None:
 async def test_a_watch_gives_what_comes_together_as_one(server: ApiServer, client: Client) -> None:
     server.add(node("a"))
     server.add(node("b"))
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         async with client.watch(NODES, {"resourceVersion": "0"}, silence=5) as blocks:
             names: list[str] = []
             async for block in blocks:

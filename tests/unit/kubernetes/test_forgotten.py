@@ -90,7 +90,7 @@ async def test_what_is_lost_stays_in_force_until_the_store_is_filled(tmp_path: P
     try:
         async with cluster("ciliumidentities", port=port) as one:
             lost = {("nodes", "", NODE), *(("pods", "default", name) for name in "abc")}
-            await eventually(lambda: all(one in node.lost for one in lost), within=10)
+            await eventually(lambda: all(one in node.lost for one in lost), within=30)
             assert "the API server has lost" in node.told()
             await eventually(lambda: one.get("CiliumIdentity", str(number)) is not None)
             assert node.names() == {"a", "b", "c"}
@@ -137,7 +137,7 @@ async def test_another_store_is_noticed_and_its_long_list_taken_in_whole(
     try:
         async with cluster("ciliumidentities", port=port) as one:
             fill(one, *names[:15], "late")
-            await eventually(lambda: node.names() == {*names[:15], "late"}, within=10)
+            await eventually(lambda: node.names() == {*names[:15], "late"}, within=30)
             assert node.told() == "nothing is lost"
     finally:
         await serving.__aexit__(None, None, None)

@@ -82,7 +82,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_begins(
     assert not one.leads
     server.faults.clear()
     two = Candidate(client, "two")
-    await eventually(lambda: two.leads, within=10)
+    await eventually(lambda: two.leads, within=30)
     await two.stop()
 
 

@@ -19,7 +19,7 @@ async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
     server = ApiServer()
     async with server.serving() as url:
         port = int(url.rsplit(":", 1)[1])
-    client = connect(Access(servers=(url,), token=ADMIN_TOKEN), qps=0, timeout=5)
+    client = connect(Access(servers=(url,), token=ADMIN_TOKEN), qps=0, timeout=30)
     with pytest.raises(KubernetesError):
         await client.create(PODS, {}, "default")
     assert client.reach.away
@@ -36,7 +36,7 @@ async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
         await anyio.lowlevel.checkpoint()
         assert not woken
         async with server.serving(port=port):
-            await eventually(lambda: len(woken) == 20, within=10)
+            await eventually(lambda: len(woken) == 20, within=30)
             group.cancel_scope.cancel()
     assert not client.reach.away
     assert max(woken) > min(woken), "not all at once"

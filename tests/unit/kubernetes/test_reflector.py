@@ -70,7 +70,7 @@ class World:
 
 
 async def reach(wanted: Callable[[], bool]) -> None:
-    await eventually(wanted, within=10)
+    await eventually(wanted, within=30)
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def following(
     reporter, log = world.health.reporter("k8s"), structlog.get_logger()
     sink: Sink[Any] = Sink(kind, world.table, world.statuses, reporter, log, events=world.events)
     sink.begin()
-    client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=5)
+    client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=30)
     reflector = Reflector(client, kind, sink, first_pause=0.01, longest_pause=0.1)
     task = asyncio.create_task(reflector.run())
     watcher = asyncio.create_task(_watch_for_gaps(world))

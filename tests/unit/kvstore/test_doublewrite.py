@@ -73,7 +73,7 @@ def needed(_: Identities, __: Table[NodeAddress], ___: HealthTree) -> None: ...
 
 
 async def until(condition: Callable[[], object]) -> None:
-    await eventually(condition, within=15)
+    await eventually(condition, within=30)
 
 
 def keys(etcd: Etcd, kind: str) -> dict[str, str]:

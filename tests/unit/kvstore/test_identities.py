@@ -50,7 +50,7 @@ def needed(_: Identities, __: Table[NodeAddress]) -> None: ...
 
 
 async def until(condition: Callable[[], object]) -> None:
-    await eventually(condition, within=15)
+    await eventually(condition, within=30)
 
 
 def keys(etcd: Etcd, kind: str) -> dict[str, str]:
@@ -133,7 +133,7 @@ async def test_a_restart_keeps_its_numbers_while_the_store_is_away(etcd: Etcd) -
         assert (await identities.acquire(WEB, web.id)).id == web.id
         assert identities.acquire_now(DB) is None, "nobody can say which number that is to have"
         etcd.start()
-        with anyio.fail_after(15):
+        with anyio.fail_after(30):
             assert (await identities.acquire(DB)).id != web.id
         await until(lambda: len(keys(etcd, "value")) == 2)
 

@@ -45,7 +45,7 @@ def numbers(etcd: Etcd) -> set[str]:
 
 async def test_the_heart_beats(etcd: Etcd) -> None:
     async with operator(etcd) as found:
-        await eventually(lambda: etcd.all("cilium/.heartbeat"), within=15)
+        await eventually(lambda: etcd.all("cilium/.heartbeat"), within=30)
         etcd.delete("cilium/.heartbeat")
         await found.beat()
         assert etcd.all("cilium/.heartbeat")["cilium/.heartbeat"].endswith("Z")
@@ -56,12 +56,12 @@ async def test_the_store_says_whose_it_is(etcd: Etcd) -> None:
     told = {"id": 5, "capabilities": {"maxConnectedClusters": 255, "serviceExportsEnabled": False}}
     more = {"cluster-name": "mesh-5", "cluster-id": "5", "kvstore-periodic-sync": "100ms"}
     async with operator(etcd, more):
-        await eventually(lambda: key in etcd.all(key), within=15)
+        await eventually(lambda: key in etcd.all(key), within=30)
         assert json.loads(etcd.all(key)[key]) == told
         etcd.put(key, "{}")
-        await eventually(lambda: json.loads(etcd.all(key).get(key, "{}")) == told, within=15)
+        await eventually(lambda: json.loads(etcd.all(key).get(key, "{}")) == told, within=30)
         etcd.delete(key)
-        await eventually(lambda: key in etcd.all(key), within=15)
+        await eventually(lambda: key in etcd.all(key), within=30)
 
 
 async def test_a_number_without_nodes_goes_in_the_second_pass(etcd: Etcd) -> None:

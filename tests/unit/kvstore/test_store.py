@@ -64,7 +64,7 @@ async def following(etcd: Etcd, **more: str) -> AsyncIterator[Followed]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    await eventually(condition, within=15)
+    await eventually(condition, within=30)
 
 
 async def test_keys_are_read_then_followed(etcd: Etcd) -> None:

@@ -336,4 +336,4 @@ def test_without_a_command_it_runs_until_a_signal(command: Path, tmp_path: Path)
             assert started
             started = process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

@@ -107,7 +107,7 @@ async def test_a_join_follows_both_and_waits_for_both() -> None:
         first.done()
         assert not both.initialized
         second.done()
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             await both.wait_initialized()
         assert both.initialized
         group.cancel_scope.cancel()

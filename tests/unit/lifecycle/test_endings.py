@@ -111,7 +111,7 @@ class Daemon:
             lifecycle.enter("middle", middle)
             lifecycle.append(Hook("above", stop=lambda: self.stop("above")))
 
-        return Hive(invoke(build), stop_timeout=5, stop_budget=5)
+        return Hive(invoke(build), stop_timeout=60, stop_budget=60)
 
     async def stop(self, name: str) -> None:
         self.stopped.append(name)
@@ -128,7 +128,7 @@ async def test_a_start_ends_with_it_and_what_had_started_is_stopped(
 
     daemon = Daemon()
     async with no_leaks():
-        with anyio.fail_after(3), pytest.raises(StartError) as raised:
+        with anyio.fail_after(30), pytest.raises(StartError) as raised:
             await daemon.hive(middle).start()
     assert told in str(raised.value)
     assert exit_code(raised.value) == code
@@ -146,7 +146,7 @@ async def test_a_stop_ends_with_it_and_everything_is_stopped(
 
     daemon = Daemon()
     async with no_leaks():
-        with anyio.fail_after(3), pytest.raises(StopError) as raised:
+        with anyio.fail_after(30), pytest.raises(StopError) as raised:
             async with daemon.hive(middle).started():
                 pass
     assert told in str(raised.value)
@@ -175,7 +175,7 @@ async def test_a_job_that_is_no_exception_ends_the_hive_and_one_that_is_cancelle
 
     hive = Hive(invoke(build))
     async with no_leaks():
-        with anyio.fail_after(3):
+        with anyio.fail_after(30):
             if "UnexpectedCancelError" in told:
                 async with hive.started():
                     await again.wait()
@@ -193,7 +193,7 @@ async def test_a_stop_that_cancels_its_own_task_and_returns_has_ended_well() -> 
         lifecycle.append(Hook("hook", stop=cancel_oneself_and_return))
 
     async with no_leaks():
-        with anyio.fail_after(3):
+        with anyio.fail_after(30):
             async with Hive(invoke(build)).started():
                 pass
 
@@ -204,7 +204,7 @@ async def test_a_start_that_cancels_its_own_task_and_returns_ends_the_hive() -> 
 
     hive = Hive(invoke(build))
     async with no_leaks():
-        with anyio.fail_after(3), pytest.raises((StartError, StopError), match="UnexpectedCancelError"):
+        with anyio.fail_after(30), pytest.raises((StartError, StopError), match="UnexpectedCancelError"):
             async with hive.started():
                 await anyio.sleep_forever()
 
@@ -244,7 +244,7 @@ async def test_a_request_between_the_start_and_the_block_ends_the_block() -> Non
 
         lifecycle.append(Hook("hook", start))
 
-    with anyio.fail_after(3), pytest.raises(HiveError, match="too late"):
+    with anyio.fail_after(30), pytest.raises(HiveError, match="too late"):
         async with Hive(invoke(build)).started():
             await anyio.sleep_forever()
 
@@ -257,7 +257,7 @@ async def test_a_request_from_a_thread_is_noticed_at_once() -> None:
             await anyio.to_thread.run_sync(hive.shutdown.request, HiveError("from a thread"))
             await anyio.sleep_forever()
 
-    with anyio.fail_after(3), pytest.raises(HiveError, match="from a thread"):
+    with anyio.fail_after(30), pytest.raises(HiveError, match="from a thread"):
         await work()
 
 
@@ -278,7 +278,7 @@ async def test_whoever_cancels_the_task_of_the_hooks_stops_them_in_order() -> No
         await daemon.hive(middle).start()
         (task,) = (task for task in asyncio.all_tasks() if task.get_name() == "hive: hooks")
         task.cancel()
-        with anyio.fail_after(5), contextlib.suppress(asyncio.CancelledError):
+        with anyio.fail_after(30), contextlib.suppress(asyncio.CancelledError):
             await task
     assert daemon.stopped == ["above", "middle", "below"]
 
@@ -337,7 +337,7 @@ async def test_a_start_that_leaves_a_scope_open_is_told_by_name_and_holds_up_nob
 
     hive = daemon.hive(middle)
     with (
-        anyio.fail_after(3),
+        anyio.fail_after(30),
         pytest.raises(StopError, match=r"hook 'middle' .* failed to stop: RuntimeError"),
     ):
         async with hive.started():

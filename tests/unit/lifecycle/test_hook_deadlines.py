@@ -157,7 +157,7 @@ def thread() -> Callable[[], Awaitable[object]]:
 async def let_end(thread: Act) -> None:
     """End the thread, and wait until the task that awaits it has seen it."""
     thread.over.set()  # type: ignore[attr-defined]  # set by the fixture
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         while len(asyncio.all_tasks()) > 2 or "thread over" not in log:  # noqa: ASYNC110  # tasks have no event
             await anyio.sleep(0.001)
 

@@ -172,7 +172,7 @@ async def test_a_roll_back_that_fails_too_tells_both() -> None:
 
 async def test_a_start_cancelled_from_outside_stops_all_that_had_started() -> None:
     behaviour["top +"] = anyio.sleep_forever
-    with anyio.move_on_after(5) as outside:
+    with anyio.move_on_after(30) as outside:
         async with anyio.create_task_group() as group:
             group.start_soon(Hive(diamond).start)
             while "right +" not in log or "left +" not in log:

@@ -263,7 +263,7 @@ async def test_it_is_initialized_when_all_it_follows_from_is() -> None:
     assert (both.initialized, both.uninitialized_by) == (False, ["kubernetes", "files"])
     source.done()
     other.done()
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await both.wait_initialized()
     assert both.initialized
 

@@ -40,7 +40,7 @@ class Waiting:
 async def test_a_row_that_is_there_is_not_waited_for() -> None:
     table = rows()
     put(table, ("a", 1))
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         assert await table.wait_for("a") == ("a", 1)
         assert await table.wait_changed("a", None) == ("a", 1)
         await table.wait_gone("b")

@@ -81,7 +81,7 @@ def test_a_signal_stops_in_order(number: signal.Signals) -> None:
     with daemon() as process:
         assert line(process) == "up"
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (out.strip(), process.returncode) == ("down", 0)
     assert "msg=stopped module=daemon" in err
 
@@ -92,7 +92,7 @@ def test_a_second_signal_ends_at_once() -> None:
         process.terminate()
         assert line(process) == "stopping"
         process.terminate()
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", 1)
     assert "daemon: second signal, leaving at once" in err
 
@@ -106,7 +106,7 @@ def test_a_request_and_one_signal_are_not_two_signals() -> None:
         assert line(process) == "up"
         assert line(process) == "stopping"
         process.terminate()
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (out.strip(), process.returncode) == ("down", 0)
     assert "once more to leave at once" in err
 
@@ -129,7 +129,7 @@ def test_a_second_signal_ends_code_that_blocks_the_loop(where: str, blocking: st
             with pytest.raises(subprocess.TimeoutExpired):  # one asks it to end, which it cannot yet
                 process.wait(0.2)
             process.terminate()
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.splitlines()[-1] == "daemon: second signal, leaving at once"
 
@@ -144,14 +144,14 @@ def test_a_second_signal_ends_code_that_blocks_the_loop(where: str, blocking: st
 )
 def test_a_hook_that_exits_ends_the_process_so(call: str, code: int, told: str) -> None:
     with daemon(start=call) as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", code)
     assert err.splitlines()[-1] == told
 
 
 def test_a_job_that_exits_well_ends_the_process_in_order() -> None:
     with daemon(start="self.jobs.one_shot('job', self.job)", job="sys.exit()") as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (out.split(), process.returncode) == (["up", "down"], 0)
     assert "job 'job' called sys.exit(0)" in err
 
@@ -195,14 +195,14 @@ def test_two_hives_in_one_process_both_get_the_signal() -> None:
     with program(TWO.replace("LAST_LINE", "anyio.run(main)")) as process:
         assert [line(process), line(process)] == ["up", "up"]
         process.terminate()
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert sorted(out.splitlines()) == ["[0, 0]", "down a", "down b"]
 
 
 def test_a_run_outside_the_main_thread_is_refused() -> None:
     last = "import threading; threading.Thread(target=lambda: anyio.run(hive('a').run)).start()"
     with program(TWO.replace("LAST_LINE", last)) as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert err.splitlines()[-1] == (
         "RuntimeError: a: run() handles signals, which only the main thread can; "
         "in another one use `async with hive.started()`"
@@ -214,13 +214,13 @@ def test_uvloop_runs_a_hive() -> None:
     with program(TWO.replace("LAST_LINE", last)) as process:
         assert [line(process), line(process)] == ["up", "up"]
         process.terminate()
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert sorted(out.splitlines()) == ["[0, 0]", "down a", "down b"]
 
 
 def test_trio_is_refused_in_one_line() -> None:
     with program(TWO.replace("LAST_LINE", "anyio.run(hive('a').run, backend='trio')")) as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert (
         err.splitlines()[-1] == "RuntimeError: a: a hive runs on asyncio: anyio.run(..., backend='asyncio')"
     )
@@ -232,7 +232,7 @@ def test_a_stop_stuck_in_a_thread_ends_with_the_budget_by_name() -> None:
         assert line(process) == "up"
         process.terminate()
         assert line(process) == "stopping"
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", 1)
     assert "hook 'listen' (server) did not stop within 0.05 s; pending hooks:" in err
     assert err.splitlines()[-1] == "daemon: leaving with hook 'listen' (server) running"
@@ -242,7 +242,7 @@ def test_a_signal_while_starting_rolls_back_and_is_no_failure() -> None:
     with daemon(start="print('starting', flush=True); await anyio.sleep_forever()") as process:
         assert line(process) == "starting"
         process.terminate()
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", 0)
 
 
@@ -260,7 +260,7 @@ def test_mistakes_are_one_clear_line_and_an_exit_code(
     argv: list[str], start: str, code: int, told: str
 ) -> None:
     with daemon(*argv, start=start) as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == code
     assert err.splitlines()[-1] == told
     assert "Traceback" not in err
@@ -268,7 +268,7 @@ def test_mistakes_are_one_clear_line_and_an_exit_code(
 
 def test_our_own_bugs_come_with_a_traceback() -> None:
     with daemon(start="{}['key']") as process:
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "KeyError: 'key'" in err
     assert "Traceback" in err
@@ -279,7 +279,7 @@ def test_a_fatal_job_ends_the_process_in_order_with_its_code() -> None:
     with daemon(
         start="self.jobs.one_shot('job', self.job, fatal=True)", job="raise UsageError('no')"
     ) as process:
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (out.split(), process.returncode) == (["up", "down"], 2)
     assert err.splitlines()[-1] == "daemon: no"
 

@@ -314,7 +314,7 @@ async def test_a_table_is_initialized_when_every_source_is_done() -> None:
 
 @pytest.mark.anyio
 async def test_a_table_without_sources_is_initialized() -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         await rows().wait_initialized()
 
 

@@ -23,7 +23,7 @@ async def test_who_asks_gets_what_is_begun_after() -> None:
         return mine
 
     paced = Paced(work)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         first = asyncio.create_task(paced.get())
         await begun.acquire()
         later = [asyncio.create_task(paced.get()) for _ in range(5)]
@@ -42,7 +42,7 @@ async def test_who_asks_gives_up_without_harm_to_others() -> None:
         return "done"
 
     paced = Paced(work)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         one, other = asyncio.create_task(paced.get()), asyncio.create_task(paced.get())
         await asyncio.sleep(0)
         one.cancel()

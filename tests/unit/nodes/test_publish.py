@@ -62,7 +62,7 @@ async def test_the_agent_makes_its_ciliumnode_and_waits_for_the_operator(tmp_pat
         assert made["spec"]["bootid"]
         assert not started.is_set()
         there.put({**made, "spec": {**made["spec"], "ipam": {"podCIDRs": ["10.7.0.0/24"]}}})
-        with anyio.fail_after(20):
+        with anyio.fail_after(30):
             await started.wait()
         assert ranges(hive) == {"ipv4": ["10.7.0.0/24"]}
         await eventually(lambda: ("CiliumInternalIP", "10.1.0.9") in addresses(there))

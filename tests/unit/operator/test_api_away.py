@@ -32,7 +32,7 @@ async def healthz(hive: Hive) -> tuple[int, str]:
     where = next(one.value for one in hive.settings() if one.option.name == "operator-api-serve-addr")
 
     def ask() -> tuple[int, str]:
-        connection = HTTPConnection(str(where), timeout=15)
+        connection = HTTPConnection(str(where), timeout=30)
         try:
             connection.request("GET", "/healthz")
             answer = connection.getresponse()

@@ -166,7 +166,7 @@ async def test_a_slice_stays_when_its_namespace_comes_to_go_first(
             value = families["cilium_operator_number_of_ceps_per_ces"].series[()]
             return value.count  # type: ignore[union-attr]
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while await fast() < 2:  # noqa: ASYNC110  # metrics can only be asked for
                 await anyio.sleep(0.02)
         assert list(server.store.of(SLICES).objects) == [before]

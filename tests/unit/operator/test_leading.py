@@ -47,7 +47,7 @@ async def get(hive: Hive, path: str) -> tuple[int, str]:
     where = next(one.value for one in hive.settings() if one.option.name == "operator-api-serve-addr")
 
     def ask() -> tuple[int, str]:
-        with urlopen(f"http://{where}{path}", timeout=10) as answer:
+        with urlopen(f"http://{where}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
 
     return await anyio.to_thread.run_sync(ask)

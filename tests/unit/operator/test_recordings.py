@@ -21,7 +21,7 @@ from tests.unit.operator import recordings
 from tests.unit.operator.recordings import DIFFERENT, Json, load, options, plain
 
 pytestmark = pytest.mark.anyio
-WITHIN = 20.0
+WITHIN = 30.0
 INGRESS = "addresses of services"
 DEFINITIONS = "names of definitions"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

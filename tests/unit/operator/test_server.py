@@ -36,7 +36,7 @@ def address(hive: Hive, setting: str) -> str:
 
 async def test_both_ports_answer_with_the_recorded_status(operators: Operators, count: Count) -> None:
     def ask(where: str, method: str, path: str) -> tuple[int, str]:
-        connection = HTTPConnection(where, timeout=10)
+        connection = HTTPConnection(where, timeout=30)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
@@ -68,7 +68,7 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
 
 async def test_operations_that_are_switched_off_are_refused(operators: Operators) -> None:
     def ask(where: str, path: str) -> tuple[int, str]:
-        connection = HTTPConnection(where, timeout=10)
+        connection = HTTPConnection(where, timeout=30)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()

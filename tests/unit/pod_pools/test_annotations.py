@@ -73,12 +73,12 @@ async def test_a_pod_that_is_not_known_yet_is_waited_for() -> None:
     with pytest.raises(IpamLaterError, match='owner "ns/a": resource Pod "ns/a" not found') as later:
         there.of("ns/a", V4)
     there.pod("a")
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         await later.value.wait()
     with pytest.raises(IpamLaterError, match='resource Namespace "ns" not found') as later:
         there.of("ns/a", V4)
     there.namespace(ip_pool="blue")
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         await later.value.wait()
     assert there.of("ns/a", V4) == "blue"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.daemon import running
 
-DEADLINE = 20
+DEADLINE = 30.0
 
 
 @pytest.fixture(scope="module")
