@@ -19,6 +19,7 @@ from tests.support.waiting import eventually
 from tests.unit.cni_server.plugin import (
     ADD_PATIENCE_SECONDS,
     Ended,
+    Patience,
     Seen,
     StubAgent,
     answer,
@@ -49,14 +50,15 @@ def path_of(pod: Namespaces) -> str:
     return f"/proc/{os.getpid()}/fd/{pod.net}"
 
 
-def call(command: str, pod: Namespaces, sock: Path) -> Ended:
+def call(command: str, pod: Namespaces, sock: Path, patience: Patience = Patience.USUAL) -> Ended:
     conf = {"cniVersion": "1.0.0", "name": "cilium", "type": "cilium-cni", "agent-socket": str(sock)}
-    return run_plugin(environment(command, CNI_NETNS=path_of(pod)), json.dumps(conf).encode())
+    return run_plugin(environment(command, CNI_NETNS=path_of(pod)), json.dumps(conf).encode(), patience)
 
 
 def start(command: str, pod: Namespaces, sock: Path) -> tuple[threading.Thread, list[Ended]]:
+    """Call it meanwhile: it waits for an agent as long as that may take."""
     ended: list[Ended] = []
-    thread = threading.Thread(target=lambda: ended.append(call(command, pod, sock)))
+    thread = threading.Thread(target=lambda: ended.append(call(command, pod, sock, Patience.ENDLESS)))
     thread.start()
     return thread, ended
 
@@ -132,7 +134,7 @@ def test_an_add_whose_agent_dies_over_it_goes_to_the_next_one_as_a_repetition(
     pod: Namespaces, sock: Path
 ) -> None:
     with StubAgent(sock).answering(hang_up, hang_up, answer(reply(0, RESULT))) as agent:
-        ended = call("ADD", pod, sock)
+        ended = call("ADD", pod, sock, Patience.ENDLESS)
     assert (ended.code, ended.stdout) == (0, RESULT.decode())
     assert [seen.flags for seen in agent.requests] == [0, 1, 1]
     for seen in agent.requests:
@@ -140,12 +142,10 @@ def test_an_add_whose_agent_dies_over_it_goes_to_the_next_one_as_a_repetition(
 
 
 def test_an_add_whose_agent_dies_over_it_fails_when_no_other_comes(pod: Namespaces, sock: Path) -> None:
-    thread, ended = start("ADD", pod, sock)
     with StubAgent(sock).answering(hang_up) as agent:
-        pass
-    thread.join()
-    assert (ended[0].code, ended[0].json["code"]) == (1, 11)
-    assert ended[0].json["msg"] == (
+        ended = call("ADD", pod, sock)
+    assert (ended.code, ended.json["code"]) == (1, 11)
+    assert ended.json["msg"] == (
         f"Cilium agent at {sock} went away before it answered:"
         " the attachment is in an unknown state; delete it and add it again"
     )

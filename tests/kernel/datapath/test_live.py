@@ -70,7 +70,7 @@ def transfer(source: Namespaces | None, target: Namespaces | None, address: str)
             client.settimeout(30)
             client.connect((address, 8080))
             client.sendall(bytes(MEGABYTES << 20))
-        thread.join(10)
+        thread.join(60)
     return received
 
 

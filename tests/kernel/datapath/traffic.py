@@ -34,14 +34,14 @@ def flow(source: LivePod | None, target: LivePod | None, *, answer: bool = False
     with inside(source.net) if source else nullcontext():
         sender = udp_socket()
     there = str(target.ip if target else ROUTER), receiver.getsockname()[1]
-    receiver.settimeout(30)  # the first may have to wait for a second question for the gateway
+    receiver.settimeout(1)
     if answer:
         receiver.sendto(b"?", (str(source.ip if source else ROUTER), sender.getsockname()[1]))
-        sender.settimeout(30)
+        sender.settimeout(30)  # it may have to wait for a second question for the gateway
         sender.recv(1)
     sent: list[int] = []
     received: set[int] = set()
-    done = threading.Event()
+    done, all_sent = threading.Event(), threading.Event()
 
     def send() -> None:
         due = time.monotonic()
@@ -52,21 +52,22 @@ def flow(source: LivePod | None, target: LivePod | None, *, answer: bool = False
             done.wait(max(0.0, due - time.monotonic()))
 
     def receive() -> None:
-        while not done.is_set() or len(sent) - 1 not in received:
+        while not all_sent.is_set() or len(sent) - 1 not in received:
             try:
                 received.add(struct.unpack("<I", receiver.recv(4))[0])
-                receiver.settimeout(1)
-            except TimeoutError:
-                return
+            except TimeoutError:  # before all is sent, the sender was not let run
+                if all_sent.is_set():
+                    return
 
-    threads = [threading.Thread(target=send), threading.Thread(target=receive)]
-    for thread in threads:
+    sending, receiving = threading.Thread(target=send), threading.Thread(target=receive)
+    for thread in (sending, receiving):
         thread.start()
     try:
         yield sent, received
     finally:
         done.set()
-        for thread in threads:
-            thread.join()
+        sending.join()
+        all_sent.set()
+        receiving.join()
         receiver.close()
         sender.close()

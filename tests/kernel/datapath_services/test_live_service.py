@@ -48,7 +48,7 @@ def exchange(source: LivePod, target: LivePod, version: int) -> tuple[int, int, 
         while answered < MEGABYTES << 20:
             answered += len(client.recv(1 << 20))
         peer = str(client.getpeername()[0])
-        thread.join(10)
+        thread.join(60)
     return received, answered, peer
 
 

@@ -60,6 +60,7 @@ class Flow:
     received: set[int] = field(default_factory=set)
     threads: list[threading.Thread] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
+    all_sent: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
         """Send and receive from now on."""
@@ -70,8 +71,10 @@ class Flow:
     def end(self) -> None:
         """Stop sending, receive what is still under way."""
         self.over.set()
-        for thread in self.threads:
-            thread.join()
+        sending, receiving = self.threads
+        sending.join()
+        self.all_sent.set()
+        receiving.join()
         self.source.close()
         self.sink.close()
 
@@ -89,7 +92,7 @@ class Flow:
             try:
                 self.received.add(int.from_bytes(self.sink.recv(16), "little"))
             except TimeoutError:
-                if self.over.is_set():
+                if self.all_sent.is_set():
                     return
 
 

@@ -1,6 +1,6 @@
 """Runs the real plugin: compiled once per test run, its patience cut short, against a stub agent.
 
-Needs: musl-gcc.   Gives: compiled_plugin, run_plugin, StubAgent.
+Needs: musl-gcc.   Gives: compiled_plugin, run_plugin, Patience, StubAgent.
 """
 
 from __future__ import annotations
@@ -15,24 +15,35 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tests.support import plugin
 
-PATIENCE = (
-    "-DADD_PATIENCE_MS=2000",
-    "-DDEL_PATIENCE_MS=100",
-    "-DLOCK_PATIENCE_MS=400",
-    "-DANSWER_PATIENCE_MS=1500",
-)
 ADD_PATIENCE_SECONDS = 2
 HEADER = struct.Struct("<4sHHII")
 
 
-def compiled_plugin() -> Path:
+class Patience(Enum):
+    """Milliseconds that it waits: for an agent (to add, to delete), for the queue's lock, for an answer."""
+
+    USUAL = 1000 * ADD_PATIENCE_SECONDS, 100, 400, 30_000
+    """Little for an agent that is away, and enough for one that is there, however busy the machine."""
+    ENDLESS = 30_000, 30_000, 30_000, 30_000
+    """For an agent that comes back."""
+    WAITING_FOR_THE_LOCK = 1000 * ADD_PATIENCE_SECONDS, 100, 30_000, 30_000
+    """For a lock that is let go."""
+    OF_THE_SILENT = 1000 * ADD_PATIENCE_SECONDS, 100, 400, 1500
+    """Little for an agent that never answers, too."""
+
+
+def compiled_plugin(patience: Patience = Patience.USUAL) -> Path:
     """Path of a plugin with the patience of a test."""
-    return plugin.compiled_plugin(*PATIENCE)
+    names = ("ADD", "DEL", "LOCK", "ANSWER")
+    return plugin.compiled_plugin(
+        *(f"-D{name}_PATIENCE_MS={value}" for name, value in zip(names, patience.value, strict=True))
+    )
 
 
 @dataclass(frozen=True)
@@ -63,11 +74,11 @@ def environment(command: str, **changes: str | None) -> dict[str, str]:
     return {name: value for name, value in variables.items() if value is not None}
 
 
-def run_plugin(env: Mapping[str, str], stdin: object) -> Ended:
+def run_plugin(env: Mapping[str, str], stdin: object, patience: Patience = Patience.USUAL) -> Ended:
     """Run the plugin with exactly this environment; ``stdin`` is bytes, or something to encode as JSON."""
     given = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
     done = subprocess.run(
-        [compiled_plugin()], env=env, input=given, capture_output=True, timeout=30, check=False
+        [compiled_plugin(patience)], env=env, input=given, capture_output=True, timeout=90, check=False
     )
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -137,6 +148,7 @@ class StubAgent:
                 seen = _parse(packet, ancillary)
                 self.requests.append(seen)
                 act(connected, seen)
+        listener.close()
 
 
 def _parse(packet: bytes, ancillary: list[tuple[int, int, bytes]]) -> Seen:

@@ -17,6 +17,7 @@ import pytest
 from tests.support.plugin import ROOT
 from tests.support.waiting import eventually
 from tests.unit.cni_server.plugin import (
+    Patience,
     Seen,
     StubAgent,
     answer,
@@ -131,9 +132,12 @@ def test_while_the_agent_drains_the_delete_waits_and_then_fails(sock: Path) -> N
 
 
 def test_an_agent_that_returns_while_the_delete_waits_for_the_lock_gets_it(sock: Path) -> None:
+    patience = Patience.WAITING_FOR_THE_LOCK
     lock = lock_exclusively(sock)
     result = []
-    plugin = threading.Thread(target=lambda: result.append(run_plugin(environment("DEL"), conf(sock))))
+    plugin = threading.Thread(
+        target=lambda: result.append(run_plugin(environment("DEL"), conf(sock), patience))
+    )
     plugin.start()
     eventually(lambda: opened_by_another(sock.parent / "deleteQueue" / "lockfile"))
     with StubAgent(sock).answering(answer(reply(0, b""))) as agent:
@@ -160,7 +164,7 @@ def test_a_silent_agent_makes_the_delete_fail_so_that_it_is_tried_again(sock: Pa
         assert connected.recv(1) == b""
 
     with StubAgent(sock).answering(wait_for_the_end):
-        ended = run_plugin(environment("DEL"), conf(sock))
+        ended = run_plugin(environment("DEL"), conf(sock), Patience.OF_THE_SILENT)
     assert (ended.code, ended.json["code"]) == (1, 11)
     assert "did not answer in time" in ended.json["msg"]
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.cni_server.plugin import (
     Ended,
+    Patience,
     Seen,
     StubAgent,
     answer,
@@ -26,9 +27,9 @@ def sock(tmp_path: Path) -> Path:
     return tmp_path / "cni.sock"
 
 
-def call(command: str, sock: Path) -> Ended:
+def call(command: str, sock: Path, patience: Patience = Patience.USUAL) -> Ended:
     conf = {"cniVersion": "1.1.0", "name": "cilium", "type": "cilium-cni", "agent-socket": str(sock)}
-    return run_plugin(environment(command, **NOTHING_OF_A_POD), conf)
+    return run_plugin(environment(command, **NOTHING_OF_A_POD), conf, patience)
 
 
 @pytest.mark.parametrize("command", ["STATUS", "GC"])
@@ -51,7 +52,7 @@ def test_without_an_agent_each_has_its_code(command: str, code: int, sock: Path)
 @pytest.mark.parametrize("command", ["STATUS", "GC"])
 def test_an_agent_that_dies_over_it_is_asked_again(command: str, sock: Path) -> None:
     with StubAgent(sock).answering(hang_up, answer(reply(0, b""))) as agent:
-        assert call(command, sock).code == 0
+        assert call(command, sock, Patience.ENDLESS).code == 0
     assert len(agent.requests) == 2
 
 
@@ -61,6 +62,6 @@ def test_a_silent_agent_is_not_taken_for_a_good_one(sock: Path) -> None:
         assert connected.recv(1) == b""  # the plugin has given up
 
     with StubAgent(sock).answering(be_silent):
-        ended = call("STATUS", sock)
+        ended = call("STATUS", sock, Patience.OF_THE_SILENT)
     assert (ended.code, ended.json["code"]) == (1, 50)
     assert "did not answer in time" in ended.json["msg"]
