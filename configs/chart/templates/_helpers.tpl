@@ -125,11 +125,16 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end }}
 {{- end }}
 
+{{/* Where agents' settings come from, the strongest last. */}}
+{{- define "cilium.configsources" -}}
+{{ .Values.daemon.configSources | default "directory:/etc/cilium/config-map,cilium-node-config" }}
+{{- end }}
+
 {{/* What daemon.configSources asks an API server for: {"cluster", "node", "maps": {namespace: [name]}} as JSON. */}}
 {{- define "cilium.sources" -}}
 {{- $here := include "cilium.namespace" . -}}
 {{- $found := dict "cluster" false "node" false "maps" dict -}}
-{{- range splitList "," (.Values.daemon.configSources | default "") -}}
+{{- range splitList "," (include "cilium.configsources" .) -}}
 {{- if . -}}
 {{- $kind := splitList ":" . | first -}}
 {{- $rest := trimPrefix $kind . | trimPrefix ":" -}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,16 @@ CILIUM_ENDPOINTS = "/apis/cilium.io/v2/namespaces/default/ciliumendpoints"
 NODE = {
     "apiVersion": "v1",
     "kind": "Node",
-    "metadata": {"name": "node1"},
+    "metadata": {"name": "node1", "labels": {"edge": "yes"}},
     "spec": {"podCIDRs": ["10.0.1.0/24"]},
     "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]},
+}
+
+NODE_CONFIG = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumNodeConfig",
+    "metadata": {"name": "edge", "namespace": "kube-system"},
+    "spec": {"defaults": {"mtu": "1400"}, "nodeSelector": {"matchLabels": {"edge": "yes"}}},
 }
 
 
@@ -65,6 +73,23 @@ def kubeconfig(folder: Path, url: str) -> str:
     path = folder / "kubeconfig"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return str(path)
+
+
+async def build(folder: Path, url: str) -> Path:
+    """Run the init container ``config`` as the chart has it; the config-dir that it makes."""
+    found = chart.objects({})
+    mounted, made = folder / "mounted", folder / "made"
+    mounted.mkdir()
+    for key, text in found["ConfigMap/cilium-config"]["data"].items():
+        (mounted / key).write_text(text)
+    containers = found["DaemonSet/cilium"]["spec"]["template"]["spec"]["initContainers"]
+    (command,) = (one["command"] for one in containers if one["name"] == "config")
+    here = [word.replace("/etc/cilium/config-map", str(mounted)) for word in command[1:]]
+    here += [f"--dest={made}", f"--k8s-kubeconfig-path={kubeconfig(folder, url)}"]
+    env = {"K8S_NODE_NAME": "node1", "CILIUM_K8S_NAMESPACE": "kube-system"}
+    built = await anyio.to_thread.run_sync(partial(CliRunner().invoke, cli, here, env=env))
+    assert built.exit_code == 0, built.output
+    return made
 
 
 class Rival:
@@ -100,6 +125,10 @@ async def test_nothing_is_denied_and_no_right_is_unused(
         server.definitions.fresh.clear()  # their storage is ready at once
         for body in (NODE, namespace("default"), pod("web-7", app="web"), pod("web-8", "elsewhere")):
             there.put(body)
+        there.put(NODE_CONFIG)
+        made = await build(tmp_path, url)
+        assert (made / "routing-mode").read_text() == "tunnel"
+        assert (made / "mtu").read_text() == "1400", "what a CiliumNodeConfig says of this node counts"
         options = {
             **settings,
             "ipam": "kubernetes",
@@ -126,7 +155,7 @@ SOURCES = "config-map:kube-system/cilium-config,cilium-node-config:kube-system,n
 async def test_the_sources_of_settings_need_the_rights_that_they_add(tmp_path: Path) -> None:
     given = roles(daemon={"configSources": SOURCES})
     added = set(rights(given)) - set(rights(roles()))
-    assert added == {("", "configmaps", "get"), ("", "nodes", "get")}
+    assert added == {("", "configmaps", "get")}
     wanted = definitions(endpoints=True, endpoint_slices=False, local_redirects=False, egress_gateways=False)
     server = ApiServer({TOKEN: User(ACCOUNT)})
     server.crd_delay = 0

@@ -225,10 +225,12 @@ def test_settings_may_come_from_where_the_values_say() -> None:
     given = load("agent-config-sources")["values"]["daemon"]
     (theirs,) = load("agent-config-sources")["diff"]["DaemonSet/cilium"].values()
     assert container(daemon=given)["command"] == ["hive", *theirs[1][1:]]
-    assert container()["command"] == ["hive", "build-config", "--source=directory:/etc/cilium/config-map"]
-    assert container(kubeConfigPath="/etc/k.conf") == container(), "a mounted ConfigMap asks no API server"
-    other = container(kubeConfigPath="/etc/k.conf", daemon={"configSources": "node:"})
-    assert other["command"] == ["hive", "build-config", "--source=node:", "--k8s-kubeconfig-path=/etc/k.conf"]
+    default = "--source=directory:/etc/cilium/config-map,cilium-node-config"
+    assert container()["command"] == ["hive", "build-config", default]
+    mounted = {"configSources": "directory:/etc/cilium/config-map"}
+    assert container(daemon=mounted, kubeConfigPath="/etc/k.conf") == container(daemon=mounted)
+    other = container(kubeConfigPath="/etc/k.conf")
+    assert other["command"] == ["hive", "build-config", default, "--k8s-kubeconfig-path=/etc/k.conf"]
     assert {"name": "kube-config", "mountPath": "/etc/k.conf", "readOnly": True} in other["volumeMounts"]
 
 

@@ -35,7 +35,6 @@ DIFFERENT: Final = (
     (r"checksum$", "the ConfigMap is another one"),
     (r"volumes/\[cni-path\]", "no plugin is put there, nothing is mounted"),
     (r"(volumeMounts|volumes)/\[(.*bpf|bpf-maps)\]", HALF),
-    (r"\[config\]/volumeMounts/\[~1etc~1kubernetes", "that container asks no API server"),
     (
         r"\[cilium-agent\]/volumeMounts/\[~1host~1proc~1sys~1net\]|volumes/\[host-proc-sys-net\]",
         "the agent looks there",

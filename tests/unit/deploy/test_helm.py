@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,18 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cells.operator.crds.definitions import definitions
 from tests.support import chart
 from tests.support.pages import ROOT
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 pytestmark = pytest.mark.timeout(90)
-NODE_CONFIG = """
-apiVersion: cilium.io/v2
-kind: CiliumNodeConfig
-metadata: {name: edge, namespace: kube-system}
-spec: {defaults: {mtu: "1400"}, nodeSelector: {matchLabels: {edge: "yes"}}}
-"""
 
 
 class Here:
@@ -67,7 +59,6 @@ def here(tmp_path: Path) -> Iterator[Here]:
 def test_helm_installs_upgrades_and_removes_the_chart(here: Here) -> None:
     told = here.helm("install", "cilium", "configs/chart", "--set=routingMode=native")
     assert "STATUS: deployed\nREVISION: 1\n" in told
-    assert "CiliumNodeConfigs" not in told
     get = ("-n", "kube-system", "get")
     assert "cilium" in here.kubectl(*get, "daemonset,deployment,configmap", "-o", "name")
     mode = (*get, "configmap", "cilium-config", "-o", "jsonpath={.data.routing-mode}")
@@ -77,24 +68,6 @@ def test_helm_installs_upgrades_and_removes_the_chart(here: Here) -> None:
     assert here.kubectl(*mode) == "native"
     here.helm("uninstall", "cilium")
     assert here.kubectl(*get, "daemonset,deployment,configmap", "-o", "name") == ""
-
-
-def test_settings_for_some_nodes_that_nobody_would_read_are_told_of(here: Here) -> None:
-    here.kubectl("apply", "-f", str(crd(here.kubeconfig.parent)))
-    here.kubectl("wait", "--for=condition=Established", "crd/ciliumnodeconfigs.cilium.io", "--timeout=20s")
-    here.kubectl("apply", "-f", "-", stdin=NODE_CONFIG)
-    sources = "config-map:kube-system/cilium-config\\,cilium-node-config:kube-system"
-    assert f'daemon.configSources="{sources}"' in here.helm("install", "cilium", "configs/chart")
-    told = here.helm("upgrade", "cilium", "configs/chart", f"--set=daemon.configSources={sources}")
-    assert "CiliumNodeConfigs" not in told
-
-
-def crd(folder: Path) -> Path:
-    """The definition of CiliumNodeConfig, as the operator registers it."""
-    found = definitions(endpoints=False, endpoint_slices=False, local_redirects=False, egress_gateways=False)
-    path = folder / "crd.json"
-    path.write_text(json.dumps(next(one.body for one in found if one.plural == "ciliumnodeconfigs")))
-    return path
 
 
 def test_the_manifests_are_applied_without_helm(here: Here) -> None:
