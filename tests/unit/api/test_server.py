@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import time
 from pathlib import Path
 
 import pytest
 
-from cells.api.server import SHUTDOWN_SECONDS, may_change
+from cells.api.server import may_change
 from lifecycle import StartError
 from tests.unit.api.node import running_node
 
@@ -106,13 +105,14 @@ async def test_the_socket_is_there_while_the_hive_runs(tmp_path: Path) -> None:
     assert not node.socket.exists()
 
 
-async def test_a_client_that_stays_connected_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+async def test_a_client_that_stays_connected_does_not_hold_up_the_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.api.server.SHUTDOWN_SECONDS", 3600.0)
     with socket.socket(socket.AF_UNIX) as idle:
         async with running_node(tmp_path) as node:
             idle.connect(str(node.socket))
             assert (await node.ask("GET", "/v1/config")).status == 200
-            stopping = time.monotonic()
-        assert time.monotonic() - stopping < SHUTDOWN_SECONDS / 2
 
 
 async def test_a_second_agent_does_not_take_the_socket(tmp_path: Path) -> None:

@@ -47,5 +47,6 @@ async def test_a_pause_without_trouble_is_as_long_as_it_says() -> None:
     client = connect(Access(servers=("http://127.0.0.1:1",)))
     began = time.monotonic()
     await client.reach.pause(0.05)
-    await client.reach.pause()  # nobody is away: there is nothing to wait for
-    assert 0.05 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.05
+    with anyio.fail_after(30):
+        await client.reach.pause()  # nobody is away: there is nothing to wait for

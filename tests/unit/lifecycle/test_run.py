@@ -97,18 +97,23 @@ def test_a_second_signal_ends_at_once() -> None:
     assert "daemon: second signal, leaving at once" in err
 
 
-def test_a_request_and_one_signal_are_not_two_signals() -> None:
+def test_a_request_and_one_signal_are_not_two_signals(tmp_path: Path) -> None:
     """The hive was asked to end from inside, and takes its time; the first signal is the first."""
+    told = tmp_path / "told"
     with daemon(
         start="self.shutdown.request()",
-        stop="print('stopping', flush=True); await anyio.sleep(0.5)",
+        stop="print('stopping', flush=True)\n"
+        f"        while not __import__('os').path.exists({str(told)!r}): await anyio.sleep(0.01)",
     ) as process:
         assert line(process) == "up"
         assert line(process) == "stopping"
         process.terminate()
-        out, err = process.communicate(timeout=60)
+        assert process.stderr is not None
+        while "once more to leave at once" not in (said := process.stderr.readline()):
+            assert said, "it has ended"
+        told.touch()
+        out, _ = process.communicate(timeout=60)
     assert (out.strip(), process.returncode) == ("down", 0)
-    assert "once more to leave at once" in err
 
 
 @pytest.mark.parametrize("blocking", ["__import__('time').sleep(60)", "[None for _ in iter(int, 1)]"])
@@ -124,7 +129,7 @@ def test_a_second_signal_ends_code_that_blocks_the_loop(where: str, blocking: st
             assert line(process) == "up"
             process.terminate()
         assert line(process) == "blocked"
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # of one number, two that come at once are one
         if where != "stop":
             with pytest.raises(subprocess.TimeoutExpired):  # one asks it to end, which it cannot yet
                 process.wait(0.2)
