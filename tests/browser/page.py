@@ -160,7 +160,7 @@ class Page:
 
     def wait_for(self, text: str) -> None:
         """Until the panel says this."""
-        WebDriverWait(self.browser, 5).until(lambda _: text in self.panel)
+        WebDriverWait(self.browser, 60).until(lambda _: text in self.panel)
 
     @property
     def complaints(self) -> list[str]:

@@ -95,7 +95,7 @@ def agreed(lab: Lab) -> Account:
         return not seen[-1].faults()
 
     try:
-        eventually(agree, within=5)
+        eventually(agree)
     except AssertionError:
         raise AssertionError("\n".join(seen[-1].faults())) from None
     return seen[-1]

@@ -55,7 +55,7 @@ def run_agent(
     *settings: str | Path,
     env: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
-    within: float = 15.0,
+    within: float = 60.0,
 ) -> Ended:
     """Run ``hive agent`` inside the node to its own end; AssertionError when it does not come."""
     command = [*wrapper, sys.executable, "-m", "hive", "agent", *map(str, settings)]
@@ -86,7 +86,7 @@ def serving(lab: Lab, *settings: str) -> int:
     return pid
 
 
-def terminated(lab: Lab, pid: int, within: float = 10.0) -> int:
+def terminated(lab: Lab, pid: int, within: float = 60.0) -> int:
     """Ask our agent to end and wait; its wait status as an exit code, -15 when the signal itself ended it."""
     os.kill(pid, signal.SIGTERM)
     assert wait_gone(pid, within), f"the agent goes on after SIGTERM:\n{agent_process.log_end(lab, 40)}"
@@ -97,8 +97,11 @@ def terminated(lab: Lab, pid: int, within: float = 10.0) -> int:
 
 
 def hasty_plugin() -> Path:
-    """A plugin that waits 1 s for an agent and 0.1 s before it queues a delete, not 30 and 1."""
-    return compiled_plugin("-DADD_PATIENCE_MS=1000", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=5000")
+    """A plugin that waits 1 s for an agent and 0.1 s before it queues a delete, not 30 and 1.
+
+    For the queue's lock it waits a minute, not 10 s: an agent that starts on a busy machine has it for long.
+    """
+    return compiled_plugin("-DADD_PATIENCE_MS=1000", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=60000")
 
 
 def call_environment(lab: Lab, pod: str, command: str, **changes: str | None) -> dict[str, str]:
@@ -135,7 +138,7 @@ def start_plugin(
     return process
 
 
-def ended(process: subprocess.Popen[bytes], within: float = 20.0) -> Ended:
+def ended(process: subprocess.Popen[bytes], within: float = 120.0) -> Ended:
     """Wait for a program started with pipes."""
     process.stdin = None
     with process:

@@ -68,7 +68,7 @@ def make_cilium(lab: Lab, *, tcx: bool = True) -> Iterator[CiliumNode]:
             eventually(lambda: node.run(HELD.exists))
             yield node.run(partial(_make, tcx=tcx))
         finally:
-            holder.finish(within=30)
+            holder.finish(within=60)
 
 
 def _hold(stop: Stop) -> None:

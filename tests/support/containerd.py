@@ -18,7 +18,7 @@ from tests.support.pause import IMAGE, pause_image
 from tests.support.runtime_place import RuntimePlace
 from tests.support.waiting import eventually
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds a call takes at most."""
 
 # No CAP_SYS_RESOURCE in many test machines: OOM scores stay where they are.
@@ -76,7 +76,7 @@ class Containerd:
         self._daemon = place.start(["containerd", "--config", str(config)])
         self._channel = grpc.insecure_channel(f"unix://{self._socket}")
         try:
-            grpc.channel_ready_future(self._channel).result(timeout=20)
+            grpc.channel_ready_future(self._channel).result(timeout=60)
             self._runtime = self._services.RuntimeServiceStub(self._channel)
             address = ["-a", str(self._socket), "-n", "k8s.io"]
             importing = ["ctr", *address, "images", "import", "--snapshotter", self._snapshotter]
@@ -99,7 +99,7 @@ class Containerd:
 
     def wait_for_network(self) -> None:
         """Return once containerd has found the network configuration that an agent wrote."""
-        eventually(self.network_ready, within=30)
+        eventually(self.network_ready)
 
     def network_ready(self) -> bool:
         """Whether containerd has found a network configuration."""

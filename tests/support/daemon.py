@@ -19,7 +19,7 @@ from lifecycle.admin import admin
 from tests.unit.lifecycle.script import shop
 main(Hive(shop.cell, admin(), name="store"))
 """
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 
 @contextmanager

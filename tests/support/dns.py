@@ -65,7 +65,7 @@ def query(name: str, version: int = 4, number: int = 7) -> bytes:
     )
 
 
-def lookup(server: str, name: str, patience: float = 2.0, *, tcp: bool = False, version: int = 4) -> Looked:
+def lookup(server: str, name: str, patience: float = 10.0, *, tcp: bool = False, version: int = 4) -> Looked:
     """Ask once. Raises TimeoutError, OSError."""
     asked = query(name, version)
     family = socket.AF_INET6 if ":" in server else socket.AF_INET

@@ -29,7 +29,7 @@ LARGEST_UDP, LARGEST_TCP = 230, 4080
 _POINT = b"\xc0\x0c"  # to the question's name
 
 
-def ask(server: str, name: str, patience: float = 5.0, *, tcp: bool = False, edns: int = 0) -> bytes:
+def ask(server: str, name: str, patience: float = 20.0, *, tcp: bool = False, edns: int = 0) -> bytes:
     """Ask once, from a port of its own; what came. Raises TimeoutError, OSError."""
     message = query(name)
     if edns:

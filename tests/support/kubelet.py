@@ -78,7 +78,7 @@ class KubePod:
     def run(self, name: str, **env: str) -> str:
         """Run a container that must succeed; what it printed."""
         container = self._start(name, env)
-        eventually(lambda: self._status(container).state == EXITED, within=50)
+        eventually(lambda: self._status(container).state == EXITED)
         status, log = self._status(container), self.log(name)
         self._kubelet.runtime.call("RemoveContainer", container_id=container)
         assert status.exit_code == 0, f"{name} ended with {status.exit_code}, {status.reason}:\n{log}"
@@ -100,7 +100,7 @@ class KubePod:
 
     def exec(self, name: str, *command: str) -> str:
         """Run a command in a running container, as hooks are; it must succeed. What it printed."""
-        done = self._kubelet.runtime.call("ExecSync", container_id=self._ids[name], cmd=command, timeout=20)
+        done = self._kubelet.runtime.call("ExecSync", container_id=self._ids[name], cmd=command, timeout=60)
         output: str = (done.stdout + done.stderr).decode()
         assert done.exit_code == 0, f"{command}: {done.exit_code}\n{output}"
         return output

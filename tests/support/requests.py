@@ -101,7 +101,7 @@ import grpc, sys
 with grpc.insecure_channel(sys.argv[1] + ":{PORT}") as channel:
     for method in sys.argv[2:]:
         try:
-            channel.unary_unary(method)(b"it", timeout=5, wait_for_ready=True)
+            channel.unary_unary(method)(b"it", timeout=20, wait_for_ready=True)
             print("OK")
         except grpc.RpcError as error:
             print(error.code().name)
@@ -126,7 +126,7 @@ def ask_http(
     address: str, path: str, method: str = "GET", headers: Mapping[str, str] | None = None, port: int = PORT
 ) -> Answer:
     """One request on a connection of its own. Raises OSError where there is no answer."""
-    connection = http.client.HTTPConnection(address, port, timeout=2)
+    connection = http.client.HTTPConnection(address, port, timeout=10)
     try:
         connection.request(method, path, headers=dict(headers or {}))
         answer = connection.getresponse()
@@ -162,7 +162,7 @@ class Shop:
     def talking(self) -> Iterator[Callable[[str], int]]:
         """Asks for paths on one connection that stays open; the answer's status. Raises OSError."""
         with inside(self.here):
-            connection = http.client.HTTPConnection(self.server.ipv4, PORT, timeout=2)
+            connection = http.client.HTTPConnection(self.server.ipv4, PORT, timeout=30)
             connection.connect()
 
         def get(path: str) -> int:
@@ -199,7 +199,7 @@ class Shop:
         """The client calls the server by gRPC; the status of each call."""
         command = [sys.executable, "-c", GRPC_CLIENT, self.server.ipv4, *methods]
         with self.here.popen(command, stdout=subprocess.PIPE) as calling:
-            said, _ = calling.communicate(timeout=30)
+            said, _ = calling.communicate(timeout=90)
         return said.decode().split()
 
     def rule(self, *objects: Mapping[str, Any]) -> None:

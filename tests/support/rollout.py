@@ -91,7 +91,7 @@ class Rollout:
         """Have what the DaemonSet and the Deployment say run, until it is ready; what ran before ends."""
         self.take_down()
         self._run("operator", self.folder / "operator")
-        eventually(lambda: self._ask("GET", "/apis/cilium.io/v2/ciliumnodes") is not None, within=30)
+        eventually(lambda: self._ask("GET", "/apis/cilium.io/v2/ciliumnodes") is not None)
         self._run("agent", self.folder / "agent")
         for lab in self.nodes.values():
             with lab.open() as node:
@@ -197,7 +197,7 @@ class Rollout:
 def _is_ready() -> bool:
     """What a probe asks of the agent in this namespace."""
     try:
-        with urllib.request.urlopen(HEALTHZ, timeout=5) as answer:
+        with urllib.request.urlopen(HEALTHZ, timeout=30) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -213,7 +213,7 @@ def _asked(kubeconfig: Path, method: str, path: str, body: Any) -> Any:
         headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=10, context=context) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:  # noqa: S310
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         if error.code == 404:

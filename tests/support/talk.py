@@ -46,8 +46,8 @@ def talking(source: Namespaces, target: Namespaces, address: str) -> Iterator[No
         yield
         last = target.run(packets)
         eventually(lambda: target.run(packets) > last + UNDER_WAY)
-        sent, written = udp_out.finish(within=30), tcp_out.finish(within=30)
-        received, read = udp_in.finish(within=30), tcp_in.finish(within=30)
+        sent, written = udp_out.finish(within=60), tcp_out.finish(within=60)
+        received, read = udp_in.finish(within=60), tcp_in.finish(within=60)
     finally:
         for child in (udp_out, tcp_out, udp_in, tcp_in):
             child.kill()

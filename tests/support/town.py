@@ -49,9 +49,9 @@ REFUSED = 5
 
 
 def connects(address: str, port: int) -> bool:
-    """Whether a connection comes about, within half a second."""
+    """Whether a connection comes about, within a time that has room for one that is sent again."""
     with socket.socket() as client:
-        client.settimeout(0.5)
+        client.settimeout(1.5)
         try:
             client.connect((address, port))
         except OSError:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], object], within: float = 30.0, every: float = 0.01) -> None:
+def eventually(condition: Callable[[], object], within: float = 60.0, every: float = 0.01) -> None:
     """Return once ``condition()`` is true.
 
     Raises AssertionError after ``within`` seconds, with the condition's last fault. It looks once more

@@ -19,7 +19,7 @@ from hive.client import ask
 from hive.lab import cgroups
 from hive.lab.node import Lab, LabError, wait_gone
 
-READY_WITHIN = 30.0
+READY_WITHIN = 60.0
 _SETTLE = 0.005
 
 
@@ -105,14 +105,14 @@ def running(lab: Lab) -> int | None:
     return int(pid) if birth(int(pid)) == born else None
 
 
-def terminate(lab: Lab, within: float = 10.0) -> bool:
+def terminate(lab: Lab, within: float = 30.0) -> bool:
     """Ask the agent to end, and wait; false when it does not within `within` seconds."""
     return _end(lab, signal.SIGTERM, within)
 
 
 def crash(lab: Lab) -> None:
     """Kill the agent with -9, as the out-of-memory killer would."""
-    if not _end(lab, signal.SIGKILL, 10.0):
+    if not _end(lab, signal.SIGKILL, 30.0):
         raise LabError(f"the agent of node {lab.name} survives SIGKILL")
 
 

@@ -221,7 +221,7 @@ def processes(lab: Lab) -> list[int]:
     ]
 
 
-def end_processes(lab: Lab, within: float = 10.0) -> None:
+def end_processes(lab: Lab, within: float = 30.0) -> None:
     """Kill everything that runs in the node. Raises LabError when something outlives that."""
     for pid in processes(lab):
         with contextlib.suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ from hive.lab.node import PODS, Lab, LabError
 
 PLUGIN = Path(hive.__file__).parent / "bin" / "cilium-cni"
 INTERFACE = "eth0"
-CNI_TIMEOUT = 60.0
+CNI_TIMEOUT = 150.0
 """Seconds: longer than the plugin itself waits for an agent."""
 
 

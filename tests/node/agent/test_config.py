@@ -39,7 +39,7 @@ def swap(directory: Path, generation: str, values: dict[str, str]) -> None:
 def hive(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a command, to its end."""
     command = [sys.executable, "-m", "hive", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20, env=environment())
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment())
 
 
 def test_an_edit_of_the_config_map_shows_until_it_is_undone_or_the_agent_is_restarted(

@@ -43,7 +43,7 @@ def start(node: Lab) -> None:
         with node.open() as inside:
             return bool(inside.run(ask, "/v1/healthz", RUN / "cilium.sock")) and node.cni_conf.exists()
 
-    eventually(serves, within=15)
+    eventually(serves)
 
 
 def endpoints(node: Lab) -> list[str]:

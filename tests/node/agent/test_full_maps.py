@@ -49,7 +49,7 @@ def verdict(pid: int) -> tuple[str, str]:
 
 def probed() -> int:
     """What the kubelet's probe is answered."""
-    connection = http.client.HTTPConnection("127.0.0.1", 9879, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", 9879, timeout=30)
     connection.request("GET", "/healthz")
     status = connection.getresponse().status
     connection.close()

@@ -78,7 +78,7 @@ def test_a_node_is_reached_as_the_policies_that_select_it_say(node: Lab, tmp_pat
 
             assert reached(closed_port) == (True, True)
             write(manifests, "policy", allowing(open_port))
-            eventually(lambda: reached(closed_port) == (False, False), within=15)
+            eventually(lambda: reached(closed_port) == (False, False))
             assert reached(open_port) == (True, True)
             shown = host_endpoint(pid)
             assert shown["status"]["state"] == "ready"
@@ -102,7 +102,7 @@ def test_a_node_is_reached_as_the_policies_that_select_it_say(node: Lab, tmp_pat
             assert host_endpoint(pid)["id"] == shown["id"]
 
             write(manifests, "node", this_node("no"))
-            eventually(lambda: reached(closed_port) == (True, True), within=15)
+            eventually(lambda: reached(closed_port) == (True, True))
         finally:
             for each in listeners:
                 each.close()

@@ -28,7 +28,7 @@ def hive(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
             stderr=subprocess.PIPE,
             env=environment(),
         ) as process:
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=60)
     return subprocess.CompletedProcess(command, process.returncode, out.decode(), err.decode())
 
 

@@ -22,7 +22,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def ask(path: str = "/metrics", port: int = 9962) -> tuple[int, str]:
     """Status and text of a scrape, from inside the node."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request("GET", path)
     answer = connection.getresponse()
     return answer.status, answer.read().decode()

@@ -44,7 +44,7 @@ def watching(lab: Lab, output: Path, *options: str) -> Iterator[subprocess.Popen
         node.popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment()) as process,
     ):
         try:
-            eventually(lambda: "Listening" in errors.read_text(), within=10)
+            eventually(lambda: "Listening" in errors.read_text())
             yield process
         finally:
             process.kill()
@@ -61,11 +61,11 @@ def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path, endi
                 assert pod.run(ping, second.ipv4, 1) == []
             return f"{first.ipv4} -> {second.ipv4} icmp type 8" in (tmp_path / "seen").read_text()
 
-        eventually(seen, within=10)
+        eventually(seen)
         line = (tmp_path / "seen").read_text().splitlines()[0]
         assert "xx drop (Policy denied) flow " in line
         monitor.send_signal(ending)
-        assert monitor.wait(10) == 0
+        assert monitor.wait(60) == 0
     assert "0 lost" in (tmp_path / "seen.err").read_text()
 
 
@@ -87,7 +87,7 @@ def test_a_verdict_is_shown_with_the_rule_it_was_given_by(node: Lab, tmp_path: P
                 in (tmp_path / "seen").read_text()
             )
 
-        eventually(seen, within=15)
+        eventually(seen)
 
 
 def test_what_is_told_can_be_changed_while_the_agent_runs(lab: Lab, tmp_path: Path) -> None:
@@ -98,25 +98,29 @@ def test_what_is_told_can_be_changed_while_the_agent_runs(lab: Lab, tmp_path: Pa
     def set_option(option: str) -> None:
         command = [sys.executable, "-m", "hive", "config", "set", option]
         with lab.open() as node, node.popen(command, stdin=subprocess.DEVNULL, env=environment()) as process:
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
 
     def pings() -> None:
         with lab.open_pod("first") as pod:
             assert len(pod.run(ping, second.ipv4, 1)) == 1
 
+    def pings_seen() -> None:
+        traced = told.read_text().count("to-endpoint")
+        pings()
+        eventually(lambda: told.read_text().count("to-endpoint") > traced)
+
     with watching(lab, told, "-t", "trace", "-t", "policy-verdict", "--address", second.ipv4):
         pings()
         eventually(lambda: "Policy verdict" in told.read_text() and "to-endpoint" in told.read_text())
         set_option("PolicyVerdictNotification=Disabled")
-        seen = told.read_text().count("Policy verdict")
-        traced = told.read_text().count("to-endpoint")
-        pings()
-        eventually(lambda: told.read_text().count("to-endpoint") > traced)
-        assert told.read_text().count("Policy verdict") == seen
+        pings_seen()  # all that was told before has been written, too
+        verdicts = told.read_text().count("Policy verdict")
+        pings_seen()
+        assert told.read_text().count("Policy verdict") == verdicts
 
 
 def test_the_monitor_ends_with_the_agent(lab: Lab, tmp_path: Path) -> None:
     with watching(lab, tmp_path / "seen") as monitor:
         assert agent_process.terminate(lab)
-        assert monitor.wait(10) == 1
+        assert monitor.wait(60) == 1
     assert "the agent has closed the connection" in (tmp_path / "seen.err").read_text()

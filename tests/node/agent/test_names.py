@@ -70,13 +70,13 @@ def test_a_server_outside_is_asked_in_the_pods_name(node: Lab, tmp_path: Path, m
         serving = outside.start(serve)
 
         def said(name: str, *, tcp: bool = False) -> bytes:
-            return place.here.run(partial(ask_server, OUTSIDE_ADDRESS, name, tcp=tcp), within=20)
+            return place.here.run(partial(ask_server, OUTSIDE_ADDRESS, name, tcp=tcp), within=60)
 
         eventually(lambda: place.here.run(answers, "plain.example.org"))
         for tcp in (False, True):
             assert addresses_of(said("plain.example.org", tcp=tcp)) == [TRUE]
             assert said("plain.example.com", tcp=tcp)[3] & 0xF == REFUSED, "the proxy reads what is asked"
-        asked = serving.finish(within=20)
+        asked = serving.finish(within=60)
     assert asked == {NODE_ADDRESS if masqueraded == "true" else place.client.ipv4}
 
 

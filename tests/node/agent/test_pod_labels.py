@@ -85,7 +85,7 @@ def test_a_policy_by_labels_cuts_a_flow_and_a_label_lets_it_go_on(node: Lab, tmp
         assert not inside.run(ping, server.ipv4, 1)
         write(tmp_path, "late", pod("late", {"app": "client"}))
         eventually(lambda: "k8s:app=client" in labels_of(pid, "late"))
-        assert inside.run(ping, server.ipv4, 1)
+        eventually(lambda: inside.run(ping, server.ipv4, 1))
     write(tmp_path, "new", pod("new", {"app": "client", "version": "2"}))
     eventually(lambda: "new.yaml" in str(ask("/statedb/dump/manifests", api_socket(pid))))
     pods.add(node, "new")

@@ -63,10 +63,10 @@ def conversation(lab: Lab, client: pods.Attached, server: pods.Attached) -> Iter
         with inside(calling):
             outgoing = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with listener, outgoing:
-            outgoing.settimeout(5)
+            outgoing.settimeout(30)
             outgoing.connect((server.ipv4, listener.getsockname()[1]))
             outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            listener.settimeout(5)
+            listener.settimeout(30)
             incoming, _ = listener.accept()
             with incoming:
                 open_one = Conversation(outgoing, incoming)
@@ -77,14 +77,14 @@ def conversation(lab: Lab, client: pods.Attached, server: pods.Attached) -> Iter
 def flows(talk: Conversation) -> None:
     """Said, and heard: what was lost before is sent again by the kernel, after a growing pause."""
     talk.say()
-    eventually(lambda: talk.is_through, within=15)
+    eventually(lambda: talk.is_through)
 
 
 def is_cut(lab: Lab, talk: Conversation) -> None:
     """The next thing said is dropped by policy, and not heard."""
     before = denied(lab)
     talk.say()
-    eventually(lambda: denied(lab) > before, within=10)
+    eventually(lambda: denied(lab) > before)
     assert not talk.is_through
 
 
@@ -96,7 +96,7 @@ def is_cut_soon(lab: Lab, talk: Conversation) -> None:
         talk.say()
         return denied(lab) > before
 
-    eventually(dropped, within=10)
+    eventually(dropped)
     talk.say()
     assert not talk.is_through
 

@@ -52,7 +52,6 @@ def changed(pid: int, path: str, body: object) -> str:
     return ""
 
 
-@pytest.mark.timeout(150)
 def test_policies_hold_while_the_api_server_is_away(
     node: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

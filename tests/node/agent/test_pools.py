@@ -52,7 +52,7 @@ def test_pods_of_two_pools_reach_each_other_and_keep_their_addresses(node: Lab, 
         red = pool.submit(pods.add, node, "red")  # waits: its pool has no range yet
         eventually(lambda: "red" in str(ask("/statedb/dump/pod-pool-requests", api_socket(pid))))
         write(tmp_path, "node", node_object(default="10.40.0.0/28", red="10.49.0.0/28"))
-        server = red.result(15)
+        server = red.result(60)
     client = pods.add(node, "client")
     assert ip_address(server.ipv4) in ip_network("10.49.0.0/28")
     assert ip_address(client.ipv4) in ip_network("10.40.0.0/28")

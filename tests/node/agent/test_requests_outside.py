@@ -159,7 +159,7 @@ def _asking(version: int, pod: str) -> int:
 
 def _hold(address: str) -> tuple[socket.socket, int]:
     """A connection that stays open; its port here."""
-    held = socket.create_connection((address, PORT), timeout=2)
+    held = socket.create_connection((address, PORT), timeout=30)
     held.sendall(b"GET /public/1 HTTP/1.1\r\nHost: x\r\n\r\n")
     held.recv(100)
     return held, held.getsockname()[1]

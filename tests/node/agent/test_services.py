@@ -58,8 +58,8 @@ def reached(lab: Lab, client: pods.Attached, server: pods.Attached) -> bool:
             connection.close()
 
         with listener, outgoing:
-            listener.settimeout(2)
-            outgoing.settimeout(2)
+            listener.settimeout(5)
+            outgoing.settimeout(5)
             thread = threading.Thread(target=accept)
             thread.start()
             try:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.node
 ROWS = [tuple(row) for row in table()]
 FIRST_PORT, FIRST_NODE_PORT = 8100, 30100
 SERVERS = {"any": ["here", "there"], "local": ["here"]}
-ASKED = 20
+ASKED = 32
 
 
 def vip(number: int) -> str:
@@ -85,7 +85,8 @@ def test_each_combination_leads_clients_to_the_backends_that_the_page_says(
             assert found.failed == [], (who, to)
             return found.servers
 
-        eventually(lambda: servers("outside", (BALANCER, FIRST_PORT)))
+        for number in range(len(ROWS)):
+            eventually(lambda number=number: servers("outside", (BALANCER, FIRST_PORT + number)))  # type: ignore[misc]
         for number, (external, internal, from_outside, from_inside, cluster) in enumerate(ROWS):
             north = (NODE_ADDRESS, FIRST_NODE_PORT + number), (BALANCER, FIRST_PORT + number)
             row = f"{external}, {internal}"

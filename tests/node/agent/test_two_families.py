@@ -30,11 +30,11 @@ def connection(
         calling = socket.socket(family)
     with listener, calling:
         for each in (listener, calling):
-            each.settimeout(5)
+            each.settimeout(30)
         calling.connect(listener.getsockname()[:2])
         answering, _ = listener.accept()
         with answering:
-            answering.settimeout(5)
+            answering.settimeout(30)
             yield calling, answering
 
 

@@ -172,7 +172,7 @@ def listen(stop: Stop, family: int, kind: int, address: str | tuple[str, int]) -
     with socket.socket(family, kind) as server:
         server.bind(address)
         server.listen()
-        stop.wait(60)
+        stop.wait(600)
 
 
 @contextmanager

@@ -71,9 +71,9 @@ def test_a_thousand_changes_of_an_unrelated_rule_lose_nothing(node: Lab, tmp_pat
                 write(manifests, "often", unrelated(turn))
                 if turn % 100 == 0:
                     flows(talk)
-            eventually(realized, within=20)
+            eventually(realized)
             flows(talk)
-            sent, received = leaving.finish(within=30), arriving.finish(within=30)
+            sent, received = leaving.finish(within=60), arriving.finish(within=60)
         finally:
             leaving.kill()
             arriving.kill()

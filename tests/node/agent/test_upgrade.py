@@ -48,7 +48,7 @@ def test_upgrades_cut_short_anywhere_lose_nothing(lab: Lab) -> None:
                 wait_gone(pid, chance.uniform(0.2, 0.5))  # the datapath is swapped about then
                 agent_process.crash(lab)
             serving(lab, *builds[0])
-            sent, received = leaving.finish(within=30), arriving.finish(within=30)
+            sent, received = leaving.finish(within=60), arriving.finish(within=60)
     assert sent.packets > RATE
     assert (sent.errors, sent.packets - received.packets) == (0, 0)
     assert {ip for ip, _, _ in agreed(lab).listed.values()} == {source.ipv4, target.ipv4}

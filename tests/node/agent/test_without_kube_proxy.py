@@ -24,6 +24,8 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.node
 
 VIP, PORT, NODE_PORT, TARGET = "10.96.0.30", 80, 31940, 8080
+ASKED = 32
+"""Requests of each client: of two servers, both answer some."""
 RULE = "-A KUBE-SERVICES -d 10.96.0.30/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-NGINX"
 OF_KUBE_PROXY = IPTABLES.replace(":KUBE-SERVICES", ":KUBE-SVC-NGINX - [0:0]\n:KUBE-SERVICES").replace(
     "COMMIT", f"{RULE}\nCOMMIT"
@@ -52,7 +54,7 @@ ports: [{{name: http, port: {TARGET}}}]
 def joined(group: Path, ip: str, port: int) -> Asked:
     """As a process of the node asks, which is of its control group."""
     join(group)
-    return request((ip, port), 20)
+    return request((ip, port), ASKED)
 
 
 def chains() -> int:
@@ -95,7 +97,7 @@ def test_the_steps_of_the_page(node: Lab, tmp_path: Path) -> None:
                 "the node, by the cluster address": host.run(joined, group, VIP, PORT),
                 "a pod, by the cluster address": client.run(joined, group, VIP, PORT),
                 "a pod that serves, and so asks itself": itself.run(joined, group, VIP, PORT),
-                "a client outside": outside.run(request, (NODE_ADDRESS, NODE_PORT), 20),
+                "a client outside": outside.run(request, (NODE_ADDRESS, NODE_PORT), ASKED),
             }
             assert host.run(chains) == 0
     finally:

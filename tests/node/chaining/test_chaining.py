@@ -96,10 +96,10 @@ def test_pods_of_another_plugin_have_endpoints_and_policy(node: Lab, plugin: dic
     gateway = one.result["ips"][0]["gateway"]
     for target in (other.ipv4, gateway, NODE_ADDRESS):
         assert reaches(node, "one", target), target
-    eventually(lambda: reaches(node, "one", other.ipv6), within=10)  # not before the addresses are unique
+    eventually(lambda: reaches(node, "one", other.ipv6))  # not before the addresses are unique
     with node.open() as here:
         assert here.run(ping, one.ipv4, 1)
-        eventually(lambda: here.run(ping, one.ipv6, 1, 0.5), within=10)
+        eventually(lambda: here.run(ping, one.ipv6, 1, 0.5))
 
     with (
         node.open_pod("one") as source,
@@ -159,7 +159,7 @@ def test_a_host_port_leads_to_a_pod_of_ours(node: Lab) -> None:
                 outside.run(tcp_echo, (NODE_ADDRESS, HOST_PORT), 1 << 12)
             assert enforce(pid, "default") == 200
             outside.run(tcp_echo, (NODE_ADDRESS, HOST_PORT), 1 << 12)
-            assert len(server.finish(within=10)) == 2
+            assert len(server.finish(within=60)) == 2
     assert pod.result["interfaces"][0]["name"].startswith("lxc")
     chain.delete("web")
     with node.open() as here:

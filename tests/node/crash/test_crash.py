@@ -18,7 +18,7 @@ from tests.support.account import agreed
 from tests.support.agents import invoke, serving
 from tests.support.crash.drill import POINTS, SEED, SURVIVORS, Drill, chosen
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(120 if POINTS else 3600)]
+pytestmark = [pytest.mark.node, pytest.mark.timeout(300 if POINTS else 3600)]
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_shutdown(drill: Drill) -> None:
 
     def stopped() -> None:
         pid = agent_process.running(drill.lab)
-        assert pid is None or wait_gone(pid, 10), agent_process.log_end(drill.lab)
+        assert pid is None or wait_gone(pid, 60), agent_process.log_end(drill.lab)
         agent_process.crash(drill.lab)
 
     with drill.survivors():

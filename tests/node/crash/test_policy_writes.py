@@ -23,7 +23,7 @@ from tests.support.agents import serving
 from tests.support.crash.drill import POINTS, Drill, chosen
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(180 if POINTS else 7200)]
+pytestmark = [pytest.mark.node, pytest.mark.timeout(300 if POINTS else 7200)]
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 SETTINGS = ("--enable-l7-proxy=false",)  # Envoy is a process of its own, whose calls are not the agent's

@@ -15,7 +15,7 @@ from tests.support.agents import serving
 from tests.support.crash.drill import POINTS, Drill, chosen
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(120 if POINTS else 3600)]
+pytestmark = [pytest.mark.node, pytest.mark.timeout(300 if POINTS else 3600)]
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 SETTINGS = (

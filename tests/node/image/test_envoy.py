@@ -72,7 +72,7 @@ def test_a_pod_of_envoy_s_own_reads_requests(node: Lab, envoy_image: Path, tmp_p
         for name in agent.init:
             agent.run(name)
         with operator.running("cilium-operator"), agent.running("cilium-agent"):
-            eventually(node.cni_conf.exists, within=30)
+            eventually(node.cni_conf.exists)
             eventually(lambda: host.run(os.path.exists, "/run/cilium/envoy/listeners.json"))
             first = pods.add(node, "first")
             pods.add(node, "second")

@@ -140,7 +140,7 @@ def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, kubelet: Kubelet) ->
 
         (node.cni_conf.parent / "10-other.conflist").write_text("{}")
         with operator.running("cilium-operator"), agent.running("cilium-agent"):
-            eventually(node.cni_conf.exists, within=30)
+            eventually(node.cni_conf.exists)
             assert "this operator" in operator.exec("cilium-operator", "hive", "operator", "status")
             eventually((node.cni_conf.parent / "10-other.conflist.cilium_bak").exists)
             first, second = pods.add(node, "first"), pods.add(node, "second")
@@ -161,7 +161,7 @@ def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, kubelet: Kubelet) ->
         agent.run("config")
         with agent.running("cilium-agent"):
             listing = ("hive", "endpoint", "list", "-o", "json")
-            eventually(lambda: '"first"' in agent.exec("cilium-agent", *listing), within=30)
+            eventually(lambda: '"first"' in agent.exec("cilium-agent", *listing))
             pods.delete(node, "first")
             assert "Removed" in agent.exec("cilium-agent", "/cni-uninstall.sh")
             assert not node.cni_conf.exists()

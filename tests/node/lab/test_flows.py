@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,12 @@ def _counter(protocol: str, name: str) -> int:
     return int(counts[names.index(name)])
 
 
+def _unread() -> int:
+    """Bytes that wait in the UDP sockets of the caller's network namespace (/proc/net/udp)."""
+    rows = (line.split() for line in Path("/proc/thread-self/net/udp").read_text().splitlines()[1:])
+    return sum(int(row[4].partition(":")[2], 16) for row in rows)
+
+
 def wait_sent(pair: Pair, more: int, protocol: str = "Udp", name: str = "OutDatagrams") -> None:
     """Wait until the left side has sent so many more packets."""
     before = pair.left.run(_counter, protocol, name)
@@ -85,12 +92,17 @@ def test_nothing_is_lost_on_a_good_path(pair: Pair) -> None:
         sock = udp_socket()
     with sock:
         receiver = pair.right.start(udp_receiver, sock)
+        began, before = time.monotonic(), pair.left.run(_counter, "Udp", "OutDatagrams")
         sender = pair.left.start(udp_sender, (RIGHT, sock.getsockname()[1]), 1000.0)
-        wait_sent(pair, 400)
-        sent = sender.finish(within=10)
-        received = receiver.finish(within=10)
-    assert sent.packets >= 350
-    assert sent.packets / sent.seconds == pytest.approx(1000, rel=0.05)
+
+        def keeps_pace() -> bool:
+            passed = time.monotonic() - began
+            return passed > 0.4 and pair.left.run(_counter, "Udp", "OutDatagrams") - before > 950 * passed
+
+        eventually(keeps_pace)  # once its late packets are caught up
+        sent = sender.finish(within=60)
+        received = receiver.finish(within=60)
+    assert 350 <= sent.packets <= 1000 * sent.seconds + 1
     assert (received.packets, received.duplicates) == (sent.packets, 0)
 
 
@@ -102,11 +114,16 @@ def test_losses_and_the_gap_are_seen(pair: Pair) -> None:
         sender = pair.left.start(udp_sender, (RIGHT, sock.getsockname()[1]), 1000.0)
         wait_sent(pair, 100)
         pair.right.run(_set_link, "b", "down")
+        eventually(
+            lambda: pair.right.run(_unread) == 0
+        )  # a receiver that is late gets its share before the gap
+        down = time.monotonic()
         wait_sent(pair, 200)
+        eventually(lambda: time.monotonic() - down > 0.4)  # late packets are sent all at once
         pair.right.run(_set_link, "b", "up")
         wait_sent(pair, 100)
-        sent = sender.finish(within=10)
-        received = receiver.finish(within=10)
+        sent = sender.finish(within=60)
+        received = receiver.finish(within=60)
     assert 0 < received.packets < sent.packets
     assert received.longest_gap > 0.15
 
@@ -118,8 +135,8 @@ def test_a_stream_is_checked_word_by_word(pair: Pair) -> None:
         receiver = pair.right.start(tcp_receiver, listener)
         sender = pair.left.start(tcp_sender, (RIGHT, listener.getsockname()[1]))
         wait_sent(pair, 50, "Tcp", "OutSegs")
-        sent = sender.finish(within=10)
-        received = receiver.result(within=10)
+        sent = sender.finish(within=60)
+        received = receiver.result(within=60)
     assert sent.octets > 0
     assert received.octets == sent.octets
     assert received.continuous
@@ -132,7 +149,7 @@ def test_a_stream_with_other_bytes_is_not_continuous(pair: Pair) -> None:
         receiver = pair.right.start(tcp_receiver, listener)
         with inside(pair.left), socket.create_connection((RIGHT, listener.getsockname()[1])) as sock:
             sock.sendall(struct.pack("<4Q", 0, 1, 3, 4))
-        received = receiver.result(within=10)
+        received = receiver.result(within=60)
     assert received.octets == 32
     assert not received.continuous
 
@@ -141,14 +158,14 @@ def test_a_receiver_nobody_talks_to_finishes_when_told(pair: Pair) -> None:
     with inside(pair.right):
         sock, listener = udp_socket(), tcp_listener()
     with sock, listener:
-        assert pair.right.start(udp_receiver, sock).finish(within=5).packets == 0
-        assert pair.right.start(tcp_receiver, listener).finish(within=5).octets == 0
+        assert pair.right.start(udp_receiver, sock).finish(within=60).packets == 0
+        assert pair.right.start(tcp_receiver, listener).finish(within=60).octets == 0
 
 
 def test_ping_counts_the_answered(pair: Pair) -> None:
     trips = pair.left.run(ping, RIGHT, 3)
     assert len(trips) == 3
-    assert all(0 < trip < 1 for trip in trips)
+    assert all(trip > 0 for trip in trips)
     assert pair.left.run(ping, "10.9.0.77", 1, 0.1) == []
 
 
@@ -159,7 +176,7 @@ def test_tcp_echo_needs_a_server_that_answers(pair: Pair) -> None:
         port = listener.getsockname()[1]
         server = pair.right.start(tcp_echo_server, listener)
         assert pair.left.run(tcp_echo, (RIGHT, port), 1 << 16) > 0
-        assert server.finish(within=5) == [LEFT]
+        assert server.finish(within=60) == [LEFT]
     with pytest.raises(ConnectionRefusedError):
         pair.left.run(tcp_echo, (RIGHT, port))
 

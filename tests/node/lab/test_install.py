@@ -13,7 +13,7 @@ from tests.support.pages import ROOT, Block, blocks, commands, matches, run, she
 from tests.support.rollout import Rollout
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-pytestmark = [pytest.mark.node, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.node
 
 PAGE = ROOT / "docs" / "install.md"
 BUILDS = ("make install", ".venv/bin/python configs/image/build.py")

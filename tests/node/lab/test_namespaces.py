@@ -93,13 +93,17 @@ def test_a_failure_inside_propagates() -> None:
         in_forked_node(fails)()
 
 
+@pytest.mark.usefixtures("in_node")
 def test_a_thread_can_step_into_a_pod_and_back() -> None:
-    need_root()
-    before = links()
+    def network() -> int:
+        return os.stat("/proc/thread-self/ns/net").st_ino  # noqa: PTH116
+
+    before = network()
     with new_netns() as pod:
         with inside(pod):
             assert links() == ["lo"]
-        assert links() == before
+            assert network() != before
+        assert network() == before
 
 
 @pytest.mark.usefixtures("in_node")

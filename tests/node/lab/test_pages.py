@@ -15,7 +15,6 @@ pytestmark = pytest.mark.node
 PAGES = ("follow-a-packet.md", "follow-a-pod.md", "startup.md", "operating.md", "troubleshooting.md")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", PAGES)
 def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
     path = ROOT / "docs" / page

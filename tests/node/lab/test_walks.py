@@ -12,7 +12,7 @@ from hive.lab.node import exclusive
 from tests.support.namespaces import need_root
 from tests.support.pages import ROOT, blocks, play, shell
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.node
 
 
 @pytest.mark.parametrize("page", ["default-deny.md", "names.md", "two-nodes.md"])

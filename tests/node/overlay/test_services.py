@@ -21,7 +21,7 @@ from hive.lab.node import ROOT, Lab, exclusive
 from tests.support.namespaces import need_root
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.node
 
 NAME = f"across-{os.getpid()}"
 OUTSIDE = {4: "192.168.50.1", 6: "fd50:1::1"}
@@ -155,7 +155,7 @@ def world(request: pytest.FixtureRequest, made: World) -> World:
 def opened(where: Namespaces, version: int, kind: int) -> socket.socket:
     with inside(where):
         found = socket.socket(FAMILY[version], kind)
-    found.settimeout(2)
+    found.settimeout(5)
     return found
 
 
@@ -176,7 +176,7 @@ def by_tcp(client: Namespaces, server: Namespaces, version: int, to: tuple[str, 
             except OSError:
                 return
             with connection:
-                connection.settimeout(2)
+                connection.settimeout(5)
                 read(connection, size)
                 connection.sendall(bytes(size))
                 seen.append(str(peer[0]))

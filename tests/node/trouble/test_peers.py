@@ -42,7 +42,7 @@ def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     """Status and body of an answer of the API."""
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
+        client.settimeout(30)
         client.connect(str(RUN / "cilium.sock"))
         client.sendall(head.encode() + body)
         got = b"".join(iter(lambda: client.recv(1 << 16), b""))
@@ -54,7 +54,7 @@ def call(command: str) -> tuple[int, bytes]:
     """Exit code and text of an answer on cni.sock."""
     variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": "cid", "CNI_IFNAME": "eth0"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-        client.settimeout(5)
+        client.settimeout(30)
         client.connect(str(RUN / "cni.sock"))
         client.send(request(variables, b'{"cniVersion":"1.1.0","name":"cilium"}'))
         packet = client.recv(1 << 18)

@@ -21,7 +21,7 @@ from tests.support.crash.supervisor import Control, supervise
 from tests.support.waiting import eventually
 
 QUIET = 20
-"""Looks, 10 ms apart, that find no new call before an agent is said to have come to rest."""
+"""Looks, 10 ms apart, that find no new call and every thread asleep before an agent is said to rest."""
 
 
 class Interposer:
@@ -34,6 +34,7 @@ class Interposer:
         self._log = directory / "calls"
         self._control = Control()
         self._supervisor: Child[None] | None = None
+        self._agent = 0
         names()  # learnt before the fork, once
 
     def start(self, lab: Lab, *settings: str, kill_at: int = 0, tracer: Sequence[str] = ()) -> int:
@@ -51,7 +52,8 @@ class Interposer:
             # Bytecode that is written makes a start's calls differ from those of the next one.
             plain = "env", "PYTHONDONTWRITEBYTECODE=1"
             wrapper = [*plain, *tracer, sys.executable, script, str(where), str(self._filter)]
-            return agent_process.start(lab, *settings, wrapper=wrapper)
+            self._agent = agent_process.start(lab, *settings, wrapper=wrapper)
+            return self._agent
         finally:
             # Connected or not: the child has it open.
             eventually(lambda: self._log.exists() or agent_process.running(lab) is None)
@@ -60,24 +62,32 @@ class Interposer:
     def close(self) -> None:
         """Let go of the last agent, which has ended."""
         if self._supervisor is not None:
-            self._supervisor.finish(within=30)
+            self._supervisor.finish(within=60)
             self._supervisor = None
         self._log.unlink(missing_ok=True)
 
-    def kill_after(self, calls: int) -> None:
-        """Kill the running agent before the call that follows so many more; 1 is its next call."""
-        self._control.kill_at = self._control.counted + calls
+    def kill_after(self, calls: int) -> int:
+        """Kill the running agent before the call that follows so many more, 1 is its next one; its number."""
+        number = self._control.counted + calls
+        self._control.kill_at = number
+        return number
 
     def rest(self) -> int:
         """Wait until the agent makes no more calls by itself; how many it made."""
-        seen = [-1] * QUIET
+        seen: list[int] = [*range(-QUIET, 0)]
 
         def quiet() -> bool:
-            seen.append(self._control.counted)
-            return seen[-1] == seen[-QUIET]
+            # One that a busy machine does not let run makes no calls either.
+            seen.append(self._control.counted if self._asleep() else -len(seen))
+            return len(set(seen[-QUIET:])) == 1
 
-        eventually(quiet, within=30)
+        eventually(quiet)
         return seen[-1]
+
+    def _asleep(self) -> bool:
+        """Whether the agent and its supervisor wait for something, or have ended."""
+        watched = (self._agent, self._supervisor.pid if self._supervisor is not None else 0)
+        return all(_asleep(pid) for pid in watched if pid)
 
     @property
     def counted(self) -> int:
@@ -88,3 +98,12 @@ class Interposer:
     def lines(self) -> list[str]:
         """Every call: its number (- if it does not count, = if restarted), its name, what it is about."""
         return self._log.read_text().splitlines()
+
+
+def _asleep(pid: int) -> bool:
+    """Whether no thread of a process runs or wants to; one that has ended has none."""
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return not Path(f"/proc/{pid}").exists()
+    return all(stat.rpartition(")")[2].split()[0] not in {"R", "D", "t"} for stat in stats)

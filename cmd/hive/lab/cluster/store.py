@@ -21,7 +21,7 @@ from hive.lab.cluster.network import LabNetwork, Place
 from hive.lab.node import LabError, wait_gone
 
 PORT = 2379
-READY_WITHIN = 20.0
+READY_WITHIN = 60.0
 _SETTLE = 0.02
 
 

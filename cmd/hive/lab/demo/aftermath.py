@@ -17,7 +17,7 @@ from hive.lab.kernel import Kernel, alive, look, machine_links
 from hive.lab.namespaces import Namespaces, mounted_below
 from hive.lab.node import Lab, destroy, processes
 
-SETTLE_WITHIN = 10.0
+SETTLE_WITHIN = 30.0
 
 
 def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: frozenset[str]) -> None:

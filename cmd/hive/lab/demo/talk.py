@@ -36,7 +36,7 @@ class Talk:
             began = time.monotonic()
             try:
                 source.run(tcp_echo, (address, listener.getsockname()[1]), ECHOED)
-                peers = server.finish(within=5)
+                peers = server.finish(within=30)
             except OSError as error:
                 self._story.check(what, False, str(error))
                 return

@@ -6,7 +6,7 @@ Needs: nothing.   Gives: eventually.
 import time
 from typing import Any
 
-WITHIN = 15.0
+WITHIN = 60.0
 
 
 def eventually(condition: Any) -> Any:

@@ -17,7 +17,7 @@ from hive.lab.children import Stop
 _PACKET = struct.Struct("<Qd")
 _BUFFER = 8 << 20
 _SO_RCVBUFFORCE = 33
-_QUIET = 0.3
+_QUIET = 1.0
 """Seconds without a packet after which nothing is under way any more."""
 _BLOCK_WORDS = 512
 _BLOCK_INTERVAL = 0.002

@@ -15,6 +15,7 @@ from hive.lab.children import Stop
 _ICMP = struct.Struct("!BBHHH")
 _IP_HEADER_WORD = 4
 _PATIENCE = 2.0
+_TCP_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +80,17 @@ def ping(target: str, count: int = 3, patience: float = _PATIENCE) -> list[float
 
 
 def _answered(sock: socket.socket, echo: _Echo, own: int, number: int, deadline: float) -> bool:
-    while (left := deadline - time.monotonic()) > 0:
-        sock.settimeout(left)
+    while True:
+        # What came in time is read, however late we are ourselves.
+        sock.settimeout(max(0.0, deadline - time.monotonic()))
         try:
             packet = sock.recv(2048)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             return False
         start = (packet[0] & 0xF) * _IP_HEADER_WORD if echo.headed else 0
         kind, _, _, identifier, sequence = _ICMP.unpack_from(packet, start)
         if (kind, identifier, sequence) == (echo.reply, own, number):
             return True
-    return False
 
 
 def _checksum(data: bytes) -> int:
@@ -108,7 +109,7 @@ def tcp_echo_server(stop: Stop, listener: socket.socket) -> list[str]:
         except TimeoutError:
             continue
         with sock:
-            sock.settimeout(_PATIENCE)
+            sock.settimeout(_TCP_PATIENCE)
             peers.append(peer)
             while data := sock.recv(1 << 16):
                 sock.sendall(data)
@@ -119,7 +120,7 @@ def tcp_echo(target: tuple[str, int], size: int = 1 << 20) -> float:
     """Connect, send `size` bytes while reading them back; seconds for all of it. Raises OSError."""
     message = os.urandom(1 << 12)
     began = time.monotonic()
-    with socket.create_connection(target, timeout=_PATIENCE) as sock:
+    with socket.create_connection(target, timeout=_TCP_PATIENCE) as sock:
         for _ in range(size // len(message)):
             sock.sendall(message)
             answer = b""
