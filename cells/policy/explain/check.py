@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from cells.policy.explain.cluster import Cluster, KnownPod
 from cells.policy.explain.files import Located, Place
 from cells.policy.labels import NONE, Selector
 from cells.policy.rules import Direction, PeerRule, Rule, Source
+from cells.policy.rules.rule import PROTOCOLS
 from cells.policy.rules.schema import RuleSpec
 
 Severity = Literal["error", "warning", "note"]
@@ -45,7 +46,9 @@ def check(cluster: Cluster) -> list[Finding]:
     findings += _subjects(cluster)
     findings += _peers(cluster)
     findings += _conflicts(cluster)
-    findings += _without_effect(cluster)
+    nameless = set(_port_names(cluster))
+    findings += nameless
+    findings += _without_effect(cluster, {one.place for one in nameless})
     findings += _unselected(cluster)
     return sorted(set(findings))
 
@@ -137,6 +140,55 @@ def _closest(selector: Selector, cluster: Cluster) -> str:
     return ": no pod has all of its labels"
 
 
+def _port_names(cluster: Cluster) -> Iterator[Finding]:
+    """Ports by name that are none: nobody has the name, or pods give it to several ports."""
+    for rule in cluster.repository.rules:
+        if rule.selects_nodes:
+            continue
+        for direction in DIRECTIONS:
+            pods = [
+                pod
+                for pod in cluster.pods.values()
+                if direction == "egress" or rule.subject.matches(pod.labels)
+            ]
+            for entry in rule.of(direction) if pods else ():
+                named: dict[str, set[int]] = {}
+                for range_ in (range_ for ports in entry.ports or () for range_ in ports.ranges):
+                    if range_.name:
+                        named.setdefault(range_.name, set()).add(range_.protocol)
+                for name, protocols in named.items():
+                    text = _no_port(name, protocols, direction, pods)
+                    if text:
+                        place = cluster.policies[rule.source].at(entry.path)
+                        yield Finding(place, "warning", f"a port of {rule.source} is none: {text}")
+
+
+def _no_port(name: str, protocols: set[int], direction: Direction, pods: Sequence[KnownPod]) -> str:
+    """Why a port by name is no port for these pods, in words; empty where it is one."""
+    whose = "it selects" if direction == "ingress" else "of the folder"
+    known = {port for pod in pods for port in pod.ports}
+    having = [port for port in known if port.name == name]
+    if not having:
+        near = get_close_matches(name, sorted({port.name for port in known}), 1, 0.6)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"no pod {whose} has a port named {name}{hint}"
+    meant = [port for port in having if port.protocol in protocols]
+    if not meant:
+        has = ", ".join(_protocols(port.protocol for port in having))
+        return f"pods call a port of {has} {name}, and none of {'/'.join(_protocols(protocols))}"
+    numbers = {protocol: {port.port for port in meant if port.protocol == protocol} for protocol in protocols}
+    if direction == "egress" and all(len(some) != 1 for some in numbers.values()):
+        several = ", ".join(str(number) for number in sorted({port.port for port in meant}))
+        return f"pods call several ports {name} ({several})"
+    return ""
+
+
+def _protocols(protocols: Iterable[int]) -> list[str]:
+    """Protocols as rules write them, each once."""
+    names = {number: name for name, number in PROTOCOLS.items()}
+    return sorted({names[one] for one in protocols})
+
+
 def _conflicts(cluster: Cluster) -> Iterator[Finding]:
     for pod in cluster.pods.values():
         for direction in DIRECTIONS:
@@ -147,8 +199,11 @@ def _conflicts(cluster: Cluster) -> Iterator[Finding]:
                 yield Finding(pod.located.at("metadata"), "error", text)
 
 
-def _without_effect(cluster: Cluster) -> Iterator[Finding]:
-    """Entries whose removal changes no packet's fate: others allow as much, or a deny stands before them."""
+def _without_effect(cluster: Cluster, told: Collection[Place]) -> Iterator[Finding]:
+    """Entries whose removal changes no packet's fate: others allow as much, or a deny stands before them.
+
+    Of those in ``told`` the reason was said already.
+    """
     for source, located in cluster.policies.items():
         rules = [rule for rule in cluster.repository.rules if rule.source == source]
         for number, rule in enumerate(rules):
@@ -157,6 +212,7 @@ def _without_effect(cluster: Cluster) -> Iterator[Finding]:
                 for index, entry in enumerate(rule.of(direction)):
                     if (
                         pods
+                        and located.at(entry.path) not in told
                         and _selects(cluster, entry)
                         and not _matters(cluster, pods, source, number, direction, index)
                     ):

@@ -200,6 +200,43 @@ def test_a_rule_that_others_make_superfluous_is_told(tmp_path: Path) -> None:
     ]
 
 
+def test_a_port_that_nobody_calls_so_is_told(tmp_path: Path) -> None:
+    def pod(name: str, ports: str) -> str:
+        spec = f"{{containers: [{{name: c, image: i, ports: [{ports}]}}]}}"
+        metadata = f"{{name: {name}, namespace: shop, labels: {{app: {name}}}}}"
+        return f"---\napiVersion: v1\nkind: Pod\nmetadata: {metadata}\nspec: {spec}\n"
+
+    peer = "{matchLabels: {app: b}}"
+
+    def rule(way: str, name: str, protocol: str = "TCP") -> str:
+        return f"  - {way}: [{peer}]\n    toPorts: [{{ports: [{{port: {name}, protocol: {protocol}}}]}}]\n"
+
+    (tmp_path / "pods.yaml").write_text(
+        pod("a", "{name: http, containerPort: 80}, {name: admin, containerPort: 1}")
+        + pod("b", "{name: admin, containerPort: 2}, {name: query, containerPort: 3, protocol: UDP}")
+    )
+    spec = (
+        "  endpointSelector: {matchLabels: {app: a}}\n  ingress:\n"
+        + rule("fromEndpoints", "htpt")
+        + rule("fromEndpoints", "HTTP")
+        + rule("fromEndpoints", "admin")
+        + rule("fromEndpoints", "query")
+        + "  egress:\n"
+        + rule("toEndpoints", "admin")
+        + rule("toEndpoints", "query")
+        + rule("toEndpoints", "query", "ANY")
+    )
+    (tmp_path / "policy.yaml").write_text(cnp(spec))
+    told = {where: text for where, severity, text in findings(tmp_path) if severity == "warning"}
+    prefix = "a port of CiliumNetworkPolicy shop/p is none: "
+    assert told == {
+        "policy.yaml:7": f"{prefix}no pod it selects has a port named htpt; did you mean http?",
+        "policy.yaml:13": f"{prefix}no pod it selects has a port named query",
+        "policy.yaml:16": f"{prefix}pods call several ports admin (1, 2)",
+        "policy.yaml:18": f"{prefix}pods call a port of UDP query, and none of TCP",
+    }
+
+
 def test_broken_files_and_what_is_no_object_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("kind: Pod\nmetadata: {name: [}\n", encoding="utf-8")
     (tmp_path / "b.json").write_text("[1, 2]", encoding="utf-8")

@@ -112,6 +112,7 @@ def same_entries(entries: dict[tuple[Direction, Key], Entry], recorded: Json) ->
             assert entry["deny"], f"{where} is missing"
             assert denied_more_broadly(where, entries), f"{where} is missing"
     for where in entries.keys() - wanted.keys():
+        assert where[1].identity, f"{where} is too much"
         anybody = entries.get((where[0], Key(0, where[1].ports)))
         assert anybody is not None, f"{where} is too much"
         assert anybody.same_effect(entries[where]) or anybody.redirect == entries[where].redirect
