@@ -1,36 +1,77 @@
-"""Where the recorded engine is wrong, or knows what this one does not: rules over objects, not names.
+"""Where the recorded engine is wrong, or knows what this one does not, and what of a recording differs by it.
 
-Gives: upstream_fault.
+Gives: Fault, upstream_faults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 from tests.unit.policy.replay import Case, Json
 
 ICMP_ZERO: Final = (0, "0", "EchoReply")
+PASSES: Final = ("allow", "redirect", "auth-required")
 
 
-def upstream_fault(case: Case) -> str | None:
-    """Why a case's verdicts or entries must differ, or None."""
+class Difference(NamedTuple):
+    """A verdict that was recorded, and ours."""
+
+    protocol: str
+    identity: int
+    recorded: str
+    ours: str
+
+
+class Fault(NamedTuple):
+    """Why a case differs, and the only way in which its verdicts may."""
+
+    reason: str
+    explains: Callable[[Difference], bool]
+
+
+def _opens(one: Difference) -> bool:
+    return one.recorded == "drop" and one.ours in PASSES
+
+
+def _closes(one: Difference) -> bool:
+    return one.recorded in PASSES and one.ours == "drop"
+
+
+VISIBILITY: Final = Fault(
+    "proxy visibility annotations are gone from 1.17",
+    lambda one: (one.protocol, one.recorded, one.ours) == ("TCP", "redirect", "allow"),
+)
+POLICY_TYPES: Final = Fault("policyTypes decides, as Kubernetes says", _opens)
+ICMP_TYPE_ZERO: Final = Fault(
+    "ICMP type 0 is a type, not every type", lambda one: one.protocol == "ICMP" and _closes(one)
+)
+RANGE_FROM_ZERO: Final = Fault("a range from port 0 is no wildcard", _closes)
+GROUP: Final = Fault("a CIDR group empties only itself", _opens)
+NODE_SELECTOR: Final = Fault("nodeSelector is refused in specs, too", lambda _: False)
+ODD_DENY: Final = Fault("deny rules are held to the same as allow rules", lambda one: one.ours == "deny")
+ONE_FAMILY: Final = Fault(
+    "a deny of one family leaves the other alone",
+    lambda one: one.identity in (2, 9, 10) and one.recorded == "deny" and one.ours in PASSES,
+)
+
+
+def upstream_faults(case: Case) -> list[Fault]:
+    """Why a case's verdicts or entries must differ: nothing, for most."""
     recording = case.recording
     policies = [one for one in recording["objects"] if "spec" in one or "specs" in one]
     specs = [spec for one in policies for spec in (one.get("spec"), *(one.get("specs") or ())) if spec]
-    for reason, holds in (
-        ("proxy visibility annotations are gone from 1.17", _has_visibility(recording)),
-        ("policyTypes decides, as Kubernetes says", any(map(_other_policy_type, policies))),
-        ("ICMP type 0 is a type, not every type", any(_icmp_zero(spec) for spec in specs)),
-        ("a range from port 0 is no wildcard", any(_range_from_zero(spec) for spec in specs)),
-        ("a CIDR group empties only itself", any(map(_group_beside_others, policies))),
-        ("nodeSelector is refused in specs, too", any(map(_node_selector_in_specs, policies))),
-        ("deny rules are held to the same as allow rules", any(map(_odd_deny, specs))),
-        ("a deny of one family leaves the other alone", _world_of_one_family(case, specs)),
-    ):
-        if holds:
-            return reason
-    return None
+    holds = {
+        VISIBILITY: _has_visibility(recording),
+        POLICY_TYPES: any(map(_other_policy_type, policies)),
+        ICMP_TYPE_ZERO: any(map(_icmp_zero, specs)),
+        RANGE_FROM_ZERO: any(map(_range_from_zero, specs)),
+        GROUP: any(map(_group_beside_others, policies)),
+        NODE_SELECTOR: any(map(_node_selector_in_specs, policies)),
+        ODD_DENY: any(map(_odd_deny, specs)),
+        ONE_FAMILY: _world_of_one_family(case, specs),
+    }
+    return [fault for fault, there in holds.items() if there]
 
 
 def _has_visibility(recording: Json) -> bool:

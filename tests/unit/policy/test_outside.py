@@ -7,7 +7,7 @@ from ipaddress import ip_network
 import pytest
 
 from cells.policy.labels import FQDNSelector, LabelSet, Prefix, address_labels, canonical_name, prefix_labels
-from tests.unit.policy.exclusions import upstream_fault
+from tests.unit.policy.exclusions import upstream_faults
 from tests.unit.policy.replay import DIRECTIONS, Case, load, names
 
 
@@ -15,7 +15,7 @@ from tests.unit.policy.replay import DIRECTIONS, Case, load, names
 def test_the_recorded_prefixes_have_the_recorded_labels(name: str) -> None:
     case = Case(name)
     case.import_objects()
-    if upstream_fault(case) is not None:
+    if upstream_faults(case):
         return
     expected = case.recording["expect"]
     dual = case.options.dual_stack
