@@ -101,7 +101,6 @@ UNSET: Final = {
     "l2announcements.leaseRenewDeadline": "string",
     "l2announcements.leaseRetryPeriod": "string",
     "nodePort.range": "string",
-    "nodePort.addresses": "array",
     "nodePort.directRoutingDevice": "string",
     "loadBalancer.mode": "string",
     "maglev.tableSize": "integer",
@@ -116,6 +115,8 @@ UNSET: Final = {
 ANYTHING: Final = (
     "kubeProxyReplacement",
     "k8sServicePort",
+    "nodePort.addresses",
+    "policyCIDRMatchMode",
     "envoy.prometheus.port",
     "operator.setNodeTaints",
     "operator.podDisruptionBudget.maxUnavailable",

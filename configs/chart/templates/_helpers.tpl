@@ -177,6 +177,8 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- $known := .Files.Get "files/known.txt" | trim | splitList "\n" -}}
 {{- $open := .Files.Get "files/open.txt" | trim | splitList "\n" -}}
 {{- $cilium := .Files.Get "files/cilium.txt" | trim | splitList "\n" -}}
+{{- $fixed := dict -}}
+{{- range .Files.Get "files/fixed.yaml" | fromYamlArray -}}{{- $_ := set $fixed .value . -}}{{- end -}}
 {{- $values := omit .Values "global" -}}
 {{- range .Files.Get "files/removed.yaml" | fromYamlArray -}}
 {{- $text := .text -}}
@@ -191,10 +193,14 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- range $open -}}{{- if or (eq $path .) (hasPrefix (printf "%s." .) $path) -}}{{- $served = true -}}{{- end -}}{{- end -}}
 {{- if not $served -}}
 {{- $value := get (include "cilium.at" (dict "values" $values "path" $path) | fromJson) "value" -}}
+{{- $one := get $fixed $path | default dict -}}
 {{- $of := "" -}}
 {{- range $cilium -}}{{- if or (eq $path .) (hasPrefix (printf "%s." .) $path) (hasPrefix (printf "%s." $path) .) -}}{{- $of = . -}}{{- end -}}{{- end -}}
 {{- if not $of -}}
 {{- fail (printf "%s: no value of this chart, nor of Cilium's: see values.yaml for those there are, extraConfig for settings without one" $path) -}}
+{{- else if and $one (eq (toString $value) (toString $one.is)) -}}
+{{- else if and $one.refuse (ne (toString $value) "") -}}
+{{- fail (printf "%s=%s: not served here: expected %s, or leave it out" $path (toString $value) (toString $one.is)) -}}
 {{- else if and $value (ne (toString $value) "0") -}}
 {{- fail (printf "%s: a value of Cilium's chart that is not served here yet: leave it out (docs/status.md says what works)" $path) -}}
 {{- end -}}

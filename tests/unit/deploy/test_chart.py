@@ -179,6 +179,10 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"operator": {"nodeGCInterval": "soon"}}, "operator.nodeGCInterval=soon: expected a duration"),
         ({"operator": {"replicas": "two"}}, "replicas"),
         ({"aksbyocni": {"enabled": True}, "routingMode": "native"}, "RoutingMode must be set to tunnel"),
+        ({"fragmentTracking": False}, "fragmentTracking=false: not served here: expected true"),
+        ({"enableInternalTrafficPolicy": False}, "enableInternalTrafficPolicy=false: not served here"),
+        ({"enableNonDefaultDenyPolicies": False}, "enableNonDefaultDenyPolicies=false: not served here"),
+        ({"bpf": {"datapathMode": "netkit"}}, "bpf.datapathMode: a value of Cilium's chart"),
         ({"daemon": {"configSources": "secret:a/b"}}, "daemon.configSources: secret:a/b: expected one of"),
         ({"daemon": {"configSources": "directory"}}, "daemon.configSources: directory: expected a path"),
     ],
@@ -191,6 +195,24 @@ def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], says: str)
 def test_what_asks_for_nothing_is_taken_though_it_is_not_served() -> None:
     given = {"hubble": {"enabled": False}, "kubeProxyReplacement": "", "l2announcements": {"enabled": False}}
     assert chart.objects(given) == chart.objects({})
+
+
+def test_what_is_so_anyway_may_be_said() -> None:
+    given = {
+        "enableInternalTrafficPolicy": True,
+        "fragmentTracking": True,
+        "bpf": {"datapathMode": "veth", "enableTCX": True},
+        "tls": {"secretsBackend": "local"},
+    }
+    assert chart.objects(given) == chart.objects({})
+
+
+def test_a_list_of_one_may_be_a_text() -> None:
+    given = {"policyCIDRMatchMode": "nodes", "nodePort": {"addresses": "192.0.2.0/24"}}
+    data = chart.objects(given)[CONFIG]["data"]
+    assert (data["policy-cidr-match-mode"], data["nodeport-addresses"]) == ("nodes", "192.0.2.0/24")
+    listed = {"policyCIDRMatchMode": ["nodes"], "nodePort": {"addresses": ["192.0.2.0/24"]}}
+    assert chart.objects(listed)[CONFIG]["data"] == data
 
 
 def test_the_values_of_the_installation_page_are_taken() -> None:
