@@ -20,6 +20,7 @@ from cells.observe.events.records import decode
 from cells.observe.events.ring import Ring
 from tests.kernel.datapath.packets import from_pod, tcp, udp
 from tests.kernel.datapath.world import IFINDEX, OUTSIDE, WORLD, A, B, World
+from tests.support.processor import on_one_processor
 
 pytestmark = pytest.mark.kernel
 
@@ -35,7 +36,8 @@ def told(world: World) -> Iterator[Listen]:
     rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
     for ring in rings:
         world.maps["cilium_events"].update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))
-    yield lambda: [decode(each) for ring in rings for each in ring.read(100) if isinstance(each, bytes)]
+    with on_one_processor():
+        yield lambda: [decode(each) for ring in rings for each in ring.read(100) if isinstance(each, bytes)]
     for ring in rings:
         world.maps["cilium_events"].delete(struct.pack("<I", ring.cpu))
         ring.close()

@@ -19,6 +19,7 @@ from cells.observe import events
 from cells.observe.events import Drop, Event, Events, Lost, Raw, Subscription, decode, event_text
 from cells.observe.events.ring import Ring
 from lifecycle import Hive, invoke
+from tests.support.processor import on_one_processor
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio, pytest.mark.usefixtures("in_node")]
@@ -77,7 +78,8 @@ async def running(
             def emit(data: bytes, times: int = 1) -> int:
                 return run_program(program, data, repeat=times).retval
 
-            yield hive.get(Events), hive.get(Maps), emit
+            with on_one_processor():  # what was lost is told by the buffer of the processor that lost it
+                yield hive.get(Events), hive.get(Maps), emit
 
 
 @contextmanager

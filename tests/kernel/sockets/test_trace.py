@@ -15,6 +15,7 @@ from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Bac
 from tests.kernel.sockets.place import Served, cookie_of, serving
 from tests.support.cgroups import cgroup
 from tests.support.namespaces import in_node
+from tests.support.processor import on_one_processor
 
 __all__ = ["cgroup", "in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
@@ -57,7 +58,11 @@ async def test_both_ways_of_a_socket_are_told(
     async with serving(cgroup) as node:
         tell(node, NODE_NOTIFY_SOCK)
         node.services.serve(vip, [Backend(1, backend)])
-        with node.events.subscribe() as events, socket.socket(family, socket.SOCK_DGRAM) as server:
+        with (
+            node.events.subscribe() as events,
+            socket.socket(family, socket.SOCK_DGRAM) as server,
+            on_one_processor(),
+        ):
             server.bind((backend, TARGET))
             with socket.socket(family, socket.SOCK_DGRAM) as caller:
                 caller.settimeout(WITHIN)
