@@ -18,6 +18,7 @@ from cells.operator.pod_cidrs import Network, NodeWish, PoolError, PoolsWish, pa
 Part = tuple[str, Network]
 """A range, and the pool it is of."""
 Wishes = dict[str, NodeWish | None]
+_NO_POOL = "cannot allocate from non-existing pool"
 
 
 class _Holdings:
@@ -171,11 +172,12 @@ class PoolLedger:
         have = holdings.capacity(name, version)
         while have < needed:
             pool = self.pools.get(name)
+            why = self.faults.get(name, "")
             if pool is None:
-                return f"cannot allocate from non-existing pool: {name}"
+                return f"cannot be as it is defined: {why}" if why else f"{_NO_POOL}: {name}"
             network = pool.allocate(version, self._held)
             if network is None:
-                return "pool empty"
+                return f"pool empty, and its new definition is not in force: {why}" if why else "pool empty"
             self._held.add(network)
             holdings.parts[name, network] = None
             holdings.unseen.add((name, network))

@@ -198,7 +198,11 @@ def test_a_pool_that_cannot_be_stays_as_it_was_and_is_told() -> None:
     }
     cluster.add("a", {"p": 1, "over": 1})
     assert cluster.ranges("a") == ["10.0.0.0/28"]
-    assert cluster.errors["a"].endswith('from pool "over": cannot allocate from non-existing pool: over')
+    assert 'from pool "over": cannot be as it is defined: requested CIDR 10.1.0.128/25' in cluster.errors["a"]
+    cluster.ask("a", "p", 1000)
+    assert 'from pool "p": pool empty, and its new definition is not in force: cannot' in cluster.errors["a"]
+    cluster.define(pool("p", "10.0.0.0/24"))
+    assert cluster.errors["a"].endswith('from pool "p": pool empty')
 
 
 def test_a_range_that_was_given_and_never_seen_is_not_given_to_another() -> None:
