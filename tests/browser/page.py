@@ -85,7 +85,19 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, f'[data-node="{node}"], [data-hook="{node}"]')
 
     def double_click(self, module: str) -> None:
-        ActionChains(self.browser, duration=10).double_click(self.cell(module)).perform()
+        """Click a cell twice, the second time whatever is there by then.
+
+        By the page's own events: two clicks of the driver are two single ones when the browser is slow.
+        """
+        self.browser.execute_script(
+            "const box = arguments[0].getBoundingClientRect();"
+            "const at = {bubbles: true, clientX: box.left + box.width / 2,"
+            "clientY: box.top + box.height / 2};"
+            "const send = (kind, detail) => document.elementFromPoint(at.clientX, at.clientY)"
+            ".dispatchEvent(new MouseEvent(kind, {...at, detail}));"
+            "send('click', 1); send('click', 2); send('dblclick', 2);",
+            self.cell(module),
+        )
 
     def arrows(self, kind: str = "", layer: str = "arrows") -> list[WebElement]:
         """The arrows of a kind, drawn or not; those inside cells are in the layer `fine`."""
