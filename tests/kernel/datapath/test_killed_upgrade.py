@@ -132,7 +132,7 @@ def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_objects(tmp_path_factory.mktemp("other"), build_tag="other")[1]
 
 
-@pytest.mark.timeout(3600 if EVERY else 180)  # some twenty starts; two for every step in a soak
+@pytest.mark.timeout(3600 if EVERY else 600)  # some twenty starts; two for every step in a soak
 def test_a_start_may_be_killed_between_any_two_steps(in_node: None, other_build: Path) -> None:
     one, two = anyio.run(prepare)
     variants: list[dict[str, object]] = [

@@ -210,7 +210,7 @@ async def test_an_api_that_was_down_with_what_it_needs_comes_back_whole(
                     assert not got.content.at_eof()
 
 
-@pytest.mark.timeout(3600 if EVERY else 180)  # the agent is started for every hook
+@pytest.mark.timeout(3600 if EVERY else 600)  # the agent is started for every hook
 async def test_whichever_hook_fails_the_agent_ends_cleanly(
     tmp_path: Path, settings: dict[str, object]
 ) -> None:

@@ -12,6 +12,7 @@ from cells.datapath import build
 from cells.datapath.build import BuildError, compile_objects, explain, find_clang
 
 OBJECTS = ["dispatch.o", "datapath.o", "l3.o", "xdp.o", "gc.o", "sock.o"]
+pytestmark = pytest.mark.timeout(600)  # every object is compiled several times
 
 
 def digest(path: Path) -> str:

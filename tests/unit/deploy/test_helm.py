@@ -15,7 +15,7 @@ from tests.support import chart
 from tests.support.pages import ROOT
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Here:

@@ -18,7 +18,7 @@ from tests.unit.deploy.test_helm import Here, here
 
 __all__ = ["here"]
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 PAGE = ROOT / "docs" / "migrate-from-cilium.md"
 POLICY = {

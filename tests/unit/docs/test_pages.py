@@ -7,7 +7,7 @@ import pytest
 from tests.support.pages import ROOT, blocks, play, shell
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("page", "others"),
     [

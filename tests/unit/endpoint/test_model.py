@@ -145,7 +145,7 @@ class Endpoints(RuleBasedStateMachine):
                 assert entries == ({} if one.enforced else ALLOW_ALL)
 
 
-TestEndpoints = pytest.mark.timeout(60)(Endpoints.TestCase)
+TestEndpoints = pytest.mark.timeout(300)(Endpoints.TestCase)
 TestEndpoints.settings = settings(
     max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -32,7 +32,7 @@ class FakeSystemd:
         self._result = result
         self._silent = silent
         self._bus = open_dbus_connection("SYSTEM")
-        Proxy(message_bus, self._bus, timeout=5).RequestName(SYSTEMD)
+        Proxy(message_bus, self._bus, timeout=30).RequestName(SYSTEMD)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
