@@ -46,7 +46,7 @@ async def test_the_facts_of_the_start_hold_in_any_order_of_siblings(in_node: Non
 
 
 @pytest.mark.timeout(
-    3600 if EVERY else 180
+    3600 if EVERY else 600
 )  # each start loads all programs; every hook in every way in a soak
 async def test_whichever_hook_fails_the_agent_ends_cleanly_and_the_pod_lives_on(in_node: None) -> None:
     async with pod_added() as pod:

@@ -197,7 +197,7 @@ async def everything(there: Cluster, endpoints: Endpoints) -> None:
     for rival in rivals:
         there.server.faults.add(Fault(rival))
     await endpoints.create(request(7, pod_uid="uid-web-7"))
-    await eventually(lambda: get("CiliumEndpoint", "web-7", "default").get("status"), 20)
+    await eventually(lambda: get("CiliumEndpoint", "web-7", "default").get("status"), 30)
     await endpoints.create(request(8, pod_uid="uid-web-8"))
     assert all(rival.came for rival in rivals)
 
@@ -220,4 +220,4 @@ async def everything(there: Cluster, endpoints: Endpoints) -> None:
     )
     (first,) = (one for one in endpoints.all() if one.pod_name == "web-7")
     assert endpoints.delete(first) == ()
-    await eventually(lambda: not get("CiliumEndpoint", "web-7", "default"), 20)
+    await eventually(lambda: not get("CiliumEndpoint", "web-7", "default"), 30)

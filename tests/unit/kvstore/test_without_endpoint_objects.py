@@ -59,7 +59,7 @@ async def test_the_operator_registers_none_and_deletes_those_there_are(etcd: Etc
                 server.add(told)
             server.add(old_pod())
         async with operators.running(settings(etcd, enable_cilium_endpoint_slice="true")):
-            await eventually(lambda: not server.store.of(ENDPOINTS).objects, 20)
+            await eventually(lambda: not server.store.of(ENDPOINTS).objects, 30)
             assert ("", "ciliumendpointslices.cilium.io") not in server.store.of(CRDS).objects
         assert ("kube-system", "dns") in server.store.of(PODS).objects, (
             "who has no object may have an endpoint"
@@ -75,7 +75,7 @@ async def test_an_empty_cluster_gets_no_definition_of_them(etcd: Etcd, tmp_path:
         names = {item["spec"]["names"]["plural"] for item in server.store.of(CRDS).objects.values()}
         assert "ciliumendpoints" not in names
         assert "ciliumidentities" in names
-        await eventually(lambda: not [one for one in hive.health.snapshot() if one.level == "degraded"], 20)
+        await eventually(lambda: not [one for one in hive.health.snapshot() if one.level == "degraded"], 30)
 
 
 async def test_identities_that_are_objects_need_them(etcd: Etcd, tmp_path: Path) -> None:

@@ -105,11 +105,11 @@ async def test_a_slice_that_somebody_deletes_comes_back(server: ApiServer, opera
         status = {"identity": {"id": 7}, "networking": {"addressing": [{"ipv4": "10.0.0.9"}], "node": "n"}}
         kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
         server.add({**kind, "metadata": {"name": "p", "namespace": "default"}, "status": status})
-        await eventually(lambda: held() == ["p"], 10)
+        await eventually(lambda: held() == ["p"], 30)
         ((_, name),) = server.store.of(SLICES).objects
         await client.delete(CILIUM_ENDPOINT_SLICES, name)
         server.add({**kind, "metadata": {"name": "q", "namespace": "default"}, "status": status})
-        await eventually(lambda: sorted(held()) == ["p", "q"], 10)
+        await eventually(lambda: sorted(held()) == ["p", "q"], 30)
 
 
 @pytest.mark.anyio
@@ -136,9 +136,9 @@ async def test_a_namespace_that_goes_first_does_not_wait_for_the_others(
         server.add({"apiVersion": "v1", "kind": "Namespace", "metadata": urgent})
         for number in range(many):
             add(f"p{number}", "default", 1000 + number)
-        await eventually(lambda: len(written()) >= 2, 10)
+        await eventually(lambda: len(written()) >= 2, 30)
         add("now", "urgent", 999)
-        await eventually(lambda: "urgent" in written(), 10)
+        await eventually(lambda: "urgent" in written(), 30)
         assert len(written()) < many, "others still wait"
         families = {one.name: one for one in await hive.get(Metrics).families()}
         delays = families["cilium_operator_ces_queueing_delay_seconds"].series
@@ -156,7 +156,7 @@ async def test_a_slice_stays_when_its_namespace_comes_to_go_first(
     kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
     async with operators.running(values) as hive, operators.client() as client:
         server.add({**kind, "metadata": {"name": "p", "namespace": "default"}, "status": status})
-        await eventually(lambda: len(server.store.of(SLICES).objects) == 1, 10)
+        await eventually(lambda: len(server.store.of(SLICES).objects) == 1, 30)
         (before,) = server.store.of(SLICES).objects
         first = {"metadata": {"annotations": {"cilium.io/ces-namespace": "priority"}}}
         await client.patch(NAMESPACES, "default", first)

@@ -60,9 +60,9 @@ async def test_identities_go_no_faster_than_their_limit_says(server: ApiServer, 
         server.add(endpoint("used", 1000))
         for number in range(1000, 1010):
             server.add(identity(number))
-        await eventually(lambda: len(names(server, IDENTITIES)) == 7, 10)
+        await eventually(lambda: len(names(server, IDENTITIES)) == 7, 30)
         passes = len(server.requests)
-        await eventually(lambda: len(server.requests) > passes + 10, 10)
+        await eventually(lambda: len(server.requests) > passes + 10, 30)
         assert len(names(server, IDENTITIES)) == 7
         assert "1000" in names(server, IDENTITIES)
 
@@ -74,4 +74,4 @@ async def test_endpoints_go_with_their_pods(server: ApiServer, operators: Operat
         server.add(endpoint("gone", 2))
         owner = {"apiVersion": "v1", "kind": "Pod", "name": "there", "uid": "u"}
         server.add(endpoint("of-there", 3, ownerReferences=[owner]))
-        await eventually(lambda: names(server, ENDPOINTS) == {"there", "of-there"}, 10)
+        await eventually(lambda: names(server, ENDPOINTS) == {"there", "of-there"}, 30)

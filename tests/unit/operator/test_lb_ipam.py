@@ -143,7 +143,7 @@ async def test_addresses_outlive_restarts_and_another_s_services_are_left_alone(
             }
         )
         server.add(service("m"))
-        await eventually(lambda: addresses() == {"m": ["203.0.113.0"]}, 10)
+        await eventually(lambda: addresses() == {"m": ["203.0.113.0"]}, 30)
     server.add(service("a"))
     server.add(service("l2", loadBalancerClass="io.cilium/l2-announcer"))
     server.add(service("foreign", loadBalancerClass="example.com/lb"))
@@ -152,8 +152,8 @@ async def test_addresses_outlive_restarts_and_another_s_services_are_left_alone(
     server.add(proxied)
     async with operators.running({**POOL, "enable-l2-announcements": "true"}):
         wanted = {"m": ["203.0.113.0"], "a": ["203.0.113.1"], "l2": ["203.0.113.2"]}
-        await eventually(lambda: addresses() == wanted, 10)
+        await eventually(lambda: addresses() == wanted, 30)
         for name in ("foreign", "proxied"):
             assert not server.store.of(SERVICES).objects["default", name]["status"].get("conditions")
     async with operators.running({**POOL, "k8s-service-proxy-name": "another"}):
-        await eventually(lambda: addresses().get("proxied") is not None, 10)
+        await eventually(lambda: addresses().get("proxied") is not None, 30)

@@ -81,7 +81,7 @@ async def test_one_of_two_leads_until_it_stops(server: ApiServer, operators: Ope
             state = json.loads((await get(two, "/hive/status"))[1])
             assert (state["leader"], state["leads"]) == (leader, False)
             await one.stop()
-            await eventually(lambda: at_work(two), 10)
+            await eventually(lambda: at_work(two), 30)
         lease = stored(server, LEASES, LEASE)["spec"]
         assert lease["holderIdentity"] == ""
 

@@ -137,15 +137,15 @@ async def test_services_follow_nodes_and_their_labels(server: ApiServer, operato
         server.add(service("two", {MATCH: "zone in (two)"}, **of_node))
         server.add(service("wrong", {MATCH: "zone in two"}, **of_node))
         server.add(service("pooled"))
-        await eventually(lambda: addresses(server, "all") == ["192.0.2.1", "192.0.2.2"], 10)
-        await eventually(lambda: addresses(server, "two") == ["192.0.2.2"], 10)
+        await eventually(lambda: addresses(server, "all") == ["192.0.2.1", "192.0.2.2"], 30)
+        await eventually(lambda: addresses(server, "two") == ["192.0.2.2"], 30)
         assert addresses(server, "wrong") == addresses(server, "pooled") == []
         told = [one for one in hive.health.snapshot() if one.level == "degraded"]
         assert [one.message.split(":")[0] for one in told if one.module.endswith("node-ipam")] == [
             "service default/wrong keeps the addresses it has"
         ]
     async with operators.running({**ON, "default-lb-service-ipam": "nodeipam"}):
-        await eventually(lambda: addresses(server, "pooled") == ["192.0.2.1", "192.0.2.2"], 10)
+        await eventually(lambda: addresses(server, "pooled") == ["192.0.2.1", "192.0.2.2"], 30)
 
 
 async def test_the_default_needs_the_feature(operators: Operators) -> None:

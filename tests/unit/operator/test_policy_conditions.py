@@ -49,7 +49,7 @@ async def test_what_got_past_an_older_schema_is_told_too(server: ApiServer, oper
     wrong = 'Unable to parse port: strconv.ParseUint: parsing "70000": value out of range'
     async with operators.running():
         past_the_schema(server, policy("port", ports))
-        await eventually(lambda: told(server, "port") == ("False", wrong), 10)
+        await eventually(lambda: told(server, "port") == ("False", wrong), 30)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ async def test_a_label_that_cannot_be_is_told_with_its_name(
 ) -> None:
     async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
         server.add(policy("key", {"ingress": [{"fromEndpoints": [{"matchLabels": {key: "x"}}]}]}))
-        await eventually(lambda: told(server, "key") is not None, 10)
+        await eventually(lambda: told(server, "key") is not None, 30)
         status, message = told(server, "key") or ("", "")
         assert status == "False"
         assert message.startswith("invalid label selector: matchLabels: Invalid value: ")
@@ -81,9 +81,9 @@ async def test_what_agents_serve_only_when_asked_to_is_judged_by_their_settings(
     nodes = policy("nodes", {"ingress": [{"fromNodes": [{}]}]})
     async with operators.running(pool):
         server.add(nodes)
-        await eventually(lambda: (told(server, "nodes") or ("", ""))[0] == "False", 10)
+        await eventually(lambda: (told(server, "nodes") or ("", ""))[0] == "False", 30)
     async with operators.running(pool | {"enable-node-selector-labels": "true"}):
-        await eventually(lambda: told(server, "nodes") == ("True", SUCCEEDED), 10)
+        await eventually(lambda: told(server, "nodes") == ("True", SUCCEEDED), 30)
 
 
 async def test_a_verdict_is_written_though_the_server_refuses_it_at_first(
@@ -94,7 +94,7 @@ async def test_a_verdict_is_written_though_the_server_refuses_it_at_first(
     server.faults.add(Fault(where, times=1, status=500))
     async with operators.running():
         server.add(policy("one", {}))
-        await eventually(lambda: told(server, "one") == ("True", SUCCEEDED), 20)
+        await eventually(lambda: told(server, "one") == ("True", SUCCEEDED), 30)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ async def test_names_in_policies_of_the_node_itself_are_refused_with_the_reason(
     host = {**policy("host", {}), "kind": "CiliumClusterwideNetworkPolicy", "metadata": {"name": "host"}}
     async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
         server.add({**host, "spec": {"nodeSelector": {}, "egress": [rule]}})
-        await eventually(lambda: told(server, "host", CLUSTERWIDE) is not None, 10)
+        await eventually(lambda: told(server, "host", CLUSTERWIDE) is not None, 30)
         status, message = told(server, "host", CLUSTERWIDE) or ("", "")
         assert status == "False"
         assert wrong in message

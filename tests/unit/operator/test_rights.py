@@ -59,7 +59,7 @@ async def test_nothing_is_denied_and_no_right_is_unused(tmp_path: Path) -> None:
                 for name in ("cilium-a", "dns"):
                     path = f"/api/v1/namespaces/kube-system/pods/{name}/status"
                     await client.raw("PATCH", path, None, json.dumps({"status": READY}).encode(), MERGE)
-            await eventually(lambda: done(server), 20)
+            await eventually(lambda: done(server), 30)
         async with operators.client() as client:
             label = b'{"metadata":{"labels":{"io.cilium.k8s.crd.schema.version":"1.0.0"}}}'
             path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ciliumnodes.cilium.io"
@@ -191,9 +191,9 @@ async def test_the_rights_of_multi_pool_suffice_where_that_is_the_mode(tmp_path:
             kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumNode"}
             meta = {"name": name, "ownerReferences": [owner]}
             server.add({**kind, "metadata": meta, "spec": {"ipam": {"pools": pools}}})
-            await eventually(lambda: says("a").get("allocated"), 10)
+            await eventually(lambda: says("a").get("allocated"), 30)
         assert says("a")["allocated"] == [{"pool": "p", "cidrs": ["10.0.0.0/28"]}]
-        await eventually(lambda: "pool empty" in says("b")["ipam"]["operator-status"]["error"], 10)
+        await eventually(lambda: "pool empty" in says("b")["ipam"]["operator-status"]["error"], 30)
 
 
 FAST = {
@@ -248,7 +248,7 @@ async def test_rights_follow_what_the_values_switch_on(values: dict[str, Any], t
                 return unused(rights, server.requests) == set()
 
             with suppress(AssertionError):  # below it is told which are not
-                await eventually(all_used, 10)
+                await eventually(all_used, 30)
         assert unused(rights, server.requests) == set(), "rights that are not used"
         assert not [one for one in degraded if "orbidden" in one or "403" in one], "nothing is denied"
 
@@ -273,4 +273,4 @@ async def slices_come_and_go(server: ApiServer) -> None:
         await eventually(lambda: len(told()) == number, 10)  # noqa: B023  # it waits here
     for name in ("web-1", "web-2"):
         server.store.delete(pods, ("default", name))
-    await eventually(lambda: not told(), 10)
+    await eventually(lambda: not told(), 30)

@@ -40,7 +40,7 @@ async def test_only_old_pods_of_dns_without_an_endpoint_are_deleted(
         assert going() == set()
     async with operators.running({**POOL, "unmanaged-pod-watcher-interval": 1}):
         wanted = {name for name, gone in STEP["pods_after"] if gone}
-        await eventually(lambda: going() == wanted, 20)
+        await eventually(lambda: going() == wanted, 30)
 
 
 @pytest.mark.parametrize(

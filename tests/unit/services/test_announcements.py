@@ -298,7 +298,7 @@ async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
             one.definitions.fresh.clear()  # its storage is ready at once
             for body in (*OBJECTS, node("a", edge="yes"), node("b", edge="yes"), node("inner")):
                 one.add(body)
-            await eventually(lambda: given(one) == [str(VIP)], 20)
+            await eventually(lambda: given(one) == [str(VIP)], 30)
         one.requests.clear()
         yield one
 
@@ -343,7 +343,7 @@ async def _takes_over(
     def answering() -> set[str]:
         return {name for name, kernel in kernels.items() if kernel.addresses == {str(VIP)}}
 
-    await eventually(lambda: len(answering()) == 1, 20)
+    await eventually(lambda: len(answering()) == 1, 30)
     (first,) = answering()
     (second,) = {"a", "b"} - {first}
     assert holder(server) == first
@@ -352,7 +352,7 @@ async def _takes_over(
     assert kernels[second].keys == {}
 
     ends[first].set()
-    await eventually(lambda: kernels[second].addresses == {str(VIP)}, 20)
+    await eventually(lambda: kernels[second].addresses == {str(VIP)}, 30)
     assert kernels[first].moments[-1] == 0, "the programs answer no more: another node may from now on"
     await eventually(lambda: kernels[second].told == [("eth2", str(VIP))])
     assert holder(server) == second
@@ -362,11 +362,11 @@ async def _takes_over(
 async def test_a_node_that_cannot_renew_its_lease_answers_no_more(server: ApiServer, tmp_path: Path) -> None:
     kernel = FakeKernel()
     async with agent(url(server), tmp_path, "a", kernel):
-        await eventually(lambda: kernel.addresses == {str(VIP)}, 20)
+        await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
         server.store.put(LEASES, (NAMESPACE, LEASE), taken(server, "somebody-else"))
-        await eventually(lambda: kernel.keys == {}, 20)
+        await eventually(lambda: kernel.keys == {}, 30)
         server.store.put(LEASES, (NAMESPACE, LEASE), taken(server, ""))
-        await eventually(lambda: kernel.addresses == {str(VIP)}, 20)
+        await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
         await eventually(lambda: len(kernel.told) == 2)
 
 
@@ -381,18 +381,18 @@ async def test_what_nobody_may_answer_for_any_more_gives_its_lease_back(
 ) -> None:
     kernel = FakeKernel()
     async with agent(url(server), tmp_path, "a", kernel) as hive:
-        await eventually(lambda: kernel.addresses == {str(VIP)}, 20)
+        await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
         live = server.store.get(POLICIES, ("", "all"))
         assert live is not None
         server.store.put(POLICIES, ("", "all"), {**live, "spec": {"interfaces": ["eth["]}})
-        await eventually(lambda: kernel.keys == {}, 20)
-        await eventually(lambda: holder(server) == "", 20)
+        await eventually(lambda: kernel.keys == {}, 30)
+        await eventually(lambda: holder(server) == "", 30)
 
         def told() -> list[str]:
             found = server.store.get(POLICIES, ("", "all")) or {}
             return [one["type"] for one in found.get("status", {}).get("conditions", ())]
 
-        await eventually(lambda: told() == ["io.cilium/bad-interface-regex"], 20)
+        await eventually(lambda: told() == ["io.cilium/bad-interface-regex"], 30)
         await hive.get(announcements.Elections).collect()
         assert holder(server) is None, "nobody needs the lease any more"
 
@@ -403,7 +403,7 @@ async def test_what_an_earlier_agent_answered_for_is_kept_until_its_lease_is_ask
     kernel = FakeKernel()
     kernel.keys = {L2ResponderKey(VIP, 2): 7, L2ResponderKey(EXTERNAL, 2): 1}
     async with agent(url(server), tmp_path, "a", kernel):
-        await eventually(lambda: kernel.addresses == {str(VIP)}, 20)
+        await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
         await eventually(lambda: kernel.moments != [])
     assert kernel.keys == {L2ResponderKey(VIP, 2): 7}, "taken over with its count"
     assert kernel.told == []
@@ -429,13 +429,13 @@ async def test_the_chart_s_rights_for_announcements_suffice_and_all_are_used(
         server.add(one)
     kernel = FakeKernel()
     async with agent(url(server), tmp_path, "a", kernel, token=TOKEN) as hive:
-        await eventually(lambda: kernel.addresses == {str(VIP)}, 20)
+        await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
         live = server.store.get(POLICIES, ("", "all"))
         assert live is not None
         server.store.put(POLICIES, ("", "all"), {**live, "spec": {"interfaces": ["eth["]}})
-        await eventually(lambda: holder(server) == "", 20)
+        await eventually(lambda: holder(server) == "", 30)
         await hive.get(announcements.Elections).collect()
-        await eventually(lambda: "status" in (server.store.get(POLICIES, ("", "all")) or {}), 20)
+        await eventually(lambda: "status" in (server.store.get(POLICIES, ("", "all")) or {}), 30)
         calls = hive.get(kubernetes.KubernetesAPI).calls
         assert calls is not None
         assert {status for _, _, status in calls.returned} & {"401", "403"} == set()
