@@ -45,6 +45,8 @@ SILENCE: Final = 30.0
 """Seconds beyond its end after which a watch counts as broken."""
 PRESENT: Final = frozenset({"ADDED", "MODIFIED"})
 INITIAL_END: Final = "k8s.io/initial-events-end"
+REFUSALS: Final = 3
+"""Failures in a row after which a watch that is answered 500 is thought to be refused for its version."""
 ABSENT_PAUSE: Final = 10.0
 """Seconds between two checks for a kind that is not served."""
 
@@ -160,6 +162,8 @@ class Reflector(Generic[T]):
             return
         if isinstance(error, MalformedError) or (isinstance(error, ApiError) and error.code == 400):
             self._version = ""  # who knows what was missed
+        if isinstance(error, ApiError) and error.code == 500 and self._failures >= REFUSALS:
+            self._version = ""  # a version that cannot be read is 500 on a watch
         self._doubted |= isinstance(error, UnreachableError)
         self._failures += 1
         self._sink.failed(error)
@@ -174,19 +178,21 @@ class Reflector(Generic[T]):
     async def _list(self) -> None:
         if self._streams:
             try:
-                await self._stream()
+                if await self._stream():
+                    return
             except ApiError as error:
                 if error.code not in {400, 422, 403, 405}:
                     raise
                 self._streams = False  # an older server, or one that has it switched off
-            else:
-                return
-        await self._pages()
+        try:
+            await self._pages({"limit": str(PAGE)})
+        except GoneError:
+            await self._pages({})  # its versions go faster than pages come: all in one answer
 
-    async def _pages(self) -> None:
+    async def _pages(self, limit: dict[str, str]) -> None:
         """A list, page by page; it counts only when it came whole."""
         found: dict[Any, T] = {}
-        query = {**self._query, "limit": str(PAGE)}
+        query = {**self._query, **limit}
         broken: list[str] = []
         while True:
             page, version, following = self._decoded(
@@ -240,8 +246,11 @@ class Reflector(Generic[T]):
         name = f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name
         return self._sink.known((metadata.namespace, metadata.name)), f"{self._kind.plural}/{name}"
 
-    async def _stream(self) -> None:
-        """A list as the beginning of a watch. Raises ApiError when the server does not know of it."""
+    async def _stream(self) -> bool:
+        """A list as the beginning of a watch; whether it came whole, for somebody between may cut it short.
+
+        Raises ApiError when the server does not know of it.
+        """
         query = {
             **self._query,
             "sendInitialEvents": "true",
@@ -268,9 +277,9 @@ class Reflector(Generic[T]):
                     if (metadata.annotations or {}).get(INITIAL_END) == "true":
                         await self._sink.listed(found, broken)
                         self._version, self._failures = metadata.resource_version, 0
-                        return  # the rest is the ordinary watch's
+                        return True  # the rest is the ordinary watch's
                 await stretch.pause()
-        raise MalformedError(f"streamed list of {self._kind.qualified}: it ended without its final bookmark")
+        return False
 
     def _present(self, block: bytes) -> dict[Any, T] | None:
         """The rows of a block that has only existing, readable objects.
@@ -287,13 +296,31 @@ class Reflector(Generic[T]):
         return {row.key: row for row in rows}
 
     def _gather(self, event: WatchEvent, found: dict[Any, T], broken: list[str]) -> None:
+        if event.type == "DELETED":
+            metadata = _head(event).metadata
+            key = (metadata.namespace, metadata.name)
+            found.pop(key, None)
+            self._mended(key, broken)
+        else:
+            self._put(event, found, broken)
+
+    def _put(self, event: WatchEvent, rows: dict[Any, Any], broken: list[str]) -> None:
+        """One more object among these; of one that cannot be read, what is among them stays."""
+        before = len(broken)
         row = self._row(event.object, broken)
         if row is None:
             return
-        if event.type == "DELETED":
-            found.pop(row.key, None)
+        if len(broken) > before:
+            rows.setdefault(row.key, row)
         else:
-            found[row.key] = row
+            rows[row.key] = row
+            self._mended(row.key, broken)
+
+    def _mended(self, key: tuple[str, str], broken: list[str]) -> None:
+        """What was wrong with an object before is so no more."""
+        if broken:
+            name = "/".join(part for part in (self._kind.plural, *key) if part)
+            broken[:] = [one for one in broken if not one.startswith(f"{name}: ")]
 
     # ---- watches
 
@@ -333,10 +360,11 @@ class Reflector(Generic[T]):
                 break
             if event.type == "DELETED":
                 metadata = _head(event).metadata
-                rows[metadata.namespace, metadata.name] = None
-            elif event.type in {"ADDED", "MODIFIED"}:
-                if (row := self._row(event.object, broken)) is not None:
-                    rows[row.key] = row
+                key = (metadata.namespace, metadata.name)
+                rows[key] = None
+                self._mended(key, broken)
+            elif event.type in PRESENT:
+                self._put(event, rows, broken)
             elif event.type != "BOOKMARK":
                 refusal = MalformedError(f"watch of {self._kind.qualified}: an event {event.type!r}")
                 break

@@ -155,15 +155,18 @@ class Connection:
         if fault is not None and fault.insert is not None:
             await self._writer.part(fault.insert)
         count = 0
+        if fault is not None and fault.end_after == 0:
+            await self._writer.end()
+            return
         async for part in answer.parts:
             if fault is not None and fault.cut_after == count:
                 await self._writer.part(part[: len(part) // 2])
                 self._stream.transport.abort()
                 raise CloseConnectionError
-            if fault is not None and fault.end_after == count:
-                break
             await self._writer.part(part)
             count += 1
+            if fault is not None and fault.end_after == count:
+                break
         await self._writer.end()
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,37 +14,11 @@ import pytest
 from cells.kubernetes.client import Access, Client, CredentialsError, UnreachableError, connect
 from lifecycle.testing import eventually
 from tests.support.apiserver.certificates import Authority
+from tests.unit.kubernetes.listening import Serve, listening
 
 pytestmark = pytest.mark.anyio
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BODY = b'{"kind":"Test"}'
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
-
-
-@asynccontextmanager
-async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server whose connections are served like this, until the test ends."""
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            await serve(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, ssl.SSLError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(one, "127.0.0.1", 0, ssl=tls)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def saying(*parts: bytes) -> Serve:

@@ -147,6 +147,47 @@ async def test_an_older_server_is_listed_page_by_page(server: ApiServer) -> None
         await reach(lambda: "late" in world.names())
 
 
+async def test_pages_that_expire_faster_than_they_are_read_come_all_in_one(server: ApiServer) -> None:
+    for number in range(1203):
+        server.add(pod(f"p{number}"))
+    server.faults.add(Fault(lambda request: "sendInitialEvents" in request.query, times=-1, status=422))
+    expired = {"kind": "Status", "code": 410, "reason": "Expired", "metadata": {"continue": "later"}}
+    server.faults.add(Fault(lambda request: "continue" in request.query, times=-1, status=410, body=expired))
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: len(world.table) == 1203)
+        lists = [target for _, target in server.requests if "watch=" not in target]
+        assert ["limit=" in target for target in lists] == [True, True, False]
+
+
+async def test_a_streamed_list_that_never_says_it_is_whole_is_made_by_pages(server: ApiServer) -> None:
+    server.add(pod("a"))
+    endless = Fault(lambda request: "sendInitialEvents" in request.query, times=-1, end_after=1)
+    server.faults.add(endless)
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: world.names() == {"a"} and world.status.state == "watching")
+        assert endless.hits == 1
+        assert not world.status.error
+
+
+async def test_a_version_that_no_server_can_read_is_let_go(server: ApiServer) -> None:
+    server.add(pod("a"))
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: world.status.state == "watching")
+        server.faults.add(
+            Fault(
+                lambda request: "watch" in request.query and "sendInitialEvents" not in request.query,
+                times=5,
+                status=500,
+            )
+        )
+        before = len(server.requests)
+        await server.hang_up()
+        server.add(pod("b"))
+        await reach(lambda: world.names() == {"a", "b"} and world.status.state == "watching")
+        assert any("sendInitialEvents" in target for _, target in server.requests[before:])
+        assert not world.emptied
+
+
 TROUBLE = {
     "closed without an answer": Fault(on(PODS_PATH), times=3, close=True),
     "500": Fault(on(PODS_PATH), times=3, status=500),
@@ -252,6 +293,38 @@ async def test_an_object_that_cannot_be_read_keeps_its_last_good_row(server: Api
         await reach(lambda: world.names() == {"a", "b", "c"})
         server.store.put(kind.storage, ("default", "a"), live)
         await reach(lambda: not world.status.broken)
+
+
+def line(type_: str, name: str, **more: Any) -> bytes:
+    obj = pod(name, resourceVersion="5000")
+    return json.dumps({"type": type_, "object": {**obj, **more}}).encode() + b"\n"
+
+
+BAD: dict[str, Any] = {"spec": {"nodeName": 5}}
+TOGETHER: dict[str, tuple[list[bytes], set[str], bool]] = {
+    "deleted after it": ([line("ADDED", "x", **BAD), line("DELETED", "x")], {"a"}, False),
+    "mended after it": ([line("ADDED", "x", **BAD), line("MODIFIED", "x")], {"a", "x"}, False),
+    "good before it": ([line("ADDED", "x"), line("MODIFIED", "x", **BAD)], {"a", "x"}, True),
+    "made again as it": ([line("DELETED", "a"), line("ADDED", "a", **BAD)], set(), True),
+}
+
+
+@pytest.mark.parametrize("what", TOGETHER)
+async def test_of_events_that_come_together_the_last_good_one_counts(server: ApiServer, what: str) -> None:
+    lines, left, is_broken = TOGETHER[what]
+    server.add(pod("a"))
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: world.status.state == "watching")
+        server.faults.add(
+            Fault(
+                lambda request: "watch" in request.query and "sendInitialEvents" not in request.query,
+                insert=b"".join(lines) + line("ADDED", "last"),
+            )
+        )
+        await server.hang_up()
+        await reach(lambda: "last" in world.names())
+        assert world.names() == left | {"last"}
+        assert bool(world.status.broken) is is_broken
 
 
 async def test_a_kind_nobody_serves_holds_nobody_up_and_is_followed_once_it_is_there(
