@@ -16,7 +16,7 @@ from typing import Final
 from cells.datapath.generation import enter, ids_in_force
 from cells.datapath.programs import XDP_DISPATCHER, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps import BpfError, Map, Maps, map_by_id, program_by_id, program_info
+from cells.maps import Map, Maps, map_by_id, program_by_id, program_info, program_name
 from cells.node.netlink import HostLinks, NetlinkError
 
 OBJECT: Final = PACKAGED_OBJECTS / "xdp.o"
@@ -113,13 +113,4 @@ class Drivers:
 
 def is_ours(program: int) -> bool:
     """Whether the program with that kernel id is a dispatcher of ours, by its name."""
-    if not program:
-        return False
-    try:
-        descriptor = program_by_id(program)
-    except BpfError:  # gone meanwhile
-        return False
-    try:
-        return program_info(descriptor).name == XDP_DISPATCHER
-    finally:
-        os.close(descriptor)
+    return bool(program) and program_name(program) == XDP_DISPATCHER

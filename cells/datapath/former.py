@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cells.maps import BpfError, detach_link, linked_device, open_link, program_by_id, program_info
+from cells.maps import detach_link, linked_device, open_link, program_name
 from cells.node.netlink import HostLinks
 
 _PINS: Final = ("endpoints", "devices")
@@ -104,14 +104,8 @@ def _is_former(program: int, ours: Collection[int]) -> bool:
     """Whether a filter's program is Cilium's, by its name, and not one of ours, which are called alike."""
     if not program or program in ours:
         return False
-    try:
-        descriptor = program_by_id(program)
-    except BpfError:  # gone meanwhile
-        return False
-    try:
-        return program_info(descriptor).name.startswith(_FILTERS)
-    finally:
-        os.close(descriptor)
+    name = program_name(program)
+    return name is not None and name.startswith(_FILTERS)
 
 
 def _remove_empty(directory: Path) -> None:

@@ -52,7 +52,7 @@ class Constants:
     nat_ports: tuple[int, int]
     """The first and the last that translated flows may get."""
     maglev_size: int
-    """Numbers in a look-up table of backends."""
+    """Numbers in a lookup table of backends."""
     build: str
     """Digest of the object, 12 hexadecimal digits."""
     tag: str
@@ -146,7 +146,7 @@ def load(
 
 
 def maglev_size(tables: Iterable[Map]) -> int:
-    """The numbers in each look-up table of these maps, 0 without any."""
+    """The numbers in each lookup table of these maps, 0 without any."""
     inner = [table.spec.inner for table in tables if table.spec.name == "cilium_lb4_maglev"]
     return sum(spec.value_size // 4 for spec in inner if spec is not None)
 

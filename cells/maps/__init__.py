@@ -43,6 +43,7 @@ from cells.maps.bpf.programs import (
     open_program,
     program_by_id,
     program_info,
+    program_name,
     run_program,
     test_run,
 )
@@ -234,6 +235,7 @@ __all__ = [
     "possible_cpus",
     "program_by_id",
     "program_info",
+    "program_name",
     "replace_pin",
     "replace_program",
     "row_text",

@@ -19,7 +19,7 @@ ENDPOINT_IDS: Final = 4095
 """Endpoint ids are 1 to 4095: the indexes of hive_policies."""
 
 MAGLEV_SIZES: Final = (251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071)
-"""Of look-up tables: primes."""
+"""Of lookup tables: primes."""
 
 CT_TCP: Final = 524288
 CT_ANY: Final = 262144

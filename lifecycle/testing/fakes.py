@@ -22,7 +22,7 @@ def fake(kind: type[T], /, **given: object) -> T: ...
 @overload
 def fake(kind: Callable[..., T], /, **given: object) -> T: ...  # what a Protocol is to a type checker
 def fake(kind: object, /, **given: object) -> object:
-    """A stand-in for a type that has these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
+    """A fake of a type that has these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
 
     Give it to replace(). A function stands for a method, an asynchronous one as well. Methods not given raise
     AssertionError when called, attributes not given are None. Raises TypeError when the type has no member

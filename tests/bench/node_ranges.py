@@ -1,6 +1,6 @@
-"""The operator at a stand-in in a process of its own: from its first list to the last node's ranges.
+"""The operator at a fake API server in a process of its own: from its first list to the last node's ranges.
 
-Needs: nothing but the stand-in.   Gives: measure.
+Needs: nothing but the fake API server.   Gives: measure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ELECTION = {
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Seconds until every CiliumNode has its ranges, beside those that the stand-in works for it."""
+    """Seconds until every CiliumNode has its ranges, beside those that the fake API server works for it."""
     found = [asyncio.run(_round(folder)) for _ in range(rounds)]
     names = ("until all have theirs", "of the operator's processor", "of the stand-in's processor")
     return [

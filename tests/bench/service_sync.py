@@ -201,7 +201,7 @@ def _timed(netns: str, command: tuple[str, ...], text: str) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Programming SERVICES services and MORE, one change among SERVICES, look-up tables, memory."""
+    """Programming SERVICES services and MORE, one change among SERVICES, lookup tables, memory."""
     del folder
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(min(rounds, 3)):
@@ -233,7 +233,7 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
         Figure(f"1,000 services x {BACKENDS}: one changed", "ms", samples["change 1000"]),
         Figure(f"{MORE:,} services x {BACKENDS}: one changed", "ms", samples[f"change {MORE}"]),
         Figure(f"{all_of}: memory a service", "KB", samples[f"memory {SERVICES}"]),
-        Figure("look-up table of maglev, 16381 x 100", "ms", samples["maglev"], 1),
+        Figure("lookup table of maglev, 16381 x 100", "ms", samples["maglev"], 1),
     ]
     return rows
 

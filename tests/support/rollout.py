@@ -2,7 +2,7 @@
 
 Needs: root, a lab cluster.   Gives: Rollout.
 
-The API server is the stand-in, in the network between the nodes. Each container is a process in its node with
+The API server is a fake one, in the network between the nodes. Each container is a process in its node with
 the ConfigMap's settings; what a node's file system has elsewhere than a pod's is said by flags.
 """
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Services for clients outside in a device's driver (XDP), before the kernel makes a socket buffer of the packet: what goes
- * on to another node, or back to a client, does so from here. IPv4 and IPv6.
+/* Services for external clients at XDP, in the device's driver, before the kernel allocates an skb. Packets to another node, or
+ * back to a client, are sent from here. IPv4 and IPv6.
  *
- * The same sources as those of the programs at the stack's door (datapath.c), which get what is left. Reached by tail call
- * from dispatch.c.
+ * Built from the same headers as the tc programs (datapath.c), which handle every packet passed on from here. Reached by tail
+ * call from dispatch.c.
  */
 #define CONTEXT_XDP
 #include "netdev/ingress.h"
 #include "lib/metrics.h"
 
-/* Whether the driver leaves room for what is told of a packet; else all is left to the program at the stack's door. */
+/* Whether the driver supports the metadata area, which carries the result to the tc program. Without it, tc does everything. */
 static __always_inline bool tells(const struct xdp_md *ctx)
 {
 	return packet_told(ctx) <= packet_start(ctx);

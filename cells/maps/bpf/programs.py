@@ -5,6 +5,7 @@ Source: include/uapi/linux/bpf.h; net/bpf/test_run.c (bpf_prog_test_run_skb, bpf
 """
 
 import ctypes
+import os
 import struct
 from pathlib import Path
 from typing import Final
@@ -52,6 +53,18 @@ def open_program(path: Path) -> int:
 def program_by_id(id: int) -> int:  # noqa: A002  (the kernel's word)
     """A descriptor of the program with this kernel id; the caller closes it."""
     return command(PROG_FD_BY_ID, buffer(struct.pack("<III", id, 0, 0)), "open", f"program id {id}")
+
+
+def program_name(id: int) -> str | None:  # noqa: A002  (as above)
+    """Name of the loaded program with this id, at most 15 characters; None if there is none."""
+    try:
+        descriptor = program_by_id(id)
+    except BpfError:  # unloaded meanwhile
+        return None
+    try:
+        return program_info(descriptor).name
+    finally:
+        os.close(descriptor)
 
 
 def program_info(fd: int) -> ProgramInfo:

@@ -18,7 +18,7 @@ NODEPORT_DSR_TCP: Final = 2
 NODEPORT_DSR_OTHER: Final = 4
 """The same in other protocols."""
 NODEPORT_MAGLEV: Final = 8
-"""Backends are chosen by look-up tables."""
+"""Backends are chosen by lookup tables."""
 NODEPORT_DSR_CHOSEN: Final = 32
 """Whether backends elsewhere answer directly is each service's to say."""
 NODEPORT_XDP: Final = 16

@@ -40,7 +40,7 @@ from cells.operator.crds.schema import (
 )
 
 SCHEMA_VERSION: Final = "1.30.1"
-"""Of all schemas together; whoever changes one raises it, or clusters keep the old ones."""
+"""Version of all schemas together. Raise it with every change, or clusters keep the old ones."""
 VERSION_LABEL: Final = "io.cilium.k8s.crd.schema.version"
 GROUP: Final = "cilium.io"
 

@@ -71,7 +71,7 @@ class Ledger:
             self._nodes[name] = node
         waiting = {name: self._nodes[name] for name in self._errors if name in self._nodes} if freed else {}
         concerned = {**waiting, **live}
-        for name, node in concerned.items():  # first whoever has something: it is theirs
+        for name, node in concerned.items():  # nodes that already have ranges come first
             if node.spec.ipam.pod_cidrs:
                 self._settle(name, node)
         for name, node in concerned.items():

@@ -1,10 +1,10 @@
-"""Whether Cilium's policies are valid, told in their status.
+"""Reports in the status of Cilium's policies whether they are valid.
 
 Controller: CiliumNetworkPolicies and CiliumClusterwideNetworkPolicies in, the table ``policy-verdicts`` out:
             what an object does not say yet.
 Reconciler: that table in, conditions of type Valid out.
 Needs:      ClusterAPI, ClusterObjects, OperatorOptions, PolicySettings.   Gives: PolicyVerdicts.
-Why:        whoever applied an object sees it there, and ``kubectl get cnp`` shows it as a column. The code
+Why:        users see it in the object, and ``kubectl get cnp`` shows it as a column. The code
             that judges is that of the agents; one operator writes, not every node.
 """
 

@@ -15,10 +15,10 @@ class PolicySettings(Settings, frozen=True):
     """Whether status.conditions of Cilium's policies say if they are valid."""
 
     enable_l7_proxy: bool = True
-    """Whether agents serve rules of HTTP and DNS; without it they are told to be invalid."""
+    """Whether agents serve HTTP and DNS rules; if not, such policies are reported as invalid."""
 
     enable_icmp_rules: bool = True
-    """Whether agents serve rules of ICMP; without it they are told to be invalid."""
+    """Whether agents serve ICMP rules; if not, such policies are reported as invalid."""
 
     enable_node_selector_labels: bool = False
-    """Whether agents serve fromNodes and toNodes; without it they are told to be invalid."""
+    """Whether agents serve fromNodes and toNodes; if not, such policies are reported as invalid."""

@@ -1,4 +1,4 @@
-"""The datapath's look-up in computed entries: which entry decides on a packet.
+"""The datapath's lookup in computed entries: which entry decides on a packet.
 
 Source: ``policy_can_access`` of Cilium's bpf/lib/policy.h: two longest-prefix matches, one with the peer's
 identity and one with 0, and six classes in which the more specific port wins over the identity.

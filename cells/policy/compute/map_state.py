@@ -1,6 +1,6 @@
-"""A direction's map entries, so that the datapath's look-up finds the deny first, else the allow.
+"""A direction's map entries, so that the datapath's lookup finds the deny first, else the allow.
 
-The look-up compares an identity's entries with those of identity 0, and a more specific port of the
+The lookup compares an identity's entries with those of identity 0, and a more specific port of the
 identity wins over any port of 0 (``policy_can_access`` in Cilium's bpf/lib/policy.h). So a deny of
 everybody's port is repeated for each identity that is allowed more ports, and a deny of an identity for
 each port that is open to everybody.
@@ -65,7 +65,7 @@ def _inside(inner: PortKey, outer: PortKey) -> bool:
 
 
 def _loses_to(own: PortKey, anybody: PortKey) -> bool:
-    """Whether the look-up prefers everybody's entry although the identity's covers its packets.
+    """Whether the lookup prefers everybody's entry although the identity's covers its packets.
 
     It does so only against entries without a port: any port of the identity, however broad, comes first.
     """

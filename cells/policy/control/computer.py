@@ -49,7 +49,7 @@ NOTHING: Final = PolicyEntryMap()
 class RulePolicy:
     """The rules in force and the policies that follow from them.
 
-    Methods that change something return the rows that changed; whoever calls them hands those to
+    Methods that change something return the rows that changed; the caller hands those to
     EndpointPolicies.
     """
 

@@ -4,7 +4,7 @@ Controller: names and addresses that DNS answered in; EndpointPolicies and claim
 Needs:  Identities, RulePolicy, EndpointPolicies, Ipcache.
 Gives:  NamedAddresses.
 Why:    ``toFQDNs`` selects what DNS has answered. An address gets its identity in policy maps before the
-        ipcache gives it to packets, and whoever asked gets the answer after both.
+        ipcache gives it to packets, and the client gets its answer after both.
 Source: Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
 """
 

@@ -1,6 +1,6 @@
 """Each endpoint's policy: computed, kept in a table, and made so in its policy map.
 
-For:    endpoints, and whoever computes policies. Needs: PolicyComputer, PolicyMapPool, the two tables.
+For:    endpoints, and the policy controllers. Needs: PolicyComputer, PolicyMapPool, the two tables.
 Gives:  EndpointPolicies.
 Source: Cilium 1.17, policy maps, desired and realized policy, and their full reconciliation.
 """
@@ -151,7 +151,7 @@ class EndpointPolicies:
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
         """Compute the policy of a pod's endpoint by its identity, make its map so, after its peers' maps.
 
-        Nothing happens as long as the endpoint awaits_rules(); whoever restores it asks again then.
+        Nothing happens as long as the endpoint awaits_rules(); the restore asks again then.
         Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
         had, or a part of the change, and its status says so.
         """

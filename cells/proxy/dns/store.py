@@ -257,7 +257,7 @@ class NameStore:
 
     def _pre_cache(self) -> None:
         path = self._settings.tofqdns_pre_cache
-        assert path is not None  # noqa: S101  # whoever calls has looked
+        assert path is not None  # noqa: S101  # callers have checked
         try:
             rows = msgspec.json.decode(path.read_bytes(), type=list[PreCached])
             for row in rows:

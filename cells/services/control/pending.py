@@ -43,7 +43,7 @@ Entries = dict[str, dict[bytes, bytes]]
 FAILURES = (OSError, HiveError, IdsExhaustedError)
 
 TABLE: Final = b""
-"""What stands for a look-up table, which is large: that it is there."""
+"""What stands for a lookup table, which is large: that it is there."""
 
 LOOK_UP_TABLES: Final = frozenset(MAGLEV.values())
 _BACKENDS: Final = frozenset(BACKENDS.values())
@@ -80,7 +80,7 @@ class ServiceMaps(Protocol):
     """The maps themselves. All raise OSError; a write to a full map raises MapFullError."""
 
     def dump(self) -> Entries:
-        """Every entry of every map, of look-up tables TABLE; called in a thread, at any time."""
+        """Every entry of every map, of lookup tables TABLE; called in a thread, at any time."""
         ...
 
     def write(self, where: MapKey, value: bytes | None) -> None:
@@ -92,7 +92,7 @@ class ServiceMaps(Protocol):
         ...
 
     def write_tables(self, writes: Sequence[Write]) -> None:
-        """The same of look-up tables, for which the kernel waits; called in a thread, at any time."""
+        """The same of lookup tables, for which the kernel waits; called in a thread, at any time."""
         ...
 
     def void_verdicts(self) -> None:
@@ -112,7 +112,7 @@ class PendingWrites:
         self.entries: Entries = {}
         """What the maps hold."""
         self._tables: dict[MapKey, frozenset[bytes] | None] = {}
-        """The backends that look-up tables in the maps may lead to; None: it is not known which."""
+        """The backends that lookup tables in the maps may lead to; None: it is not known which."""
         self._todo: dict[Owner, InLine] = {}
         self._fresh: list[Batch] = []
         """Backends that are to be written before any slot."""
@@ -125,7 +125,7 @@ class PendingWrites:
         return owner in self._todo
 
     def hold(self, entries: Mapping[str, Mapping[bytes, bytes]]) -> None:
-        """The maps hold this already. Look-up tables are to be made anew; what they lead to is not known."""
+        """The maps hold this already. Lookup tables are to be made anew; what they lead to is not known."""
         self.entries = {name: dict(held) for name, held in entries.items() if name not in LOOK_UP_TABLES}
         self._tables = {MapKey(name, key): None for name in LOOK_UP_TABLES for key in entries.get(name, ())}
 
@@ -275,7 +275,7 @@ class PendingWrites:
     def _named(self) -> set[bytes] | None:
         """Numbers of backends that the maps lead to where that is still to be changed; None: maybe all.
 
-        By slots, and by look-up tables, which may be older or newer than the slots.
+        By slots, and by lookup tables, which may be older or newer than the slots.
         """
         found: set[bytes] = set()
         for owner, queue in self._todo.items():
@@ -304,7 +304,7 @@ class PendingWrites:
         return {}
 
     def tables_written(self, writes: Iterable[Write]) -> None:
-        """The maps hold these look-up tables now."""
+        """The maps hold these lookup tables now."""
         for write in writes:
             if write.value is None:
                 self._tables.pop(write.where, None)

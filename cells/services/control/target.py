@@ -97,7 +97,7 @@ class ServicesTarget:
 
     async def _take_over(self, held: Entries) -> None:
         """Go on from what the maps hold: as long as nothing differs, nothing is written."""
-        # Look-up tables are made anew, with their frontends; what is left of others goes with the next sweep.
+        # Lookup tables are made anew, with their frontends; what is left of others goes with the next sweep.
         self._pending.hold(held)
         self._taken_over = True
         # Before anything else: what is planned next may get the numbers of what goes.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Maglev look-up tables, bit for bit as Cilium makes them.
+/* Maglev lookup tables, bit for bit as Cilium makes them.
  *
  * Source: Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016, section 3.4;
  * MurmurHash3_x64_128 by Austin Appleby (public domain). No libc: the arrays come from the caller.

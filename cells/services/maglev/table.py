@@ -1,4 +1,4 @@
-"""Maglev look-up tables: which backend each hash goes to, the same on every node.
+"""Maglev lookup tables: which backend each hash goes to, the same on every node.
 
 Names decide, not numbers: all nodes must use one form of name. The work is in C and takes no lock of the
 interpreter: call it in a worker thread when tables are large.

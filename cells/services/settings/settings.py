@@ -120,7 +120,7 @@ class ServiceSettings(Settings, frozen=True):
 
     @property
     def maglev(self) -> bool:
-        """Whether any service may need look-up tables."""
+        """Whether any service may need lookup tables."""
         return self.outside and (self.bpf_lb_algorithm == "maglev" or self.bpf_lb_algorithm_annotation)
 
     def services_choose_mode(self, *, tunnelled: bool) -> bool:

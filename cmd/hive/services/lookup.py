@@ -1,4 +1,4 @@
-"""``hive bpf lb maglev``: the look-up tables by which backends are chosen, as the maps have them.
+"""``hive bpf lb maglev``: the lookup tables by which backends are chosen, as the maps have them.
 
 Needs: root; the pins below the bpffs.   Gives: command.
 Source: cilium-dbg bpf lb maglev; maps of Cilium 1.17.
@@ -38,7 +38,7 @@ def get_table(number: int, bpf_root: Path, output: str) -> None:
     """Show the tables of one service; ID is the number that hive bpf lb list shows."""
     found = {key: numbers for key, numbers in _tables(bpf_root).items() if key[0] == number}
     if not found:
-        raise click.ClickException(f"service {number} has no look-up table; hive bpf lb maglev list has all")
+        raise click.ClickException(f"service {number} has no lookup table; hive bpf lb maglev list has all")
     _print(found, output)
 
 

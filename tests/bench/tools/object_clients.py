@@ -1,4 +1,4 @@
-"""One client of the stand-in, in a process: ``python -m tests.bench.tools.object_clients WHO URL TOKEN PID``.
+"""A client of the API server: ``python -m tests.bench.tools.object_clients WHO URL TOKEN PID``.
 
 Prints what it took as a line of JSON: seconds until synced, seconds of processor, MiB grown.
 """

@@ -1,4 +1,4 @@
-"""The stand-in API server with a big cluster in it; on SIGUSR1 every CiliumEndpoint changes.
+"""The fake API server with a big cluster in it; on SIGUSR1 every CiliumEndpoint changes.
 
 ``python -m tests.bench.tools.object_server PODS NODES ENDPOINTS [CILIUM_NODES IDENTITIES]`` prints its
 address, and what rounds took. Identities are marked as unused since long.

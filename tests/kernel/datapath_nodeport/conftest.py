@@ -10,7 +10,7 @@ from tests.support.namespaces import need_root
 
 @pytest.fixture(scope="module", params=[NodePortWorld, DriverWorld], ids=["stack", "driver"])
 def loaded_world(request: pytest.FixtureRequest) -> Iterator[NodePortWorld]:
-    """Maps and programs: at the stack's door alone, and in the driver too."""
+    """Maps and programs: at tc alone, and in the driver too."""
     need_root()
     with request.param() as world:
         yield world

@@ -1,4 +1,4 @@
-"""What the program in a device's driver does alone, and what it leaves to the one at the stack's door."""
+"""What the program in a device's driver does alone, and what it leaves to the tc program."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_goes_into_the_tunnel_is_left(world: DriverWorld) -> None:
 
 
 def test_nobody_is_answered_from_the_driver(world: DriverWorld) -> None:
-    """Who is told that nobody serves is told by the program at the stack's door."""
+    """Who is told that nobody serves is told by the tc program."""
     serve(world, 4)
     assert asked(world, 4) == (XDP_PASS, 0)
 

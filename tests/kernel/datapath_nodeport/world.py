@@ -119,7 +119,7 @@ class DriverWorld(NodePortWorld):
         super().serve_outside(flags | NODEPORT_XDP)
 
     def device_gets(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
-        """First in the driver, and what that leaves, at the stack's door."""
+        """First in the driver, and what that leaves, at tc."""
         before, run = self.counts(), self.in_driver(bytes(packet))
         if run.verdict == XDP_PASS:
             self.recorder.handed(run.told)

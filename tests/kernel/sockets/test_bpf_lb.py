@@ -64,5 +64,5 @@ async def test_look_up_tables_are_shown(in_node: None, cgroup: Path) -> None:
         done = CliRunner().invoke(command, ["lb", "maglev", "get", "7"])
         assert (done.exit_code, done.output.split(":")[1].split(";")[0]) == (
             1,
-            " service 7 has no look-up table",
+            " service 7 has no lookup table",
         )

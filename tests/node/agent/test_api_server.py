@@ -51,7 +51,7 @@ def asked(method: str, path: str, body: Any = None, host: str = "127.0.0.1") -> 
 
 
 class Server:
-    """The stand-in, in the node's network namespace."""
+    """The fake API server, in the node's network namespace."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self._lab = lab

@@ -208,7 +208,7 @@ def server(node: Lab, tmp_path: Path) -> pods.Attached:
 
 
 def tables() -> dict[int, int]:
-    """How many services of each family have a look-up table."""
+    """How many services of each family have a lookup table."""
     found = {}
     for version in (4, 6):
         with open_map(GLOBALS / f"cilium_lb{version}_maglev") as outer:

@@ -1,4 +1,4 @@
-"""The chart's pods on a bare node, from the image alone, under containerd, with a stand-in API server."""
+"""The chart's pods on a bare node, from the image alone, under containerd, with a fake API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for an API server of Kubernetes, for tests.
+"""A fake Kubernetes API server, for tests.
 
 ``python -m tests.support.apiserver`` runs it alone. In a test::
 

@@ -1,4 +1,4 @@
-"""The stand-in alone: ``python -m tests.support.apiserver --kubeconfig FILE``."""
+"""The fake API server alone: ``python -m tests.support.apiserver --kubeconfig FILE``."""
 
 from __future__ import annotations
 

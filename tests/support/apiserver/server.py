@@ -1,4 +1,4 @@
-"""A stand-in for an API server of Kubernetes 1.36, held to recordings of a real one.
+"""A fake Kubernetes API server 1.36, held to recordings of a real one.
 
 Gives: ApiServer. Everything is in memory and in one event loop; one instance is one cluster.
 """

@@ -1,4 +1,4 @@
-"""An operator at the stand-in API server, for tests."""
+"""An operator at the fake API server, for tests."""
 
 from tests.support.operator.running import Operators, settings
 

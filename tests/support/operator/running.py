@@ -1,4 +1,4 @@
-"""Starts operators at a stand-in API server, in this process.
+"""Starts operators at a fake API server, in this process.
 
 Needs: ApiServer, cells.operator.   Gives: Operators, settings().
 """

@@ -1,4 +1,4 @@
-"""A recorded scenario, played to the stand-in exchange by exchange.
+"""A recorded scenario, played to the fake API server exchange by exchange.
 
 Gives: Scenario, replay, Result, excluded.
 """
@@ -82,7 +82,7 @@ def _has_rules(value: Any) -> bool:
 
 
 def left_out(step: dict[str, Any]) -> str:
-    """Why one exchange is left out, by a feature the stand-in does not have; nothing when it is not."""
+    """Why one exchange is left out, by a feature the fake API server lacks; nothing when it is not."""
     request, response = step["request"], step.get("response") or {}
     headers = {name.lower(): str(value) for name, value in (response.get("headers") or {}).items()}
     if (

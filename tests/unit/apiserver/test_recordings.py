@@ -1,4 +1,4 @@
-"""The stand-in answers as a real API server did, exchange by exchange."""
+"""The fake API server answers as a real API server did, exchange by exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CiliumEndpoints of a node's pods, over a stand-in API server."""
+"""The CiliumEndpoints of a node's pods, over a fake API server."""
 
 from __future__ import annotations
 

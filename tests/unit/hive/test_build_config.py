@@ -265,7 +265,7 @@ async def filled(server: ApiServer, version: str = "v2") -> None:
 
 
 async def asked(server: ApiServer, folder: Path, *arguments: str) -> Result:
-    """Of the stand-in, by its kubeconfig."""
+    """Of the fake API server, by its kubeconfig."""
     path = kubeconfig(folder, f"http://127.0.0.1:{server.port}")
     given = (f"--k8s-kubeconfig-path={path}", *arguments)
     return await to_thread.run_sync(lambda: build(folder / "out", *given))

@@ -1,4 +1,4 @@
-"""A stand-in API server, and hives that follow it as an agent does."""
+"""A fake API server, and hives that follow it as an agent does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in API server, and operators at it."""
+"""A fake API server, and operators at it."""
 
 from __future__ import annotations
 

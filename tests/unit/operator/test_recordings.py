@@ -1,4 +1,4 @@
-"""Cilium's recorded scenarios, played to our operator at the stand-in: the objects must come out the same."""
+"""Cilium's recorded scenarios, played to our operator: the objects must come out the same."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.rights import unused
 pytestmark = pytest.mark.anyio
 MANIFESTS = Path(__file__).resolve().parents[3] / "configs" / "manifests"
 ACCOUNT = "system:serviceaccount:kube-system:cilium-operator"
-TOKEN = "operator-token"  # of the stand-in
+TOKEN = "operator-token"  # of the fake API server
 READY = {
     "phase": "Running",
     "startTime": "2025-01-01T00:00:00Z",

@@ -219,7 +219,7 @@ def recorded_entries(recorded: Iterable[Json]) -> dict[tuple[Direction, Key], Js
 
 
 def by_identity(entries: Mapping[tuple[Direction, Key], Entry], direction: Direction) -> dict[int, Entries]:
-    """The entries of one direction, as the look-up takes them."""
+    """The entries of one direction, as the lookup takes them."""
     found: dict[int, Entries] = {}
     for (way, key), entry in entries.items():
         if way == direction:

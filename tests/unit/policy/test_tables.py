@@ -1,4 +1,4 @@
-"""The recorded look-up tables: prefixes without exceptions, labels, names, ports, ICMP types, entities."""
+"""The recorded lookup tables: prefixes without exceptions, labels, names, ports, ICMP types, entities."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ ETH0, ETH1 = (
 DEVICES = (ETH0, ETH1)
 NAMESPACE = "kube-system"
 LEASE = "cilium-l2announce-shop-web"
-TOKEN = "agent-token"  # of the stand-in
+TOKEN = "agent-token"  # of the fake API server
 
 
 def policy(**spec: Any) -> Any:
@@ -222,7 +222,7 @@ def test_the_frame_is_an_announcement() -> None:
 async def agent(
     url: str, folder: Path, name: str, kernel: FakeKernel, *, token: str = ADMIN_TOKEN, **more: str
 ) -> AsyncIterator[Hive]:
-    """The announcements of a node, at a stand-in API server."""
+    """The announcements of a node, at a fake API server."""
     known = fake(AgentConfig, node_name=name, ipv4=True)
 
     def devices() -> Table[Device]:

@@ -62,7 +62,7 @@ class WatchedMaps:
         """Of each, the networks of its clients that it may have now."""
         self.room: dict[str, int] = {}
         self.tables = 1 << 20
-        """How many look-up tables can be written at a time."""
+        """How many lookup tables can be written at a time."""
         self.left = -1
         self.many = 0
         self.count = 0
@@ -146,7 +146,7 @@ class WatchedMaps:
         table = self.entries.get(MapKey(MAGLEV, number), b"") if count else b""
         for at in range(0, len(table), 4):
             if not self._is_allowed(table[at : at + 4], frontend):
-                yield f"{key.hex()}: its look-up table leads to {table[at : at + 4].hex()}"
+                yield f"{key.hex()}: its lookup table leads to {table[at : at + 4].hex()}"
                 return
 
     def served(self) -> dict[bytes, set[bytes]]:

@@ -153,7 +153,7 @@ LB_MAP(cilium_lb6_source_range, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct
 #define LB_RANDOM 1 /* in the upper byte of that word; 0: as the node does */
 #define LB_MAGLEV 2
 
-/* A service's look-up table, by its reverse NAT index: numbers of backends in the one entry of a map. */
+/* A service's lookup table, by its reverse NAT index: numbers of backends in the one entry of a map. */
 struct lb_maglev_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(key_size, sizeof(__u32));

@@ -13,7 +13,7 @@ enum back {
 	BACK_TO_DEVICE,
 };
 
-/* The program at the stack's door, to which the packet is new, does. */
+/* The tc program, to which the packet is new, does. */
 static __always_inline int lb_unreachable(context_t *ctx, const struct flow *flow, enum back back, __u8 family)
 {
 	(void)ctx, (void)flow, (void)back, (void)family;

@@ -31,7 +31,7 @@ struct config {
 	__u32 features;
 	__u16 nat_port_min; /* ports that translated flows may get */
 	__u16 nat_port_max;
-	__u32 maglev_size; /* numbers in a look-up table of backends */
+	__u32 maglev_size; /* numbers in a lookup table of backends */
 	char build[16]; /* digest of the object, text */
 	char tag[32];   /* of the compilation: tells two builds of one source apart */
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Tells whoever listens on cilium_events of drops, deliveries and policy verdicts.
+/* Events on cilium_events: drops, deliveries (traces) and policy verdicts.
  *
  * Layouts are Cilium 1.17's, version 1. Nobody listening costs a map lookup that finds nothing.
  */

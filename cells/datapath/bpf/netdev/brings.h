@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What only the program at the stack's door does with what a device brings: it delivers, and goes on where the one in the
+/* What only the tc program does with what a device brings: it delivers, and goes on where the one in the
  * driver has left off.
  */
 #pragma once

@@ -40,7 +40,7 @@ static __always_inline bool may_be_fragmented(context_t *ctx, __u8 family)
 
 #ifdef CONTEXT_XDP
 
-/* The program at the stack's door tells the client. */
+/* The tc program tells the client. */
 static __always_inline int tell_too_long(context_t *ctx, struct flow *flow, const struct address *service, __be16 port,
 					 __u32 mtu, __u8 family)
 {

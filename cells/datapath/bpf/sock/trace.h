@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Tells whoever listens on cilium_events which backend a socket was sent to, and back. Layout: Cilium 1.17's. */
+/* Events on cilium_events: which backend a socket was translated to, and back. Layout: Cilium 1.17's. */
 #pragma once
 
 #include "lib/events.h"

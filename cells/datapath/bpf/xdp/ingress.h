@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the program in the driver leaves to the one at the stack's door. */
+/* What the program in the driver leaves to the tc program. */
 #pragma once
 
 #include "nodeport/maps.h"

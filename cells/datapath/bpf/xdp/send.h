@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Out of the driver again: by the device that the packet came in by, or another one that has such a program. What takes
- * more than that, as asking for a neighbour or a tunnel, is left to the program at the stack's door.
+ * more than that, as asking for a neighbour or a tunnel, is left to the tc program.
  */
 #pragma once
 

@@ -2,7 +2,7 @@
 
 For:    DNSProxy. Needs: the running event loop. Gives: Upstream.
 Why:    making, connecting, watching and closing a socket takes longer than the rest of a query. Each one
-        serves few queries and short pauses only: whoever guesses at answers must find its port anew
+        serves few queries and short pauses only: an attacker who forges answers must guess its port anew
         (RFC 5452).
 """
 
