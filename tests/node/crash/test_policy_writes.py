@@ -217,6 +217,18 @@ class Change:
     def write(self, objects: list[dict[str, Any]]) -> None:
         write(self._folder, "policies", *objects)
 
+    def comes_to(self, wanted: frozenset[Flow], *, forgets_the_new: bool = False) -> None:
+        """Wait until the flows are these. Raises AssertionError with what differs, and the end of the log."""
+        try:
+            eventually(
+                lambda: self.flows() == wanted and (not forgets_the_new or self.knows_nothing_new()), 60
+            )
+        except AssertionError as error:
+            flows = self.flows()
+            more, less = sorted(flows - wanted), sorted(wanted - flows)
+            told = agent_process.log_end(self._lab, 60)
+            raise AssertionError(f"too many flows: {more}; too few: {less}; the agent:\n{told}") from error
+
     def keeps_to_both(self) -> None:
         left = self.flows()
         assert left - self.before - self.after == set(), "neither policy allows it"
@@ -231,7 +243,7 @@ def test_a_start_with_other_rules_allows_and_refuses_nothing_else(drill: Drill, 
         change.write(BEFORE)
         for _ in range(2):
             serving(lab, *change.settings)
-            eventually(lambda: change.flows() == change.before and change.knows_nothing_new())
+            change.comes_to(change.before, forgets_the_new=True)
             agent_process.crash(lab)
         change.write(AFTER)
 
@@ -242,35 +254,35 @@ def test_a_start_with_other_rules_allows_and_refuses_nothing_else(drill: Drill, 
         drill.cut_start(number, len(calls), *change.settings)
         change.keeps_to_both()
         serving(lab, *change.settings)
-        eventually(lambda: change.flows() == change.after)
+        change.comes_to(change.after)
         agent_process.crash(lab)
 
 
 def test_between_two_policies_nothing_else_is_allowed_or_refused(drill: Drill, tmp_path: Path) -> None:
     lab, change = drill.lab, Change(drill.lab, tmp_path / "objects")
-    settings, flows, before, after = change.settings, change.flows, change.before, change.after
+    settings, before, after = change.settings, change.before, change.after
     change.write(BEFORE)
     drill.start(*settings)
-    eventually(lambda: flows() == before)
+    change.comes_to(before)
     at_rest = drill.made
     change.write(AFTER)
-    eventually(lambda: flows() == after)
+    change.comes_to(after)
     calls = drill.counted_lines[at_rest : drill.made]
     agent_process.crash(lab)
     assert any("BPF" in call.upper() for call in calls), "a change that writes no map is none"
     for number in chosen("policies", 1, len(calls)):
         change.write(BEFORE)
         drill.start(*settings)
-        eventually(lambda: flows() == before)
+        change.comes_to(before)
         if number <= len(calls):
             drill.cut_after(number)
         change.write(AFTER)
         if number <= len(calls):
             drill.expect_cut()
         else:
-            eventually(lambda: flows() == after)
+            change.comes_to(after)
             agent_process.crash(lab)
         change.keeps_to_both()
         serving(lab, *settings)
-        eventually(lambda: flows() == after)
+        change.comes_to(after)
         agent_process.crash(lab)
