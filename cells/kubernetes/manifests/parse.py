@@ -97,20 +97,36 @@ def _documents(text: bytes) -> Iterator[tuple[Any, Any]]:
 
 
 def _refuse_twice(node: Any) -> None:
-    """A key that is twice in one mapping is a mistake: one of the two would be lost."""
-    pending = [node]
+    """A key twice in one mapping is a mistake, as one of the two would be lost."""
+    for one in _collections(node):
+        if not isinstance(one, yaml.MappingNode):
+            continue
+        seen: set[str] = set()
+        for key, _ in one.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise _place(key).problem(f"{key.value} is twice in one mapping")
+                seen.add(key.value)
+
+
+def _collections(node: Any) -> Iterator[Any]:
+    """Each list and mapping once, however many aliases name it. Raises Problem for one within itself."""
+    pending: list[Any] = [node]
+    within: set[int] = set()
+    done: set[int] = set()
     while pending:
         one = pending.pop()
-        if isinstance(one, yaml.SequenceNode):
-            pending += one.value
-        elif isinstance(one, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, value in one.value:
-                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                    if key.value in seen:
-                        raise _place(key).problem(f"{key.value} is twice in one mapping")
-                    seen.add(key.value)
-                pending.append(value)
+        if one is None:  # all of the next one has been seen
+            left = id(pending.pop())
+            within.discard(left)
+            done.add(left)
+        elif id(one) in within:
+            raise _place(one).problem("it contains itself, by an alias")
+        elif id(one) not in done and not isinstance(one, yaml.ScalarNode):
+            within.add(id(one))
+            yield one
+            mapping = isinstance(one, yaml.MappingNode)
+            pending += (one, None, *([value for _, value in one.value] if mapping else one.value))
 
 
 def _objects(value: Any, node: Any, kinds: Mapping[tuple[str, str], Kind[Any]]) -> Iterator[Parsed]:

@@ -91,6 +91,19 @@ def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
     assert str(raised.value) == told
 
 
+def test_a_value_that_contains_itself_is_told() -> None:
+    text = b"apiVersion: v1\nkind: Namespace\nmetadata: &m {name: a, labels: *m}\n"
+    with pytest.raises(Problem, match="3:11: it contains itself, by an alias"):
+        parse(text)
+
+
+def test_the_same_value_may_stand_in_many_places() -> None:
+    lists = b"".join(
+        b"%c: &%c [%s]\n" % (98 + n, 98 + n, b",".join([b"*%c" % (97 + n)] * 9)) for n in range(20)
+    )
+    assert parse(b"apiVersion: v1\nkind: Other\na: &a [x]\n" + lists) == []
+
+
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_are_read_or_refused_in_one_line(text: bytes) -> None:
