@@ -45,12 +45,12 @@ class Followed(Generic[Row]):
             if batch := changes.take():
                 yield batch
             self._taken = revision
-            self._news.set()
+            news, self._news = self._news, anyio.Event()
+            news.set()
             await changes.wait()
 
     async def known(self) -> None:
-        """Return once the table was complete, and has been taken in."""
+        """Return once the table was complete, and has been taken in. Any number may wait."""
         await self._table.wait_initialized()
         while not self.caught_up:
-            self._news = anyio.Event()
             await self._news.wait()

@@ -141,7 +141,7 @@ def _closest(selector: Selector, cluster: Cluster) -> str:
 
 
 def _port_names(cluster: Cluster) -> Iterator[Finding]:
-    """Ports by name that are none: nobody has the name, or pods give it to several ports."""
+    """Named ports that match no port: no pod has the name, or pods use it for several ports."""
     for rule in cluster.repository.rules:
         if rule.selects_nodes:
             continue
@@ -160,11 +160,13 @@ def _port_names(cluster: Cluster) -> Iterator[Finding]:
                     text = _no_port(name, protocols, direction, pods)
                     if text:
                         place = cluster.policies[rule.source].at(entry.path)
-                        yield Finding(place, "warning", f"a port of {rule.source} is none: {text}")
+                        yield Finding(
+                            place, "warning", f"a named port of {rule.source} matches no port: {text}"
+                        )
 
 
 def _no_port(name: str, protocols: set[int], direction: Direction, pods: Sequence[KnownPod]) -> str:
-    """Why a port by name is no port for these pods, in words; empty where it is one."""
+    """Why a named port matches no port of these pods; empty where it matches one."""
     whose = "it selects" if direction == "ingress" else "of the folder"
     known = {port for pod in pods for port in pod.ports}
     having = [port for port in known if port.name == name]

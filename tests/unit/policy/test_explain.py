@@ -228,7 +228,7 @@ def test_a_port_that_nobody_calls_so_is_told(tmp_path: Path) -> None:
     )
     (tmp_path / "policy.yaml").write_text(cnp(spec))
     told = {where: text for where, severity, text in findings(tmp_path) if severity == "warning"}
-    prefix = "a port of CiliumNetworkPolicy shop/p is none: "
+    prefix = "a named port of CiliumNetworkPolicy shop/p matches no port: "
     assert told == {
         "policy.yaml:7": f"{prefix}no pod it selects has a port named htpt; did you mean http?",
         "policy.yaml:13": f"{prefix}no pod it selects has a port named query",

@@ -1,0 +1,43 @@
+"""A table is known once all there was when it was complete has been taken in."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from cells.policy.control.followed import Followed
+from lifecycle import Table
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_everybody_who_waits_is_told() -> None:
+    table: Table[str] = Table("rows", key=lambda row: row)
+    complete = table.initializer()
+    followed = Followed(table)
+    told: list[int] = []
+
+    async def wait(number: int) -> None:
+        await followed.known()
+        told.append(number)
+
+    async def follow() -> None:
+        taken: list[Any] = []
+        async for batch in followed.batches():
+            taken += batch
+            assert not told, "it is taken in when the next batch is asked for"
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as waiting:
+                for number in range(3):
+                    waiting.start_soon(wait, number)
+                await anyio.wait_all_tasks_blocked()
+                table.put("first")
+                complete.done()
+                await anyio.wait_all_tasks_blocked()
+                assert not told
+                tasks.start_soon(follow)
+            tasks.cancel_scope.cancel()
+    assert sorted(told) == [0, 1, 2]
+    assert followed.caught_up
