@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,30 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name of a page: its headings as GitHub writes them, and what HTML names."""
+    text = page.read_text(encoding="utf-8")
+    found = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+    for heading in re.findall(
+        r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    ):
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()).replace(" ", "-")
+        again = (f"{slug}-{number}" for number in count(1))
+        found.add(slug if slug not in found else next(one for one in again if one not in found))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings_that_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    missing = []
+    for path, anchor in links:
+        target = page.parent / path if path else page
+        if target.suffix == ".md" and anchor not in anchors(target):
+            missing.append(f"{path}#{anchor}")
     assert missing == []
 
 
