@@ -71,6 +71,11 @@ def level(hive: Hive) -> str:
     return status.level
 
 
+def message(hive: Hive) -> str:
+    (status,) = hive.get(HealthTree).snapshot("endpoint-watchdog.kernel")
+    return status.message
+
+
 def drop_lxc(hive: Hive, made: Endpoint) -> None:
     hive.get(Maps).lxc.delete(LxcKey(address_of(made)).pack())
 
@@ -136,9 +141,10 @@ async def test_it_is_degraded_while_an_endpoint_cannot_be_made_right(in_node: No
             await eventually(lambda: level(hive) == "ok")
             run(f"mv {STATE} {STATE}.away; touch {STATE}")
             drop_lxc(hive, made)
-            await eventually(lambda: level(hive) == "degraded")
-            (status,) = hive.get(HealthTree).snapshot("endpoint-watchdog.kernel")
-            assert status.message.startswith(f"endpoint {made.id}: cilium_lxc; not put right: ")
+            await eventually(
+                lambda: message(hive).startswith(f"endpoint {made.id}: cilium_lxc; not put right: ")
+            )
+            assert level(hive) == "degraded"
             run(f"rm {STATE}; mv {STATE}.away {STATE}")
             drop_lxc(hive, made)
             await eventually(lambda: level(hive) == "ok")
