@@ -328,7 +328,7 @@ def _whole(kind: Kind[T], body: bytes) -> dict[str, Any]:
 
 def _decoded(kind: Kind[T], body: bytes) -> T:
     try:
-        return kind.decoder.decode(body)
+        return kind.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedError(f"{kind.qualified}: {error}") from error
 

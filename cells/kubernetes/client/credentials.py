@@ -14,6 +14,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import anyio
 import msgspec
@@ -21,6 +22,7 @@ from anyio import to_thread
 
 from cells.kubernetes.client.access import Access, Exec
 from cells.kubernetes.client.errors import CredentialsError
+from cells.kubernetes.objects.nulls import decode
 
 TOKEN_AGE = 60.0
 """Seconds after which a token file is read again: the kubelet renews it long before it expires."""
@@ -42,6 +44,9 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
     """What a plugin prints."""
 
     status: ExecStatus
+
+
+_PLUGIN_TELLS: Final = msgspec.json.Decoder(ExecCredential)
 
 
 class Credentials:
@@ -124,7 +129,7 @@ class Credentials:
                 f"exec {command}: exit {done.returncode}: {told[-1] if told else 'no reason given'}"
             )
         try:
-            return msgspec.json.decode(done.stdout, type=ExecCredential).status
+            return decode(done.stdout, _PLUGIN_TELLS).status
         except msgspec.DecodeError as error:
             raise CredentialsError(f"exec {command}: {error}; expected an ExecCredential") from error
 

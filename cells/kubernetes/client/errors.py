@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from cells.kubernetes.objects.nulls import decode
+
 
 class KubernetesError(Exception):
     """A request failed; the base of all errors of this client."""
@@ -106,7 +108,7 @@ _DECODER = msgspec.json.Decoder(Status)
 def api_error(code: int, body: bytes, retry_after: str = "") -> ApiError:
     """The error of an answer. A body that is not a Status is quoted as text."""
     try:
-        status = _DECODER.decode(body)
+        status = decode(body, _DECODER)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = body[:200].decode("utf-8", "replace").strip()
         status = Status(code=code, message=text or "no reason given")

@@ -160,7 +160,7 @@ def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
     namespace = metadata.get("namespace") or "default"
     value = {**value, "metadata": {**metadata, "namespace": namespace if kind.namespaced else ""}}
     try:
-        row = msgspec.convert(value, kind.struct)
+        row = kind.convert(value)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at ")
         told = path.strip("`").removeprefix("$").lstrip(".")

@@ -61,6 +61,7 @@ from cells.kubernetes.objects.known_endpoint import (
     said,
 )
 from cells.kubernetes.objects.meta import Condition, Key, Meta, Object, Requirement, Selector
+from cells.kubernetes.objects.nulls import convert
 from cells.kubernetes.objects.services import (
     ENDPOINT_SLICES,
     NETWORK_POLICIES,
@@ -157,6 +158,7 @@ __all__ = [
     "Selector",
     "Service",
     "ServicePort",
+    "convert",
     "owner_of",
     "said",
 ]

@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from cells.kubernetes.objects import nulls
 from cells.kubernetes.objects.meta import Object
 
 T = TypeVar("T", bound=Object)
@@ -124,6 +125,14 @@ class Kind(Generic[T]):
             f"{self.kind}List", [("metadata", ListMeta), ("items", items, None)], frozen=True, gc=False
         )
         return msgspec.json.Decoder(made)
+
+    def decode(self, text: bytes | msgspec.Raw) -> T:
+        """One object out of JSON; null means absent. Raises msgspec.DecodeError, UnicodeDecodeError."""
+        return nulls.decode(text, self.decoder)
+
+    def convert(self, value: Any) -> T:
+        """One object out of what JSON or YAML holds; null means absent. Raises msgspec.ValidationError."""
+        return nulls.convert(value, self.struct)
 
     def __repr__(self) -> str:
         return f"<{self.qualified}>"

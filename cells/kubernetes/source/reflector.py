@@ -32,6 +32,7 @@ from cells.kubernetes.client import (
     status_error,
 )
 from cells.kubernetes.objects import Kind, Object
+from cells.kubernetes.objects.nulls import decode
 from cells.kubernetes.source.sink import Sink
 from lifecycle import Stretch
 
@@ -227,11 +228,11 @@ class Reflector(Generic[T]):
         except (msgspec.DecodeError, KeyError, UnicodeDecodeError) as error:
             raise MalformedError(f"list of {self._kind.qualified}: {error}") from error
         rows = [row for item in items if (row := self._row(item, broken)) is not None]
-        return rows, str(head.get("resourceVersion", "")), str(head.get("continue", ""))
+        return rows, str(head.get("resourceVersion") or ""), str(head.get("continue") or "")
 
     def _row(self, raw: msgspec.Raw, broken: list[str]) -> T | None:
         try:
-            row: T = self._kind.kept(self._kind.decoder.decode(raw))
+            row: T = self._kind.kept(self._kind.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             known, told = self._last_good(raw)
             broken.append(f"{told}: {error}")
@@ -240,7 +241,7 @@ class Reflector(Generic[T]):
 
     def _last_good(self, raw: msgspec.Raw) -> tuple[T | None, str]:
         try:
-            metadata = _HEAD.decode(raw).metadata
+            metadata = decode(raw, _HEAD).metadata
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None, f"{self._kind.plural}/?"
         name = f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name
@@ -384,20 +385,20 @@ def _last(block: bytes) -> WatchEvent:
 
 def _refusal(event: WatchEvent) -> KubernetesError:
     try:
-        return status_error(_STATUS.decode(event.object))
+        return status_error(decode(event.object, _STATUS))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return MalformedError(f"watch: an error that is no Status: {error}")
 
 
 def _head(event: WatchEvent) -> Head:
     try:
-        return _HEAD.decode(event.object)
+        return decode(event.object, _HEAD)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedError(f"watch: {error}") from error
 
 
 def _bookmark(event: WatchEvent) -> Bookmark:
     try:
-        return _BOOKMARK.decode(event.object)
+        return decode(event.object, _BOOKMARK)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedError(f"watch: {error}") from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from cells.kubernetes import convert
 from cells.policy.labels import ALL, PeerSelector, Prefix, Requirement, Selector, except_prefixes
 from cells.policy.rules.errors import PolicyError, at
 from cells.policy.rules.network_policy_schema import (
@@ -40,7 +41,7 @@ def network_policy(object_: Mapping[str, Any], options: PolicyOptions) -> Rule:
     metadata = object_.get("metadata") or {}
     namespace = metadata.get("namespace") or "default"
     try:
-        spec = msgspec.convert(object_.get("spec") or {}, NetworkPolicySpec)
+        spec = convert(object_.get("spec") or {}, NetworkPolicySpec)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
         raise PolicyError(reason, path=f"spec{place.rstrip('`')}", stage="schema") from None

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from cells.cluster.identity import parse
+from cells.kubernetes import convert
 from cells.policy.labels import Selector
 from cells.policy.rules.network_policy import peer_selector
 from cells.policy.rules.network_policy_schema import Egress, Ingress, NetworkPolicySpec, Peer
@@ -31,7 +32,7 @@ _SELECTORS = {
 def rule_objects(object_: Mapping[str, Any], rules: Sequence[Rule]) -> Iterator[dict[str, Any]]:
     """Each of the object's rules; ``rules`` is what it was translated to."""
     if object_.get("kind") == NETWORK_POLICY:
-        spec = msgspec.convert(object_.get("spec") or {}, NetworkPolicySpec)
+        spec = convert(object_.get("spec") or {}, NetworkPolicySpec)
         for rule in rules:
             yield _whole(rule, _network_policy(spec, rule))
         return

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
+from cells.kubernetes import convert
 from cells.policy.labels import FQDNSelector, PeerSelector, Prefix, Selector
 from cells.policy.rules.errors import PolicyError, at
 from cells.policy.rules.network_policy import network_policy
@@ -75,7 +76,7 @@ def decode_specs(object_: Mapping[str, Any]) -> list[tuple[str, RuleSpec]]:
 
 def _decoded(path: str, spec: Any) -> RuleSpec:
     try:
-        return msgspec.convert(spec, RuleSpec)
+        return convert(spec, RuleSpec)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
         raise PolicyError(reason, path=f"{path}{place.rstrip('`')}", stage="schema") from None

@@ -173,7 +173,7 @@ class Elections:
         ours = {row.lease for row in self.leases.all()}
         for one in told.get("items") or ():
             name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
-            held = one.get("spec", {}).get("holderIdentity")
+            held = (one.get("spec") or {}).get("holderIdentity")
             if not held and name.startswith(PREFIX) and name not in ours:
                 with suppress(api.ConflictError):  # somebody has just taken it
                     await client.delete(api.LEASES, name, self._namespace, version=version)

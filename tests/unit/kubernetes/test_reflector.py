@@ -295,6 +295,30 @@ async def test_an_object_that_cannot_be_read_keeps_its_last_good_row(server: Api
         await reach(lambda: not world.status.broken)
 
 
+@pytest.mark.parametrize("streams", [True, False])
+async def test_what_is_null_is_absent_in_lists_and_in_changes(server: ApiServer, streams: bool) -> None:
+    def null(name: str) -> dict[str, Any]:
+        spec = {"nodeName": "node-a", "hostNetwork": None, "serviceAccountName": None}
+        metadata = {"name": name, "namespace": "default", "uid": None, "labels": {"ip": "10.0.0.1"}}
+        return {**pod(name), "metadata": metadata, "spec": spec, "status": None}
+
+    kind = server.kinds.get("", "v1", "pods")
+    assert kind is not None
+    if not streams:
+        server.faults.add(Fault(lambda request: "sendInitialEvents" in request.query, times=-1, status=422))
+    server.add(pod("a"))
+    server.store.put(kind.storage, ("default", "b"), null("b"))
+    async with server.serving() as url, following(server, url) as world:
+        await world.table.wait_initialized()
+        assert world.names() == {"a", "b"}
+        server.store.put(kind.storage, ("default", "c"), null("c"))
+        await reach(lambda: world.names() == {"a", "b", "c"})
+        assert not world.status.broken
+        row = world.table.get(("default", "c"))
+        assert row is not None
+        assert (row.labels, row.spec.host_network, row.status.phase) == ({"ip": "10.0.0.1"}, False, "")
+
+
 def line(type_: str, name: str, **more: Any) -> bytes:
     obj = pod(name, resourceVersion="5000")
     return json.dumps({"type": type_, "object": {**obj, **more}}).encode() + b"\n"
