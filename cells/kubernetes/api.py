@@ -14,6 +14,7 @@ from cells.kubernetes.client import (
     ConflictError,
     KubernetesError,
     NotFoundError,
+    UnreachableError,
     connect,
 )
 from cells.kubernetes.client.rate import Bucket
@@ -38,6 +39,7 @@ __all__ = [
     "Reflector",
     "Sink",
     "SourceStatus",
+    "UnreachableError",
     "access_of",
     "connect",
 ]

@@ -5,13 +5,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 from anyio import to_thread
 from click.testing import CliRunner, Result
 
+from cells.kubernetes import KubernetesSettings
 from hive.config.build_config import write
-from hive.config.build_config.sources import read_directory
+from hive.config.build_config.api_server import ApiServer as Asked
+from hive.config.build_config.cluster import ClusterError, NodeConfig
+from hive.config.build_config.sources import Source, read_directory
 from hive.main import cli
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer, Fault, on
@@ -307,3 +311,49 @@ async def test_a_server_that_refuses_leaves_the_former_values(server: ApiServer,
     assert result.exit_code == 1
     assert "Build config failed: 403 Forbidden" in result.output
     assert settings(tmp_path / "out")["mtu"] == "9000"
+
+
+def cluster(server: ApiServer, folder: Path, told: list[str], patience: float = 60.0) -> Asked:
+    """What build-config looks its sources up in."""
+    path = kubeconfig(folder, f"http://127.0.0.1:{server.port}")
+    source = Source("cilium-node-config", "kube-system", "")
+    return Asked(KubernetesSettings(k8s_kubeconfig_path=path), [source], "n1", told.append, patience=patience)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "fault", [Fault(times=-1, close=True), Fault(times=-1, status=503)], ids=["gone", "503"]
+)
+async def test_a_server_that_is_away_is_waited_for(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
+    await filled(server)
+    server.faults.add(fault)
+    told: list[str] = []
+    async with anyio.create_task_group() as group:
+        found: list[NodeConfig] = []
+
+        async def ask() -> None:
+            asked = cluster(server, tmp_path, told)
+            found.extend(await to_thread.run_sync(asked.node_configs, "kube-system"))
+
+        group.start_soon(ask)
+        await eventually(lambda: bool(told))
+        server.faults.clear()
+    assert [one.name for one in found] == ["a", "b", "nobody"]
+    assert "no API server answers yet, asking again for" in told[0]
+
+
+@pytest.mark.anyio
+async def test_a_server_that_stays_away_fails(server: ApiServer, tmp_path: Path) -> None:
+    server.faults.add(Fault(times=-1, close=True))
+    asked = cluster(server, tmp_path, [], patience=0.0)
+    with pytest.raises(ClusterError, match="closed the connection"):
+        await to_thread.run_sync(asked.node_configs, "kube-system")
+
+
+@pytest.mark.anyio
+async def test_an_older_version_that_is_unknown_hides_no_failure(server: ApiServer, tmp_path: Path) -> None:
+    await filled(server)
+    server.faults.add(Fault(on("/apis/cilium.io/v2/"), times=-1, status=403))
+    result = await asked(server, tmp_path)
+    assert result.exit_code == 1
+    assert "Build config failed: 403 Forbidden" in result.output

@@ -1,6 +1,7 @@
 """The cluster as its API server tells: what build-config asks is fetched once, before it is looked at.
 
 Needs: cells.kubernetes, imported when asked.   Gives: ApiServer.
+Source: Cilium 1.17, the client that cilium-dbg build-config starts (it waits a minute for a server).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hive.config.build_config.cluster import ClusterError
 from hive.config.build_config.manifests import Manifests
-from hive.config.build_config.sources import Source
+from hive.config.build_config.sources import Source, Tell
 
 if TYPE_CHECKING:
     from cells.kubernetes import KubernetesSettings
@@ -17,16 +18,33 @@ if TYPE_CHECKING:
 
 NODE_CONFIGS = ("cilium.io/v2", "cilium.io/v2alpha1")
 """Versions of CiliumNodeConfig, the second one asked where the first has none."""
+PATIENCE = 60.0
+"""For how many seconds a server is asked that cannot answer; the kubelet starts the container again later."""
+PAUSE = 5.0
+"""Seconds from one time to the next."""
 
 
 class ApiServer(Manifests):
-    """The objects that these sources are about, of an API server."""
+    """The objects that these sources are about, of an API server.
 
-    def __init__(self, settings: "KubernetesSettings", sources: Sequence[Source], node: str) -> None:
+    One that gives no answer, or says that it cannot, is asked again for ``patience`` seconds.
+    """
+
+    def __init__(
+        self,
+        settings: "KubernetesSettings",
+        sources: Sequence[Source],
+        node: str,
+        tell: Tell,
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
         super().__init__(Path())
         self._settings = settings
         self._sources = sources
         self._node = node
+        self._tell = tell
+        self._patience = patience
 
     def _load(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         import anyio
@@ -39,6 +57,8 @@ class ApiServer(Manifests):
             raise ClusterError(str(error)) from error
 
     async def _ask(self) -> list[tuple[Path, dict[str, Any]]]:
+        import anyio
+
         from cells.kubernetes import api
 
         access = api.access_of(self._settings)
@@ -48,11 +68,19 @@ class ApiServer(Manifests):
                 " or give --manifests-dir or --source=directory:DIR"
             )
         client = api.connect(access, agent="hive-build-config", qps=0)
-        try:
-            found = {path: one async for path, one in self._objects_of(client)}  # each once
-        finally:
-            await client.reset()
-        return [(Path(path), one) for path, one in found.items()]
+        until = anyio.current_time() + self._patience
+        while True:
+            try:
+                found = {path: one async for path, one in self._objects_of(client)}  # each once
+                return [(Path(path), one) for path, one in found.items()]
+            except (api.UnreachableError, api.ApiError) as error:
+                left = until - anyio.current_time()
+                if left <= 0 or (isinstance(error, api.ApiError) and error.code < 500):
+                    raise
+                self._tell(f"no API server answers yet, asking again for {left:.0f} s: {error}")
+            finally:
+                await client.reset()
+            await anyio.sleep(min(left, PAUSE))
 
     async def _objects_of(self, client: "Client") -> AsyncIterator[tuple[str, dict[str, Any]]]:
         nodes: set[str] = set()
@@ -93,7 +121,8 @@ async def _got(client: "Client", path: str) -> dict[str, Any] | None:
 async def _node_configs(client: "Client", namespace: str) -> list[tuple[str, dict[str, Any]]]:
     """Those of the newer version, or of the older one where there are none, or it cannot be had.
 
-    Raises the last KubernetesError if neither can.
+    None where the server knows of neither. Raises UnreachableError, or the first KubernetesError if one
+    version cannot be had and the other has nothing to say.
     """
     from cells.kubernetes import api
 
@@ -101,9 +130,13 @@ async def _node_configs(client: "Client", namespace: str) -> list[tuple[str, dic
     for version in NODE_CONFIGS:
         path = f"/apis/{version}/namespaces/{namespace}/ciliumnodeconfigs"
         try:
-            listed = await _got(client, path) or {}
+            listed = await _got(client, path)
+        except api.UnreachableError:
+            raise
         except api.KubernetesError as error:
             failed = failed or error
+            continue
+        if listed is None:
             continue
         items = [one for one in listed.get("items") or () if isinstance(one.get("metadata"), dict)]
         if items or failed is not None:

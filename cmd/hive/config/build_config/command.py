@@ -101,7 +101,7 @@ def _cluster(
     from hive.config.build_config.api_server import ApiServer
 
     settings = KubernetesSettings(k8s_kubeconfig_path=kubeconfig, k8s_api_server=server)
-    return ApiServer(settings, wanted, node)
+    return ApiServer(settings, wanted, node, _tell)
 
 
 def _keys(text: str | None) -> frozenset[str] | None:
