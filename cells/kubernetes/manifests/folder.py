@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from cells.kubernetes.manifests.file import ManifestFile
-from cells.kubernetes.manifests.parse import Parsed, Problem, parse
+from cells.kubernetes.manifests.others import mistake
+from cells.kubernetes.manifests.parse import Other, Parsed, Problem, parse
 from cells.kubernetes.objects import KINDS, Key, Kind, Object
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -27,6 +28,8 @@ class _Read(msgspec.Struct, frozen=True):
     objects: tuple[Parsed, ...]
     error: str = ""
     ever_good: bool = True
+    left_out: str = ""
+    others: tuple[str, ...] = ()
 
 
 class Folder:
@@ -62,7 +65,7 @@ class Folder:
         """Every file, by name."""
         clashes = self._merged()[1]
         return [
-            ManifestFile(name, len(one.objects), one.error or clashes.get(name, ""))
+            ManifestFile(name, len(one.objects), one.error or clashes.get(name, ""), one.left_out, one.others)
             for name, one in sorted(self._files.items())
         ]
 
@@ -106,18 +109,30 @@ class Folder:
             self._files[name] = self._broken(known, stamp, told)
             return
         try:
-            objects = tuple(parse(path.read_bytes(), self._kinds))
+            objects, others = parse(path.read_bytes(), self._kinds)
         except Problem as error:
             self._files[name] = self._broken(known, stamp, f"{path}:{error}")
         except OSError as error:
             self._files[name] = self._broken(known, stamp, f"{path}: {error.strerror}")
         else:
-            self._files[name] = _Read(stamp, objects)
+            left_out, rest = self._sorted(path, others)
+            self._files[name] = _Read(stamp, tuple(objects), left_out=left_out, others=rest)
 
     def _broken(self, known: _Read | None, stamp: tuple[int, int, int], error: str) -> _Read:
         if known is None:
             return _Read(stamp, (), error, ever_good=False)
-        return _Read(stamp, known.objects, error, known.ever_good)
+        return msgspec.structs.replace(known, stamp=stamp, error=error)
+
+    def _sorted(self, path: Path, others: list[Other]) -> tuple[str, tuple[str, ...]]:
+        """Of objects that are not read: what may be a mistake, in one line, and the kinds of the rest."""
+        told = [(one, mistake(one.api_version, one.kind, self._kinds)) for one in others]
+        doubtful = [(one.place, what) for one, what in told if what]
+        rest = tuple(sorted({one.kind for one, what in told if not what}))
+        if not doubtful:
+            return "", rest
+        place, what = doubtful[0]
+        more = f" (and {len(doubtful) - 1} more)" if len(doubtful) > 1 else ""
+        return f"{path}:{place.line}:{place.column}: {what}{more}", rest
 
 
 def is_manifest(name: str) -> bool:

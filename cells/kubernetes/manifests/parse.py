@@ -1,6 +1,6 @@
 """Objects out of the text of one file: YAML or JSON, several documents, lists.
 
-Needs: nothing.   Gives: Parsed, Problem, parse.
+Needs: nothing.   Gives: Contents, Parsed, Other, Problem, parse.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
+from cells.kubernetes.manifests.ports import wrong_port
 from cells.kubernetes.objects import KINDS, Key, Kind, Object
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]|`?\$`?")
+_YAML: Final = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 
 
@@ -53,6 +55,21 @@ class Parsed(NamedTuple):
         return self.row.key
 
 
+class Other(NamedTuple):
+    """An object of a kind that is not read."""
+
+    api_version: str
+    kind: str
+    place: Place
+
+
+class Contents(NamedTuple):
+    """What a file holds."""
+
+    objects: list[Parsed]
+    others: list[Other]
+
+
 class _Loader(_Base):  # type: ignore[misc]  # which one depends on how PyYAML was built
     """Times stay text, as in JSON."""
 
@@ -63,17 +80,21 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def parse(text: bytes, kinds: tuple[Kind[Any], ...] = KINDS) -> list[Parsed]:
-    """The objects of those kinds; others are left out. All or nothing: raises Problem."""
+def parse(text: bytes, kinds: tuple[Kind[Any], ...] = KINDS) -> Contents:
+    """The objects of those kinds, and what others there are. All or nothing: raises Problem."""
     by_name = {(kind.api_version, kind.kind): kind for kind in kinds}
     found: dict[tuple[str, Key], Parsed] = {}
+    others: list[Other] = []
     for value, node in _documents(text):
         for one in _objects(value, node, by_name):
+            if isinstance(one, Other):
+                others.append(one)
+                continue
             first = found.setdefault((one.kind.qualified, one.key), one)
             if first is not one:
                 name = "/".join(part for part in one.key if part)
                 raise one.place.problem(f"{one.kind.kind} {name} stands in line {first.place.line} already")
-    return list(found.values())
+    return Contents(list(found.values()), others)
 
 
 def _documents(text: bytes) -> Iterator[tuple[Any, Any]]:
@@ -129,7 +150,7 @@ def _collections(node: Any) -> Iterator[Any]:
             pending += (one, None, *([value for _, value in one.value] if mapping else one.value))
 
 
-def _objects(value: Any, node: Any, kinds: Mapping[tuple[str, str], Kind[Any]]) -> Iterator[Parsed]:
+def _objects(value: Any, node: Any, kinds: Mapping[tuple[str, str], Kind[Any]]) -> Iterator[Parsed | Other]:
     if value is None:
         return
     place = _place(node)
@@ -148,15 +169,15 @@ def _objects(value: Any, node: Any, kinds: Mapping[tuple[str, str], Kind[Any]]) 
             yield from _objects(whole, _child(inner, number), kinds)
         return
     kind = kinds.get((version, name))
-    if kind is not None:
-        yield _object(value, node, kind)
+    yield _object(value, node, kind) if kind is not None else Other(version, name, place)
 
 
 def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
     metadata = value.get("metadata")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str) or not metadata["name"]:
-        at = _child(node, "metadata") or node
-        raise _place(at).problem(f"metadata.name of the {kind.kind} is missing")
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict):
+        raise _place(_child(node, "metadata")).problem(f"metadata of the {kind.kind} is no mapping")
+    _check_name(metadata.get("name"), node, kind)
     namespace = metadata.get("namespace") or "default"
     value = {**value, "metadata": {**metadata, "namespace": namespace if kind.namespaced else ""}}
     try:
@@ -167,7 +188,21 @@ def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
         shown = f"{told}: " if told else ""
         name = f"{kind.kind} {metadata['name']}"
         raise _place(_at(node, path)).problem(f"{name}: {shown}{what[:1].lower()}{what[1:]}") from error
+    if wrong := wrong_port(kind, row):
+        path, told = wrong
+        raise _place(_at(node, path)).problem(f"{kind.kind} {metadata['name']}: {path[1:]}: {told}")
     return Parsed(kind, row, _place(node))
+
+
+def _check_name(name: Any, node: Any, kind: Kind[Any]) -> None:
+    if name is None or name == "":
+        at = _child(node, "metadata") or node
+        raise _place(at).problem(f"metadata.name of the {kind.kind} is missing")
+    if not isinstance(name, str):
+        at = _at(node, ".metadata.name")
+        quoted = f'; write "{at.value}"' if isinstance(at, yaml.ScalarNode) else ""
+        what = _YAML.get(type(name), "a value")
+        raise _place(at).problem(f"metadata.name of the {kind.kind} is {what}, expected text{quoted}")
 
 
 def _place(node: Any) -> Place:

@@ -125,6 +125,8 @@ class ManifestsSource:
             before = self._files.get(one.name)
             if one.error and (before is None or before.error != one.error):
                 self._log.warning("manifest cannot be read, its last good objects stay", error=one.error)
+            if one.left_out and (before is None or before.left_out != one.left_out):
+                self._log.warning("manifest has objects of kinds that are not read", left_out=one.left_out)
         with self._files.txn() as txn:
             txn.replace_all(now)
         if self._emptied:
@@ -138,7 +140,8 @@ class ManifestsSource:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             self._health.degraded(f"{wrong[0]}{more}; its last good objects stay in force")
         else:
-            self._health.ok(f"{sum(one.objects for one in now)} objects of {len(now)} files")
+            left_out = "".join(f"; left out: {one.left_out}" for one in now if one.left_out)
+            self._health.ok(f"{sum(one.objects for one in now)} objects of {len(now)} files{left_out}")
 
     async def _changes(self) -> AsyncIterator[set[str] | None]:
         """None once the folder is watched and when anything may have changed, else the names that have."""

@@ -50,6 +50,8 @@ def status(agent_socket: Path, timeout: float, output: str) -> None:
     for one in files:
         if one.get("error"):
             click.echo(one["error"])
+        if one.get("left_out"):
+            click.echo(f"left out: {one['left_out']}")
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

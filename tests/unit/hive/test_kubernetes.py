@@ -49,10 +49,11 @@ def test_how_each_kind_is_followed_is_told(tmp_path: Path, capsys: pytest.Captur
 
 def test_files_that_are_broken_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [{"name": "a.yaml", "objects": 1, "error": "/m/a.yaml:1:2: no"}, {"name": "b.yaml", "objects": 2}]
+    files.append({"name": "c.yaml", "objects": 0, "left_out": "/m/c.yaml:3:4: X is not known"})
     with stub_agent(tmp_path, answers([kind("pods", "synced")], files)) as agent:
         told = hive(capsys, "kubernetes", "status", "-H", agent.socket)
-    assert told.out.splitlines()[0] == "manifests: 2 files, 1 with errors"
-    assert told.out.splitlines()[-1] == "/m/a.yaml:1:2: no"
+    assert told.out.splitlines()[0] == "manifests: 3 files, 1 with errors"
+    assert told.out.splitlines()[-2:] == ["/m/a.yaml:1:2: no", "left out: /m/c.yaml:3:4: X is not known"]
 
 
 def test_an_agent_without_a_source_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

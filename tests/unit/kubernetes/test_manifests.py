@@ -37,27 +37,45 @@ spec:
     - containerPort: 80
 """
 
+SERVICE = """\
+apiVersion: v1
+kind: Service
+metadata: {{name: a}}
+spec:
+  ports: [{{{port}}}]
+"""
+SLICE = """\
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: a}
+addressType: IPv4
+endpoints: null
+ports: [{}, {port: 99999}]
+"""
+
 
 def test_documents_lists_and_json_are_all_read() -> None:
     text = (
         "---\n" + POD.format(name="a", app="web") + "---\n# nothing\n---\n" + POD.format(name="b", app="db")
     )
-    assert [(one.kind, one.key) for one in parse(text.encode())] == [
+    assert [(one.kind, one.key) for one in parse(text.encode()).objects] == [
         (PODS, ("default", "a")),
         (PODS, ("default", "b")),
     ]
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "x"}}
     deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}}
     listed = {"apiVersion": "v1", "kind": "List", "items": [service, deployment]}
-    assert [(one.kind, one.key) for one in parse(json.dumps(listed).encode())] == [(SERVICES, ("x", "s"))]
+    assert [(one.kind, one.key) for one in parse(json.dumps(listed).encode()).objects] == [
+        (SERVICES, ("x", "s"))
+    ]
     typed = {"apiVersion": "v1", "kind": "ServiceList", "items": [{"metadata": {"name": "t"}}]}
-    assert [one.key for one in parse(json.dumps(typed).encode())] == [("default", "t")]
+    assert [one.key for one in parse(json.dumps(typed).encode()).objects] == [("default", "t")]
 
 
 def test_a_node_has_no_namespace_and_times_stay_text() -> None:
     metadata = "{name: n, namespace: x, deletionTimestamp: 2025-01-15T10:00:00Z}"
     text = f"apiVersion: v1\nkind: Node\nmetadata: {metadata}\n"
-    (node,) = parse(text.encode())
+    (node,) = parse(text.encode()).objects
     assert node.key == ("", "n")
     assert node.row.metadata.deletion_timestamp == "2025-01-15T10:00:00Z"
 
@@ -75,6 +93,40 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
         ("kind: Pod\n", "1:1: apiVersion is missing; expected an object with apiVersion and kind"),
         ("apiVersion: v1\n", "1:1: kind is missing; expected an object with apiVersion and kind"),
         ("apiVersion: v1\nkind: Pod\nmetadata: {}\n", "3:11: metadata.name of the Pod is missing"),
+        ("apiVersion: v1\nkind: Pod\nmetadata:\n", "3:10: metadata.name of the Pod is missing"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: [a]\n", "3:11: metadata of the Pod is no mapping"),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: 5\n",
+            '4:9: metadata.name of the Pod is a number, expected text; write "5"',
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: on}\n",
+            '3:18: metadata.name of the Pod is a boolean, expected text; write "on"',
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: [a]}\n",
+            "3:18: metadata.name of the Pod is a list, expected text",
+        ),
+        (
+            POD.format(name="a", app="x").replace("containerPort: 80", "containerPort: 65536"),
+            "11:22: Pod a: spec.containers[0].ports[0].containerPort: 65536; expected a port, 1 to 65535",
+        ),
+        (
+            SERVICE.format(port="port: 0"),
+            "5:18: Service a: spec.ports[0].port: 0; expected a port, 1 to 65535",
+        ),
+        (
+            SERVICE.format(port="port: 80, targetPort: -1"),
+            "5:34: Service a: spec.ports[0].targetPort: -1; expected a port, 1 to 65535",
+        ),
+        (
+            SERVICE.format(port="port: 80, nodePort: 70000"),
+            "5:32: Service a: spec.ports[0].nodePort: 70000; expected a port, 1 to 65535",
+        ),
+        (
+            SLICE,
+            "6:20: EndpointSlice a: ports[1].port: 99999; expected a port, 1 to 65535",
+        ),
         (
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  name: b\n",
             "5:3: name is twice in one mapping",
@@ -101,7 +153,7 @@ def test_the_same_value_may_stand_in_many_places() -> None:
     lists = b"".join(
         b"%c: &%c [%s]\n" % (98 + n, 98 + n, b",".join([b"*%c" % (97 + n)] * 9)) for n in range(20)
     )
-    assert parse(b"apiVersion: v1\nkind: Other\na: &a [x]\n" + lists) == []
+    assert parse(b"apiVersion: v1\nkind: Other\na: &a [x]\n" + lists).objects == []
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
@@ -143,6 +195,56 @@ def test_of_an_object_in_two_files_the_first_counts(tmp_path: Path) -> None:
         folder.files()[1].error
         == f"{tmp_path}/2.yaml:1:1: Pod default/a stands in 1.yaml already, which counts"
     )
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "told"),
+    [
+        ("apps/v1", "Deployment", ""),
+        ("v1", "ConfigMap", ""),
+        ("rbac.authorization.k8s.io/v1", "ClusterRole", ""),
+        ("gateway.networking.k8s.io/v1", "Gateway", ""),
+        ("v1", "Servcie", "Servcie is not known; is it Service?"),
+        ("apps/v1", "Deploymnet", "Deploymnet is not known; is it Deployment?"),
+        (
+            "cilium.io/v2",
+            "CiliumNetworkPolicies",
+            "CiliumNetworkPolicies is not known; is it CiliumNetworkPolicy?",
+        ),
+        ("cilium.io/v1", "CiliumNetworkPolicy", "CiliumNetworkPolicy is read as cilium.io/v2 only"),
+        ("discovery.k8s.io/v1beta1", "EndpointSlice", "EndpointSlice is read as discovery.k8s.io/v1 only"),
+        ("cilium.io/v2alpha1", "CiliumBGPPeeringPolicy", "CiliumBGPPeeringPolicy is not served"),
+        ("cert-manager.io/v1", "Certificate", "Certificate is not known"),
+    ],
+)
+def test_what_is_left_out_is_told_where_it_may_be_a_mistake(
+    tmp_path: Path, api_version: str, kind: str, told: str
+) -> None:
+    other = f"---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n"
+    (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web") + other)
+    folder = Folder(tmp_path)
+    folder.read()
+    (one,) = folder.files()
+    assert (one.objects, one.error) == (1, "")
+    assert one.left_out == (f"{tmp_path}/a.yaml:13:1: {told}" if told else "")
+    assert one.others == (() if told else (kind,))
+
+
+async def test_what_is_left_out_stands_in_health_and_is_logged_once(tmp_path: Path) -> None:
+    other = "---\napiVersion: v1\nkind: Pods\n"
+    (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web") + 2 * other)
+    with structlog.testing.capture_logs() as logs:
+        async with agent(tmp_path) as hive:
+            (tmp_path / "b.yaml").write_text(POD.format(name="b", app="web"))
+            await eventually(lambda: pod_names(hive) == {"a", "b"})
+            (ok,) = (
+                one.message
+                for one in hive.get(HealthTree).snapshot()
+                if one.module.endswith(".manifests") and one.level == "ok"
+            )
+    left_out = f"{tmp_path}/a.yaml:13:1: Pods is not known; is it Pod? (and 1 more)"
+    assert ok == f"2 objects of 2 files; left out: {left_out}"
+    assert [one["left_out"] for one in logs if "left_out" in one] == [left_out]
 
 
 def test_hidden_files_and_others_are_not_read(tmp_path: Path) -> None:

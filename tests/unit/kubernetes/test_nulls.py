@@ -76,7 +76,7 @@ def put(value: Any, way: Path, *, null: bool) -> dict[str, Any]:
 
 
 def from_manifest(value: dict[str, Any]) -> Any:
-    (one,) = parse(json.dumps(value).encode())
+    (one,) = parse(json.dumps(value).encode()).objects
     return one.row
 
 
@@ -142,7 +142,7 @@ spec:
   nodeName: null
 status: null
 """
-    assert [(one.kind.kind, one.key) for one in parse(text)] == [
+    assert [(one.kind.kind, one.key) for one in parse(text).objects] == [
         ("Service", ("default", "web")),
         ("Pod", ("default", "web")),
     ]
