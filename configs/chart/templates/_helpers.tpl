@@ -174,8 +174,10 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 
 {{/* Fails for values that mean nothing here, and for what is not built. One template includes it: Helm renders all. */}}
 {{- define "cilium.check" -}}
-{{- $known := .Files.Get "files/known.txt" | trim | splitList "\n" -}}
-{{- $open := .Files.Get "files/open.txt" | trim | splitList "\n" -}}
+{{- $known := dict -}}
+{{- range .Files.Get "files/known.txt" | trim | splitList "\n" -}}{{- $_ := set $known . true -}}{{- end -}}
+{{- $open := dict -}}
+{{- range .Files.Get "files/open.txt" | trim | splitList "\n" -}}{{- $_ := set $open . true -}}{{- end -}}
 {{- $cilium := .Files.Get "files/cilium.txt" | trim | splitList "\n" -}}
 {{- $fixed := dict -}}
 {{- range .Files.Get "files/fixed.yaml" | fromYamlArray -}}{{- $_ := set $fixed .value . -}}{{- end -}}
@@ -189,8 +191,14 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end -}}
 {{- end -}}
 {{- range $path := include "cilium.paths" (dict "at" "" "values" $values) | trim | splitList "\n" -}}
-{{- $served := has $path $known -}}
-{{- range $open -}}{{- if or (eq $path .) (hasPrefix (printf "%s." .) $path) -}}{{- $served = true -}}{{- end -}}{{- end -}}
+{{- $served := hasKey $known $path -}}
+{{- if not $served -}}
+{{- $above := list -}}
+{{- range splitList "." $path -}}
+{{- $above = append $above . -}}
+{{- if hasKey $open (join "." $above) -}}{{- $served = true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if not $served -}}
 {{- $value := get (include "cilium.at" (dict "values" $values "path" $path) | fromJson) "value" -}}
 {{- $one := get $fixed $path | default dict -}}

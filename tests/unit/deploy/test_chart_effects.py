@@ -1,0 +1,244 @@
+"""Each value of Cilium's chart changed alone: what follows is what follows there, or differs for a reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+import pytest
+
+from tests.support import chart
+from tests.support.counts import Count
+from tests.unit.deploy.test_chart import CONFIG, DATA, known_keys
+from tests.unit.deploy.test_chart_objects import compared, places, why
+
+helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+pytestmark = pytest.mark.timeout(120)
+
+REFUSED: Final = {
+    "aksbyocni.enabled": "needs another mode of IPAM than the one of its context",
+    "autoDirectNodeRoutes": "means nothing through the tunnel",
+    "cluster.id": "there is one cluster",
+    "cni.chainingMode": "a name of nothing",
+    "daemon.configSources": "a name of nothing",
+    "enableInternalTrafficPolicy": "it is always on",
+    "enableNonDefaultDenyPolicies": "it is always on",
+    "fragmentTracking": "it is always on",
+    "identityAllocationMode": "needs etcd",
+    "ipv4.enabled": "pods need one family",
+    "loadBalancer.acceleration": "a name of nothing",
+    "tunnelProtocol": "a name of nothing",
+}
+"""Values of ours of which what was tried is refused, and why."""
+LEFT_OUT: Final = {
+    "enable-svc-source-range-check",
+    "remove-cilium-node-taints",
+    "set-cilium-is-up-condition",
+}
+"""Keys that Cilium's chart leaves out where they are false."""
+ONLY_ONE: Final = (
+    (r"env/\[KUBERNETES_SERVICE_PORT\]", "Cilium's has an empty port, here it is Kubernetes' own"),
+    (r"\[cilium-agent\]/ports$", "metrics are served by default"),
+    (r"annotations/prometheus.io/port$", "metrics are served by default"),
+    (r"\[cilium-agent\]/volumeMounts/\[~1sys~1fs~1bpf~1x\]", "Cilium's chart follows its own value by half"),
+    (
+        r"volumes/\[hubble-metrics-tls\]|^ServiceMonitor/hubble|^Service/cilium-agent",
+        "the part it is for is not built here",
+    ),
+)
+"""Places that only one of both charts changes, and why."""
+DEFAULTS: Final = (
+    (r"image\.(repository|tag|pullPolicy)$", "images are our own"),
+    (r"^resources$", "what an agent needs is asked for"),
+    (r"securityContext", "only what is used is allowed"),
+    (r"^prometheus\.enabled$", "metrics are served by default"),
+    (r"^envoy\.enabled$", "Envoy is in an image of its own, and there where it is asked for"),
+)
+
+RECORDED: Final[dict[str, Any]] = json.loads((DATA / "effects.json").read_text())
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """Values that say this one thing."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
+    """As Helm takes several files of values."""
+    both = dict(copy.deepcopy(weak))
+    for name, value in strong.items():
+        former = both.get(name)
+        both[name] = merged(former, value) if isinstance(former, dict) and isinstance(value, dict) else value
+    return both
+
+
+@cache
+def context(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What is served of the values that others are tried with, and what is rendered of it."""
+    given: dict[str, Any] = {} if name == "defaults" else copy.deepcopy(RECORDED["contexts"][name])
+    while isinstance(found := rendered(given), str):
+        refused = re.search(r"\): ([\w.]+)[:=]", found)
+        assert refused, found
+        *path, last = refused[1].split(".")
+        at = given
+        for step in path:
+            at = at[step]
+        del at[last]
+    return given, found
+
+
+def rendered(given: Mapping[str, Any]) -> dict[str, dict[str, Any]] | str:
+    """The objects, or why these values are refused."""
+    try:
+        return chart.objects(given)
+    except chart.RenderError as error:
+        return str(error)
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> set[str]:
+    """The places where an object differs; "" for one that comes or goes."""
+    if (key in before) != (key in after):
+        return {""}
+    mine, other = (dict(places(of.get(key))) for of in (before, after))
+    return {place for place in mine.keys() | other.keys() if mine.get(place) != other.get(place)}
+
+
+def recorded(of: list[str] | str) -> set[str]:
+    """The places where Cilium's changes, written as ours."""
+    if isinstance(of, str):
+        return {""}
+    found = set()
+    for one in of:
+        named = re.sub(r"\[(?:name|mountPath)=([^\]]*)\]", lambda at: f"[{at[1].replace('/', '~1')}]", one)
+        within = "/spec/template/" if named.startswith("pod:") else "/spec/template/spec/"
+        found.add(named if named.startswith("/") else within + named.removeprefix("pod:"))
+    return found
+
+
+def within(place: str, others: set[str]) -> bool:
+    """Whether one is about the same place, a part of it, or the whole that it is a part of."""
+    plain = place.replace("~1", "/")
+    return any(
+        plain.startswith(other) or other.startswith(plain)
+        for other in (one.replace("~1", "/") for one in others)
+    )
+
+
+def reason(key: str, place: str) -> str | None:
+    """Why only one of both changes there."""
+    told = why(key, place) or why(key, f"{place}/")
+    return told or next((text for pattern, text in ONLY_ONE if re.search(pattern, f"{key}:{place}")), None)
+
+
+def effects(section: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The values of a section, and what is recorded of each."""
+    for path, effect in RECORDED["values"].items():
+        if path.partition(".")[0] == section:
+            yield path, effect
+
+
+def is_served(path: str) -> bool:
+    """Whether it is a value of our chart, or within one that is the user's own."""
+    return any(f"{path}.".startswith(f"{one}.") for one in SERVED) or path in SECTIONS
+
+
+SERVED: Final = {*chart.paths(chart.values()), *chart.OPEN}
+SECTIONS: Final = {one.rpartition(".")[0] for one in SERVED}
+
+
+@pytest.mark.parametrize("section", sorted({path.partition(".")[0] for path in RECORDED["values"]}))
+def test_a_value_alone_changes_what_it_changes_in_cilium_s_chart(section: str, count: Count) -> None:
+    outcomes: Counter[str] = Counter()
+    differences: Counter[str] = Counter()
+    for path, effect in effects(section):
+        if "tried" not in effect:
+            outcomes["told in words, not tried"] += 1
+            continue
+        given, before = context(effect["in_context"])
+        after = rendered(merged(given, nested(path, effect["tried"])))
+        if isinstance(after, str):
+            assert path in after
+            assert path in REFUSED or not is_served(path), (path, after)
+            outcomes[f"refused: {REFUSED.get(path, 'not served here')}"] += 1
+            continue
+        assert path not in REFUSED
+        if not is_served(path):
+            assert not effect["tried"], path
+            outcomes["taken: asks for nothing, or for what is so anyway"] += 1
+        else:
+            outcomes["tried"] += 1
+        differences += keys(path, effect, before, after) + objects(path, effect, before, after)
+    count("values of Cilium's chart, each alone", outcomes)
+    count("what they change", differences)
+
+
+def keys(
+    path: str, effect: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Counter[str]:
+    """Compare what becomes of the ConfigMap."""
+    found: Counter[str] = Counter()
+    old, new = ((of.get(CONFIG) or {}).get("data", {}) for of in (before, after))
+    for key in sorted(old.keys() | new.keys() | effect["config"].keys()):
+        was, is_now = (str(of.get(key) or "") for of in (old, new))
+        _, theirs = (
+            "" if one in {"<absent>", None} else str(one) for one in effect["config"].get(key, (was, was))
+        )
+        if was == is_now and key not in effect["config"]:
+            continue
+        if is_now == theirs:
+            found["keys: equal"] += 1
+        elif key not in known_keys():
+            found["keys: of what is not served"] += 1
+        else:
+            assert key in LEFT_OUT, (path, key, was, is_now, theirs)
+            assert (is_now, theirs) == ("false", ""), (path, key)
+            found["keys: false is said, since left out it would mean true"] += 1
+    return found
+
+
+def objects(
+    path: str, effect: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Counter[str]:
+    """Compare where the other objects change."""
+    found: Counter[str] = Counter()
+    for key in sorted(compared(before) | compared(after) | compared(effect["other"])):
+        ours, theirs = changed(before, after, key), recorded(effect["other"].get(key, []))
+        for place in ours:
+            if within(place, theirs):
+                found["places: equal"] += 1
+                continue
+            told = reason(key, place)
+            assert told, (path, key, place, "only ours")
+            found[f"places: {told}"] += 1
+        for place in theirs:
+            if not within(place, ours):
+                told = reason(key, place)
+                assert told, (path, key, place, "only Cilium's")
+                found[f"places: {told}"] += 1
+    return found
+
+
+def test_defaults_are_those_of_cilium_s_chart_or_differ_for_a_reason(count: Count) -> None:
+    outcomes: Counter[str] = Counter()
+    own = chart.values()
+    for path, effect in RECORDED["values"].items():
+        ours: Any = own
+        for step in path.split("."):
+            ours = ours.get(step, ...) if isinstance(ours, dict) else ...
+        if ours is ... or path == "maglev":
+            continue
+        nothing: tuple[Any, ...] = (None, "", [], {}, "<not in the defaults>")
+        if ours == effect["default"] or (ours in nothing and effect["default"] in nothing):
+            outcomes["equal"] += 1
+            continue
+        told = next((text for pattern, text in DEFAULTS if re.search(pattern, path)), None)
+        assert told, (path, ours, effect["default"])
+        outcomes[f"different: {told}"] += 1
+    count("defaults of values", outcomes)
