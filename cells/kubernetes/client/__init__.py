@@ -5,7 +5,7 @@ Needs: Access.   Gives: Client, Access, errors, connect().
 
 from __future__ import annotations
 
-from cells.kubernetes.client.access import Access, Exec, from_kubeconfig, in_cluster
+from cells.kubernetes.client.access import Access, Exec, in_cluster
 from cells.kubernetes.client.client import Client, WatchEvent, events
 from cells.kubernetes.client.credentials import Credentials
 from cells.kubernetes.client.errors import (
@@ -20,6 +20,7 @@ from cells.kubernetes.client.errors import (
     UnreachableError,
     status_error,
 )
+from cells.kubernetes.client.kubeconfig import from_kubeconfig
 from cells.kubernetes.client.rate import Bucket
 from cells.kubernetes.client.transport import Transport
 from cells.kubernetes.urls import AccessError, checked_url

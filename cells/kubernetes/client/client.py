@@ -26,6 +26,7 @@ from cells.kubernetes.client.errors import (
     NotFoundError,
     UnreachableError,
     api_error,
+    status_error,
 )
 from cells.kubernetes.client.rate import Bucket
 from cells.kubernetes.client.transport import Answer, Headers, Transport
@@ -150,7 +151,7 @@ class Client:
         target = _target(kind.path(namespace), {"watch": "1", **query})
         async with self._sent("GET", target, None, b"", quiet=silence) as answer:
             if answer.status != 200:
-                raise api_error(answer.status, await answer.body(), answer.header(b"retry-after"))
+                raise await self._refusal(answer)
             blocks = _blocks(answer)
             async with aclosing(blocks):
                 yield blocks
@@ -275,10 +276,16 @@ class Client:
 
     async def _once(self, method: str, target: str, body: bytes | None, media: bytes) -> bytes:
         async with self._sent(method, target, body, media, quiet=self._timeout) as answer:
-            content = await answer.body()
             if answer.status >= 400:
-                raise api_error(answer.status, content, answer.header(b"retry-after"))
-            return content
+                raise await self._refusal(answer)
+            return await answer.body()
+
+    async def _refusal(self, answer: Answer) -> ApiError:
+        error = api_error(answer.status, await answer.body(), answer.header(b"retry-after"))
+        if error.code != 401 or not (expired := self._credentials.expired()):
+            return error
+        said = msgspec.structs.replace(error.status, message=f"{error.status.message}; {expired}")
+        return status_error(said, error.retry_after)
 
     @asynccontextmanager
     async def _sent(
@@ -293,13 +300,20 @@ class Client:
         if body is not None:
             headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
         with self.calls.timed(method, target, self.server, waited) as call:
-            async with self._transport.send(method, target, headers, body, quiet=quiet) as answer:
-                call.answered(answer.status)
-                if answer.status in {502, 503, 504}:
-                    self._transport.failed(self._transport.server)
-                else:
-                    self.reach.found()
-                yield answer
+            try:
+                async with self._transport.send(method, target, headers, body, quiet=quiet) as answer:
+                    call.answered(answer.status)
+                    if answer.status in {502, 503, 504}:
+                        self._transport.failed(self._transport.server)
+                    else:
+                        self.reach.found()
+                    yield answer
+            except (
+                UnreachableError
+            ) as error:  # a server, or what stands before it, may break off without a word
+                if expired := self._credentials.expired():
+                    raise UnreachableError(f"{error}; {expired}") from error
+                raise
 
 
 def _repeatable(error: ApiError, method: str) -> bool:

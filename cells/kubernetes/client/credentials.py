@@ -21,6 +21,7 @@ import msgspec
 from anyio import to_thread
 
 from cells.kubernetes.client.access import Access, Exec
+from cells.kubernetes.client.certificate import not_after
 from cells.kubernetes.client.errors import CredentialsError
 from cells.kubernetes.objects.nulls import decode
 
@@ -84,6 +85,21 @@ class Credentials:
         self._read_at, self._expires = -TOKEN_AGE, 0.0
         return self._access.token_file is not None or self._access.exec is not None
 
+    def expired(self) -> str:
+        """What is wrong with a client certificate whose time is over; empty for any other."""
+        access, given = self._access, self._given
+        pem, name = access.certificate_data, "the client certificate"
+        if given is not None and given.client_certificate_data:
+            pem = given.client_certificate_data.encode()
+        elif access.certificate_file is not None:
+            name = f"the client certificate {access.certificate_file}"
+            try:
+                pem = access.certificate_file.read_bytes()
+            except OSError:
+                return ""  # told where it is loaded
+        end = not_after(pem) if pem else None
+        return f"{name} expired {end:%Y-%m-%d %H:%M} UTC" if end and end <= datetime.now(UTC) else ""
+
     async def _bearer(self) -> str:
         if self._access.exec is not None:
             return (await self._plugin(self._access.exec)).token
@@ -99,7 +115,8 @@ class Credentials:
         except (OSError, UnicodeDecodeError) as error:
             if self._token:  # the one that is held may still do
                 return self._token
-            raise CredentialsError(f"{path}: {error}; expected a token") from error
+            why = error.strerror if isinstance(error, OSError) else "no text"
+            raise CredentialsError(f"{path}: {why}; expected a token") from error
         self._read_at = time.monotonic()
         return text or self._token
 
@@ -115,23 +132,27 @@ class Credentials:
         if plugin.provide_cluster_info:
             info["spec"] = {"interactive": False, "cluster": {"server": self._access.servers[0]}}
         env = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": json.dumps(info)}
-        command = plugin.command
-        if os.sep in command and not os.path.isabs(command):  # noqa: PTH117
-            command = os.path.join(plugin.folder, command)  # noqa: PTH118
+        command = plugin.program
         try:
             with anyio.fail_after(PLUGIN_DEADLINE):
                 done = await anyio.run_process([command, *plugin.args], env=env, check=False)
-        except (OSError, TimeoutError) as error:
-            raise CredentialsError(f"exec {command}: {str(error) or 'no answer'}") from error
+        except TimeoutError as error:
+            raise CredentialsError(f"exec {command}: no answer within {PLUGIN_DEADLINE:g} s") from error
+        except OSError as error:
+            raise CredentialsError(f"exec {command}: {error.strerror}") from error
         if done.returncode:
             told = done.stderr.decode("utf-8", "replace").strip().splitlines()
             raise CredentialsError(
                 f"exec {command}: exit {done.returncode}: {told[-1] if told else 'no reason given'}"
             )
         try:
-            return decode(done.stdout, _PLUGIN_TELLS).status
-        except msgspec.DecodeError as error:
-            raise CredentialsError(f"exec {command}: {error}; expected an ExecCredential") from error
+            found = decode(done.stdout, _PLUGIN_TELLS).status
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            what = "no UTF-8" if isinstance(error, UnicodeDecodeError) else error
+            raise CredentialsError(f"exec {command}: {what}; expected an ExecCredential") from error
+        if wrong := _wrong(found):
+            raise CredentialsError(f"exec {command}: {wrong}")
+        return found
 
     # ---- TLS
 
@@ -169,19 +190,45 @@ class Credentials:
             certificate, key = given.client_certificate_data.encode(), given.client_key_data.encode()
         if certificate is None and access.certificate_file is None:
             return
-        with TemporaryDirectory() as folder:  # ssl loads from files only
-            paths = []
-            for name, data, file in (
-                ("certificate", certificate, access.certificate_file),
-                ("key", key, access.key_file),
-            ):
-                path = file or access.certificate_file
-                if data is not None:
-                    path = Path(folder, name)
-                    path.touch(mode=0o600)
-                    path.write_bytes(data)
-                paths.append(str(path))
-            context.load_cert_chain(paths[0], paths[1])
+        load_certificate(context, certificate or access.certificate_file, key or access.key_file)
+
+
+def _wrong(found: ExecStatus) -> str:
+    """What is wrong with a plugin's answer: it has to have a token, a certificate with its key, or both."""
+    certificate, key = found.client_certificate_data, found.client_key_data
+    if not found.token and not certificate:
+        return "neither a token nor a client certificate in its ExecCredential"
+    if any(letter in found.token for letter in "\r\n\0"):
+        return "the token has a line break"
+    if found.expiration_timestamp and not _expiry(found.expiration_timestamp):
+        return (
+            f"expirationTimestamp {found.expiration_timestamp}: expected a time such as 2026-01-31T12:00:00Z"
+        )
+    if certificate or key:
+        try:
+            load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate.encode(), key.encode())
+        except (OSError, ValueError):
+            return "clientCertificateData and clientKeyData: expected a certificate and its key, in PEM"
+    return ""
+
+
+def load_certificate(
+    context: ssl.SSLContext, certificate: bytes | Path | None, key: bytes | Path | None
+) -> None:
+    """Take a client certificate and its key, as PEM or files; without a key it is in the certificate's file.
+
+    Raises ssl.SSLError, OSError.
+    """
+    with TemporaryDirectory() as folder:  # ssl loads from files only
+        paths = []
+        for name, given in (("certificate", certificate), ("key", key or certificate)):
+            path = given
+            if isinstance(given, bytes):
+                path = Path(folder, name)
+                path.touch(mode=0o600)
+                path.write_bytes(given)
+            paths.append(str(path))
+        context.load_cert_chain(paths[0], paths[1], password=lambda: b"")  # nobody is there to be asked
 
 
 def _stamp(path: Path | None) -> object:

@@ -104,10 +104,7 @@ class ClusterAPI:
 
     async def _start(self) -> None:
         settings = self._settings
-        try:
-            access = api.access_of(settings.where())
-        except api.AccessError as error:
-            raise HiveError(str(error)) from error
+        access = api.access_of(settings.where())
         if access is None:
             raise HiveError(
                 "no API server: set k8s-kubeconfig-path or k8s-api-server, or run as a pod of the cluster"

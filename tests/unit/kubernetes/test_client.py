@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import stat
 import time
@@ -13,7 +12,6 @@ from typing import Any
 
 import anyio
 import pytest
-import yaml
 
 from cells.kubernetes import CILIUM_NODES, NODES
 from cells.kubernetes.client import (
@@ -29,7 +27,6 @@ from cells.kubernetes.client import (
     UnreachableError,
     connect,
     events,
-    from_kubeconfig,
     in_cluster,
 )
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, User, on
@@ -299,79 +296,6 @@ async def test_a_proxy_is_asked_to_connect(server: ApiServer) -> None:
 
 
 # ---- where the server is
-
-
-def kubeconfig(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Path:
-    path = folder / "config"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "n"}}],
-                "clusters": [{"name": "k", "cluster": cluster}],
-                "users": [{"name": "u", "user": user}],
-            }
-        )
-    )
-    return path
-
-
-def test_everything_a_kubeconfig_says_is_understood(tmp_path: Path) -> None:
-    cluster = {
-        "server": "https://10.0.0.1:6443/",
-        "certificate-authority": "ca.crt",
-        "tls-server-name": "api",
-        "proxy-url": "http://proxy:3128",
-        "insecure-skip-tls-verify": False,
-    }
-    user = {
-        "client-certificate-data": base64.b64encode(b"CERT").decode(),
-        "client-key": "/keys/key",
-        "as": "jane",
-        "as-groups": ["dev"],
-        "as-user-extra": {"scopes": ["a", "b"]},
-        "exec": {"command": "./get", "args": ["token"], "env": [{"name": "A", "value": "B"}]},
-    }
-    found = from_kubeconfig(kubeconfig(tmp_path, cluster, user))
-    assert found.servers == ("https://10.0.0.1:6443",)
-    assert found.ca_file == tmp_path / "ca.crt"
-    assert (found.tls_server_name, found.proxy_url, found.namespace) == ("api", "http://proxy:3128", "n")
-    assert (found.certificate_data, found.key_file) == (b"CERT", Path("/keys/key"))
-    assert (found.impersonate_user, found.impersonate_groups) == ("jane", ("dev",))
-    assert found.impersonate_extra == (("scopes", "a"), ("scopes", "b"))
-    assert found.exec is not None
-    assert (found.exec.command, found.exec.args, found.exec.env) == ("./get", ("token",), (("A", "B"),))
-
-
-BAD_SERVER = """
-current-context: x
-contexts: [{name: x, context: {cluster: y}}]
-clusters: [{name: y, cluster: {server: 'ftp://a'}}]
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("a: [", "did not find expected node content; expected a kubeconfig"),
-        ("[]", "expected a kubeconfig, a mapping"),
-        ("{}", "current-context is not set"),
-        ("current-context: x", "contexts has no 'x'; it has: none"),
-        ("{current-context: x, contexts: [{name: x, context: {cluster: y}}]}", "clusters has no 'y'"),
-        (
-            BAD_SERVER,
-            "server=ftp://a: expected a URL such as https://10.0.0.1:6443",
-        ),
-    ],
-)
-def test_a_kubeconfig_that_cannot_be_used_is_told_in_one_line(tmp_path: Path, text: str, told: str) -> None:
-    path = tmp_path / "config"
-    path.write_text(text)
-    with pytest.raises(AccessError) as raised:
-        from_kubeconfig(path)
-    assert told in str(raised.value)
-    assert str(path) in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_pod_finds_the_server_of_its_cluster(tmp_path: Path) -> None:

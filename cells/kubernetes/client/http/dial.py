@@ -62,7 +62,7 @@ class Dialler:
 
     async def _stream(self, scheme: str, host: str, port: int) -> Stream:
         proxy = self._proxy
-        stream = await self._tcp(proxy.host, proxy.port) if proxy else await self._tcp(host, port)
+        stream = await self._to_proxy(proxy) if proxy else await self._tcp(host, port)
         try:
             if proxy is not None and proxy.scheme == "https":
                 stream = await _secured(stream, ssl.create_default_context(), proxy.host)
@@ -75,6 +75,12 @@ class Dialler:
             await stream.aclose()
             raise
         return stream
+
+    async def _to_proxy(self, proxy: Proxy) -> Stream:
+        try:
+            return await self._tcp(proxy.host, proxy.port)
+        except OSError as error:
+            raise UnreachableError(f"proxy {proxy.host}:{proxy.port}: {_reason(error)}") from error
 
     def _forwards(self, scheme: str) -> bool:
         """Whether requests go to the proxy itself, which sends them on."""
@@ -96,6 +102,8 @@ def _reason(error: BaseException) -> str:
         return _reason(error.exceptions[0])
     if isinstance(error.__cause__, OSError | BaseExceptionGroup):
         return _reason(error.__cause__)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and (error.errno or 0) > 0:
         return os.strerror(error.errno or 0)
     told = error.strerror if isinstance(error, socket.gaierror) else str(error)

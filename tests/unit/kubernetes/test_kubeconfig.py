@@ -1,0 +1,375 @@
+"""A kubeconfig is understood, or refused in one line that says what, where and what was expected."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cells import kubernetes
+from cells.kubernetes.client import (
+    Access,
+    AccessError,
+    ApiError,
+    CredentialsError,
+    UnreachableError,
+    connect,
+    from_kubeconfig,
+)
+from cells.kubernetes.client.certificate import not_after
+from lifecycle import Hive
+from lifecycle.errors import exit_code, explain
+from tests.support.apiserver import ApiServer
+from tests.support.apiserver.certificates import Authority
+from tests.unit.kubernetes.test_manifests import node
+
+pytestmark = pytest.mark.anyio
+
+SERVER = {"server": "https://10.0.0.1:6443"}
+EXEC = {"command": "true", "apiVersion": "client.authentication.k8s.io/v1"}
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def alice(authority: Authority) -> tuple[Path, Path]:
+    return authority.issue("alice", "/O=dev/CN=alice")
+
+
+def expired(folder: Path) -> tuple[Path, Path]:
+    """A certificate whose time was over yesterday, and its key."""
+    certificate, key, request = (folder / f"expired.{end}" for end in ("crt", "key", "csr"))
+    made = ["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    signed = ["openssl", "x509", "-req", "-in", str(request), "-signkey", str(key), "-days", "-1"]
+    for command in (
+        [*made, "-keyout", str(key), "-out", str(request), "-subj", "/CN=late"],
+        [*signed, "-out", str(certificate)],
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return certificate, key
+
+
+def document(cluster: Any = SERVER, user: Any = None, **more: Any) -> dict[str, Any]:
+    return {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "n"}}],
+        "clusters": [{"name": "k", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        **more,
+    }
+
+
+def written(folder: Path, value: Any) -> Path:
+    path = folder / "config"
+    path.write_text(value if isinstance(value, str) else yaml.safe_dump(value))
+    return path
+
+
+def test_everything_a_kubeconfig_says_is_understood(
+    tmp_path: Path, authority: Authority, alice: tuple[Path, Path]
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
+    (tmp_path / "get").touch(0o755)
+    (tmp_path / "token").write_text("t")
+    certificate, key = alice
+    cluster = {
+        "server": "https://10.0.0.1:6443/",
+        "certificate-authority": "ca.crt",
+        "tls-server-name": "api",
+        "proxy-url": "http://proxy:3128",
+        "insecure-skip-tls-verify": False,
+    }
+    user = {
+        "client-certificate-data": base64.b64encode(certificate.read_bytes()).decode(),
+        "client-key": str(key),
+        "tokenFile": "token",
+        "as": "jane",
+        "as-groups": ["dev"],
+        "as-user-extra": {"scopes": ["a", "b"]},
+        "exec": {"command": "./get", "args": ["token"], "env": [{"name": "A", "value": "B"}]},
+    }
+    found = from_kubeconfig(written(tmp_path, document(cluster, user)))
+    assert found.servers == ("https://10.0.0.1:6443",)
+    assert found.ca_file == tmp_path / "ca.crt"
+    assert (found.tls_server_name, found.proxy_url, found.namespace) == ("api", "http://proxy:3128", "n")
+    assert (found.certificate_data, found.key_file) == (certificate.read_bytes(), key)
+    assert found.token_file == tmp_path / "token"
+    assert (found.impersonate_user, found.impersonate_groups) == ("jane", ("dev",))
+    assert found.impersonate_extra == (("scopes", "a"), ("scopes", "b"))
+    assert found.exec is not None
+    assert Path(found.exec.program) == tmp_path / "get"
+    assert (found.exec.args, found.exec.env) == (("token",), (("A", "B"),))
+
+
+def test_what_is_null_in_a_kubeconfig_is_not_set(tmp_path: Path) -> None:
+    cluster = {**SERVER, "certificate-authority": None, "proxy-url": None, "insecure-skip-tls-verify": None}
+    user = {"token": "t", "exec": None, "as-groups": None, "client-key-data": None}
+    found = from_kubeconfig(written(tmp_path, document(cluster, user, preferences=None)))
+    assert found == Access(servers=(SERVER["server"],), token="t", namespace="n")
+    assert from_kubeconfig(written(tmp_path, document())) == Access(
+        servers=(SERVER["server"],), namespace="n"
+    )
+
+
+def of_user(**user: Any) -> dict[str, Any]:
+    return document(user=user)
+
+
+def of_cluster(**cluster: Any) -> dict[str, Any]:
+    return document({**SERVER, **cluster})
+
+
+def base64_of(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "not YAML": ("a: [", ":2:1: did not find expected node content; expected a kubeconfig"),
+    "nothing": ("", ": expected a kubeconfig, a mapping with clusters, users and contexts"),
+    "a list": ("[]", ": expected a kubeconfig, a mapping with clusters, users and contexts"),
+    "no text": ("\x00", ": no YAML; expected a kubeconfig"),
+    "within itself": (
+        "{current-context: x, users: [{name: u, user: {token: &a [*a]}}]}",
+        ": users[0].user.token: expected `str`, got `array`",
+    ),
+    "no context": ("{}", ": current-context is not set"),
+    "null context": ("current-context: null", ": current-context is not set"),
+    "unknown context": (document(contexts=[]), ": contexts has no 'c'; it has: none"),
+    "empty context": (
+        document(contexts=[{"name": "c", "context": None}]),
+        ": context c: cluster is not set",
+    ),
+    "unknown cluster": (document(clusters=None), ": context c: clusters has no 'k'; it has: none"),
+    "unknown user": (
+        document(users=[{"name": "v"}, {"name": "w"}]),
+        ": context c: users has no 'u'; it has: v, w",
+    ),
+    "clusters no list": (document(clusters={"k": {}}), ": clusters: expected `array`, got `object`"),
+    "no server": (of_cluster(server=None), ": cluster k: server is not set"),
+    "server a number": (of_cluster(server=5), ": clusters[0].cluster.server: expected `str`, got `int`"),
+    **{
+        f"server {url}": (
+            of_cluster(server=url),
+            f": cluster k: server={url}: expected a URL such as https://10.0.0.1:6443",
+        )
+        for url in ("ftp://a", "https://[::1", "https://a:99999", "https://a:x", "https://a b", "https://")
+    },
+    **{
+        f"proxy {url}": (
+            of_cluster(**{"proxy-url": url}),
+            f": cluster k: proxy-url={url}: expected a URL such as http://10.0.0.1:3128, https or socks5",
+        )
+        for url in ("foo", "socks4://a", "http://[::1")
+    },
+    "insecure as text": (
+        of_cluster(**{"insecure-skip-tls-verify": "false"}),
+        ": clusters[0].cluster.insecure-skip-tls-verify: expected `bool`, got `str`",
+    ),
+    "insecure with a CA": (
+        of_cluster(**{"insecure-skip-tls-verify": True, "certificate-authority": "/dev/null"}),
+        ": cluster k: insecure-skip-tls-verify and a certificate-authority; expected one of them",
+    ),
+    "CA no base64": (
+        of_cluster(**{"certificate-authority-data": "!!!"}),
+        ": cluster k: certificate-authority-data: Only base64 data is allowed; expected base64",
+    ),
+    "CA no certificate": (
+        of_cluster(**{"certificate-authority-data": base64_of("hello")}),
+        ": cluster k: certificate-authority-data: no certificate in PEM",
+    ),
+    "CA missing": (
+        of_cluster(**{"certificate-authority": "/no/ca.crt"}),
+        (
+            ": cluster k: certificate-authority: /no/ca.crt: No such file or directory;"
+            " expected a certificate in PEM"
+        ),
+    ),
+    "CA a folder": (
+        of_cluster(**{"certificate-authority": "/"}),
+        ": cluster k: certificate-authority: /: Is a directory; expected a certificate in PEM",
+    ),
+    "CA file no certificate": (
+        of_cluster(**{"certificate-authority": "/dev/null"}),
+        ": cluster k: certificate-authority: /dev/null: no certificate in PEM",
+    ),
+    "certificate missing": (
+        of_user(**{"client-certificate": "/no/a.crt", "client-key": "/no/a.key"}),
+        ": user u: client-certificate: /no/a.crt: No such file or directory; expected PEM",
+    ),
+    "certificate garbage": (
+        of_user(**{"client-certificate-data": base64_of("x"), "client-key-data": base64_of("y")}),
+        ": user u: client-certificate: expected a certificate, and its key without a password, in PEM",
+    ),
+    "key alone": (
+        of_user(**{"client-key": "/dev/null"}),
+        ": user u: client-key without a client-certificate",
+    ),
+    "token file missing": (
+        of_user(tokenFile="/no/token"),
+        ": user u: tokenFile: /no/token: No such file or directory; expected a token",
+    ),
+    "token of two lines": (of_user(token="a\nb"), ": user u: token: has a line break; expected one line"),
+    "token a number": (of_user(token=5), ": users[0].user.token: expected `str`, got `int`"),
+    "groups of nobody": (
+        of_user(**{"as-groups": ["a"]}),
+        ": user u: as-uid, as-groups and as-user-extra need as, which is not set",
+    ),
+    "groups no list": (
+        of_user(**{"as": "a", "as-groups": 5}),
+        ": users[0].user.as-groups: expected `array`, got `int`",
+    ),
+    "auth provider": (
+        of_user(**{"auth-provider": {"name": "gcp"}}),
+        ": user u: auth-provider gcp: not known; expected exec, a token or a certificate",
+    ),
+    "plugin missing": (
+        of_user(exec={**EXEC, "command": "/no/plugin", "installHint": "install it\nfrom there"}),
+        ": user u: exec.command=/no/plugin: no such program; install it from there",
+    ),
+    "plugin without a name": (of_user(exec={"args": ["a"]}), ": user u: exec.command is not set"),
+    "plugin a text": (of_user(exec="aws"), ": users[0].user.exec: expected `object | null`, got `str`"),
+    "plugin's arguments": (
+        of_user(exec={**EXEC, "args": 5}),
+        ": users[0].user.exec.args: expected `array`, got `int`",
+    ),
+    "plugin's variables": (
+        of_user(exec={**EXEC, "env": ["A=B"]}),
+        ": users[0].user.exec.env[0]: expected `object`, got `str`",
+    ),
+    "plugin of another age": (
+        of_user(exec={**EXEC, "apiVersion": "client.authentication.k8s.io/v1alpha1"}),
+        (
+            ": user u: exec.apiVersion=client.authentication.k8s.io/v1alpha1: expected"
+            " client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1"
+        ),
+    ),
+    "plugin that asks": (
+        of_user(exec={**EXEC, "interactiveMode": "Always"}),
+        ": user u: exec.interactiveMode=Always: there is nobody to ask; expected Never",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_an_agent_refuses_it_in_one_line_as_a_fault_of_its_settings(tmp_path: Path, what: str) -> None:
+    value, told = WRONG[what]
+    path = written(tmp_path, value)
+    hive = Hive(node(), kubernetes.cell, settings={"k8s-kubeconfig-path": str(path)})
+    with pytest.raises(ExceptionGroup) as raised:
+        async with hive.started():
+            pytest.fail("it started")
+    assert explain(raised.value) == f"{path}{told}"
+    assert exit_code(raised.value) == 2
+
+
+def test_a_kubeconfig_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(AccessError, match=f"{tmp_path}/x: No such file or directory; expected a kubeconfig"):
+        from_kubeconfig(tmp_path / "x")
+    with pytest.raises(AccessError, match=f"{tmp_path}: Is a directory; expected a kubeconfig"):
+        from_kubeconfig(tmp_path)
+
+
+def test_the_key_of_another_certificate_is_told(
+    tmp_path: Path, authority: Authority, alice: tuple[Path, Path]
+) -> None:
+    _, key = authority.issue("bob", "/CN=bob")
+    certificate, _ = alice
+    user = {"client-certificate": str(certificate), "client-key": str(key)}
+    with pytest.raises(AccessError) as raised:
+        from_kubeconfig(written(tmp_path, document(user=user)))
+    assert str(raised.value).endswith(
+        f": user u: client-certificate: {certificate}, {key}: the key is not the certificate's"
+    )
+
+
+async def test_a_refusal_tells_that_the_client_certificate_has_expired(tmp_path: Path) -> None:
+    certificate, key = expired(tmp_path)
+    end = not_after(certificate.read_bytes())
+    assert end is not None
+    server = ApiServer()
+    async with server.serving() as url:
+        access = Access((url,), token="wrong", certificate_file=certificate, key_file=key)
+        client = connect(access)
+        with pytest.raises(ApiError) as raised:
+            await client.raw("GET", "/api/v1/nodes")
+        await client.reset()
+    told = f"the client certificate {certificate} expired {end:%Y-%m-%d %H:%M} UTC"
+    assert str(raised.value) == f"401 Unauthorized: Unauthorized; {told}"
+
+
+def test_the_end_of_a_certificate_is_read(alice: tuple[Path, Path]) -> None:
+    shown = subprocess.run(
+        ["openssl", "x509", "-in", str(alice[0]), "-noout", "-enddate", "-dateopt", "iso_8601"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert f"notAfter={not_after(alice[0].read_bytes()):%Y-%m-%d %H:%M:%SZ}" == shown.strip()
+    for nonsense in (b"", b"x", alice[1].read_bytes()):
+        assert not_after(nonsense) is None
+
+
+PLUGINS: dict[str, tuple[str, str]] = {
+    "fails": ("echo some; echo no way >&2; exit 3", "exit 3: no way"),
+    "fails in silence": ("exit 1", "exit 1: no reason given"),
+    "says nothing": ("true", "Input data was truncated; expected an ExecCredential"),
+    "says nonsense": (
+        "echo hello",
+        "JSON is malformed: invalid character (byte 0); expected an ExecCredential",
+    ),
+    "says no text": (
+        'printf \'{"status": {"token": "\\377"}}\'',
+        "no UTF-8; expected an ExecCredential",
+    ),
+    "says a list": ("echo '[]'", "Expected `object`, got `array`; expected an ExecCredential"),
+    "says null": (
+        "echo '{\"status\": null}'",
+        "Object missing required field `status`; expected an ExecCredential",
+    ),
+    "gives nothing": (
+        'echo \'{"status": {"token": null}}\'',
+        "neither a token nor a client certificate in its ExecCredential",
+    ),
+    "gives two lines": (
+        'echo \'{"status": {"token": "a\\\\u000ab"}}\'',
+        "the token has a line break",
+    ),
+    "gives no certificate": (
+        'echo \'{"status": {"clientCertificateData": "x", "clientKeyData": "y"}}\'',
+        "clientCertificateData and clientKeyData: expected a certificate and its key, in PEM",
+    ),
+    "has no time": (
+        'echo \'{"status": {"token": "a", "expirationTimestamp": "soon"}}\'',
+        "expirationTimestamp soon: expected a time such as 2026-01-31T12:00:00Z",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PLUGINS)
+async def test_what_a_plugin_does_wrong_is_told_in_one_line(tmp_path: Path, what: str) -> None:
+    script, told = PLUGINS[what]
+    user = {"exec": {**EXEC, "command": "sh", "args": ["-c", script]}}
+    client = connect(from_kubeconfig(written(tmp_path, document(user=user))))
+    with pytest.raises(CredentialsError) as raised:
+        await client.raw("GET", "/api/v1/nodes")
+    assert str(raised.value) == f"exec sh: {told}"
+
+
+async def test_a_proxy_that_is_away_is_told_as_such(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # and listens to nobody
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        cluster = {"server": "https://127.0.0.1:6443", "proxy-url": f"http://127.0.0.1:{port}"}
+        client = connect(from_kubeconfig(written(tmp_path, document(cluster))))
+        with pytest.raises(UnreachableError, match=f"^proxy 127.0.0.1:{port}: Connection refused$"):
+            await client.raw("GET", "/api/v1/nodes")
+        await client.reset()
