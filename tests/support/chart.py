@@ -112,6 +112,51 @@ UNSET: Final = {
     "cni.readCniConf": "string",
 }
 """The types of values that have no default."""
+NEEDED: Final = (
+    "cgroup.hostRoot",
+    "cni.binPath",
+    "cni.confFileMountPath",
+    "cni.confPath",
+    "cni.hostConfDirMountPath",
+    "daemon.runPath",
+    "envoy.healthPort",
+    "envoy.prometheus.port",
+    "ipv4.enabled",
+    "operator.prometheus.port",
+    "operator.replicas",
+    "operator.unmanagedPodWatcher.intervalSeconds",
+    "prometheus.port",
+    "scheduling.mode",
+    "securityContext.capabilities.ciliumAgent",
+    "serviceAccounts.cilium.name",
+    "serviceAccounts.envoy.name",
+    "serviceAccounts.operator.name",
+)
+"""Values that cannot be null. Others, being null, leave out a key or a field."""
+NULLABLE: Final = {
+    "bpf.events",
+    "bpf.events.drop",
+    "bpf.events.policyVerdict",
+    "bpf.events.trace",
+    "debug",
+    "dnsProxy",
+    "endpointRoutes",
+    "externalIPs",
+    "hostFirewall",
+    "hostPort",
+    "ipam.operator",
+    "ipv6",
+    "k8s",
+    "k8sClientRateLimit",
+    "k8sClientRateLimit.operator",
+    "k8sNetworkPolicy",
+    "loadBalancer.protocolDifferentiation",
+    "nodePort",
+    "sctp",
+    "socketLB",
+    "wellKnownIdentities",
+}
+"""Sections that can be null: then their keys are left out."""
 ANYTHING: Final = (
     "kubeProxyReplacement",
     "k8sServicePort",
@@ -151,6 +196,15 @@ def paths(of: Mapping[str, Any], at: str = "") -> Iterator[str]:
             yield from paths(value, path)
         else:
             yield path
+
+
+def needed() -> list[str]:
+    """Sections and values that cannot be null, sections before what is in them."""
+    sections: set[str] = set()
+    for path in paths(values()):
+        above = path.split(".")[:-1]
+        sections |= {".".join(above[:depth]) for depth in range(1, len(above) + 1)}
+    return sorted({*sections - NULLABLE, *NEEDED})
 
 
 def schema() -> dict[str, Any]:
@@ -236,6 +290,7 @@ def generated() -> dict[Path, str]:
     bootstrap = external_bootstrap(Place(Path("/var/run/cilium/envoy")), "127.0.0.1", 9878, 9964)
     return {
         CHART / "files" / "known.txt": "".join(f"{one}\n" for one in listed),
+        CHART / "files" / "needed.txt": "".join(f"{one}\n" for one in needed()),
         CHART / "files" / "open.txt": "".join(f"{one}\n" for one in OPEN),
         CHART / "files" / "dashboard.json": (CONFIGS / "grafana" / "hive-agent.json").read_text(),
         CHART / "files" / "envoy-bootstrap.json": json.dumps(bootstrap, indent=2) + "\n",

@@ -190,6 +190,16 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- range .Files.Get "files/needed.txt" | trim | splitList "\n" -}}
+{{- $held := $values -}}
+{{- $there := true -}}
+{{- range splitList "." . -}}
+{{- if and $there (kindIs "map" $held) (hasKey $held .) -}}{{- $held = get $held . -}}{{- else -}}{{- $there = false -}}{{- end -}}
+{{- end -}}
+{{- if or (not $there) (kindIs "invalid" $held) -}}
+{{- fail (printf "%s=null: expected a value, or leave it out" .) -}}
+{{- end -}}
+{{- end -}}
 {{- range $path := include "cilium.paths" (dict "at" "" "values" $values) | trim | splitList "\n" -}}
 {{- $served := hasKey $known $path -}}
 {{- if not $served -}}
@@ -223,13 +233,13 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- if and .Values.aksbyocni.enabled (ne (.Values.routingMode | default "tunnel") "tunnel") -}}
 {{- fail "RoutingMode must be set to tunnel when aksbyocni.enabled=true" -}}
 {{- end -}}
-{{- if and .Values.aksbyocni.enabled (ne .Values.ipam.mode "cluster-pool") -}}
+{{- if and .Values.aksbyocni.enabled (ne (.Values.ipam.mode | default "cluster-pool") "cluster-pool") -}}
 {{- fail (printf "ipam.mode=%s: not served here with aksbyocni.enabled: expected cluster-pool, or leave it out" .Values.ipam.mode) -}}
 {{- end -}}
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}
-{{- if not (has .Values.ipam.mode (list "cluster-pool" "kubernetes" "multi-pool" "delegated-plugin")) -}}
+{{- if not (has (.Values.ipam.mode | default "cluster-pool") (list "cluster-pool" "kubernetes" "multi-pool" "delegated-plugin")) -}}
 {{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes, multi-pool or delegated-plugin" .Values.ipam.mode) -}}
 {{- end -}}
 {{- if and (has .Values.identityAllocationMode (list "kvstore" "doublewrite-readcrd" "doublewrite-readkvstore")) (not .Values.etcd.enabled) -}}

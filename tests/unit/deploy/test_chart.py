@@ -301,3 +301,52 @@ def test_agents_and_operator_take_what_is_rendered(name: str) -> None:
     given = {key: text for key, text in found[CONFIG]["data"].items() if key in known_keys() - OF_INIT}
     loaded = load_settings(structs(), Sources([f"--{key}={text}" for key, text in given.items()]))
     assert [fault.text for fault in loaded.faults] == []
+
+
+def put(into: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Values that say this too."""
+    *above, last = path.split(".")
+    at = into
+    for name in above:
+        at = at.setdefault(name, {})
+    at[last] = value
+    return into
+
+
+def at(of: Any, path: str) -> Any:
+    """What they say there, ... for nothing."""
+    for name in path.split("."):
+        of = of.get(name, ...) if isinstance(of, dict) else ...
+    return of
+
+
+@pytest.mark.parametrize("path", chart.needed())
+def test_what_cannot_be_null_is_refused_by_name(path: str) -> None:
+    with pytest.raises(
+        chart.RenderError, match=rf"\): {path}=null: expected a value|cluster name is invalid"
+    ):
+        chart.objects(put({}, path, None))
+
+
+@pytest.mark.parametrize("path", sorted(chart.NULLABLE))
+def test_a_section_that_may_be_null_leaves_out_its_keys(path: str) -> None:
+    found = chart.render(put({}, path, None))
+    assert not [text for text in found.values() if "<nil>" in text or "%!" in text]
+    data = yaml.safe_load(found["configmap.yaml"])["data"]
+    table = yaml.safe_load((chart.CHART / "files" / "settings.yaml").read_text())
+    assert {one["key"] for one in table if one["value"].startswith(f"{path}.")} & data.keys() == set()
+
+
+def test_null_leaves_out_the_key_of_a_value() -> None:
+    given: dict[str, Any] = {}
+    own, needed = chart.values(), chart.needed()
+    for path in chart.paths(own):
+        if path not in needed and path != "cluster.name" and not isinstance(at(own, path), bool):
+            put(given, path, None)
+    found = chart.render(given)
+    assert not [text for text in found.values() if "<nil>" in text or "%!" in text]
+    data = yaml.safe_load(found["configmap.yaml"])["data"]
+    table = yaml.safe_load((chart.CHART / "files" / "settings.yaml").read_text())
+    silent = {one["key"] for one in table if at(given, one["value"]) is None and "default" not in one}
+    assert len(silent) > 50
+    assert silent & data.keys() == {"dnsproxy-enable-transparent-mode"}, "that one follows from the others"
