@@ -73,10 +73,11 @@ class Pods(Strategy):
         for condition in status.get("conditions") or ():
             condition.setdefault("lastProbeTime", None)
             condition.setdefault("lastTransitionTime", None)
-        if status.get("podIP") or status.get("podIPs"):
-            first = (status.get("podIPs") or [{}])[0].get("ip")
-            if first != status.get("podIP"):
-                status["podIPs"] = [{"ip": status["podIP"]}] if status.get("podIP") else []
+        own, all_of_them = status.get("podIP"), status.get("podIPs") or []
+        if own and (not all_of_them or all_of_them[0].get("ip") != own):
+            status["podIPs"] = [{"ip": own}]
+        elif all_of_them and not own:
+            status["podIP"] = all_of_them[0].get("ip")
 
     def admit_update(self, obj: Obj, old: Obj, server: Any) -> None:
         self.admit_create(obj, server)
