@@ -16,7 +16,7 @@ import sys
 sys.path[:0] = [{root!r}]
 from lifecycle import Hive, main
 from lifecycle.admin import admin
-from tests.unit.lifecycle.script import shop
+from tests.unit.lifecycle.testing.script import shop
 main(Hive(shop.cell, admin(), name="store"))
 """
 DEADLINE = 60.0

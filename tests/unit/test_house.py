@@ -226,6 +226,15 @@ def test_a_folder_of_the_framework_can_be_held_in_mind(folder: Path) -> None:
     assert len(names) <= 15
 
 
+def test_the_frameworks_tests_are_in_the_families_of_its_sources() -> None:
+    tests = ROOT / "tests" / "unit" / "lifecycle"
+    families = {path.name for path in tests.iterdir() if holds_files(path)}
+    assert families <= {path.name for path in ROOMS["lifecycle"].iterdir()}
+    assert [path.name for path in tests.iterdir() if path.is_file()] == []
+    crowded = {each: len(list((tests / each).glob("*.py"))) for each in families}
+    assert {each: count for each, count in crowded.items() if count > 15} == {}
+
+
 @pytest.mark.parametrize("room", ["cells", "hive"])
 def test_a_folder_of_families_can_be_held_in_mind(room: str) -> None:
     folders = {path.parent for each, path in MODULES if each == room} - {

@@ -13,8 +13,8 @@ import pytest
 from lifecycle import Hive, StartError, Table, log_level, provide, set_log_level
 from lifecycle.admin import AdminSocket, admin
 from lifecycle.testing import eventually, started
-from tests.unit.lifecycle.script import shop
-from tests.unit.lifecycle.script.shop import Order
+from tests.unit.lifecycle.testing.script import shop
+from tests.unit.lifecycle.testing.script.shop import Order
 
 pytestmark = pytest.mark.anyio
 
