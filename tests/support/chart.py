@@ -103,7 +103,6 @@ UNSET: Final = {
     "nodePort.range": "string",
     "nodePort.directRoutingDevice": "string",
     "loadBalancer.mode": "string",
-    "maglev.tableSize": "integer",
     "maglev.hashSeed": "string",
     "loadBalancer.algorithm": "string",
     "loadBalancer.serviceTopology": "boolean",
@@ -158,8 +157,10 @@ NULLABLE: Final = {
 }
 """Sections that can be null: then their keys are left out."""
 ANYTHING: Final = (
+    "devices",
     "kubeProxyReplacement",
     "k8sServicePort",
+    "maglev.tableSize",
     "nodePort.addresses",
     "policyCIDRMatchMode",
     "envoy.prometheus.port",

@@ -210,10 +210,15 @@ def test_what_is_so_anyway_may_be_said() -> None:
 
 
 def test_a_list_of_one_may_be_a_text() -> None:
-    given = {"policyCIDRMatchMode": "nodes", "nodePort": {"addresses": "192.0.2.0/24"}}
+    given = {"policyCIDRMatchMode": "nodes", "nodePort": {"addresses": "192.0.2.0/24"}, "devices": "eth+"}
     data = chart.objects(given)[CONFIG]["data"]
     assert (data["policy-cidr-match-mode"], data["nodeport-addresses"]) == ("nodes", "192.0.2.0/24")
-    listed = {"policyCIDRMatchMode": ["nodes"], "nodePort": {"addresses": ["192.0.2.0/24"]}}
+    assert data["devices"] == "eth+"
+    listed = {
+        "policyCIDRMatchMode": ["nodes"],
+        "nodePort": {"addresses": ["192.0.2.0/24"]},
+        "devices": ["eth+"],
+    }
     assert chart.objects(listed)[CONFIG]["data"] == data
 
 
@@ -301,6 +306,18 @@ def test_agents_and_operator_take_what_is_rendered(name: str) -> None:
     given = {key: text for key, text in found[CONFIG]["data"].items() if key in known_keys() - OF_INIT}
     loaded = load_settings(structs(), Sources([f"--{key}={text}" for key, text in given.items()]))
     assert [fault.text for fault in loaded.faults] == []
+
+
+def test_a_number_may_be_a_text_where_cilium_s_chart_takes_both() -> None:
+    for size in (65521, "65521"):
+        data = chart.objects({"maglev": {"tableSize": size}})[CONFIG]["data"]
+        assert data["bpf-lb-maglev-table-size"] == "65521"
+
+
+def test_a_setting_of_null_is_none() -> None:
+    data = chart.objects({"extraConfig": {"mtu": None, "policy-queue-size": 7}})[CONFIG]["data"]
+    assert data["policy-queue-size"] == "7"
+    assert "mtu" not in data
 
 
 def put(into: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
