@@ -112,13 +112,16 @@ class Client:
         """Ask a server that has said nothing for so many seconds how it is. Raises KubernetesError.
 
         Without an answer every connection is replaced: it may be dead without either end knowing, and a
-        watch on it would wait for its end.
+        watch on it would wait for its end. So it asks once: a second connection may work where the first is
+        dead. A server that refuses to tell has answered.
         """
         if time.monotonic() - self.calls.last_answer < silence:
             return
         try:
-            await self.raw("GET", "/healthz")
-        except KubernetesError:
+            await self._once("GET", "/healthz", None, b"")
+        except KubernetesError as error:
+            if isinstance(error, ApiError) and error.code < 500:
+                return
             await self.reset()
             raise
 

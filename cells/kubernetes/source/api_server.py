@@ -7,7 +7,8 @@ Needs:  KubernetesSettings, AgentConfig, Resources, Table[SourceStatus].   Gives
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -62,6 +63,30 @@ def state_of(sources: Sequence[SourceStatus], version: str) -> ServerState:
     if failing:
         return ServerState("Warning", f"{failing[0].kind}: {failing[0].error}")
     return ServerState("Ok", version)
+
+
+def followed_of(kinds: Iterable[Kind[Any]], sources: Iterable[SourceStatus], now: float) -> list[str]:
+    """The kinds that are followed, as Cilium writes them: ``core/v1::Pods``.
+
+    Of one that cannot be followed for now, how long ago its last event was:
+    ``core/v1::Pods (last event 5m12s ago)``.
+    """
+    by_kind = {one.kind: one for one in sources}
+    found = []
+    for kind in kinds:
+        source = by_kind.get(kind.qualified)
+        if source is not None and source.state == "watching":
+            found.append(shown_as(kind))
+        elif source is not None and source.state == "failing" and source.synced:
+            found.append(f"{shown_as(kind)} (last event {_age(now - source.changed)} ago)")
+    return sorted(found)
+
+
+def _age(seconds: float) -> str:
+    """A time as Go writes it: ``5m12s``."""
+    minutes, left = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{left}s"
 
 
 def access_of(settings: KubernetesSettings) -> Access | None:
@@ -173,13 +198,10 @@ class KubernetesAPI:
         return True
 
     def followed(self) -> list[str]:
-        """The kinds that are followed at the server, as Cilium writes them: ``core/v1::Pods``."""
+        """The kinds that are followed at the server; see followed_of()."""
         if self._client is None:
             return []
-        states = {one.kind: one.state for one in self._statuses.all()}
-        return sorted(
-            shown_as(kind) for kind in self._resources.kinds if states.get(kind.qualified) == "watching"
-        )
+        return followed_of(self._resources.kinds, self._statuses.all(), time.time())
 
     @property
     def calls(self) -> Calls | None:

@@ -174,7 +174,10 @@ class Sink(Generic[T]):
         if before.error != text:
             self._log.warning("objects cannot be followed", kind=self._kind.qualified, error=text)
         self._status(msgspec.structs.replace(before, state="failing", error=text, objects=len(self._table)))
-        self._health.degraded(f"{self._kind.qualified}: {text}")
+        heard = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(before.changed)) if before.changed else ""
+        self._health.degraded(
+            f"{self._kind.qualified}: {text}; {f'last event {heard}' if heard else 'nothing heard yet'}"
+        )
 
     @property
     def _now(self) -> SourceStatus:

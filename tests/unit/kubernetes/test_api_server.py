@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from cells.kubernetes import SourceStatus
-from cells.kubernetes.source.api_server import ServerState, Version, state_of
+from cells.kubernetes import CILIUM_NODES, NODES, PODS, SourceStatus
+from cells.kubernetes.source.api_server import ServerState, Version, followed_of, state_of
 
 
 def source(kind: str, state: str, error: str = "") -> SourceStatus:
@@ -26,3 +27,18 @@ def test_state_follows_what_is_heard() -> None:
     assert state_of([pods, lost], "1.36") == ServerState("Warning", "nodes: no answer")
     assert state_of([lost, source("x", "absent")], "") == ServerState("Failure", "no answer")
     assert state_of([], "1.36") == ServerState("Warning", "not heard yet")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.5, "0s"), (59, "59s"), (312, "5m12s"), (3600, "1h0m0s"), (90061, "25h1m1s")]
+)
+def test_of_what_cannot_be_followed_the_age_of_the_last_event_is_told(seconds: float, told: str) -> None:
+    kinds = (PODS, NODES, CILIUM_NODES)
+    lost = msgspec.structs.replace(source("nodes", "failing", "no answer"), changed=1000.0)
+    sources = [source("pods", "watching"), lost, source("ciliumnodes.cilium.io", "absent")]
+    assert followed_of(kinds, sources, 1000.0 + seconds) == [
+        f"core/v1::Node (last event {told} ago)",
+        "core/v1::Pods",
+    ]
+    never = msgspec.structs.replace(lost, synced=False)
+    assert followed_of(kinds, [never], 1000.0) == []

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from cells.kubernetes import CILIUM_NODES, PODS, Kind, Pod, SourceStatus
-from cells.kubernetes.client import Access, connect
+from cells.kubernetes.client import Access, Client, UnreachableError, connect
 from cells.kubernetes.source import Sink
 from cells.kubernetes.source.events import ObjectEvents
 from cells.kubernetes.source.reflector import Reflector
@@ -41,6 +41,7 @@ class World:
         self.table: Table[Pod] = Table("pods", key=lambda one: one.key)
         self.health = HealthTree()
         self.events = ObjectEvents()
+        self.client: Client
         self.emptied = False
         """Whether the table was ever seen empty after it had rows."""
 
@@ -75,13 +76,19 @@ async def reach(wanted: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def following(
-    server: ApiServer, url: str, kind: Kind[Any] = PODS, *, others: tuple[str, ...] = ()
+    server: ApiServer,
+    url: str,
+    kind: Kind[Any] = PODS,
+    *,
+    others: tuple[str, ...] = (),
+    patience: float = 30,
 ) -> AsyncIterator[World]:
     world = World(server)
     reporter, log = world.health.reporter("k8s"), structlog.get_logger()
     sink: Sink[Any] = Sink(kind, world.table, world.statuses, reporter, log, events=world.events)
     sink.begin()
-    client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=30)
+    client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=patience)
+    world.client = client
     reflector = Reflector(client, kind, sink, first_pause=0.01, longest_pause=0.1)
     task = asyncio.create_task(reflector.run())
     watcher = asyncio.create_task(_watch_for_gaps(world))
@@ -262,6 +269,33 @@ async def test_what_is_known_stays_in_force_while_there_is_no_server(server: Api
         server.add(pod("b"))
         await reach(lambda: world.names() == {"a", "b"})
         assert {one.level for one in world.health.snapshot() if one.module == "k8s.pods"} == {"ok"}
+
+
+def watches(server: ApiServer) -> int:
+    return sum("watch=1&resourceVersion=" in target for _, target in server.requests)
+
+
+async def test_a_heartbeat_that_nobody_answers_replaces_the_connections_of_watches(server: ApiServer) -> None:
+    silent = server.faults.add(Fault(on("/healthz"), delay=600, close=True))
+    async with server.serving() as url, following(server, url, patience=2) as world:
+        await reach(lambda: watches(server) > 0)
+        before = watches(server)
+        with pytest.raises(UnreachableError, match="silent for 2 s"):
+            await world.client.heartbeat(0)
+        assert silent.hits == 1
+        await reach(lambda: watches(server) > before)
+
+
+async def test_a_server_that_does_not_tell_how_it_is_keeps_its_connections(server: ApiServer) -> None:
+    refused = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403}
+    asked = server.faults.add(Fault(on("/healthz"), status=403, body=refused))
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: watches(server) == 1)
+        await world.client.heartbeat(0)
+        assert asked.hits == 1
+        server.add(pod("a"))
+        await reach(lambda: world.names() == {"a"})
+        assert watches(server) == 1
 
 
 async def test_another_server_is_asked_when_one_does_not_answer(server: ApiServer) -> None:

@@ -35,6 +35,10 @@ class Stream(Protocol):
         """At once, without a word to the other side."""
 
 
+UNANSWERED_PROBES: Final = 3
+"""So many probes without an answer end a silent connection."""
+
+
 class TcpStream:
     """A connection of TCP, watched by the kernel while it is silent."""
 
@@ -46,6 +50,7 @@ class TcpStream:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNANSWERED_PROBES)
 
     @property
     def readable(self) -> bool:
