@@ -149,7 +149,9 @@ def _modules(modules: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator
         return
     levels = Counter(one["level"] for one in modules)
     yield "Modules Health", " ".join(f"{level}({levels[level]})" for level in ("Stopped", "Degraded", "OK"))
-    for one in modules if verbose else ():
+    for one in modules:
+        if not verbose and one["level"] != "Degraded":
+            continue
         colour = {"OK": GOOD, "Degraded": BAD}.get(one["level"], QUIET)
         yield f"  {one['module-id']}", f"{click.style(one['level'], fg=colour)}   {one.get('message', '')}"
 

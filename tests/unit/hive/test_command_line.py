@@ -125,6 +125,21 @@ def test_status_shows_what_the_agent_reports(tmp_path: Path, capsys: pytest.Capt
     }
 
 
+def test_what_is_degraded_is_told_without_being_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modules = [
+        {"module-id": "hive.kubernetes.manifests", "level": "Degraded", "message": "/m/a.yaml:3:4: no YAML"},
+        {"module-id": "hive.kubernetes.pods", "level": "OK", "message": "3 pods"},
+    ]
+    with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY | {"modules": modules})}) as agent:
+        result = hive(capsys, "status", "--socket", agent.socket)
+    assert result.code == 0
+    *_, count, told = result.out.splitlines()
+    assert count.split() == ["Modules", "Health:", "Stopped(0)", "Degraded(1)", "OK(1)"]
+    assert told.split() == ["hive.kubernetes.manifests:", "Degraded", "/m/a.yaml:3:4:", "no", "YAML"]
+
+
 def test_brief_status_is_one_line_and_an_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
