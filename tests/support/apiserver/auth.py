@@ -5,7 +5,7 @@ Gives: User, Users, Attributes, Authorizer, ANONYMOUS.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,6 +115,8 @@ class Users:
 
     def __init__(self, tokens: Mapping[str, User]) -> None:
         self.tokens = dict(tokens)
+        self.of_accounts: Callable[[str], User | None] = lambda _: None
+        """Whose service account token this is."""
         self.proxy_names = {"front-proxy-client"}
 
     def authenticate(self, request: Request) -> User:
@@ -130,14 +132,17 @@ class Users:
         scheme, _, token = request.header("Authorization").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             return ANONYMOUS
-        found = self.tokens.get(token.strip())
+        found = self.find(token.strip())
         if found is None:
             raise unauthorized()
-        groups = (
-            found.groups
-            if "system:authenticated" in found.groups
-            else (*found.groups, "system:authenticated")
-        )
+        return found
+
+    def find(self, token: str) -> User | None:
+        """Whose token this is."""
+        found = self.tokens.get(token) or self.of_accounts(token)
+        if found is None:
+            return None
+        groups = tuple(dict.fromkeys((*found.groups, "system:authenticated")))
         return User(found.name, groups, found.uid, found.extra)
 
 

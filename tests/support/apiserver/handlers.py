@@ -251,6 +251,11 @@ class Handlers:
         if kind.plural == "pods" and name in {"binding", "eviction"}:
             call = self._call(request, user, target, kind, dry_run=False)
             return reviews.pod_subresource(self._server, call, bodies.loaded(request), name)
+        if kind.plural == "serviceaccounts" and name == "token":
+            form = negotiate(request, custom=False)
+            call = self._call(request, user, target, kind, dry_run=False)
+            body = self._server.account_tokens.request(call, bodies.loaded(request))
+            return self._written(201, body, form, call)
         raise errors.StatusError(501, "NotImplemented", f"the stand-in has no {kind.plural}/{name}")
 
     # ---- shared

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.support.apiserver import errors
+from tests.support.apiserver.account_tokens import AUDIENCE
 from tests.support.apiserver.auth import Attributes, User
 from tests.support.apiserver.call import Call, now
 from tests.support.apiserver.decode import decode
@@ -27,7 +28,6 @@ REVIEWS = {
     (AUTHN, "selfsubjectreviews"),
     (AUTHN, "tokenreviews"),
 }
-AUDIENCE = "https://kubernetes.default.svc.cluster.local"
 
 
 def review(server: ApiServer, user: User, call: Call, body: Obj) -> Obj:
@@ -105,11 +105,9 @@ def _rules(server: ApiServer, user: User, spec: Obj) -> Obj:
 
 
 def _token_status(server: ApiServer, spec: Obj) -> Obj:
-    found = server.users.tokens.get(spec.get("token", ""))
-    if found is None:
+    user = server.users.find(spec.get("token", ""))
+    if user is None:
         return {"user": {}, "error": "invalid bearer token"}
-    groups = tuple(dict.fromkeys((*found.groups, "system:authenticated")))
-    user = User(found.name, groups, found.uid, found.extra)
     return {"authenticated": True, "user": user.info, "audiences": [AUDIENCE]}
 
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.support.apiserver import auth
+from tests.support.apiserver.account_tokens import AccountTokens
 from tests.support.apiserver.admission import Admission
 from tests.support.apiserver.auth import Authorizer, User, Users
 from tests.support.apiserver.call import Call, now
@@ -81,6 +82,8 @@ class ApiServer:
         self.flow = Flow(self.store)
         admin = User("kubernetes-admin", ("system:masters",))
         self.users = Users({ADMIN_TOKEN: admin} if tokens is None else tokens)
+        self.account_tokens = AccountTokens(self)
+        self.users.of_accounts = self.account_tokens.user
         self.authorizer = Authorizer(self.store)
         self.ranges = Ranges(dual_stack=dual_stack)
         self.admission = Admission(self)

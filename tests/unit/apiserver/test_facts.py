@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -44,8 +45,13 @@ class Caller:
 
 
 @pytest.fixture
-async def ask() -> AsyncIterator[Caller]:
-    async with ApiServer().serving() as url:
+def server() -> ApiServer:
+    return ApiServer()
+
+
+@pytest.fixture
+async def ask(server: ApiServer) -> AsyncIterator[Caller]:
+    async with server.serving() as url:
         yield Caller(url)
 
 
@@ -186,3 +192,83 @@ async def test_a_slice_without_backends_says_null(ask: Caller) -> None:
     assert (answer.json["endpoints"], answer.json["ports"]) == (None, None)
     (one,) = (await ask("GET", SLICES, fieldSelector="metadata.name=a")).json["items"]
     assert (one["endpoints"], one["ports"]) == (None, None)
+
+
+ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
+WHO = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+
+async def who(ask: Caller, token: str) -> Received:
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    headers = [("Authorization", f"Bearer {token}"), ("Content-Type", "application/json")]
+    answer = await exchange(ask.url, Sent("POST", WHO, headers, json.dumps(body).encode()))
+    assert answer is not None
+    return answer
+
+
+async def test_the_token_of_a_service_account_says_who_it_is(ask: Caller) -> None:
+    account = (await ask("POST", ACCOUNTS, {"metadata": {"name": "a"}})).json
+    made = (await ask("POST", PODS, pod("p"))).json
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": "p"}
+    answer = await ask("POST", f"{ACCOUNTS}/a/token", {"spec": {"boundObjectRef": bound}})
+    assert (answer.status, answer.json["kind"], answer.json["spec"]["expirationSeconds"]) == (
+        201,
+        "TokenRequest",
+        3600,
+    )
+    user = (await who(ask, answer.json["status"]["token"])).json["status"]["userInfo"]
+    assert user["username"] == "system:serviceaccount:default:a"
+    assert user["uid"] == account["metadata"]["uid"]
+    assert user["groups"] == [
+        "system:serviceaccounts",
+        "system:serviceaccounts:default",
+        "system:authenticated",
+    ]
+    assert user["extra"]["authentication.kubernetes.io/pod-name"] == ["p"]
+    assert user["extra"]["authentication.kubernetes.io/pod-uid"] == [made["metadata"]["uid"]]
+    review = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": answer.json["status"]["token"]},
+    }
+    assert (await ask("POST", REVIEWS, review)).json["status"]["authenticated"] is True
+
+
+async def test_what_cannot_have_a_token_gets_none(ask: Caller) -> None:
+    assert (await ask("POST", f"{ACCOUNTS}/nobody/token", {"spec": {}})).status == 404
+    await ask("POST", ACCOUNTS, {"metadata": {"name": "a"}})
+    short = await ask("POST", f"{ACCOUNTS}/a/token", {"spec": {"expirationSeconds": 599}})
+    assert short.status == 422
+    assert "may not specify a duration less than 10 minutes" in short.json["message"]
+
+
+@pytest.mark.parametrize("kept", [0.0, 3600.0])
+async def test_a_token_outlives_its_account_for_as_long_as_it_is_remembered(
+    server: ApiServer, ask: Caller, kept: float
+) -> None:
+    server.account_tokens.kept = kept
+    await ask("POST", ACCOUNTS, {"metadata": {"name": "a"}})
+    token = (await ask("POST", f"{ACCOUNTS}/a/token", {"spec": {}})).json["status"]["token"]
+    assert (await who(ask, token)).status == 201
+    await ask("DELETE", f"{ACCOUNTS}/a")
+    await ask("POST", ACCOUNTS, {"metadata": {"name": "a"}})  # another one of the same name
+    assert (await who(ask, token)).status == (201 if kept else 401)
+
+
+async def test_expired_foreign_and_broken_tokens_get_the_same_answer(
+    ask: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ask("POST", ACCOUNTS, {"metadata": {"name": "a"}})
+    token = (await ask("POST", f"{ACCOUNTS}/a/token", {"spec": {}})).json["status"]["token"]
+    elsewhere = ApiServer()
+    async with elsewhere.serving() as url:
+        other = Caller(url)
+        await other("POST", ACCOUNTS, {"metadata": {"name": "a"}})
+        foreign = (await other("POST", f"{ACCOUNTS}/a/token", {"spec": {}})).json["status"]["token"]
+    later = time.time() + 3601
+    monkeypatch.setattr("tests.support.apiserver.account_tokens.time.time", lambda: later)
+    told = [await who(ask, one) for one in (token, foreign, token[:-2], "a.b.c", "x")]
+    assert {answer.status for answer in told} == {401}
+    assert {answer.body for answer in told} == {told[0].body}
+    assert told[0].json["message"] == "Unauthorized"
