@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -255,29 +257,40 @@ def comments() -> dict[str, str]:
 
 
 @cache
-def _loaded() -> Any:
+def _loaded(kubernetes: str = "") -> Any:
+    """The chart; for a version of Kubernetes, a copy that is told it: the engine cannot be asked for one."""
     import helm_python
 
-    return helm_python.Chart.load(CHART)
+    if not kubernetes:
+        return helm_python.Chart.load(CHART)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(CHART, Path(folder) / "chart"))
+        for path in (copy / "templates").iterdir():
+            path.write_text(path.read_text().replace(".Capabilities.KubeVersion.Version", f'"{kubernetes}"'))
+        return helm_python.Chart.load(copy)
 
 
-def render(given: Mapping[str, Any], *, namespace: str = "kube-system") -> dict[str, str]:
+def render(
+    given: Mapping[str, Any], *, namespace: str = "kube-system", release: str = "cilium", kubernetes: str = ""
+) -> dict[str, str]:
     """Template -> what Helm's engine makes of it. Raises RenderError."""
     import helm_python
 
     try:
-        chart = _loaded()
+        chart = _loaded(kubernetes)
         chart.validate_schema(dict(given))
-        found = chart.render(dict(given), name="cilium", namespace=namespace)
+        found = chart.render(dict(given), name=release, namespace=namespace)
     except helm_python.HelmError as error:
         raise RenderError(str(error)) from error
     return {name.rpartition("/")[2]: text for name, text in found.items()}
 
 
-def objects(given: Mapping[str, Any], *, namespace: str = "kube-system") -> dict[str, dict[str, Any]]:
+def objects(
+    given: Mapping[str, Any], *, namespace: str = "kube-system", release: str = "cilium", kubernetes: str = ""
+) -> dict[str, dict[str, Any]]:
     """``Kind/name`` -> object. Raises RenderError."""
     found: dict[str, dict[str, Any]] = {}
-    for name, text in render(given, namespace=namespace).items():
+    for name, text in render(given, namespace=namespace, release=release, kubernetes=kubernetes).items():
         if name.endswith(".yaml"):
             for one in yaml.load_all(text, Loader=yaml.CSafeLoader):
                 if one:

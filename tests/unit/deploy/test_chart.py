@@ -58,8 +58,14 @@ def asked(name: str) -> dict[str, Any]:
 @cache
 def rendered(name: str) -> dict[str, dict[str, Any]] | str:
     """What our chart makes of the set, or why it refuses."""
+    how = load(name).get("rendered_with") or {}
     try:
-        return chart.objects(asked(name))
+        return chart.objects(
+            asked(name),
+            namespace=how.get("namespace", "kube-system"),
+            release=how.get("release", "cilium"),
+            kubernetes=how.get("kubernetes_version", ""),
+        )
     except chart.RenderError as error:
         return str(error)
 
