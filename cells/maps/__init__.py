@@ -54,17 +54,12 @@ from cells.maps.policy.entries import EntryChanges, PolicyEntryMap
 from cells.maps.policy.policy_map import PolicyMap
 from cells.maps.policy.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
 from cells.maps.records.announcements import AGENT_LIVENESS, L2_RESPONDER_VALUE, L2ResponderKey
-from cells.maps.records.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
-from cells.maps.records.layouts import (
+from cells.maps.records.config import (
     ENDPOINT_ANY_SOURCE,
     ENDPOINT_FLAGS,
     ENDPOINT_PASSES_NEIGHBOURS,
     ENDPOINT_REQUIRE_EGRESS_PROG,
     ENDPOINT_ROUTED_BY_HOST,
-    LXC_HOST,
-    METRIC_EGRESS,
-    METRIC_INGRESS,
-    METRIC_SERVICE,
     NODE_AUDITS_HOST,
     NODE_AUDITS_POLICY,
     NODE_EVENTS,
@@ -73,19 +68,13 @@ from cells.maps.records.layouts import (
     NODE_NOTIFY_SOCK,
     NODE_NOTIFY_TRACE,
     EndpointConfig,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    LxcValue,
-    MetricsKey,
-    MetricsValue,
     NodeConfig,
-    PolicyEntry,
-    PolicyKey,
     flags_text,
-    ipcache_key,
-    ipcache_prefix,
 )
+from cells.maps.records.conntrack import CT_IN, CT_OUT, CT_RELATED, CT_SERVICE, CtEntry, CtKey, FragmentPorts
+from cells.maps.records.ipcache import IpcacheKey, IpcacheValue, ipcache_key, ipcache_prefix
+from cells.maps.records.lxc import LXC_HOST, LxcKey, LxcValue
+from cells.maps.records.metrics import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
 from cells.maps.records.nat import (
     DEVICE_FLAGS,
     DEVICE_IP_MASQ,
@@ -106,6 +95,7 @@ from cells.maps.records.nodeport import (
     NODEPORT_XDP,
     NodePortConfig,
 )
+from cells.maps.records.policy import PolicyEntry, PolicyKey
 from cells.maps.records.sock import (
     SOCK_BIND_PROTECTION,
     SOCK_HOST_ONLY,

@@ -8,6 +8,7 @@ from typing import Final
 
 from cells.maps.bpf.map import NO_PREALLOC, MapSpec, MapType
 from cells.maps.records.announcements import L2_RESPONDER_VALUE, L2ResponderKey
+from cells.maps.records.config import EndpointConfig, NodeConfig
 from cells.maps.records.conntrack import (
     CT4_KEY,
     CT6_KEY,
@@ -16,20 +17,12 @@ from cells.maps.records.conntrack import (
     CtEntry,
     FragmentPorts,
 )
-from cells.maps.records.layouts import (
-    EndpointConfig,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    LxcValue,
-    MetricsKey,
-    MetricsValue,
-    NodeConfig,
-    PolicyEntry,
-    PolicyKey,
-)
+from cells.maps.records.ipcache import IpcacheKey, IpcacheValue
+from cells.maps.records.lxc import LxcKey, LxcValue
+from cells.maps.records.metrics import MetricsKey, MetricsValue
 from cells.maps.records.nat import NAT4_ENTRY, NAT6_ENTRY, DeviceConfig
 from cells.maps.records.nodeport import NEIGHBOUR, NodePortConfig
+from cells.maps.records.policy import PolicyEntry, PolicyKey
 from cells.maps.records.sock import SockConfig
 from cells.maps.records.tunnel import NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
 from cells.maps.sizes import ENDPOINT_IDS, MapSizes

@@ -5,6 +5,7 @@ Source: include/uapi/linux/bpf.h; net/bpf/test_run.c (bpf_prog_test_run_skb, bpf
 """
 
 import ctypes
+import errno
 import os
 import struct
 from pathlib import Path
@@ -56,10 +57,12 @@ def program_by_id(id: int) -> int:  # noqa: A002  (the kernel's word)
 
 
 def program_name(id: int) -> str | None:  # noqa: A002  (as above)
-    """Name of the loaded program with this id, at most 15 characters; None if there is none."""
+    """Name of the loaded program with this id, at most 15 characters; None if there is none. BpfError."""
     try:
         descriptor = program_by_id(id)
-    except BpfError:  # unloaded meanwhile
+    except BpfError as error:
+        if error.errno != errno.ENOENT:  # else unloaded meanwhile
+            raise
         return None
     try:
         return program_info(descriptor).name

@@ -12,7 +12,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final, NamedTuple, TypeVar, overload
 
-from cells.maps.records.layouts import PolicyEntry, PolicyKey
+from cells.maps.records.policy import PolicyEntry, PolicyKey
 
 _FAN: Final = 16
 """Entries are in so many groups of as many slices, by their identity. Values that follow from one another

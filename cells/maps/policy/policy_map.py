@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cells.maps.bpf.map import Map
 from cells.maps.bpf.syscall import BpfError
 from cells.maps.policy.entries import EntryChanges, PolicyEntryMap, Write, precedence
-from cells.maps.records.layouts import PolicyEntry, PolicyKey
+from cells.maps.records.policy import PolicyEntry, PolicyKey
 
 _FEW = 8  # up to so many entries, single writes are quicker than a batch
 

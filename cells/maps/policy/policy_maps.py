@@ -20,7 +20,7 @@ from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin
 from cells.maps.node_maps import Maps
 from cells.maps.policy.policy_map import PolicyMap
 from cells.maps.policy.policy_pins import PolicyPins
-from cells.maps.records.layouts import PolicyEntry, PolicyKey
+from cells.maps.records.policy import PolicyEntry, PolicyKey
 from cells.maps.sizes import ENDPOINT_IDS, MapSettings, sizes
 from cells.maps.specs import policy_name
 from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, NotStartedError

@@ -1,11 +1,17 @@
 """A C struct as Python packs it: one definition gives bytes, size and offsets, and a test holds it to the C.
 
-For:    the records of the maps. Needs: nothing. Gives: Layout, LAYOUTS.
+For:    the records of the maps. Needs: nothing. Gives: Layout, LAYOUTS, IPAddress.
 Source: cells/datapath/bpf/lib/maps.h, whose names the structs and their members have.
 """
 
 import struct
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final
+
+IPAddress = IPv4Address | IPv6Address
+
+IPV4: Final = 1  # in the maps; not AF_INET
+IPV6: Final = 2
 
 LAYOUTS: Final[list["Layout"]] = []
 """Every layout there is, for the test that compares them with the C."""
@@ -33,3 +39,13 @@ class Layout:
             self.offsets[member] = position
             position += struct.calcsize("<" + code)
         LAYOUTS.append(self)
+
+
+def family_of(ip: IPAddress) -> int:
+    """Its family as the maps write it."""
+    return IPV4 if ip.version == 4 else IPV6
+
+
+def address_of(data: bytes, family: int) -> IPAddress:
+    """The address in the 16 bytes that hold either family; an IPv4 address is the first four."""
+    return IPv4Address(data[:4]) if family == IPV4 else IPv6Address(data)

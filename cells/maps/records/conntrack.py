@@ -10,8 +10,7 @@ from typing import ClassVar, Final, Self
 
 import msgspec
 
-from cells.maps.records.abi import Layout
-from cells.maps.records.layouts import IPAddress
+from cells.maps.records.abi import IPAddress, Layout
 
 CT_OUT: Final = 0
 CT_IN: Final = 1

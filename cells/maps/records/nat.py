@@ -11,8 +11,7 @@ from typing import ClassVar, Final, Self
 
 import msgspec
 
-from cells.maps.records.abi import Layout
-from cells.maps.records.layouts import IPAddress
+from cells.maps.records.abi import IPAddress, Layout
 
 DEVICE_IP_MASQ: Final = 1
 """cilium_ipmasq_v4 and v6 are asked."""

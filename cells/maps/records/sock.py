@@ -11,8 +11,7 @@ from typing import ClassVar, Final, Self
 
 import msgspec
 
-from cells.maps.records.abi import Layout
-from cells.maps.records.layouts import IPAddress
+from cells.maps.records.abi import IPAddress, Layout
 
 SOCK_HOST_ONLY: Final = 1
 """Sockets of pods are left alone."""

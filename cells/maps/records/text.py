@@ -1,10 +1,11 @@
 """Rows of the maps that the agent writes, in the words of Cilium's tools.
 
-For:    those who show maps. Needs: the layouts. Gives: row_text().
+For:    those who show maps. Needs: their records. Gives: row_text().
 Source: Cilium 1.17, the text of keys and values of cilium_lxc and cilium_ipcache.
 """
 
-from cells.maps.records.layouts import IpcacheKey, IpcacheValue, LxcKey, LxcValue
+from cells.maps.records.ipcache import IpcacheKey, IpcacheValue
+from cells.maps.records.lxc import LxcKey, LxcValue
 
 
 def row_text(name: str, key: bytes, value: bytes | None) -> tuple[str, str]:

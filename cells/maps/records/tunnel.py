@@ -6,16 +6,12 @@ Source: Cilium 1.17 for cilium_tunnel_map and cilium_node_map_v2; hive_tunnel is
         addresses and ports in network order.
 """
 
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address
 from typing import ClassVar, Final, Self
 
 import msgspec
 
-from cells.maps.records.abi import Layout
-from cells.maps.records.layouts import IPAddress
-
-_IPV4: Final = 1
-_IPV6: Final = 2
+from cells.maps.records.abi import IPAddress, Layout, address_of, family_of
 
 TUNNEL_OWN_IDENTITIES: Final = 1
 """Each node gives its pods numbers of its own: another's mean nothing here."""
@@ -27,14 +23,6 @@ _tunnel_key = Layout("tunnel_key", network="16s", family="B", pad="x", cluster_i
 _tunnel_value = Layout("tunnel_value", node="16s", family="B", key="B", pad="2x")
 _node_key = Layout("node_key", pad="2x", pad2="x", family="B", ip="16s")
 _node_value = Layout("node_value", id="H", spi="B", pad="x")
-
-
-def _family(ip: IPAddress) -> int:
-    return _IPV4 if ip.version == 4 else _IPV6
-
-
-def _address(data: bytes, family: int) -> IPAddress:
-    return IPv4Address(data[:4]) if family == _IPV4 else IPv6Address(data)
 
 
 class TunnelConfig(msgspec.Struct, frozen=True):
@@ -72,12 +60,12 @@ class TunnelKey(msgspec.Struct, frozen=True):
     cluster_id: int = 0
 
     def pack(self) -> bytes:
-        return _tunnel_key.pack(self.network.packed, _family(self.network), self.cluster_id)
+        return _tunnel_key.pack(self.network.packed, family_of(self.network), self.cluster_id)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         network, family, cluster_id = _tunnel_key.unpack(data)
-        return cls(_address(network, family), cluster_id)
+        return cls(address_of(network, family), cluster_id)
 
 
 class TunnelValue(msgspec.Struct, frozen=True):
@@ -89,12 +77,12 @@ class TunnelValue(msgspec.Struct, frozen=True):
     encrypt_key: int = 0
 
     def pack(self) -> bytes:
-        return _tunnel_value.pack(self.node.packed, _family(self.node), self.encrypt_key)
+        return _tunnel_value.pack(self.node.packed, family_of(self.node), self.encrypt_key)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         node, family, key = _tunnel_value.unpack(data)
-        return cls(_address(node, family), key)
+        return cls(address_of(node, family), key)
 
 
 class NodeKey(msgspec.Struct, frozen=True):
@@ -105,12 +93,12 @@ class NodeKey(msgspec.Struct, frozen=True):
     ip: IPAddress
 
     def pack(self) -> bytes:
-        return _node_key.pack(_family(self.ip), self.ip.packed)
+        return _node_key.pack(family_of(self.ip), self.ip.packed)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         family, ip = _node_key.unpack(data)
-        return cls(_address(ip, family))
+        return cls(address_of(ip, family))
 
 
 class NodeValue(msgspec.Struct, frozen=True):

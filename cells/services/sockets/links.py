@@ -25,6 +25,7 @@ from cells.maps import (
     open_link,
     program_by_id,
     program_info,
+    program_name,
     replace_pin,
     replace_program,
     unpin_unfinished,
@@ -113,7 +114,7 @@ class SocketPrograms:
         info = None if link is None else link_info(link)
         if info is None or info.cgroup != root.id or not _pinned(self._pins / name, info.id):
             return False
-        return _program_name(info) == name[:15]
+        return program_name(info.program) == name[:15]
 
 
 def detach_all(pins: Path) -> list[str]:
@@ -160,14 +161,3 @@ def _runs(info: LinkInfo, program: int, tables: Collection[Map]) -> bool:
         os.close(current)
     known = {table.id for table in tables}  # each load has maps of its own for constants
     return (was.tag, was.name, known & {*was.map_ids}) == (is_.tag, is_.name, known & {*is_.map_ids})
-
-
-def _program_name(info: LinkInfo) -> str:
-    try:
-        current = program_by_id(info.program)
-    except BpfError:
-        return ""
-    try:
-        return program_info(current).name
-    finally:
-        os.close(current)

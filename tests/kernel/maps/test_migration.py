@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from cells import config, maps
 from cells.maps import CtEntry, CtKey, MapSpec, MapType, create_map, open_map, pin, replace_pin
-from cells.maps.records.layouts import EndpointConfig, IpcacheKey, IpcacheValue, NodeConfig
+from cells.maps.records.config import EndpointConfig, NodeConfig
+from cells.maps.records.ipcache import IpcacheKey, IpcacheValue
 from lifecycle import Hive, explain, invoke
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, use
 from tests.support.namespaces import in_node

@@ -1,7 +1,9 @@
 """Loaded programs, described and run."""
 
 import ctypes
+import errno
 import os
+import resource
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +57,28 @@ def test_a_program_is_described(shot: int) -> None:
     again = maps.program_by_id(info.id)
     assert maps.program_info(again) == info
     os.close(again)
+
+
+def test_a_program_is_named_by_its_id(shot: int) -> None:
+    assert maps.program_name(maps.program_info(shot).id) == "cil_test"
+
+
+def test_an_id_of_no_program_has_no_name() -> None:
+    need_root()
+    assert maps.program_name(2**31 - 1) is None  # the kernel's ids end below it
+
+
+def test_a_name_that_cannot_be_asked_for_is_no_missing_program(shot: int) -> None:
+    """Out of descriptors: else a dispatcher of ours would pass for someone else's."""
+    number = maps.program_info(shot).id
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(maps.BpfError) as raised:
+            maps.program_name(number)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert raised.value.errno == errno.EMFILE
 
 
 def test_a_program_runs_on_a_packet(shot: int) -> None:
