@@ -18,7 +18,6 @@ from tests.unit.deploy.test_chart import CONFIG, DATA, known_keys
 from tests.unit.deploy.test_chart_objects import compared, places, why
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-pytestmark = pytest.mark.timeout(120)
 
 REFUSED: Final = {
     "aksbyocni.enabled": "needs another mode of IPAM than the one of its context",
