@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cells.kubernetes import KINDS
+
 if TYPE_CHECKING:
     import yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
+_KINDS = {kind.kind: kind for kind in KINDS}
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
@@ -69,6 +73,10 @@ def read_file(path: Path, name: str) -> Iterator[Located | BadFile]:
     import yaml  # the agent reads no files of policies, and is spared it
 
     loader = yaml.CSafeLoader(text)
+    loader.yaml_implicit_resolvers = {  # times stay text, as in JSON
+        first: [one for one in found if one[0] != _TIMESTAMP]
+        for first, found in loader.yaml_implicit_resolvers.items()
+    }
     try:
         while loader.check_node() and (node := loader.get_node()) is not None:
             yield from _objects(loader.construct_document(node), node, name)
@@ -94,7 +102,36 @@ def _objects(document: Any, node: yaml.Node, file: str) -> Iterator[Located | Ba
         for item, inner in zip(items, listed.value, strict=True):
             yield from _objects(item, inner, file)
         return
-    yield Located(document, file, dict(_lines(node, "")))
+    located = Located(document, file, dict(_lines(node, "")))
+    yield _fault(located) or located
+
+
+def _fault(located: Located) -> BadFile | None:
+    """Why the agent would not read an object; what policies say is checked with their rules."""
+    kind = _KINDS.get(str(located.object["kind"]))
+    if kind is None:
+        return None
+    version = located.object.get("apiVersion")
+    if version != kind.api_version:
+        place = located.at("apiVersion")
+        told = f"{kind.kind} is read as {kind.api_version} only, not {version or 'without apiVersion'}"
+        return BadFile(place.file, told, place.line)
+    metadata = located.object.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str) or not name:
+        what = "missing" if name is None or name == "" else f"{name!r}, expected text"
+        place = located.at("metadata.name")
+        return BadFile(place.file, f"metadata.name of the {kind.kind} is {what}", place.line)
+    try:
+        kind.convert(located.object)
+    except msgspec.ValidationError as error:
+        reason, _, at = str(error).partition(" - at ")
+        path = at.strip("`").removeprefix("$").lstrip(".")
+        place = located.at(path)
+        shown = f"{path}: " if path else ""
+        told = f"{kind.kind} {name}: {shown}{reason[:1].lower()}{reason[1:]}"
+        return BadFile(place.file, told, place.line)
+    return None
 
 
 def _lines(node: yaml.Node, path: str) -> Iterator[tuple[str, int]]:

@@ -50,6 +50,58 @@ def test_the_rule_that_allows_is_named_with_its_line() -> None:
     assert rule == "policies.yaml:21: spec.ingress[0].from[0] of NetworkPolicy shop/frontend-to-cart"
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("apiVersion: v1\nkind: Pod\nmetadata: null\n", ("3", "metadata.name of the Pod is missing")),
+        ("apiVersion: v1\nkind: Pod\nmetadata: [a]\n", ("3", "metadata.name of the Pod is missing")),
+        (
+            "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: 5\n",
+            ("4", "metadata.name of the Namespace is 5, expected text"),
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  labels: 5\n",
+            ("5", "Pod a: metadata.labels: expected `object | null`, got `int`"),
+        ),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: 5\n",
+            ("4", "Pod a: spec: expected `object`, got `int`"),
+        ),
+        (
+            (
+                "apiVersion: cilium.io/v2alpha1\nkind: CiliumCIDRGroup\nmetadata: {name: a}\n"
+                "spec: {externalCIDRs: 7}\n"
+            ),
+            ("4", "CiliumCIDRGroup a: spec.externalCIDRs: expected `array | null`, got `int`"),
+        ),
+        (
+            "apiVersion: cilium.io/v1\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n",
+            ("1", "CiliumNetworkPolicy is read as cilium.io/v2 only, not cilium.io/v1"),
+        ),
+        (
+            "kind: Pod\nmetadata: {name: a}\n",
+            ("1", "Pod is read as v1 only, not without apiVersion"),
+        ),
+    ],
+)
+def test_an_object_that_the_agent_would_not_read_is_told(
+    tmp_path: Path, text: str, told: tuple[str, str]
+) -> None:
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    line, what = told
+    assert findings(tmp_path) == [(f"a.yaml:{line}", "error", what)]
+
+
+def test_what_is_null_is_absent_to_the_check_too(tmp_path: Path) -> None:
+    text = (
+        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n"
+        "metadata: {name: a, namespace: shop, labels: null, creationTimestamp: 2025-01-15T10:00:00Z}\n"
+        "spec: {podSelector: {matchLabels: {app: cart}}, ingress: [{from: null, ports: null}]}\n"
+        "status: null\n"
+    )
+    assert [one for one in findings(write(tmp_path, text)) if one[1] == "error"] == []
+
+
 def test_requests_that_may_pass_are_named(tmp_path: Path) -> None:
     rules = "{method: GET, path: /a.*, host: shop}, {headers: [X-Token]}"
     spec = f"""
