@@ -3,6 +3,7 @@
 Needs: Maps, Identities, where they are restored.   Gives: cell.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from cells.cluster.identity import Identities
@@ -12,11 +13,13 @@ from cells.cluster.ipcache.kernel import KernelIpcache
 from cells.cluster.ipcache.rows import IpcacheMap, IpcacheRows
 from cells.cluster.ipcache.sweep import IpcacheSweep
 from cells.maps import Maps
+from cells.observe.metrics import Collector, Family, counter
 from lifecycle import (
     Hook,
     Jobs,
     Lifecycle,
     Logger,
+    Member,
     Table,
     Tables,
     invoke,
@@ -60,6 +63,16 @@ def ipcache(
     return Ipcache(table, rows, sweep.trigger)
 
 
+def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
+    """Claims that were refused, as Cilium's metric."""
+
+    async def collect() -> Iterable[Family]:
+        text = "Number of errors interacting with the IP to Identity cache"
+        return [counter("cilium_ipcache_errors_total", text, ipcache.errors, "type error")]
+
+    return Collector("ipcache", collect)
+
+
 def release_restored(table: Table[IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
     """Once all claims are known, numbers of this node's own that are not in use are free."""
     if identities is None:
@@ -76,6 +89,6 @@ def release_restored(table: Table[IpcacheEntry], identities: Identities | None, 
 cell = module(
     "ipcache",
     "Whose every prefix is",
-    provide(ipcache_table, ipcache_map, ipcache),
+    provide(ipcache_table, ipcache_map, ipcache, ipcache_metrics),
     invoke(Ipcache, release_restored),
 )

@@ -36,6 +36,10 @@ class Source(StrEnum):
     """What a former agent left, of an endpoint that is not back yet."""
     UNSPEC = "unspec"
 
+    def beats(self, other: "Source") -> bool:
+        """Whether a claim of this source counts beside one of the other, whichever came first."""
+        return _STRENGTH[self] < _STRENGTH[other]
+
 
 Prefix = str
 """A network as ``str()`` writes one: ``10.0.1.7/32``, ``fd00::/64``."""

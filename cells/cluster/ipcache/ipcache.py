@@ -6,6 +6,7 @@ A claim is in the map when upsert() returns: that of a pod's address must be, be
 sweep is for what others changed, what the kernel refused, and what a former agent left.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
@@ -17,6 +18,9 @@ from lifecycle import Table
 
 SEEN: Final = 4096
 """Addresses whose identities are remembered."""
+WEAKER_CLAIM: Final = "upsert", "cannot_overwrite_by_source"
+WEAKER_WITHDRAWN: Final = "delete", "cannot_overwrite_by_source"
+NEVER_CLAIMED: Final = "delete", "no_such_prefix"
 
 
 class Ipcache:
@@ -35,6 +39,8 @@ class Ipcache:
         """``refused`` is called when the kernel refused a row: a sweep is due."""
         self.table = table
         """The claims that count, by prefix."""
+        self.errors = Counter(dict.fromkeys((WEAKER_CLAIM, WEAKER_WITHDRAWN, NEVER_CLAIMED), 0))
+        """What changed nothing of a row, by operation and reason, in Cilium's words."""
         self._rows = rows
         self._refused = refused
         self._seen: dict[IPAddress, int] = {}
@@ -72,6 +78,8 @@ class Ipcache:
             prefix = claim.prefix
             known = self.table.get(prefix)
             row = rows[prefix] = claimed(rows.get(prefix, known), claim)
+            if row.source.beats(claim.source):
+                self.errors[WEAKER_CLAIM] += 1
             value = row.value
             if self._rows.holds(prefix, value, known):
                 values.pop(prefix, None)
@@ -88,7 +96,15 @@ class Ipcache:
 
         Raises OSError when the kernel refuses: the claims are gone, the rows follow with the next sweep.
         """
-        before = {prefix: row for prefix in prefixes if (row := self.table.get(prefix)) is not None}
+        before: dict[Prefix, IpcacheEntry] = {}
+        for prefix in prefixes:
+            row = self.table.get(prefix)
+            if row is not None:
+                before[prefix] = row
+            if row is None or all(each.resource != resource for each in row.claims):
+                self.errors[NEVER_CLAIMED] += 1
+            elif row.resource != resource:
+                self.errors[WEAKER_WITHDRAWN] += 1
         after = {prefix: withdrawn(row, resource) for prefix, row in before.items()}
         with self.table.txn() as table:
             for prefix, row in after.items():

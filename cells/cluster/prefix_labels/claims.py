@@ -112,8 +112,10 @@ class PrefixClaims:
             if labels is not None:
                 self._claim(prefix, labels, said, base)
             elif (claimed := self._claimed.pop(prefix, None)) is not None:
-                self._identities.release(claimed.identity)
-                self._ipcache.withdraw(RESOURCE, [prefix])
+                try:
+                    self._ipcache.withdraw(RESOURCE, [prefix])
+                finally:
+                    self._identities.release(claimed.identity)
             if said and labels is None and base is not None and base.identity == HOST:
                 self._of_host[prefix] = frozenset(labels_of(said))
             else:

@@ -63,6 +63,23 @@ def test_withdrawing_what_is_shadowed_or_was_never_claimed_changes_nothing() -> 
     assert (kernel.writes, kernel.voided) == ([], 1)
 
 
+def test_claims_that_change_no_row_are_counted_by_reason() -> None:
+    known = IpcacheOver(FakeIpcacheMap())
+    upsert, delete = ("upsert", "cannot_overwrite_by_source"), ("delete", "cannot_overwrite_by_source")
+    unknown = "delete", "no_such_prefix"
+    assert known.errors == {upsert: 0, delete: 0, unknown: 0}
+    known.upsert(claim(POD, 300, Source.KVSTORE))
+    known.upsert(claim(POD, 301, Source.KVSTORE), claim("10.0.1.8/32", 302, Source.KUBERNETES))
+    assert not known.errors.total(), "of equal ones the later counts"
+    known.upsert(claim(POD, 302, Source.KUBERNETES))
+    known.upsert(claim(POD, 1, Source.LOCAL))
+    assert known.errors == {upsert: 1, delete: 0, unknown: 0}
+    known.withdraw("test//302", [POD, "10.0.1.8/32"])
+    known.withdraw("test//302", [POD, "10.0.1.8/32"])
+    known.withdraw("test//1", [POD])
+    assert known.errors == {upsert: 1, delete: 1, unknown: 2}
+
+
 @given(
     st.lists(
         st.tuples(
