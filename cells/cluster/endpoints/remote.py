@@ -105,7 +105,11 @@ class RemoteEndpoints:
         jobs.observe(kind.plural, self._rounds, self._follow)
 
     async def _rounds(self) -> AsyncIterator[Sequence[Change[Any]] | None]:
-        """None at the beginning: everything is to be looked at."""
+        """None at the beginning: everything is to be looked at.
+
+        Identities come first: by a number whose labels are unknown no rule would deny.
+        """
+        await self._identities.table.wait_initialized()
         await self._objects.wait_initialized()
         await self._nodes.wait_initialized()
         changes = self._objects.changes(self._objects.revision)

@@ -52,7 +52,11 @@ class SharedClaims:
             jobs.observe("claim", self._rounds, self._follow)
 
     async def _rounds(self) -> AsyncIterator[Sequence[Change[SharedAddress]] | None]:
-        """None at the beginning: everything is to be looked at."""
+        """None at the beginning: everything is to be looked at.
+
+        Identities come first: by a number whose labels are unknown no rule would deny.
+        """
+        await self._identities.table.wait_initialized()
         await self._addresses.wait_initialized()
         changes = self._addresses.changes(self._addresses.revision)
         yield None

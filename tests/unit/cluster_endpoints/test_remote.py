@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import structlog
 
@@ -19,9 +20,10 @@ from cells.cluster.identity import Identities
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
 from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
 from cells.config import AgentConfig, AgentSettings
+from cells.kubernetes import KNOWN_ENDPOINTS, KnownEndpoint, Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
-from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, provide, replace, supply
+from lifecycle import Cell, Hive, Initializer, Lifecycle, ReadTable, Table, invoke, provide, replace, supply
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules
@@ -74,7 +76,11 @@ class Room:
 
 @asynccontextmanager
 async def room(
-    folder: Path, kernel: FakeIpcacheMap | None = None, served: EndpointObjects | None = None, **options: str
+    folder: Path,
+    kernel: FakeIpcacheMap | None = None,
+    served: EndpointObjects | None = None,
+    *more: Cell,
+    **options: str,
 ) -> AsyncIterator[Room]:
     kernel, rules = kernel or FakeIpcacheMap(), FakeRules()
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
@@ -96,7 +102,8 @@ async def room(
     fakes = (replace(PolicyMapPool, FakeMaps()), replace(IpcacheMap, kernel), replace(PolicyComputer, rules))
     changed = (replace(EndpointObjects, served),) if served is not None else ()
     settings = {"manifests-dir": str(folder), **{key.replace("_", "-"): one for key, one in options.items()}}
-    hive = Hive(*cells, *fakes, *changed, provide(nodes), supply(known), invoke(needed), settings=settings)
+    parts = (*cells, *fakes, *changed, *more, provide(nodes), supply(known), invoke(needed))
+    hive = Hive(*parts, settings=settings)
     async with hive.started():
         yield Room(hive, folder, kernel, rules)
 
@@ -130,6 +137,28 @@ async def test_policies_know_an_identity_before_packets_have_it(tmp_path: Path) 
         one.identities.learn(300, ("k8s:app=web",))
         one.write(cep("web", "10.0.2.7", 300))
         await eventually(lambda: one.row("10.0.2.7/32") is not None)
+        assert one.rules.known == [300]
+
+
+async def test_at_a_start_identities_come_before_the_addresses_that_have_them(tmp_path: Path) -> None:
+    unread: list[Initializer] = []
+
+    def reading(identities: Identities) -> None:
+        unread.append(identities.table.initializer("objects that are still read"))
+
+    listed: list[Table[KnownEndpoint]] = []
+
+    def looking(resources: Resources) -> None:
+        listed.append(resources.table(KNOWN_ENDPOINTS))
+
+    async with room(tmp_path, None, None, invoke(reading), invoke(looking)) as one:
+        one.write(cep("web", "10.0.2.7", 300))
+        await eventually(lambda: len(listed[0]) == 1)
+        await anyio.wait_all_tasks_blocked()
+        assert one.row("10.0.2.7/32") is None
+        one.identities.learn(300, ("k8s:app=web",))
+        unread[0].done()
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
         assert one.rules.known == [300]
 
 
