@@ -69,7 +69,7 @@ class HostPolicy:
     endpoint_id: int = 0
     """0: it may do everything."""
     audited: bool = False
-    """What that policy refuses is let through, and told."""
+    """What that policy refuses is let through and reported."""
 
 
 class Datapath:
@@ -256,13 +256,13 @@ class Datapath:
 
     def _row(self, node: NodeConfig) -> bytes:
         host = self.host_policy
-        told = structs.replace(
+        row = structs.replace(
             node,
             flags=self.notifications.flags | NODE_AUDITS_HOST * host.audited,
             aggregation=self.notifications.aggregation,
             host_endpoint=host.endpoint_id,
         )
-        return told.pack()
+        return row.pack()
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
         """Have the programs tell this of packets, from the next one on. Raises BpfError, nothing changed."""

@@ -132,8 +132,8 @@ def load(
     try:
         compiled = compiled_constants(loaded)
         size = maglev_size(tables) or compiled.maglev_size
-        told = replace(compiled, generation=generation, build=build_of(data), maglev_size=size)
-        constants = told.configured(settings)
+        wanted = replace(compiled, generation=generation, build=build_of(data), maglev_size=size)
+        constants = wanted.configured(settings)
         loaded.set_constants(SECTION, constants.pack())
         loaded.use_maps({table.spec.name: table.fd for table in tables})
         loaded.use_programs(programs)

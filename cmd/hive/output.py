@@ -1,7 +1,7 @@
 """How the command prints: aligned tables, colour on terminals only; JSON, YAML or single values for programs.
 
 Needs: click (it drops colours when the output is not a terminal).
-Gives: table(), fitted(), told(), cell_text(), document(), json_text(), the options.
+Gives: table(), fitted(), fact_lines(), cell_text(), document(), json_text(), the options.
 """
 
 import json
@@ -125,7 +125,7 @@ def table(rows: Sequence[Sequence[str]], header_lines: int = 1) -> list[str]:
     return lines
 
 
-def told(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
+def fact_lines(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[str]:
     """Names with their texts beside them; a text that does not fit goes on below, styles and all.
 
     Indented names are a section, which has a column of its own where it needs a wider one.

@@ -1,7 +1,7 @@
 """One job: its tries, what it says of them, and what of its failures goes further than itself.
 
 Needs:  Health of the module, a Meter.
-Gives:  Job, Backoff; told(), a failure for the log.
+Gives:  Job, Backoff; log_fields(), a failure for the log.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from lifecycle.hooks.events import Events, JobEvent, JobStep
 from lifecycle.jobs.metrics import Meter
 from lifecycle.process.logs import Logger
 
-__all__ = ["Backoff", "Job", "Work", "told"]
+__all__ = ["Backoff", "Job", "Work", "log_fields"]
 
 Work = Callable[[], Awaitable[object]]
 
@@ -97,7 +97,7 @@ class Job:
             self.meter.over = True
             self._tell("ended the hive", self.failures, failure)
             self.health.degraded("ended the hive", failure)
-            self._log.error("job ends the hive", job=self.name, **told(failure))
+            self._log.error("job ends the hive", job=self.name, **log_fields(failure))
             self._end_hive(failure)
 
     async def attempt(self, work: Work, *, metered: bool = True) -> Exception | None:
@@ -167,7 +167,7 @@ class Job:
         self._tell("failed", self.failures, error)
         self.health.degraded("failed, will be tried again", error)
         self._log.warning(
-            "job failed, will be tried again", job=self.name, failures=self.failures, **told(error)
+            "job failed, will be tried again", job=self.name, failures=self.failures, **log_fields(error)
         )
 
     def done(self, message: str) -> None:
@@ -179,6 +179,6 @@ class Job:
             self._forget(self)
 
 
-def told(error: Exception) -> dict[str, Any]:
+def log_fields(error: Exception) -> dict[str, Any]:
     """For the log: a line of what the node refuses, and the trace of what may be a mistake in the code."""
     return {"error": str(error)} if isinstance(error, OSError | HiveError) else {"exc_info": error}

@@ -22,7 +22,7 @@ from lifecycle.hints.places import Place, caller
 from lifecycle.hooks.checks import check_async, check_iterates, check_seconds
 from lifecycle.hooks.events import Events
 from lifecycle.hooks.shutdown import Shutdown
-from lifecycle.jobs.job import Backoff, Job, Work, told
+from lifecycle.jobs.job import Backoff, Job, Work, log_fields
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats
 from lifecycle.process.logs import Logger
 
@@ -122,7 +122,7 @@ class Jobs:
             while error is not None:
                 if tries is not None and job.failures > tries:
                     job.health.degraded("failed for good", error)
-                    self._log.error("job failed for good", job=name, tries=job.failures, **told(error))
+                    self._log.error("job failed for good", job=name, tries=job.failures, **log_fields(error))
                     job.meter.over = True
                     if fatal:
                         self._shutdown.request(error)

@@ -1,6 +1,6 @@
 """The nodes of the cluster: this one and all others, from their objects.
 
-Source and controller: Table[Node], Table[CiliumNode] and ToldNodes in, the table ``nodes`` out. What the
+Source and controller: Table[Node], Table[CiliumNode] and SharedNodes in, the table ``nodes`` out. What the
         kvstore tells counts before a CiliumNode, and that before a Node; this node's row is what its agent
         has found and chosen, and what it writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
 Needs:  AgentConfig, IpamSettings, Kubernetes' tables; Router and NodeAddresses for this node's row.
@@ -19,8 +19,8 @@ from cells.cluster.nodes.local import LocalNode, LocalNodeStore
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node, parse_ip, parse_node
 from cells.cluster.nodes.publish import CiliumNodePublisher
+from cells.cluster.nodes.reader import NodeReader
 from cells.cluster.nodes.settings import NodeSettings
-from cells.cluster.nodes.told import NodeReader
 from cells.config import AgentConfig
 from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, IpamSettings
 from cells.kubernetes import CiliumNode, Node
@@ -48,14 +48,14 @@ __all__ = [
     "NodeReader",
     "NodeSettings",
     "ParsedNode",
-    "ToldNodes",
+    "SharedNodes",
     "cell",
     "parse_cilium_node",
     "parse_ip",
     "parse_node",
 ]
 
-ToldNodes = Annotated[ReadTable[ClusterNode], Named("told")]
+SharedNodes = Annotated[ReadTable[ClusterNode], Named("shared")]
 """Nodes known from other sources than objects, by ``cluster/name``; they take precedence over objects."""
 
 
@@ -69,26 +69,26 @@ def node_table(
     cilium_nodes: Table[CiliumNode],
     read: NodeReader,
     local: LocalNodeStore,
-    others: ToldNodes | None,
+    others: SharedNodes | None,
     tables: Tables,
 ) -> ReadTable[ClusterNode]:
     """The table ``nodes``, by ``cluster/name``."""
-    told = nodes.outer_join(cilium_nodes, read.read).flat_map(
-        lambda node: (node,), key=lambda node: node.full_name, name="nodes-told"
+    parsed = nodes.outer_join(cilium_nodes, read.read).flat_map(
+        lambda node: (node,), key=lambda node: node.full_name, name="nodes-of-objects"
     )
     if others is not None:
-        told = told.outer_join(others, _second_first, name="nodes-shared")
-    table = told.outer_join(local.table, _own_first, name="nodes", indexes={"address": _addresses})
+        parsed = parsed.outer_join(others, _second_first, name="nodes-shared")
+    table = parsed.outer_join(local.table, _own_first, name="nodes", indexes={"address": _addresses})
     tables.add(table)
     return table
 
 
-def _second_first(told: ClusterNode | None, other: ClusterNode | None) -> ClusterNode:
-    return other or cast("ClusterNode", told)
+def _second_first(parsed: ClusterNode | None, other: ClusterNode | None) -> ClusterNode:
+    return other or cast("ClusterNode", parsed)
 
 
-def _own_first(told: ClusterNode | None, own: ClusterNode | None) -> ClusterNode:
-    return own or cast("ClusterNode", told)  # a key is in one of the two tables
+def _own_first(parsed: ClusterNode | None, own: ClusterNode | None) -> ClusterNode:
+    return own or cast("ClusterNode", parsed)  # a key is in one of the two tables
 
 
 def _addresses(node: ClusterNode) -> tuple[object, ...]:

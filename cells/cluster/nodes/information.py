@@ -15,8 +15,8 @@ from typing import Final
 import anyio
 
 from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cidr, parse_cilium_node
+from cells.cluster.nodes.reader import DECIDED_IN_CILIUM_NODES, NodeReader
 from cells.cluster.nodes.settings import NodeSettings
-from cells.cluster.nodes.told import DECIDED_IN_CILIUM_NODES, NodeReader
 from cells.config import AgentConfig
 from cells.ipam import Family, IpamSettings, IPNetwork, PoolState, kept_ranges
 from cells.kubernetes import CiliumNode, KubernetesAPI, KubernetesSettings, Node

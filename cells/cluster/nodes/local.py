@@ -12,7 +12,7 @@ from pathlib import Path
 from cells.cluster.ipcache import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.cluster.nodes.parse import ParsedNode
-from cells.cluster.nodes.told import NodeReader, annotations_of
+from cells.cluster.nodes.reader import NodeReader, annotations_of
 from cells.config import AgentConfig
 from cells.ipam import Family, IPAddress, IPNetwork, PodRange
 from cells.kubernetes import Node

@@ -22,8 +22,8 @@ import msgspec
 from cells.cluster.nodes.local import LocalNodeStore, local_node, read_boot_id
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
 from cells.cluster.nodes.parse import parse_cidr, parse_ip
+from cells.cluster.nodes.reader import NodeReader
 from cells.cluster.nodes.settings import NodeSettings
-from cells.cluster.nodes.told import NodeReader
 from cells.config import AgentConfig
 from cells.ipam import Family, IPAddress, IpamSettings, PodRange, PoolRequest
 from cells.kubernetes import CILIUM_NODES, CiliumNode, ForgottenObject, KubernetesAPI, Node

@@ -3,13 +3,13 @@
 Source and controller: keys of the store in; rows of the table ``nodes`` and claims in the ipcache out. This
         node and its endpoints in; its own keys out.
 Needs:  KVStore, Table[Endpoint], Table[Pod], ReadTable[ClusterNode], Ipcache, Identities.
-Gives:  ToldNodes, which the table ``nodes`` is made of; SharedTables.
+Gives:  SharedNodes, which the table ``nodes`` is made of; SharedTables.
 Why:    without an API server, and with so many pods that it would be too much for one.
 """
 
 from __future__ import annotations
 
-from cells.cluster.nodes import ToldNodes
+from cells.cluster.nodes import SharedNodes
 from cells.cluster.shared.claims import SharedClaims
 from cells.cluster.shared.published import SharedKeys
 from cells.cluster.shared.tables import SharedTables
@@ -18,7 +18,7 @@ from lifecycle import invoke, module, provide
 __all__ = ["SharedTables", "cell"]
 
 
-def shared_nodes(shared: SharedTables) -> ToldNodes:
+def shared_nodes(shared: SharedTables) -> SharedNodes:
     """Nodes from the store."""
     return shared.nodes
 

@@ -12,7 +12,7 @@
 /* Whether the driver supports the metadata area, which carries the result to the tc program. Without it, tc does everything. */
 static __always_inline bool tells(const struct xdp_md *ctx)
 {
-	return packet_told(ctx) <= packet_start(ctx);
+	return packet_meta(ctx) <= packet_start(ctx);
 }
 
 SEC("xdp")

@@ -1,7 +1,7 @@
 """What the CiliumEndpoint of a pod says.
 
 For:    PodEndpoints and CiliumEndpointSync. Needs: Endpoint, Pod.
-Gives:  PodEndpoint, told, body, owners, status, of_object, named_ports.
+Gives:  PodEndpoint, pod_endpoint, body, owners, status, of_object, named_ports.
 Source: Cilium 1.17, CiliumEndpoint: all but metadata is in its status.
 """
 
@@ -61,7 +61,7 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
         return said(self.labels, self.pod, self.pod_uid, self.status)
 
 
-def told(
+def pod_endpoint(
     endpoint: Endpoint, pod: Pod, policy: RealizedPolicy | None, node: ClusterNode | None
 ) -> PodEndpoint | None:
     """The object to write for an endpoint; None while it has no identity, or if it is not a pod."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from cells.cluster.nodes import ClusterNode
 from cells.endpoint import Endpoint
-from cells.endpoint.ciliumendpoint.model import PodEndpoint, told
+from cells.endpoint.ciliumendpoint.model import PodEndpoint, pod_endpoint
 from cells.endpoint.restore import ExposedEndpoints
 from cells.kubernetes import Pod
 from cells.policy.maps import RealizedPolicy
@@ -99,7 +99,7 @@ class PodEndpoints:
         pod = self._pods.get((endpoint.pod_namespace, endpoint.pod_name))
         if pod is None:
             return None
-        return told(endpoint, pod, self._policies.get(number), self._nodes.get(self._own))
+        return pod_endpoint(endpoint, pod, self._policies.get(number), self._nodes.get(self._own))
 
 
 def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:

@@ -75,7 +75,7 @@ class HostEndpoint:
 
     @property
     def audited(self) -> bool:
-        """Whether what its policy refuses is let through, and told."""
+        """Whether what its policy refuses is let through and reported."""
         return self._programs.host_policy.audited
 
     def audit(self, on: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, QUIET, document, output_option, terminal_width, told
+from hive.output import BAD, GOOD, QUIET, document, fact_lines, output_option, terminal_width
 
 HEALTHY = {"Ok", "Disabled"}
 
@@ -34,7 +34,7 @@ def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbos
         click.echo(f"error in {wrong}" if wrong else "OK")
     else:
         facts = [(f"{name}:", text) for name, text in lines(answer, verbose=verbose)]
-        for line in told(facts, terminal_width()):
+        for line in fact_lines(facts, terminal_width()):
             click.echo(line)
     if wrong:
         raise click.exceptions.Exit(1)

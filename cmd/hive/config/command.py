@@ -20,7 +20,7 @@ from hive.agent.command import (
 from hive.client import ask, socket_option, timeout_option
 from hive.config.get import get_setting
 from hive.config.set import set_options
-from hive.output import GOOD, QUIET, document, fitted, output_option, terminal_width, told
+from hive.output import GOOD, QUIET, document, fact_lines, fitted, output_option, terminal_width
 
 if TYPE_CHECKING:
     from lifecycle import Cell
@@ -143,7 +143,7 @@ def render(found: list[dict[str, str]], width: int | None, columns: tuple[str, .
     for one in found:
         rest = [click.style(one[column], fg=QUIET) for column in columns[2:]]
         facts.append((f"{one['name']}:", "   ".join([one["value"] or '""', *rest])))
-    return list(told(facts, width))
+    return list(fact_lines(facts, width))
 
 
 def _show(changes: list[dict[str, str]]) -> None:

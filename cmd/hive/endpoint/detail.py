@@ -13,7 +13,7 @@ from urllib.parse import quote
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, document, fitted, output_option, table, terminal_width, told
+from hive.output import BAD, GOOD, document, fact_lines, fitted, output_option, table, terminal_width
 
 _STATES = {"OK": GOOD, "Warning": BAD, "Failure": BAD}
 
@@ -42,7 +42,7 @@ def get(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
     if (text := document([found], output)) is not None:  # a list, as cilium-dbg has it
         click.echo(text)
         return
-    for line in told(list(_facts(found)), terminal_width()):
+    for line in fact_lines(list(_facts(found)), terminal_width()):
         click.echo(line)
 
 

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import click
 
-from hive.output import document, output_option, terminal_width, told
+from hive.output import document, fact_lines, output_option, terminal_width
 
 DEFAULT = "localhost:9234"
 
@@ -33,7 +33,7 @@ def status(server: str, timeout: float, output: str) -> None:
     if (text := document(answer, output)) is not None:
         click.echo(text)
         return
-    for line in told(facts(answer), terminal_width()):
+    for line in fact_lines(facts(answer), terminal_width()):
         click.echo(line)
     if answer["healthz"] != "ok" or any(one["level"] == "degraded" for one in answer["modules"]):
         raise click.exceptions.Exit(1)

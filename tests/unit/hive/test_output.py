@@ -6,7 +6,7 @@ import click
 import pytest
 import yaml
 
-from hive.output import document, fitted, told
+from hive.output import document, fact_lines, fitted
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import HEALTHY, hive
 
@@ -39,7 +39,7 @@ def test_a_table_is_the_commands_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "expected"),
     [
         ("xml", "'xml': expected table, json, yaml or jsonpath='{.path}'"),
         ("jsonpath=", "expected a path in braces, such as {.cilium.state}"),
@@ -50,9 +50,11 @@ def test_a_table_is_the_commands_own() -> None:
         ),
     ],
 )
-def test_a_wrong_form_ends_with_one_line(capsys: pytest.CaptureFixture[str], form: str, told: str) -> None:
+def test_a_wrong_form_ends_with_one_line(
+    capsys: pytest.CaptureFixture[str], form: str, expected: str
+) -> None:
     ended = hive(capsys, "status", "-o", form)
-    assert (ended.code, told in ended.err, ended.err.count("\n")) == (2, True, 1)
+    assert (ended.code, expected in ended.err, ended.err.count("\n")) == (2, True, 1)
 
 
 def test_every_form_works_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,19 +77,19 @@ def test_what_does_not_fit_is_named() -> None:
 def test_texts_go_on_below_where_a_terminal_is_narrow() -> None:
     long = click.style("Ok", fg="green") + "   written to /run/05-cilium.conflist"
     facts = [("File:", long), ("Jobs:", "2"), ("  a job with a very long name:", "failed and failed again")]
-    assert [click.unstyle(line) for line in told(facts, 40)] == [
+    assert [click.unstyle(line) for line in fact_lines(facts, 40)] == [
         "File:   Ok   written to",
         "        /run/05-cilium.conflist",
         "Jobs:   2",
         "  a job with a very long name:",
         "      failed and failed again",
     ]
-    assert [click.unstyle(line) for line in told([("File:", "at /run/" + "x" * 30)], 40)] == [
+    assert [click.unstyle(line) for line in fact_lines([("File:", "at /run/" + "x" * 30)], 40)] == [
         "File:",
         "      at",
         "      /run/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
     ]
-    assert [click.unstyle(line) for line in told(facts, None)] == [
+    assert [click.unstyle(line) for line in fact_lines(facts, None)] == [
         "File:   Ok   written to /run/05-cilium.conflist",
         "Jobs:   2",
         "  a job with a very long name:   failed and failed again",

@@ -21,11 +21,11 @@ static __always_inline void *packet_end(const context_t *ctx)
 	return end;
 }
 
-/* What an earlier program tells of the packet, in front of it. */
-static __always_inline void *packet_told(const context_t *ctx)
+/* The metadata in front of the packet, which an earlier program has written. */
+static __always_inline void *packet_meta(const context_t *ctx)
 {
-	void *told;
+	void *meta;
 
-	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(told) : "r"(ctx), "i"(offsetof(context_t, data_meta)));
-	return told;
+	asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(meta) : "r"(ctx), "i"(offsetof(context_t, data_meta)));
+	return meta;
 }

@@ -60,7 +60,7 @@ struct node_config {
 #define NODE_NOTIFY_DROP 1
 #define NODE_NOTIFY_TRACE 2
 #define NODE_NOTIFY_POLICY_VERDICT 4
-#define NODE_AUDITS_POLICY 8 /* what policy refuses is let through, and told */
+#define NODE_AUDITS_POLICY 8 /* what policy refuses is let through and reported */
 #define NODE_AUDITS_HOST 16  /* the same of the node's own policy */
 #define NODE_NOTIFY_SOCK 32
 

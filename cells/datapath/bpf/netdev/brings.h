@@ -71,9 +71,9 @@ static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 
 /* What the program in the driver has said of the packet, 0 if nothing. */
 static __always_inline __u32 device_handed(const struct __sk_buff *skb)
 {
-	const __u32 *told = packet_told(skb);
+	const __u32 *handed = packet_meta(skb);
 
-	return (void *)(told + 1) <= packet_start(skb) ? *told : 0;
+	return (void *)(handed + 1) <= packet_start(skb) ? *handed : 0;
 }
 
 /* Go on with what that has translated. */

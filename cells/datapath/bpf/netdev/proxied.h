@@ -2,7 +2,7 @@
 /* What a device brings in answer to what a proxy has sent in a pod's name: it is the proxy's.
  *
  * The stack would send it on to the pod. But it drops what is to be sent on and belongs to a socket of its own, and
- * finds the socket first (early demux). So it is told that the packet is for itself.
+ * finds the socket first (early demux). So the packet is marked as one for the host itself.
  */
 #pragma once
 

@@ -126,8 +126,8 @@ VERIFIED_ALONE dsr6_forward(context_t *ctx, struct flow *flow)
 	return flow ? dsr_forward(ctx, flow, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
 }
 
-/* The service that the packet's header tells of; false if it tells of none. */
-static __always_inline bool dsr4_told(context_t *ctx, struct address *service, __be16 *port)
+/* The service that the packet's header names; false if it names none. */
+static __always_inline bool dsr4_read(context_t *ctx, struct address *service, __be16 *port)
 {
 	const struct iphdr *ip = packet_ipv4(ctx);
 	struct dsr4_option option;
@@ -141,7 +141,7 @@ static __always_inline bool dsr4_told(context_t *ctx, struct address *service, _
 	return true;
 }
 
-static __always_inline bool dsr6_told(context_t *ctx, struct address *service, __be16 *port)
+static __always_inline bool dsr6_read(context_t *ctx, struct address *service, __be16 *port)
 {
 	const struct ipv6hdr *ip = packet_ipv6(ctx);
 	struct dsr6_header header;
@@ -172,16 +172,16 @@ static __always_inline bool dsr_service(const struct flow *answer, struct nat_en
  */
 static __always_inline int dsr_note(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
-	bool tcp = flow->protocol == IPPROTO_TCP, told;
+	bool tcp = flow->protocol == IPPROTO_TCP, named;
 	struct nat_entry service = {};
 	struct ct_entry *known;
 	union nat_key key;
 
-	told = family == FAMILY_IPV4 ? dsr4_told(ctx, &service.address, &service.port)
-				     : dsr6_told(ctx, &service.address, &service.port);
+	named = family == FAMILY_IPV4 ? dsr4_read(ctx, &service.address, &service.port)
+				      : dsr6_read(ctx, &service.address, &service.port);
 	flow->dsr = ct_lookup_own(flow, EGRESS, now, family, &known) == CT_ESTABLISHED && known->dsr_internal;
-	if (flow->dsr || !told) {
-		if (!told || !tcp || !(flow->tcp_flags & TCP_SYN))
+	if (flow->dsr || !named) {
+		if (!named || !tcp || !(flow->tcp_flags & TCP_SYN))
 			return flow->dsr ? DSR_KNOWN : 0;
 	}
 	const struct ct_entry entry = {

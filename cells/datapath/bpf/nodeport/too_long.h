@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A client's datagram that would no longer fit with the option in which its service is told. What may be fragmented the
+/* A client's datagram that would no longer fit with the option that names its service. What may be fragmented the
  * stack sends on, which does; of the rest the client hears by how much less it has to send (RFC 1191, RFC 8201).
  */
 #pragma once

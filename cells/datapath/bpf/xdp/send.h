@@ -14,14 +14,14 @@
 
 static __always_inline int hand_over_to_stack(context_t *ctx, __u32 what)
 {
-	__u32 *told;
+	__u32 *meta;
 
-	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*told)))
+	if (bpf_xdp_adjust_meta(ctx, -(int)sizeof(*meta)))
 		return DROP(INGRESS, DROP_WRITE_ERROR);
-	told = packet_told(ctx);
-	if ((void *)(told + 1) > packet_start(ctx))
+	meta = packet_meta(ctx);
+	if ((void *)(meta + 1) > packet_start(ctx))
 		return DROP(INGRESS, DROP_WRITE_ERROR);
-	*told = what;
+	*meta = what;
 	return XDP_PASS;
 }
 
