@@ -9,60 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.children import Child
-from hive.lab.cluster import TUNNEL, Cluster
+from hive.lab.cluster import Cluster
 from hive.lab.namespaces import inside
-from hive.lab.node import ROOT, Lab, exclusive
+from hive.lab.node import Lab
 from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
-from hive.main import cli
-from tests.support.etcd import installed
-from tests.support.namespaces import need_root
+from tests.support.two_nodes import SETTINGS, asked, joined_by_etcd
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 NAME = f"etcd-{os.getpid()}"
-SETTINGS = (TUNNEL, "--identity-change-grace-period=1s")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two nodes with a pod each, a tunnel between them, and etcd."""
-    need_root()
-    if not installed():
-        pytest.skip("etcd is not installed (etcd-server)")
-    found = Cluster(NAME)
-    up = (
-        "lab",
-        "up",
-        "--name",
-        f"{NAME}-1",
-        "--nodes",
-        "2",
-        "--pods",
-        "1",
-        "--tunnel",
-        "--etcd",
-        SETTINGS[1],
-    )
-    try:
-        done = CliRunner().invoke(cli, [*up, SETTINGS[1]], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
+    with joined_by_etcd(NAME) as found:
         yield found
-    finally:
-        with exclusive():
-            found.remove(found.nodes())
-    assert not list(ROOT.glob(f"{NAME}*"))
-
-
-def asked(lab: Lab, path: str) -> Any:
-    pid = agent_process.running(lab)
-    assert pid is not None
-    return ask(path, agent_process.api_socket(pid))
 
 
 def own(lab: Lab) -> list[tuple[str, int, tuple[str, ...]]]:

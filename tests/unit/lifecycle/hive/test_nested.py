@@ -1,7 +1,7 @@
 """Hives inside a hive: run by its hooks and jobs, checked and shown as a part of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,7 +14,6 @@ from lifecycle import (
     HealthTree,
     Hive,
     HiveError,
-    Hook,
     InnerHive,
     Jobs,
     Lifecycle,
@@ -31,32 +30,10 @@ from lifecycle import (
     provide,
 )
 from lifecycle.testing import VirtualClock, no_leaks
+from tests.unit.lifecycle.hive.acts import act, behaviour, boom, fresh, hook, log
 
+__all__ = ["fresh"]
 pytestmark = pytest.mark.anyio
-
-log: list[str] = []
-behaviour: dict[str, Callable[[], Awaitable[object]]] = {}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    log.clear()
-    behaviour.clear()
-
-
-async def act(what: str) -> None:
-    await anyio.lowlevel.checkpoint()
-    if what in behaviour:
-        await behaviour[what]()
-    log.append(what)
-
-
-async def boom() -> None:
-    raise OSError("boom")
-
-
-def hook(lifecycle: Lifecycle, name: str) -> None:
-    lifecycle.append(Hook(name, lambda: act(f"{name} +"), lambda: act(f"{name} -")))
 
 
 class Kube:

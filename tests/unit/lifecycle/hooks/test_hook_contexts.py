@@ -7,29 +7,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import anyio
 import pytest
 
-from lifecycle import Cell, Hive, Hook, Lifecycle, StopError, group, invoke, provide
+from lifecycle import Cell, Hive, Lifecycle, StopError, group, invoke, provide
+from tests.unit.lifecycle.hooks.base import Base, fresh, log
 
+__all__ = ["fresh"]
 pytestmark = pytest.mark.anyio
-
-log: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    log.clear()
-
-
-class Base:
-    """What the hooks under test stand on: it must be stopped whatever happens above."""
-
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        lifecycle.append(Hook("base", self.start, self.stop))
-
-    async def start(self) -> None:
-        log.append("base +")
-
-    async def stop(self) -> None:
-        log.append("base -")
 
 
 async def boom() -> None:

@@ -12,29 +12,12 @@ import pytest
 
 from lifecycle import Cell, Hive, Hook, Lifecycle, StartError, StopError, group, invoke, module, provide
 from lifecycle.testing import VirtualClock
+from tests.unit.lifecycle.hooks.base import Base, fresh, log
 
+__all__ = ["fresh"]
 pytestmark = pytest.mark.anyio
 
 Act = Callable[[], Awaitable[object]]
-log: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    log.clear()
-
-
-class Base:
-    """What the hooks under test stand on: it must be stopped whatever happens above."""
-
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        lifecycle.append(Hook("base", self.start, self.stop))
-
-    async def start(self) -> None:
-        log.append("base +")
-
-    async def stop(self) -> None:
-        log.append("base -")
 
 
 def above_base(name: str, start: Act | None = None, stop: Act | None = None, **limits: float) -> Cell:
