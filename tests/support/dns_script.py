@@ -1,12 +1,13 @@
 """A DNS server that does what the name says it is asked for, mostly nothing good.
 
-Needs: nothing.   Gives: serve, ask, addresses_of, TRUE, LIE.
+Needs: nothing.   Gives: serve, served, ask, addresses_of, TRUE, LIE.
 
 The first label is what it does: ``plain`` answers; ``slow`` after a while, ``silent`` never; ``forged`` sends
 answers with another id, to another question and from another port before its own, by TCP with another id
 only; ``short`` has no room by UDP and says so; ``others`` says where
-``web.example.org`` is; ``loop`` leads in a circle; ``huge`` is as large as it can be; ``pointer``, ``cut``
-and ``noise`` are no messages.
+``web.example.org`` is; ``crossed`` answers another question; ``failed`` says that it failed, with an
+address; ``chain`` leads there by eight names; ``loop`` leads in a circle; ``huge`` is as large as it can be;
+``pointer``, ``cut`` and ``noise`` are no messages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import struct
 import time
 from collections.abc import Iterator
 from ipaddress import IPv4Address
+from pathlib import Path
 
 from hive.lab.children import Stop
 from tests.support.dns import query
@@ -55,6 +57,16 @@ def addresses_of(answer: bytes) -> list[str]:
             found.append(str(IPv4Address(answer[at + 12 : at + 16])))
         at += 12 + size
     return found
+
+
+def served() -> bool:
+    """Whether queries are taken in this namespace, by UDP and TCP."""
+    return all(_bound(protocol, 53) for protocol in ("udp", "tcp"))
+
+
+def _bound(protocol: str, port: int) -> bool:
+    lines = Path(f"/proc/net/{protocol}").read_text(encoding="utf-8").splitlines()[1:]
+    return any(int(line.split()[1].rpartition(":")[2], 16) == port for line in lines)
 
 
 def serve(stop: Stop) -> set[str]:
@@ -123,6 +135,8 @@ def _by_udp(
     if does == "forged":
         lie = answer.replace(IPv4Address(TRUE).packed, IPv4Address(LIE).packed)
         yield bytes([lie[0] ^ 0xFF]) + lie[1:], 0, own
+        yield bytes([lie[0] ^ 0xFF]) + b"\xff" * 40, 0, own
+        yield b"", 0, own
         yield lie.replace(b"\6forged", b"\6others"), 0, own
         yield lie, 0, elsewhere
     yield answer, SLOW if does == "slow" else 0, own
@@ -139,6 +153,13 @@ def _answer(data: bytes, many: int) -> bytes:
     elif does == "others":
         owner = b"\3web\7example\3org\0"
         records = owner + _record(IPv4Address(LIE).packed)[2:]
+    elif does == "crossed":
+        question = question.replace(b"\7crossed", b"\7another")
+    elif does == "failed":
+        failed = struct.pack(">HHHHH", 0x8582, 1, 1, 0, 0)
+        return data[:2] + failed + question + _record(IPv4Address(LIE).packed)
+    elif does == "chain":
+        records, count = _chain(12 + len(question)) + one[2:], 9
     elif does == "loop":
         other = b"\5other\xc0\x11"
         records, count = _record(other, 5) + other[:6] + b"\xc0\x11" + _record(_POINT, 5)[2:], 2
@@ -150,6 +171,16 @@ def _answer(data: bytes, many: int) -> bytes:
     elif does == "noise":
         return data[:2] + b"\xff" * 40
     return data[:2] + struct.pack(">HHHHH", 0x8580, 1, count, 0, 0) + question + records
+
+
+def _chain(at: int) -> bytes:
+    """Eight aliases that begin there, and the owner of the record that follows."""
+    owner, records = _POINT, b""
+    for number in range(8):
+        value = at + len(records) + 12
+        records += owner + _record(b"\2c%d\xc0\x12" % number, 5)[2:]
+        owner = struct.pack(">H", 0xC000 | value)
+    return records + owner
 
 
 def _record(value: bytes, kind: int = 1) -> bytes:

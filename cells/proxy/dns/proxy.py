@@ -255,6 +255,8 @@ class DNSProxy:
         if isinstance(data, OSError):
             self._fail(exchange, data)
             return True
+        if data[:2] != exchange.asking.data[:2]:
+            return False  # a guess, and nobody needs to be right about more to end the query by noise
         try:
             answer = read_answer(data)
         except WireError as error:

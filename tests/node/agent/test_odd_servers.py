@@ -11,7 +11,17 @@ import pytest
 from hive.lab import pods
 from hive.lab.node import NODE_ADDRESS, Lab
 from tests.node.agent.test_pod_labels import labels_of, pod, write
-from tests.support.dns_script import LARGEST_TCP, LARGEST_UDP, LIE, SLOW, TRUE, addresses_of, ask, serve
+from tests.support.dns_script import (
+    LARGEST_TCP,
+    LARGEST_UDP,
+    LIE,
+    SLOW,
+    TRUE,
+    addresses_of,
+    ask,
+    serve,
+    served,
+)
 from tests.support.town import Town, town
 from tests.support.waiting import eventually
 
@@ -38,6 +48,7 @@ def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> 
         server = odd(place)
         with node.open_pod("odd") as there:
             serving = there.start(serve)
+            eventually(lambda: there.run(served, within=60))
             here = place.here
 
             def said(name: str, *, tcp: bool = False, edns: int = 0) -> bytes:
@@ -52,6 +63,10 @@ def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> 
             assert addresses_of(slow.result(within=60)) == [TRUE]
             assert addresses_of(said("forged")) == [TRUE], "guesses are passed over"
             assert code(said("forged", tcp=True)) == SERVFAIL, "on a connection nothing else can be meant"
+            assert code(said("crossed", tcp=True)) == SERVFAIL, "it answers what nobody asked"
+            for tcp in (False, True):
+                assert addresses_of(said("chain", tcp=tcp)) == [TRUE]
+                assert code(said("failed", tcp=tcp)) == SERVFAIL
             short = said("short")
             assert (short[2] & TRUNCATED, addresses_of(short)) == (TRUNCATED, []), "the pod asks by TCP"
             assert addresses_of(said("short", tcp=True)) == [TRUE]
@@ -63,7 +78,9 @@ def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> 
             assert len(addresses_of(said("huge", edns=4096))) == LARGEST_UDP, "in fragments"
             assert len(addresses_of(said("huge", tcp=True))) == LARGEST_TCP
             known = {(name, ip) for name, ip, _ in place.cached}
-            assert ("plain.example.org.", TRUE) in known
+            assert {("plain.example.org.", TRUE), ("chain.example.org.", TRUE)} <= known
+            for name in ("crossed", "another", "failed"):
+                assert not any(one == f"{name}.example.org." for one, _ in known), name
             assert not any(name == "web.example.org." and ip == LIE for name, ip in known)
             assert not any(name == "forged.example.org." and ip == LIE for name, ip in known)
             kept = sum(name == "huge.example.org." and of == "lookup" for name, _, of in place.cached)
@@ -79,9 +96,12 @@ def test_servers_may_be_asked_from_the_nodes_address(node: Lab, tmp_path: Path) 
         server = odd(place)
         with node.open_pod("odd") as there:
             serving = there.start(serve)
+            eventually(lambda: there.run(served, within=60))
             for tcp in (False, True):
                 found = place.here.run(partial(ask, server, "plain.example.org", tcp=tcp), within=60)
                 assert addresses_of(found) == [TRUE]
+            found = place.here.run(partial(ask, server, "forged.example.org"), within=60)
+            assert addresses_of(found) == [TRUE], "guesses and noise are passed over"
             (asked,) = serving.finish(within=60)
         assert asked != place.here.run(_own, server)
         assert asked != NODE_ADDRESS, "by its address towards pods"
