@@ -1,7 +1,7 @@
 """``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
 
 Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental,
-       node-ranges and policies: none.
+       node-ranges and policies: none; inspect-page: chromium, chromium-driver.
 Gives: the table on standard output.
 """
 
@@ -24,6 +24,7 @@ from tests.bench import (
     hostile,
     http_requests,
     incremental,
+    inspect_page,
     lag,
     losses,
     names,
@@ -70,6 +71,7 @@ PARTS: dict[str, Measure] = {
     "framework": framework.measure,
     "tables": tables.measure,
     "incremental": incremental.measure,
+    "inspect-page": inspect_page.measure,
     "node-ranges": node_ranges.measure,
     "policies": policies.measure,
     "policy-maps": policy_maps.measure,
@@ -83,7 +85,7 @@ PARTS: dict[str, Measure] = {
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""
-UNPRIVILEGED = {"framework", "tables", "incremental", "node-ranges", "policies"}
+UNPRIVILEGED = {"framework", "tables", "incremental", "inspect-page", "node-ranges", "policies"}
 
 
 def main() -> int:
