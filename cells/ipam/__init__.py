@@ -16,13 +16,14 @@ Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip
 from collections.abc import Iterable
 
 from cells.ipam.addresses import AddressRange, Family, IPAddress, IPNetwork, text_of
-from cells.ipam.allocator import Allocation, Allocator, IpamError, IpamLaterError
+from cells.ipam.allocator import Allocation, Allocator
 from cells.ipam.assigned import AssignedPodCIDRs, AssignedPools, PodPools, PoolState
 from cells.ipam.demand import PoolRequest
 from cells.ipam.expiration import EXPIRATION, Clock
 from cells.ipam.kept import KeptRanges, kept_ranges
 from cells.ipam.node_ipam import Ipam
 from cells.ipam.ranges import PodRange
+from cells.ipam.refusals import IpamError, IpamLaterError
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from cells.observe.metrics import Collector
 from cells.observe.metrics import Family as MetricFamily

@@ -1,11 +1,10 @@
 """The allocator of pod addresses: who has which.
 
-For:    Ipam, which is this with a life cycle. Needs: Clock. Gives: Allocator, Allocation, IpamError,
-IpamLaterError.
+For:    Ipam, which is this with a life cycle. Needs: Clock. Gives: Allocator, Allocation.
 Texts of errors are Cilium's: its clients show them to people.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network
 
 import msgspec
@@ -13,13 +12,8 @@ import msgspec
 from cells.ipam.addresses import Family, IPAddress, IPNetwork, RangeFull, text_of
 from cells.ipam.expiration import Clock, Expirations
 from cells.ipam.ranges import AddressRanges, PodRange
+from cells.ipam.refusals import FAILED, NEXT_FAILED, NOT_SUPPORTED, NOT_YET, IpamError
 from lifecycle import NotStartedError
-from lifecycle.http import Refusal
-
-NEXT_FAILED = 502
-FAILED = 500
-NOT_YET = "pool not (yet) available"
-NOT_SUPPORTED = "Operation not supported: addresses are given by the delegated IPAM plugin"
 
 _ORDER = (Family.IPV6, Family.IPV4)  # of allocation, as in Cilium
 _STATES = ("primary", "secondary", "retired")
@@ -34,19 +28,6 @@ class Allocation(msgspec.Struct, frozen=True):
     """``namespace/pod``, or what else has it: ``router``, ``node-ip``."""
     expiration_uuid: str = ""
     """To be presented within 10 minutes; empty: the address does not expire."""
-
-
-class IpamError(Refusal):
-    """A request for an address that is refused; ``status`` is the HTTP status Cilium's API gives it."""
-
-
-class IpamLaterError(IpamError):
-    """A request that is refused now, and may be met later."""
-
-    def __init__(self, text: str, wait: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(NEXT_FAILED, text)
-        self.wait = wait
-        """Comes back when it may be worth another try, or never."""
 
 
 class Allocator:

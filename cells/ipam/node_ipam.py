@@ -14,13 +14,14 @@ import anyio
 
 from cells.config import AgentConfig
 from cells.ipam.addresses import Family, IPAddress, IPNetwork
-from cells.ipam.allocator import NEXT_FAILED, Allocator, IpamError, IpamLaterError
+from cells.ipam.allocator import Allocator
 from cells.ipam.assigned import AssignedPodCIDRs, AssignedPools, PodPools
 from cells.ipam.demand import PoolRequest
 from cells.ipam.expiration import Clock
 from cells.ipam.kept import KeptRanges, keep_ranges, kept_pools, kept_ranges
 from cells.ipam.pools import NodePools
 from cells.ipam.ranges import PodRange
+from cells.ipam.refusals import NEXT_FAILED, IpamError, IpamLaterError
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from cells.node.devices import Device
 from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, UsageError, minutes
