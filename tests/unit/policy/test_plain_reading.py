@@ -14,6 +14,8 @@ from cells.cluster.identity import Identity
 from cells.maps import PolicyEntry, PolicyKey
 from cells.policy.compute import NamedPort
 from cells.policy.control import RulePolicy
+from cells.policy.control.edges import DNSProxyPort
+from cells.policy.control.http_redirects import HTTPRedirects
 from cells.policy.control.named_ports import PodPorts
 from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import NodePolicy, PolicySettings
@@ -38,6 +40,11 @@ OUTSIDE = (
 )
 WORLD = {4: 9, 6: 10}
 """Addresses that no prefix has."""
+EVERYBODY: tuple[int | str, ...] = (*PODS, STRANGER, *RESERVED, *OUTSIDE)
+LABELS = {
+    number: (CLUSTER, f"{NAMESPACE}=shop", *(f"k8s:{key}={value}" for key, value in own.items()))
+    for number, own in PODS.items()
+} | {STRANGER: (CLUSTER, f"{NAMESPACE}=other", "k8s:app=shop")}
 PREFIXES = (
     *("0.0.0.0/0", "192.0.0.0/16", "192.0.2.0/24"),
     *("192.0.2.128/25", "192.0.2.130/32", "198.51.100.0/24"),
@@ -221,49 +228,51 @@ def matches(what: Rule, packet: tuple[int, int]) -> Iterator[bool]:
 # As the datapath does
 
 
-Indexed = dict[tuple[int, bool], list[tuple[PolicyKey, bool]]]
+Indexed = dict[tuple[int, bool], list[tuple[PolicyKey, PolicyEntry]]]
+NOTHING = PolicyEntry(deny=True)
 
 
 def indexed(entries: Mapping[PolicyKey, PolicyEntry]) -> Indexed:
     """By identity and direction, the most specific first."""
     found: Indexed = {}
     for key, entry in entries.items():
-        found.setdefault((key.identity, key.egress), []).append((key, not entry.deny))
+        found.setdefault((key.identity, key.egress), []).append((key, entry))
     for some in found.values():
         some.sort(key=lambda one: (one[0].protocol > 0, one[0].port_bits), reverse=True)
     return found
 
 
 def decides(entries: Indexed, identity: int, egress: bool, packet: tuple[int, int]) -> bool:
+    return not decisive(entries, identity, egress, packet).deny
+
+
+def decisive(entries: Indexed, identity: int, egress: bool, packet: tuple[int, int]) -> PolicyEntry:
+    """The entry that the datapath finds."""
     protocol, number = packet
     ways = []
     for which in (identity, 0):
-        best = -1, False
-        for key, allows in entries.get((which, egress), ()):
+        best = -1, NOTHING
+        for key, entry in entries.get((which, egress), ()):
             if key.protocol in (0, protocol) and not (number ^ key.port) >> (16 - key.port_bits):
-                best = (8 + key.port_bits if key.protocol else 0), allows
+                best = (8 + key.port_bits if key.protocol else 0), entry
                 break
         ways.append(best)
-    for least, (bits, allows) in product((9, 8, 0), ways):
+    for least, (bits, entry) in product((9, 8, 0), ways):
         if bits >= least:
-            return allows
-    return False
+            return entry
+    return NOTHING
 
 
-@settings(deadline=None, max_examples=40)
-@given(specs)
-def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]]) -> None:
+def world_of(
+    specs: list[dict[str, Any]], requests: HTTPRedirects | None = None, names: DNSProxyPort | None = None
+) -> tuple[RulePolicy, dict[Prefix, int]]:
+    """The specs in force, and the identities of the prefixes they name."""
     own = frozenset({NamedPort("web", TCP, WEB)})
     ports = fake(PodPorts, of=lambda pod: own)
-    world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions(enable_ipv6=True), ports=ports)
+    options = PolicyOptions(enable_ipv6=True)
+    world = RulePolicy(NodePolicy(PolicySettings()), options, None, ports, names, requests)
     world.follow_ports(own)
-    namespace = f"{NAMESPACE}=shop"
-    labels = {
-        number: (CLUSTER, namespace, *(f"k8s:{key}={value}" for key, value in own.items()))
-        for number, own in PODS.items()
-    }
-    labels[STRANGER] = (CLUSTER, f"{NAMESPACE}=other", "k8s:app=shop")
-    world.know(Identity(number, tuple(sorted(some))) for number, some in labels.items())
+    world.know(Identity(number, tuple(sorted(some))) for number, some in LABELS.items())
     for number, spec in enumerate(specs):
         body = {"endpointSelector": {"matchLabels": {"app": "cart"}}, **spec}
         metadata = {"name": f"p{number}", "namespace": "shop"}
@@ -275,16 +284,24 @@ def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]]) ->
         Identity(number, tuple(sorted(map(str, prefix_labels(prefix, dual_stack=True)))))
         for prefix, number in prefixes.items()
     )
-    entries = indexed(world.compute(1, SUBJECT, labels[SUBJECT], ("shop", "cart")).entries)
-    everybody: list[int | str] = [*PODS, STRANGER, *RESERVED, *OUTSIDE]
-    for direction, peer in product(("ingress", "egress"), everybody):
-        around = [one for one in prefixes if isinstance(peer, str) and ip_address(peer) in one]
-        if isinstance(peer, int):
-            identity = peer
-        elif around:
-            identity = prefixes[max(around, key=lambda one: one.prefixlen)]
-        else:
-            identity = WORLD[ip_address(peer).version]
+    return world, prefixes
+
+
+def identity_of(peer: int | str, prefixes: Mapping[Prefix, int]) -> int:
+    """What the ipcache says."""
+    if isinstance(peer, int):
+        return peer
+    around = [one for one in prefixes if ip_address(peer) in one]
+    return prefixes[max(around, key=lambda one: one.prefixlen)] if around else WORLD[ip_address(peer).version]
+
+
+@settings(deadline=None, max_examples=40)
+@given(specs)
+def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]]) -> None:
+    world, prefixes = world_of(specs)
+    entries = indexed(world.compute(1, SUBJECT, LABELS[SUBJECT], ("shop", "cart")).entries)
+    for direction, peer in product(("ingress", "egress"), EVERYBODY):
+        identity = identity_of(peer, prefixes)
         for packet in PACKETS:
             wanted = reads(specs, direction, peer, packet)
             seen = decides(entries, identity, direction == "egress", packet)
