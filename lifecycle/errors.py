@@ -40,7 +40,7 @@ INTERRUPTED = 130
 
 
 class HiveError(Exception):
-    """A fault that the person running the hive can act on, told in one line. A run ends with exit code 1."""
+    """A fault that the person running the hive can act on, said in one line. A run ends with exit code 1."""
 
     exit_code: ClassVar[int] = 1
 

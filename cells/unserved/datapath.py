@@ -21,7 +21,7 @@ class UnservedDatapath(UnservedSettings, frozen=True):
     """Packets and bytes of each connection are not counted yet."""
 
     monitor_aggregation_interval: Duration = seconds(5)
-    """How often a connection that goes on is told of again; it cannot be chosen yet."""
+    """How often a connection that goes on is reported again; it cannot be chosen yet."""
 
     enable_bpf_clock_probe: bool = False
     """Times in the conntrack maps are seconds since boot."""

@@ -20,7 +20,7 @@ class UnservedNode(UnservedSettings, frozen=True):
     """Devices that come or change while the agent runs are always noticed."""
 
     enable_pmtu_discovery: bool = False
-    """Pods are not told yet of packets that are too large for the way."""
+    """Pods get no message yet about packets that are too large for the path."""
 
     install_uplink_routes_for_delegated_ipam: bool = False
     """Addresses of other IPAM plugins get no routes of ours."""

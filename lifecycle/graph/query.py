@@ -116,7 +116,7 @@ def _chain(towards: dict[str, Edge | None], start: str) -> list[Edge]:
 
 
 def unused(graph: Parts) -> list[ConstructorInfo]:
-    """Constructors, values and settings that no invoked function leads to. What is replaced is not told."""
+    """Constructors, values and settings that no invoked function leads to. What is replaced is not listed."""
     return [node for node in graph.constructors if not node.built and not node.replaced]
 
 

@@ -20,7 +20,7 @@ Only = Callable[[Hashable, Row | None, Row | None], bool]
 
 
 class Change(msgspec.Struct, Generic[Row], frozen=True):
-    """What happened to one key since the watcher was last told."""
+    """What happened to one key since the watcher was last notified."""
 
     key: Hashable
     old: Row | None

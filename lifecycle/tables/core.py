@@ -60,8 +60,8 @@ class TableCore(Rows[Row]):
         """Watch: batches of changes, the first of them a replay of what is newer than revision `since`.
 
         Every row there is comes first (since 0), then what changes. Changes that a slow watcher has not
-        fetched yet are merged per key; a row that came and went unseen is not told. Raises LookupError when
-        deletions after `since` are no longer known, or it is no revision of this table: start from 0.
+        fetched yet are merged per key; a row that came and went unseen is not reported. Raises LookupError
+        when deletions after `since` are no longer known, or it is no revision of this table: start from 0.
 
         `only` says of a change - the key, the row before, the row now - whether it matters to this watcher:
         others are left out and wake no watcher. It is called during the change, so it must have no side
@@ -108,7 +108,7 @@ class TableCore(Rows[Row]):
         """Wait until the row with this key is another one than `seen`; the new one, None when it is gone.
 
         Give what it returned to the next call, and no change that lasts is missed; what came and went
-        meanwhile is not told. None stands for no row.
+        meanwhile is not reported. None stands for no row.
         """
         return await self._key_waits().changed(key, seen)
 

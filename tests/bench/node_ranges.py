@@ -29,7 +29,7 @@ ELECTION = {
 def measure(folder: Path, rounds: int) -> list[Figure]:
     """Seconds until every CiliumNode has its ranges, beside those that the fake API server works for it."""
     found = [asyncio.run(_round(folder)) for _ in range(rounds)]
-    names = ("until all have theirs", "of the operator's processor", "of the stand-in's processor")
+    names = ("until all have theirs", "of the operator's processor", "of the API server's processor")
     return [
         Figure(f"operator: ranges of {NODES} nodes, {name}", "s", Sample(tuple(values)))
         for name, values in zip(names, zip(*found, strict=True), strict=True)

@@ -83,7 +83,7 @@ def lists(rounds: int) -> Iterator[Row | Figure]:
         for number in range(rounds + 1):
             for who in ("ours", *PEERS):
                 took = again.ask(who)
-                if number:  # the first time the stand-in is asked
+                if number:  # the first time the server is asked
                     found[who].append(took)
             if number:
                 found["start"].append(server.ask("start"))

@@ -56,7 +56,7 @@ def written(
                 began = time.monotonic()
                 wait(lambda: ask(again.url, "/written").get(method, 0) >= wanted)
                 took = time.monotonic() - began, cpu(process.pid) / 1000
-            if number:  # the first time the stand-in is asked
+            if number:  # the first time the server is asked
                 yield took
 
 

@@ -144,7 +144,7 @@ def _loop() -> Iterator[Family]:
     coarse.sum = lag.seconds
     yield histogram(
         "hive_loop_stretch_seconds",
-        "For how long at a stretch the event loop was busy, and let wait whoever was ready.",
+        "For how long at a stretch the event loop was busy, while others that were ready waited.",
         coarse,
     )
     yield gauge("hive_loop_longest_seconds", "The longest stretch since the start.", lag.longest)

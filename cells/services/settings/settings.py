@@ -62,7 +62,7 @@ class ServiceSettings(Settings, frozen=True):
     itself (dsr), in TCP only (hybrid)."""
 
     bpf_lb_dsr_dispatch: Literal["opt", "ipip", "geneve"] = "opt"
-    """How that backend's node is told which service was asked: in an option of the IP header; no other way is
+    """How that backend's node learns which service was asked: in an option of the IP header; no other way is
     served yet."""
 
     bpf_lb_algorithm: Annotated[Literal["random", "maglev"], Formerly("node-port-algorithm")] = "random"

@@ -46,7 +46,7 @@ def make_bare() -> None:
 
 @contextmanager
 def api_server(lab: Lab, folder: Path) -> Iterator[dict[str, str]]:
-    """A stand-in in the node; the variables that tell pods where it is, its CA beside the account's token."""
+    """A fake API server in the node; variables that lead pods to it, its CA beside the account's token."""
     objects = folder / "objects.yaml"
     known = [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}},
