@@ -64,6 +64,15 @@ class Server:
         self._objects.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What an agent runs with to get its objects here."""
+        return (
+            f"--k8s-kubeconfig-path={self.kubeconfig}",
+            "--k8s-client-qps=0",
+            "--ipv4-range=10.0.7.0/24",  # no operator gives the node its range
+        )
+
     def start(self) -> None:
         """Begin with the same objects each time."""
         command = [sys.executable, "-m", "tests.support.apiserver", "--plain", "--port", str(PORT)]
@@ -115,12 +124,7 @@ def test_pods_of_a_cluster_outlive_its_api_server(
     node: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", NODE)
-    settings = (
-        f"--k8s-kubeconfig-path={server.kubeconfig}",
-        "--k8s-client-qps=0",
-        "--ipv4-range=10.0.7.0/24",  # no operator gives the node its range
-    )
-    pid = serving(node, *settings)
+    pid = serving(node, *server.settings)
     target = pods.add(node, "server")
     pods.add(node, "client")
     assert reaches(node, "client", target.ipv4), "policies know the identity once the ADD has answered"
@@ -136,7 +140,7 @@ def test_pods_of_a_cluster_outlive_its_api_server(
 
     server.kill()
     assert terminated(node, pid) == 0
-    pid = serving(node, *settings)
+    pid = serving(node, *server.settings)
     assert reaches(node, "client", target.ipv4)
     assert not reaches(node, "stranger", target.ipv4), "what nobody can tell of is not let in"
     assert states(pid) == {"restoring"}

@@ -56,14 +56,9 @@ def test_policies_hold_while_the_api_server_is_away(
     node: Lab, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", NODE)
-    settings = (
-        f"--k8s-kubeconfig-path={server.kubeconfig}",
-        "--k8s-client-qps=0",
-        "--ipv4-range=10.0.7.0/24",  # no operator gives the node its range
-    )
     server.ask("POST", NETWORK_POLICIES, policy("client"))
     server.ask("DELETE", f"{POLICIES}/server")
-    pid = serving(node, *settings)
+    pid = serving(node, *server.settings)
     target, client, free = (pods.add(node, one) for one in ("server", "client", "stranger"))
 
     def holds(talk: Conversation) -> None:
@@ -84,7 +79,7 @@ def test_policies_hold_while_the_api_server_is_away(
 
         agent_process.crash(node)
         holds(talk)
-        pid = serving(node, *settings)
+        pid = serving(node, *server.settings)
         holds(talk)
         for mode in ("always", "never"):
             said = changed(pid, "/v1/config", {"policy-enforcement": mode})
