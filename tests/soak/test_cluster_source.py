@@ -58,12 +58,7 @@ def server(node: Lab, tmp_path: Path) -> Iterator[Bare]:
 
 
 def started(node: Lab, server: Bare) -> int:
-    return serving(
-        node,
-        f"--k8s-kubeconfig-path={server.kubeconfig}",
-        "--k8s-client-qps=0",
-        "--ipv4-range=10.0.7.0/24",
-    )
+    return serving(node, *server.settings)
 
 
 def dumped(pid: int, table: str) -> str:
