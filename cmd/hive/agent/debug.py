@@ -145,7 +145,7 @@ def _maps(bpf_root: Path) -> bytes:
 
 
 def _rows(pin: Path) -> bytes:
-    from hive.maps.bpf import rows_of
+    from hive.maps.pinned import rows_of
 
     return _json(rows_of(pin))
 

@@ -10,21 +10,14 @@ from pathlib import Path
 import click
 
 from cells.maps import BpfError, Map, MapType, open_map
-from hive.maps.bpf_rows import Row, describe
+from hive.maps.bpf_rows import Row
+from hive.maps.pinned import directory_of, refusal, root_option, rows_in
+from hive.maps.policy import command as policy_command
 from hive.output import document, fitted, output_option, terminal_width
 from hive.services.lookup import command as maglev_command
 from hive.services.maps import command as lb_command
 
-GLOBALS = Path("tc", "globals")
 _NO_ROWS = {MapType.PERF_EVENT_ARRAY}
-
-root_option = click.option(
-    "--bpf-root",
-    type=click.Path(path_type=Path, file_okay=False, readable=False),
-    default=Path("/sys/fs/bpf"),
-    show_default=True,
-    help="Where bpffs is mounted.",
-)
 
 
 @click.group()
@@ -34,6 +27,7 @@ def command() -> None:
 
 lb_command.add_command(maglev_command, "maglev")
 command.add_command(lb_command, "lb")
+command.add_command(policy_command, "policy")
 
 
 @command.command("list")
@@ -60,14 +54,14 @@ def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
 
     On a terminal the columns that fit are shown; the others are named below.
     """
-    path = _path(name, _directory(bpf_root))
+    path = _path(name, directory_of(bpf_root))
     try:
         with open_map(path) as opened:
             if opened.spec.type in _NO_ROWS:
                 raise click.ClickException(f"{path.name} is a {_kind(opened)}, which holds no rows")
-            rows = _rows(opened, path.name, raw=raw)
+            rows = rows_in(opened, path.name, raw=raw)
     except BpfError as error:
-        raise _refusal(path, error) from error
+        raise refusal(path, error) from error
     if (text := document(rows, output)) is not None:
         click.echo(text)
         return
@@ -78,33 +72,14 @@ def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
 def summaries(bpf_root: Path) -> list[Row]:
     """What each map is. Raises click.ClickException."""
     found: list[Row] = []
-    for path in sorted(_directory(bpf_root).iterdir()):
+    for path in sorted(directory_of(bpf_root).iterdir()):
         try:
             with open_map(path) as each:
                 found.append(_summary(each, path.name))
         except BpfError as error:
             if error.errno not in {errno.ENOENT, errno.EINVAL}:  # gone meanwhile, or no map
-                raise _refusal(path, error) from error
+                raise refusal(path, error) from error
     return found
-
-
-def rows_of(path: Path) -> list[Row]:
-    """The rows of a pinned map in words. Raises click.ClickException."""
-    try:
-        with open_map(path) as opened:
-            return _rows(opened, path.name, raw=False)
-    except BpfError as error:
-        raise _refusal(path, error) from error
-
-
-def _rows(opened: Map, name: str, *, raw: bool) -> list[Row]:
-    found = (describe("" if raw else name, key, value) for key, value in opened.items())
-    return sorted((row for row in found if row is not None), key=_place)
-
-
-def _place(row: Row) -> list[tuple[bool, int, str]]:
-    """Numbers before texts, each in their own order."""
-    return [(False, value, "") if isinstance(value, int) else (True, 0, str(value)) for value in row.values()]
 
 
 def _summary(each: Map, name: str) -> Row:
@@ -124,18 +99,6 @@ def _kind(each: Map) -> str:
     return each.spec.type.name.lower()
 
 
-def _directory(bpf_root: Path) -> Path:
-    directory = bpf_root / GLOBALS
-    try:
-        if directory.is_dir():
-            return directory
-    except PermissionError:
-        raise click.ClickException(f"permission denied on {bpf_root}: run this as root") from None
-    raise click.ClickException(
-        f"there are no maps at {directory}: has an agent run here, with this --bpf-root?"
-    )
-
-
 def _path(name: str, directory: Path) -> Path:
     kind, _, endpoint = name.partition("/")
     if kind == "policy" and endpoint.isdigit():
@@ -145,11 +108,3 @@ def _path(name: str, directory: Path) -> Path:
         if candidate in present:
             return directory / candidate
     raise click.ClickException(f"there is no map {name} at {directory}; `hive bpf list` names them")
-
-
-def _refusal(path: Path, error: BpfError) -> click.ClickException:
-    if error.errno in {errno.EPERM, errno.EACCES}:
-        return click.ClickException(f"permission denied on {path}: run this as root")
-    if error.errno == errno.ENOENT:
-        return click.ClickException(f"there is no map {path}; `hive bpf list` names them")
-    return click.ClickException(str(error))

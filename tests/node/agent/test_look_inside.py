@@ -54,7 +54,14 @@ def test_the_maps_of_a_node_can_be_read_with_and_without_an_agent(lab: Lab) -> N
         row["prefix"].removesuffix("/32") for row in as_json(lab, "dump", "ipcache")
     }
     endpoint = rows[first.ipv4]["endpoint"]
-    assert {row["verdict"] for row in as_json(lab, "dump", f"policy/{endpoint}")} == {"allow"}
+    dumped_rows = as_json(lab, "dump", f"policy/{endpoint}")
+    assert {row["verdict"] for row in dumped_rows} == {"allow"}
+    of_one = as_json(lab, "policy", str(endpoint))
+    assert [row.pop("endpoint") for row in of_one] == [endpoint] * len(dumped_rows)
+    assert [row["direction"] for row in of_one] == ["ingress", "egress"]
+    assert all(row in dumped_rows for row in of_one)
+    of_all = as_json(lab, "policy")
+    assert {endpoint, rows[second.ipv4]["endpoint"]} <= {row["endpoint"] for row in of_all}
 
 
 def test_one_archive_has_all_a_maintainer_asks_for(lab: Lab, tmp_path: Path) -> None:
@@ -87,10 +94,14 @@ def test_one_archive_has_all_a_maintainer_asks_for(lab: Lab, tmp_path: Path) -> 
             ["dump", "policy/4095"],
             "there is no map /sys/fs/bpf/tc/globals/cilium_policy_04095; `hive bpf list`",
         ),
+        (
+            ["policy", "4095"],
+            "endpoint 4095 has no policy map at /sys/fs/bpf/tc/globals; `hive bpf policy` shows",
+        ),
         (["list", "--bpf-root", "/tmp"], "there are no maps at /tmp/tc/globals: has an agent run here"),
         (["dump", "events"], "cilium_events is a perf_event_array, which holds no rows"),
     ],
-    ids=["unknown", "no endpoint", "elsewhere", "no rows"],
+    ids=["unknown", "no endpoint", "no policy", "elsewhere", "no rows"],
 )
 def test_what_is_not_there_is_told_in_a_line(lab: Lab, arguments: list[str], told: str) -> None:
     ended = bpf(lab, *arguments)
