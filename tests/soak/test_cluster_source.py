@@ -82,7 +82,7 @@ def held(node: Lab, address: str, seconds: float) -> None:
     """Meanwhile the client reaches the server, and the stranger does not."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        assert reaches(node, "client", address)
+        assert reaches(node, "client", address, 10)
         assert not reaches(node, "stranger", address)
 
 
@@ -112,7 +112,7 @@ def test_a_source_may_go_for_long_come_back_empty_and_be_filled(
         server.fill()
         eventually(lambda: "stranger" not in dumped(pid, "k8s-pods"), within=SETTLED)
         assert {"k8s:app=client"} <= labels_of(pid, "client")
-        assert reaches(node, "client", target.ipv4)
+        assert reaches(node, "client", target.ipv4, 10)
 
 
 def test_two_nodes_that_say_they_have_a_running_pods_address_take_nothing_from_it(

@@ -111,9 +111,10 @@ def server(node: Lab, tmp_path: Path) -> Iterator[Server]:
         found.kill()
 
 
-def reaches(lab: Lab, name: str, ip: str) -> bool:
+def reaches(lab: Lab, name: str, ip: str, patience: float = 0.5) -> bool:
+    """Whether an answer comes within ``patience`` seconds."""
     with lab.open_pod(name) as inside:
-        return bool(inside.run(ping, ip, 1, 0.5))
+        return bool(inside.run(ping, ip, 1, patience))
 
 
 def states(pid: int) -> set[str]:
@@ -127,7 +128,7 @@ def test_pods_of_a_cluster_outlive_its_api_server(
     pid = serving(node, *server.settings)
     target = pods.add(node, "server")
     pods.add(node, "client")
-    assert reaches(node, "client", target.ipv4), "policies know the identity once the ADD has answered"
+    assert reaches(node, "client", target.ipv4, 10), "policies know the identity once the ADD has answered"
     pods.add(node, "stranger")
     assert not reaches(node, "stranger", target.ipv4)
     assert {"k8s:app=server"} <= labels_of(pid, "server")
@@ -141,7 +142,7 @@ def test_pods_of_a_cluster_outlive_its_api_server(
     server.kill()
     assert terminated(node, pid) == 0
     pid = serving(node, *server.settings)
-    assert reaches(node, "client", target.ipv4)
+    assert reaches(node, "client", target.ipv4, 10)
     assert not reaches(node, "stranger", target.ipv4), "what nobody can tell of is not let in"
     assert states(pid) == {"restoring"}
 
@@ -149,7 +150,7 @@ def test_pods_of_a_cluster_outlive_its_api_server(
     eventually(lambda: server.numbers() == numbers, within=NEXT_TRY)
     eventually(lambda: len(server.ask("GET", ENDPOINTS)["items"]) == 3, within=NEXT_TRY)
     eventually(lambda: states(pid) == {"ready"}, within=NEXT_TRY)
-    assert reaches(node, "client", target.ipv4)
+    assert reaches(node, "client", target.ipv4, 10)
     eventually(lambda: not reaches(node, "stranger", target.ipv4))
     pods.delete(node, "stranger")
     eventually(lambda: len(server.ask("GET", ENDPOINTS)["items"]) == 2)

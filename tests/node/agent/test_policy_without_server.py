@@ -64,8 +64,8 @@ def test_policies_hold_while_the_api_server_is_away(
     def holds(talk: Conversation) -> None:
         """An open flow, new ones that a policy allows, and that none forbids; and one that is denied."""
         flows(talk)
-        assert reaches(node, "client", target.ipv4)
-        assert reaches(node, "client", free.ipv4)
+        assert reaches(node, "client", target.ipv4, 10)
+        assert reaches(node, "client", free.ipv4, 10)
         assert not reaches(node, "stranger", target.ipv4)
 
     with conversation(node, client, target) as talk:
@@ -98,8 +98,8 @@ def test_policies_hold_while_the_api_server_is_away(
         eventually(lambda: reaches(node, "stranger", target.ipv4), within=NEXT_TRY)
         eventually(lambda: states(pid) == {"ready"}, within=NEXT_TRY)
         eventually(lambda: not reaches(node, "client", target.ipv4), within=NEXT_TRY)
-        assert reaches(node, "stranger", target.ipv4)
+        assert reaches(node, "stranger", target.ipv4, 10)
         is_cut(node, talk)
-        assert reaches(node, "client", free.ipv4)
+        assert reaches(node, "client", free.ipv4, 10)
         assert enforce(pid, "always") == 200
         assert not reaches(node, "client", free.ipv4)
