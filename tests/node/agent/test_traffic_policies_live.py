@@ -85,18 +85,24 @@ def test_each_combination_leads_clients_to_the_backends_that_the_page_says(
             assert found.failed == [], (who, to)
             return found.servers
 
-        for number in range(len(ROWS)):
-            eventually(lambda number=number: servers("outside", (BALANCER, FIRST_PORT + number)))  # type: ignore[misc]
+        def lead(row: str, who: str, to: tuple[str, int], expected: list[str]) -> None:
+            """Addresses of a service are served one after the other, and its backends are drawn."""
+
+            def answers() -> bool:
+                assert (row, who, to, servers(who, to)) == (row, who, to, expected)
+                return True
+
+            eventually(answers)
+
         for number, (external, internal, from_outside, from_inside, cluster) in enumerate(ROWS):
             north = (NODE_ADDRESS, FIRST_NODE_PORT + number), (BALANCER, FIRST_PORT + number)
             row = f"{external}, {internal}"
             for to in north:
-                assert (row, to, servers("outside", to)) == (row, to, SERVERS[from_outside])
+                lead(row, "outside", to, SERVERS[from_outside])
             for who in ("pod", "pod, at the socket", "node"):
                 for to in north:
-                    assert (row, who, to, servers(who, to)) == (row, who, to, SERVERS[from_inside])
-                to = vip(number), FIRST_PORT + number
-                assert (row, who, to, servers(who, to)) == (row, who, to, SERVERS[cluster])
+                    lead(row, who, to, SERVERS[from_inside])
+                lead(row, who, (vip(number), FIRST_PORT + number), SERVERS[cluster])
 
 
 def served(place: Namespaces, name: str) -> Child[int]:
