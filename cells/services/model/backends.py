@@ -48,9 +48,10 @@ def weight_of(slice_: EndpointSlice) -> int:
     text = (slice_.metadata.annotations or {}).get(WEIGHT)
     if text is None:
         return DEFAULT_WEIGHT
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _HEAVIEST):
+    digits = text.lstrip("0")[:6]  # a longer number is too large as well
+    if not (text.isascii() and text.isdigit() and digits and int(digits) <= _HEAVIEST):
         raise ValueError(f"{text!r}: expected a number from 1 to {_HEAVIEST}")
-    return int(text)
+    return int(digits)
 
 
 def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -> Backends:

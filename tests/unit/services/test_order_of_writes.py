@@ -395,5 +395,5 @@ async def test_weights_of_slices_share_new_connections() -> None:
     assert await shares("100") == [125, 126]
     heavy = await shares("300")
     assert 2.5 < heavy[1] / heavy[0] < 3.5
-    for nonsense in ("0", "-1", "65536", "many", "", "1.5", "²"):
+    for nonsense in ("0", "000", "-1", "65536", "0000019999999999", "many", "", "1.5", "²"):
         assert await shares(nonsense) == [125, 126]
