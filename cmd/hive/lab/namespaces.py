@@ -7,7 +7,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -157,8 +157,13 @@ def furnish(share: Path | None = None) -> None:
     # Our copies of what is mounted below /run would keep other people's namespaces alive.
     for path in reversed(mounted_below(Path("/run"))):
         if path != share:
-            with suppress(FileNotFoundError):  # somebody removed it in this moment, and its mounts with it
+            try:
                 syscalls.unmount(path, syscalls.MNT_DETACH)
+            except OSError:
+                # Somebody removes it in this moment, which unmounts it in every namespace: fs/namespace.c,
+                # __detach_mounts(). Until its name is gone as well, the error is EINVAL, not ENOENT.
+                if path in mounted_below(Path("/run")):
+                    raise
     kept = None if share is None else os.open(share, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     syscalls.mount("run", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755")
     if share is not None and kept is not None:

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from hive import syscalls
 from hive.lab.namespaces import hold, release
 from tests.support.namespaces import (
+    Child,
+    Stop,
     in_forked_node,
     in_node,
     inside,
@@ -63,6 +67,29 @@ def test_mounts_of_the_machine_are_left_alone() -> None:
         assert mounts() == before
 
     run_child(holds_a_node, enter=machine)
+
+
+def test_a_node_can_be_made_while_others_remove_their_mounts() -> None:
+    need_root()
+
+    def mounts_and_removes(stop: Stop, directory: Path) -> None:
+        mount_points = [directory / str(number) for number in range(5)]
+        while not stop.wait(0):
+            for path in mount_points:
+                path.mkdir()
+                syscalls.mount("none", path, "tmpfs")
+            for path in reversed(mount_points):
+                syscalls.unmount(path, syscalls.MNT_DETACH)
+                path.rmdir()
+
+    with tempfile.TemporaryDirectory(dir="/run") as below_run, ExitStack() as others:
+        for name in ("one", "other"):
+            directory = Path(below_run, name)
+            directory.mkdir()
+            others.callback(Child(mounts_and_removes, directory).finish, 30)
+        for _ in range(400):
+            with node_namespace():
+                pass
 
 
 @pytest.mark.usefixtures("in_node")
