@@ -32,8 +32,7 @@ from cells.api.operations.status.mapping import ServiceFacts
 from cells.api.operations.status.metrics import MetricsList
 from cells.api.part import ApiPart
 from cells.api.server import Api
-from cells.api.tables import health as health_table
-from cells.api.tables import statedb
+from cells.api.tables import cilium_tables, statedb
 from cells.api.times import ApiTimes
 from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
@@ -202,7 +201,7 @@ cell = module(
         services.part,
         inspection.part,
         statedb.part,
-        health_table.part,
+        cilium_tables.part,
     ),
     provide_private(
         ApiTimes,
@@ -211,7 +210,7 @@ cell = module(
         MetricsList,
         addresses.AddressOperations,
         endpoints.EndpointOperations,
-        health_table.HealthTable,
+        cilium_tables.CiliumTables,
         inspection.Inspection,
         node.NodeOperations,
         node_config.ConfigOperations,

@@ -1,6 +1,6 @@
 """The wire types of what the API has beside Cilium's document: the agent's tables, settings and event loop.
 
-Needs: Model.   Gives: one Struct per answer of /hive and /statedb, and Query, the question of the latter.
+Needs: Model.   Gives: one Struct per answer of /hive and /statedb, but for the rows of /statedb/query.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from lifecycle.admin import TableChange, TableInfo, TableRow
 
 __all__ = [
     "Failure",
-    "HealthID",
-    "HealthRow",
-    "HealthStatusRow",
     "LoopLoad",
     "Query",
     "Setting",
@@ -46,34 +43,6 @@ class Query(msgspec.Struct, frozen=True):
     key: str = ""
     """In base64."""
     lowerbound: bool = False
-
-
-class HealthID(Model, frozen=True, rename="pascal"):
-    """Which part of which module."""
-
-    module: Sequence[str]
-    component: Sequence[str]
-
-
-class HealthStatusRow(Model, frozen=True, rename="pascal"):
-    """A module's last health report, with Go's field names; a time in the year 1 means never."""
-
-    id: HealthID = field(name="ID")
-    level: str
-    message: str
-    error: str
-    last_ok: str = field(name="LastOK")
-    updated: str
-    stopped: str
-    final: str
-    count: int
-
-
-class HealthRow(Model, frozen=True):
-    """A row of the table ``health``."""
-
-    rev: int
-    obj: HealthStatusRow
 
 
 # --- the hive --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cells.api.models import cilium_rows as rows
 from cells.api.models import hive as wire
 from cells.api.openapi.described import Answer, Body, Described, ok, path, query
 
@@ -82,9 +83,9 @@ OPERATIONS = (
     Described(
         "GET",
         "/statedb/query",
-        "Rows of the table health, in Cilium's form",
+        "Rows of a table that cilium-dbg shows, in Cilium's form: health, devices, routes, node-addresses …",
         (
-            ok("A line for each.", wire.HealthRow, lines=True),
+            ok("A line for each.", rows.CiliumRow, lines=True),
             Answer(400, "There is no such index, or the key is not base64.", wire.Failure),
             Answer(404, "There is no such table in Cilium's form.", wire.Failure),
         ),

@@ -52,15 +52,15 @@ def read_link(message: Message) -> LinkInfo:
         ifindex=ifindex,
         name=_text(found.get(m.IFLA_IFNAME, b"")),
         mac=found.get(m.IFLA_ADDRESS, b""),
-        mtu=_number(found.get(m.IFLA_MTU, b"")),
+        mtu=number_at(found.get(m.IFLA_MTU, b"")),
         kind=_text(information.get(m.IFLA_INFO_KIND, b"")),
         alias=_text(found.get(m.IFLA_IFALIAS, b"")),
         up=bool(flags & m.IFF_UP),
         arp=not flags & m.IFF_NOARP,
-        peer_ifindex=_number(found.get(m.IFLA_LINK, b"")),
+        peer_ifindex=number_at(found.get(m.IFLA_LINK, b"")),
         link_netnsid=None if netnsid is None else int.from_bytes(netnsid, "little", signed=True),
-        group=_number(found.get(m.IFLA_GROUP, b"")),
-        tx_queue_length=_number(found.get(m.IFLA_TXQLEN, b"")),
+        group=number_at(found.get(m.IFLA_GROUP, b"")),
+        tx_queue_length=number_at(found.get(m.IFLA_TXQLEN, b"")),
     )
 
 
@@ -128,7 +128,7 @@ def read_route(message: Message) -> RouteInfo | None:
     found = dict(attributes(message.body, m.ROUTE.size))
     if family not in (m.AF_INET, m.AF_INET6) or kind != m.RTN_UNICAST:
         return None
-    if _number(found.get(m.RTA_TABLE, b"")) != m.RT_TABLE_MAIN:
+    if number_at(found.get(m.RTA_TABLE, b"")) != m.RT_TABLE_MAIN:
         return None
     network: m.IPNetwork
     if family == m.AF_INET:
@@ -136,15 +136,16 @@ def read_route(message: Message) -> RouteInfo | None:
     else:
         network = IPv6Network((found.get(m.RTA_DST) or bytes(16), prefix))
     return RouteInfo(
-        _number(found.get(m.RTA_OIF, b"")),
+        number_at(found.get(m.RTA_OIF, b"")),
         network,
-        _address(found.get(m.RTA_GATEWAY)),
-        _address(found.get(m.RTA_PREFSRC)),
+        address_at(found.get(m.RTA_GATEWAY)),
+        address_at(found.get(m.RTA_PREFSRC)),
         protocol == m.RTPROT_KERNEL,
     )
 
 
-def _address(packed: bytes | None) -> m.IPAddress | None:
+def address_at(packed: bytes | None) -> m.IPAddress | None:
+    """The address that an attribute holds; None where there is no attribute."""
     if not packed:
         return None
     return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
@@ -168,7 +169,7 @@ def read_xdp(message: Message) -> XdpPrograms:
     """The XDP programs of an RTM_NEWLINK."""
     found = dict(attributes(dict(attributes(message.body, m.LINK.size)).get(m.IFLA_XDP, b""), 0))
     return XdpPrograms(
-        _number(found.get(m.IFLA_XDP_DRV_PROG_ID, b"")), _number(found.get(m.IFLA_XDP_SKB_PROG_ID, b""))
+        number_at(found.get(m.IFLA_XDP_DRV_PROG_ID, b"")), number_at(found.get(m.IFLA_XDP_SKB_PROG_ID, b""))
     )
 
 
@@ -182,15 +183,15 @@ def read_program(rows: Iterable[Message]) -> int:
         if handle != 1 or info >> 16 != 1:
             continue
         options = dict(attributes(dict(attributes(row.body, m.TC.size)).get(m.TCA_OPTIONS, b""), 0))
-        if _number(options.get(m.TCA_BPF_FLAGS, b"")) & m.TCA_BPF_FLAG_ACT_DIRECT:
-            return _number(options.get(m.TCA_BPF_ID, b""))
+        if number_at(options.get(m.TCA_BPF_FLAGS, b"")) & m.TCA_BPF_FLAG_ACT_DIRECT:
+            return number_at(options.get(m.TCA_BPF_ID, b""))
     return 0
 
 
 def mtu_of(message: Message) -> int:
     """The MTU that an RTM_NEWROUTE has of its own; 0 for that of its link."""
     metrics = dict(attributes(message.body, m.ROUTE.size)).get(m.RTA_METRICS, b"")
-    return _number(dict(attributes(metrics, 0)).get(m.RTAX_MTU, b""))
+    return number_at(dict(attributes(metrics, 0)).get(m.RTAX_MTU, b""))
 
 
 def with_mtu(message: Message, mtu: int) -> bytes | None:
@@ -203,7 +204,7 @@ def with_mtu(message: Message, mtu: int) -> bytes | None:
     _FLAGS.pack_into(head, m.ROUTE.size - _FLAGS.size, flags & m.RTNH_F_ONLINK)
     found = list(attributes(message.body, m.ROUTE.size))
     metrics = dict(attributes(dict(found).get(m.RTA_METRICS, b""), 0))
-    if _number(metrics.get(m.RTAX_MTU, b"")) == mtu:
+    if number_at(metrics.get(m.RTAX_MTU, b"")) == mtu:
         return None
     metrics[m.RTAX_MTU] = _FLAGS.pack(mtu)
     kept = [(kind, data) for kind, data in found if kind not in {m.RTA_METRICS, m.RTA_CACHEINFO}]
@@ -215,5 +216,6 @@ def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
 
 
-def _number(data: bytes) -> int:
+def number_at(data: bytes) -> int:
+    """The number that an attribute holds; 0 where there is no attribute."""
     return int.from_bytes(data, "little")

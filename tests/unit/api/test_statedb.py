@@ -121,3 +121,48 @@ async def test_health_is_a_table_in_the_form_that_ciliums_clients_read(tmp_path:
         for wrong, status in (({"table": "x"}, 404), ({"index": "x"}, 400), ({"key": "*"}, 400)):
             refused = await node.ask("GET", "/statedb/query", asked | wrong)
             assert (refused.status, list(refused.body)) == (status, ["err"])
+
+
+FIELDS = {
+    "devices": "Index MTU Name HardwareAddr Flags Addrs RawFlags Type MasterIndex Selected NotSelectedReason",
+    "routes": "Table LinkIndex Scope Dst Src Gw",
+    "health": "ID Level Message Error LastOK Updated Stopped Final Count",
+}
+"""What ``cilium-dbg statedb`` reads of a row; recorded in Cilium 1.17."""
+
+
+@pytest.mark.parametrize("table", FIELDS)
+async def test_a_table_is_read_from_a_revision_on_as_cilium_dbg_does(tmp_path: Path, table: str) -> None:
+    async with running_node(tmp_path) as node:
+        asked = {"table": table, "index": "__revision__", "key": "AAAAAAAAAAA=", "lowerbound": True}
+        lines = [
+            json.loads(line) for line in (await node.ask("GET", "/statedb/query", asked)).raw.splitlines()
+        ]
+        assert lines
+        assert all(list(line["obj"]) == FIELDS[table].split() for line in lines)
+        assert [line["rev"] for line in lines] == list(range(1, len(lines) + 1))
+        new = base64.b64encode((len(lines) + 1).to_bytes(8, "big")).decode()
+        node.health.report("agent.ipam.expire", "degraded", "cannot", OSError(5, "broken"))
+        changed = (await node.ask("GET", "/statedb/query", asked | {"key": new})).raw.splitlines()
+        assert [json.loads(line)["obj"]["Message"] for line in changed] == ["cannot"] * (table == "health")
+
+
+async def test_the_loopback_device_is_shown_with_its_flags_and_addresses(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        asked = {"table": "devices", "index": "__revision__", "key": "AAAAAAAAAAA=", "lowerbound": True}
+        rows = [
+            json.loads(line)["obj"]
+            for line in (await node.ask("GET", "/statedb/query", asked)).raw.splitlines()
+        ]
+        (lo,) = (row for row in rows if row["Name"] == "lo")
+        assert (lo["Type"], lo["HardwareAddr"], lo["Selected"]) == ("device", "", False)
+        assert {"Addr": "127.0.0.1", "Secondary": False, "Scope": 254} in lo["Addrs"]
+        assert lo["Flags"] & 0b100101 == 0b100101  # up, loopback, running
+
+
+async def test_a_table_of_what_is_not_built_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        asked = {"table": "bandwidth-qdiscs", "index": "__revision__", "key": "", "lowerbound": True}
+        refused = await node.ask("GET", "/statedb/query", asked)
+        assert refused.status == 404
+        assert "bandwidth manager is not built" in refused.body["err"]

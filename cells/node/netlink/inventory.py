@@ -1,0 +1,109 @@
+"""Every link, address and route of this network namespace, as ``ip`` shows them: for people who look.
+
+Source: rtnetlink(7), linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h.
+Each function opens a socket of its own, for a worker thread, and raises NetlinkError or OSError.
+"""
+
+import os
+import socket
+from ipaddress import IPv4Network, IPv6Network
+from typing import Final, NamedTuple
+
+from cells.node.netlink import messages as m
+from cells.node.netlink.connection import Connection, open_socket
+from cells.node.netlink.rows import address_at, number_at, read_address, read_link
+from cells.node.netlink.wire import Message, Request, attributes
+
+_IFLA_MASTER: Final = 10
+_IFA_F_SECONDARY: Final = 0x01
+
+
+class LinkRow(NamedTuple):
+    """A link. ``flags`` are those of linux/if.h; ``master`` is the index of its bridge or bond, or 0."""
+
+    ifindex: int
+    name: str
+    kind: str
+    mac: bytes
+    mtu: int
+    flags: int
+    master: int
+
+
+class AddressRow(NamedTuple):
+    """An address of a link, with its scope as in linux/rtnetlink.h."""
+
+    ifindex: int
+    address: m.IPAddress
+    scope: int
+    secondary: bool
+
+
+class RouteRow(NamedTuple):
+    """A route of any table; ``ifindex`` is 0 where it leads nowhere, or over several links."""
+
+    table: int
+    ifindex: int
+    scope: int
+    destination: m.IPNetwork
+    source: m.IPAddress | None
+    gateway: m.IPAddress | None
+
+
+def list_links() -> list[LinkRow]:
+    """Every link, pods' too."""
+    return [_link(row) for row in _dump(m.dump_links())]
+
+
+def list_addresses() -> list[AddressRow]:
+    """Every address, link-local ones too, in the kernel's order."""
+    return [row for row in map(_address, _dump(m.dump_addresses())) if row is not None]
+
+
+def list_routes() -> list[RouteRow]:
+    """Every route of every table, IPv4 and IPv6."""
+    return [row for row in map(_route, _dump(m.dump_routes(socket.AF_UNSPEC))) if row is not None]
+
+
+def _dump(request: Request) -> list[Message]:
+    fd = open_socket(strict=True)
+    try:
+        return Connection(fd).dump(request)
+    finally:
+        os.close(fd)
+
+
+def _link(message: Message) -> LinkRow:
+    link = read_link(message)
+    _, _, _, flags, _ = m.LINK.unpack_from(message.body)
+    master = dict(attributes(message.body, m.LINK.size)).get(_IFLA_MASTER, b"")
+    return LinkRow(link.ifindex, link.name, link.kind, link.mac, link.mtu, flags, number_at(master))
+
+
+def _address(message: Message) -> AddressRow | None:
+    found = read_address(message)
+    if found is None:
+        return None
+    ifindex, interface = found
+    _, _, flags, scope, _ = m.ADDRESS.unpack_from(message.body)
+    return AddressRow(ifindex, interface.ip, scope, bool(flags & _IFA_F_SECONDARY))
+
+
+def _route(message: Message) -> RouteRow | None:
+    family, prefix, _, _, table, _, scope, _, _ = m.ROUTE.unpack_from(message.body)
+    if family not in (m.AF_INET, m.AF_INET6):
+        return None
+    found = dict(attributes(message.body, m.ROUTE.size))
+    network: m.IPNetwork
+    if family == m.AF_INET:
+        network = IPv4Network((found.get(m.RTA_DST) or bytes(4), prefix))
+    else:
+        network = IPv6Network((found.get(m.RTA_DST) or bytes(16), prefix))
+    return RouteRow(
+        number_at(found[m.RTA_TABLE]) if m.RTA_TABLE in found else table,
+        number_at(found.get(m.RTA_OIF, b"")),
+        scope,
+        network,
+        address_at(found.get(m.RTA_PREFSRC)),
+        address_at(found.get(m.RTA_GATEWAY)),
+    )
