@@ -82,6 +82,7 @@ def policy_options(
         allow_localhost="always" if localhost else "policy",
         enable_host_firewall=policy.enable_host_firewall,
         enable_icmp_rules=rules.enable_icmp_rules,
+        enable_non_default_deny_policies=rules.enable_non_default_deny_policies,
         enable_node_selector_labels=nodes is not None and nodes.enable_node_selector_labels,
         enable_l7_proxy=names,
         learns_names=names,

@@ -23,3 +23,7 @@ class PolicyRuleSettings(Settings, frozen=True):
 
     enable_icmp_rules: bool = True
     """Whether rules of ICMP count; without it they are refused."""
+
+    enable_non_default_deny_policies: bool = True
+    """Whether policies with enableDefaultDeny false leave open what they do not allow; without it, every
+    policy closes the directions it has rules for."""

@@ -21,6 +21,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     host_names: bool = True
     """Whether the DNS proxy serves the node itself: ``rules.dns`` and ``toFQDNs`` with a nodeSelector."""
     enable_icmp_rules: bool = True
+    enable_non_default_deny_policies: bool = True
+    """Whether ``enableDefaultDeny: false`` counts: without it, each rule denies what it does not allow."""
     enable_l7_proxy: bool = True
     enable_node_selector_labels: bool = False
     learns_names: bool = True

@@ -119,7 +119,7 @@ def _rule(source: Source, uid: str, spec: RuleSpec, path: str, world: World) -> 
         for place, rule in spec.parts()
         if isinstance(rule, EgressRule)
     ]
-    deny = spec.enable_default_deny
+    deny = spec.enable_default_deny if world.options.enable_non_default_deny_policies else None
     return Rule(
         source=source,
         subject=subject,

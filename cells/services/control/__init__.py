@@ -101,6 +101,8 @@ def options(
         enable_host_port=settings.host_ports,
         enable_session_affinity=settings.session_affinity,
         enable_svc_source_range_check=settings.enable_svc_source_range_check,
+        bpf_lb_source_range_all_types=settings.bpf_lb_source_range_all_types,
+        enable_internal_traffic_policy=settings.enable_internal_traffic_policy,
         enable_k8s_terminating_endpoint=settings.enable_k8s_terminating_endpoint,
         enable_service_topology=settings.enable_service_topology,
         enable_local_redirect_policy=settings.enable_local_redirect_policy,

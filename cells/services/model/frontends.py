@@ -73,7 +73,9 @@ class _Conversion:
         self._options = options
         self._wishes = wishes_of(service, options)
         self._ext_local = self._spec.external_traffic_policy == LOCAL
-        self._int_local = self._spec.internal_traffic_policy == LOCAL
+        self._int_local = (
+            options.enable_internal_traffic_policy and self._spec.internal_traffic_policy == LOCAL
+        )
 
     def frontends(self) -> Iterator[Frontend]:
         """Cluster addresses, load balancer addresses, external addresses, node ports, in this order."""
@@ -145,7 +147,8 @@ class _Conversion:
         self, key: FrontendKey, type_: ServiceType, port: ServicePort, *, two_scopes: bool
     ) -> Frontend:
         is_cluster_ip = type_ is ServiceType.CLUSTER_IP
-        ranges = self._source_ranges() if type_ is ServiceType.LOAD_BALANCER else ()
+        checked = type_ is ServiceType.LOAD_BALANCER or self._options.bpf_lb_source_range_all_types
+        ranges = self._source_ranges() if checked else ()
         return Frontend(
             key=key,
             type=type_,

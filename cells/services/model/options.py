@@ -20,6 +20,8 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     enable_host_port: bool = True
     enable_session_affinity: bool = True
     enable_svc_source_range_check: bool = True
+    bpf_lb_source_range_all_types: bool = False
+    enable_internal_traffic_policy: bool = True
     enable_health_check_nodeport: bool = True
     enable_k8s_terminating_endpoint: bool = True
     enable_service_topology: bool = False

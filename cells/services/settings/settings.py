@@ -42,6 +42,13 @@ class ServiceSettings(Settings, frozen=True):
     enable_svc_source_range_check: bool = True
     """Serve load balancers' addresses only to loadBalancerSourceRanges, where a service has some."""
 
+    bpf_lb_source_range_all_types: bool = False
+    """Serve node ports, external addresses and cluster addresses only to loadBalancerSourceRanges too, to
+    clients outside."""
+
+    enable_internal_traffic_policy: bool = True
+    """Follow internalTrafficPolicy Local of services: without it, clients inside reach all backends."""
+
     bpf_lb_external_clusterip: bool = False
     """Serve cluster addresses to clients outside too."""
 

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ ELSEWHERE = {4: "198.51.100.9", 6: "fd51::9"}
 FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 NODE_PORT, FAR_PORT, TARGET, HOST_PORT = 30080, 30081, 8080, 8888
 BALANCER, EXTERNAL = "192.0.2.80", "192.0.2.81"
+CLUSTER_IP = f"10.96.0.{NODE_PORT % 100}"
 WITHIN = 10.0
 SETTINGS = (
     *("--enable-ipv6=true", "--ipv6-range=fd00:5::/112", "--enable-node-port=true"),
@@ -231,3 +233,30 @@ def test_a_client_outside_is_served(node: Lab, server: pods.Attached) -> None:
         assert run.run(tables) == {4: 8, 6: 4}  # by TCP and UDP: node ports, two addresses; not the wildcards
     for ip in (BALANCER, EXTERNAL):
         assert answered(node, 4, (ip, TARGET), server) == (OUTSIDE_ADDRESS, ip)
+
+
+def test_every_address_is_closed_to_clients_outside_its_source_ranges(node: Lab, tmp_path: Path) -> None:
+    """The default is that only the load balancer's is."""
+    give_addresses(node)
+    with node.open_outside() as outside:
+        outside.run(command, f"route add {CLUSTER_IP} via {NODE_ADDRESS}")
+    serving(
+        *(node, f"--manifests-dir={tmp_path}", "--kube-proxy-replacement=true"),
+        *("--bpf-lb-source-range-all-types=true", "--bpf-lb-external-clusterip=true"),
+    )
+    pod = pods.add(node, "server")
+    assert pod.ipv4
+    slice_ = slices("near", {4: pod.ipv4})
+    every = [(NODE_ADDRESS, NODE_PORT), (CLUSTER_IP, TARGET), (BALANCER, TARGET), (EXTERNAL, TARGET)]
+
+    def is_served(wanted: list[tuple[str, int]]) -> bool:
+        return [to for to in every if answered(node, 4, to, pod) is not None] == wanted
+
+    for ranges, wanted in ((f"{OUTSIDE_ADDRESS}/32", every), ("203.0.113.0/24", []), ("", every)):
+        spec = f"  externalIPs: [{EXTERNAL}]\n" + (
+            f"  loadBalancerSourceRanges: [{ranges}]\n" if ranges else ""
+        )
+        status = f"status: {{loadBalancer: {{ingress: [{{ip: {BALANCER}}}]}}}}"
+        near = service("near", NODE_PORT, spec, status).replace("type: NodePort", "type: LoadBalancer")
+        (tmp_path / "near.yaml").write_text(near + slice_)
+        eventually(partial(is_served, wanted))

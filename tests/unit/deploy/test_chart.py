@@ -188,8 +188,6 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"operator": {"replicas": "two"}}, "replicas"),
         ({"aksbyocni": {"enabled": True}, "routingMode": "native"}, "RoutingMode must be set to tunnel"),
         ({"fragmentTracking": False}, "fragmentTracking=false: not served here: expected true"),
-        ({"enableInternalTrafficPolicy": False}, "enableInternalTrafficPolicy=false: not served here"),
-        ({"enableNonDefaultDenyPolicies": False}, "enableNonDefaultDenyPolicies=false: not served here"),
         ({"bpf": {"datapathMode": "netkit"}}, "bpf.datapathMode: a value of Cilium's chart"),
         ({"daemon": {"configSources": "secret:a/b"}}, "daemon.configSources: secret:a/b: expected one of"),
         ({"daemon": {"configSources": "directory"}}, "daemon.configSources: directory: expected a path"),
@@ -207,7 +205,6 @@ def test_what_asks_for_nothing_is_taken_though_it_is_not_served() -> None:
 
 def test_what_is_so_anyway_may_be_said() -> None:
     given = {
-        "enableInternalTrafficPolicy": True,
         "fragmentTracking": True,
         "bpf": {"datapathMode": "veth", "enableTCX": True},
         "tls": {"secretsBackend": "local"},

@@ -25,8 +25,6 @@ REFUSED: Final = {
     "cluster.id": "there is one cluster",
     "cni.chainingMode": "a name of nothing",
     "daemon.configSources": "a name of nothing",
-    "enableInternalTrafficPolicy": "it is always on",
-    "enableNonDefaultDenyPolicies": "it is always on",
     "fragmentTracking": "it is always on",
     "identityAllocationMode": "needs etcd",
     "ipv4.enabled": "pods need one family",

@@ -155,6 +155,17 @@ async def test_a_policy_is_in_the_map_once_its_file_is_there_and_gone_with_it(tm
         assert node.objects.all() == []
 
 
+@pytest.mark.parametrize("counts", [True, False])
+async def test_a_policy_that_leaves_its_direction_open_does_so_where_that_is_served(
+    tmp_path: Path, counts: bool
+) -> None:
+    (tmp_path / "policy.yaml").write_text(f"{WEB}  enableDefaultDeny: {{ingress: false}}\n")
+    given = {"manifests-dir": str(tmp_path), "enable-non-default-deny-policies": counts}
+    async with room(tmp_path, given) as node:
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [True])
+        await eventually(lambda: (node.entries.keys() >= {*ALLOW_ALL}) == counts)
+
+
 async def test_an_identity_that_comes_gets_its_entries_and_loses_them(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         node.write(WEB)

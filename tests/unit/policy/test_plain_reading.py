@@ -139,7 +139,14 @@ specs = st.lists(st.sampled_from(("ingress", "egress")).flatmap(section), min_si
 # As one reads it
 
 
-def reads(specs: list[dict[str, Any]], direction: str, peer: int | str, packet: tuple[int, int]) -> bool:
+def reads(
+    specs: list[dict[str, Any]],
+    direction: str,
+    peer: int | str,
+    packet: tuple[int, int],
+    *,
+    may_leave_open: bool = True,
+) -> bool:
     """Whether the rules let a packet pass between the subject and a peer: an identity, or an address."""
     closed = False
     verdicts = set()
@@ -147,7 +154,7 @@ def reads(specs: list[dict[str, Any]], direction: str, peer: int | str, packet: 
         allows, denies = spec.get(direction) or [], spec.get(f"{direction}Deny") or []
         asked = spec.get("enableDefaultDeny", {}).get(direction)
         if allows or denies:
-            closed |= asked is not False
+            closed |= asked is not False or not may_leave_open
         verdicts |= {
             deny
             for deny, some in ((False, allows), (True, denies))
@@ -264,12 +271,16 @@ def decisive(entries: Indexed, identity: int, egress: bool, packet: tuple[int, i
 
 
 def world_of(
-    specs: list[dict[str, Any]], requests: HTTPRedirects | None = None, names: DNSProxyPort | None = None
+    specs: list[dict[str, Any]],
+    requests: HTTPRedirects | None = None,
+    names: DNSProxyPort | None = None,
+    *,
+    may_leave_open: bool = True,
 ) -> tuple[RulePolicy, dict[Prefix, int]]:
     """The specs in force, and the identities of the prefixes they name."""
     own = frozenset({NamedPort("web", TCP, WEB)})
     ports = fake(PodPorts, of=lambda pod: own)
-    options = PolicyOptions(enable_ipv6=True)
+    options = PolicyOptions(enable_ipv6=True, enable_non_default_deny_policies=may_leave_open)
     world = RulePolicy(NodePolicy(PolicySettings()), options, None, ports, names, requests)
     world.follow_ports(own)
     world.know(Identity(number, tuple(sorted(some))) for number, some in LABELS.items())
@@ -296,13 +307,13 @@ def identity_of(peer: int | str, prefixes: Mapping[Prefix, int]) -> int:
 
 
 @settings(deadline=None, max_examples=40)
-@given(specs)
-def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]]) -> None:
-    world, prefixes = world_of(specs)
+@given(specs, st.sampled_from((True, True, False)))
+def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]], may_leave_open: bool) -> None:
+    world, prefixes = world_of(specs, may_leave_open=may_leave_open)
     entries = indexed(world.compute(1, SUBJECT, LABELS[SUBJECT], ("shop", "cart")).entries)
     for direction, peer in product(("ingress", "egress"), EVERYBODY):
         identity = identity_of(peer, prefixes)
         for packet in PACKETS:
-            wanted = reads(specs, direction, peer, packet)
+            wanted = reads(specs, direction, peer, packet, may_leave_open=may_leave_open)
             seen = decides(entries, identity, direction == "egress", packet)
             assert seen == wanted, (direction, peer, identity, packet, specs)

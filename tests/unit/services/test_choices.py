@@ -260,6 +260,51 @@ def test_source_ranges_that_all_are_unreadable_let_nobody_in(
     assert [one.source_ranges for one in balancers] == [wanted] * 2
 
 
+@pytest.mark.parametrize(
+    ("options", "checked"),
+    [
+        ({}, {"load-balancer"}),
+        (
+            {"bpf_lb_source_range_all_types": True},
+            {"cluster-ip", "load-balancer", "external-ips", "node-port"},
+        ),
+        ({"bpf_lb_source_range_all_types": True, "enable_svc_source_range_check": False}, set()),
+    ],
+)
+@pytest.mark.parametrize("policy", ["allow", "deny"])
+def test_which_addresses_are_closed_outside_the_source_ranges(
+    options: dict[str, Any], checked: set[str], policy: str
+) -> None:
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "web", "annotations": {"service.cilium.io/src-ranges-policy": policy}},
+            "spec": {
+                "type": "LoadBalancer",
+                "clusterIP": "10.96.0.1",
+                "externalIPs": ["203.0.113.2"],
+                "externalTrafficPolicy": "Local",
+                "ports": [{"port": 80, "nodePort": 30080}],
+                "loadBalancerSourceRanges": ["10.0.0.0/8"],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}},
+        },
+        Service,
+    )
+    found = frontends_of(service, {}, NODE, LoadBalancerOptions(**options))
+    assert len(found) == 8  # the last two types of each scope, node ports by the wildcard too
+    for one in found:
+        ranges = ("10.0.0.0/8",) if NAMES[one.type] in checked else ()
+        assert (one.source_ranges, one.source_ranges_deny) == (ranges, bool(ranges) and policy == "deny")
+
+
+NAMES = {
+    ServiceType.CLUSTER_IP: "cluster-ip",
+    ServiceType.LOAD_BALANCER: "load-balancer",
+    ServiceType.EXTERNAL_IPS: "external-ips",
+    ServiceType.NODE_PORT: "node-port",
+}
+
+
 def test_either_switch_lets_services_choose_the_mode_but_not_through_a_tunnel() -> None:
     by_algorithm = ServiceSettings(bpf_lb_algorithm_annotation=True)
     assert by_algorithm.services_choose_mode(tunnelled=False)

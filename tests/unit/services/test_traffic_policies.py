@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -45,7 +46,7 @@ def address(text: str) -> IPAddress:
     return found
 
 
-def served(external: str, internal: str) -> list[Frontend]:
+def served(external: str, internal: str, **options: Any) -> list[Frontend]:
     service = msgspec.convert(
         {
             "metadata": {"name": "web", "namespace": "shop"},
@@ -65,7 +66,7 @@ def served(external: str, internal: str) -> list[Frontend]:
         Backend(Address(address(ip), 8080, 6), node=name) for ip, name in ((HERE, "here"), (THERE, "there"))
     )
     node = Node("here", node_port_addresses=(address(NODE_IP),))
-    return frontends_of(service, {"http": backends}, node, LoadBalancerOptions())
+    return frontends_of(service, {"http": backends}, node, LoadBalancerOptions(**options))
 
 
 def selected(frontends: list[Frontend], *types: ServiceType, inside: bool) -> set[str]:
@@ -91,3 +92,8 @@ def test_a_row_of_the_table(row: list[str]) -> None:
 
 def test_every_combination_is_in_it() -> None:
     assert len({tuple(row[:2]) for row in table()}) == 4
+
+
+@pytest.mark.parametrize("external", ["Cluster", "Local"])
+def test_with_the_setting_off_an_internal_policy_of_local_counts_for_nothing(external: str) -> None:
+    assert served(external, "Local", enable_internal_traffic_policy=False) == served(external, "Cluster")
