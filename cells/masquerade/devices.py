@@ -20,7 +20,7 @@ from cells.maps import (
 )
 from cells.masquerade.settings import MasqueradeSettings
 from cells.node.addresses import device_addresses, masquerade_address, node_addresses
-from cells.node.devices import Device, native_uplinks
+from cells.node.devices import Device, matches, native_uplinks
 
 MAC_LENGTH = 6
 IPAddress = IPv4Address | IPv6Address
@@ -79,7 +79,8 @@ def native_devices(
     flags |= DEVICE_PROXIES * families.proxied
     found: dict[int, NativeDevice] = {}
     for device in native:
-        masquerades = _selected(device.name, settings.egress_masquerade_interfaces)
+        interfaces = settings.egress_masquerade_interfaces
+        masquerades = not interfaces or any(matches(each, device.name) for each in interfaces)
         if not (masquerades or families.everywhere):
             continue
         ipv4, ipv6 = (
@@ -111,14 +112,6 @@ def native_devices(
 def _answerable(address: IPAddress | None) -> IPAddress | None:
     """The address, unless hosts outside could not reply to it."""
     return None if address is None or address.is_loopback else address
-
-
-def _selected(name: str, wanted: Iterable[str]) -> bool:
-    """Whether one of the names is this one, or one that ends in + begins like it; none at all is any."""
-    names = list(wanted)
-    return not names or any(
-        name.startswith(each[:-1]) if each.endswith("+") else name == each for each in names
-    )
 
 
 def native_networks(

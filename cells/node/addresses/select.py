@@ -12,6 +12,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_net
 
 import msgspec
 
+from cells.node.devices import matches
+
 IPAddress = IPv4Address | IPv6Address
 Prefix = IPv4Network | IPv6Network
 
@@ -101,10 +103,12 @@ def masquerade_address(
 def direct_routing_device(
     devices: Iterable[DeviceAddresses], node_ips: Sequence[IPAddress], wanted: str = ""
 ) -> str | None:
-    """The device towards other nodes: the one asked for, the only one, or the one with the node's address."""
-    selected = [one for one in devices if one.selected]
-    if any(one.name == wanted for one in selected):
-        return wanted
+    """The device towards other nodes: the first that ``wanted`` names, the only one, or the one with the
+    node's address. ``eth+`` names all devices that begin with eth; the first has the lowest index.
+    """
+    selected = sorted((one for one in devices if one.selected), key=lambda one: one.index)
+    if (asked := next((one.name for one in selected if matches(wanted, one.name)), None)) is not None:
+        return asked
     if len(selected) == 1:
         return selected[0].name
     with_node_ip = (

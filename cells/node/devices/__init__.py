@@ -9,11 +9,20 @@ Why:    the pod range, the MTU and the host addresses in the datapath's maps fol
 
 from cells.node.devices.device import Device, PodMtu, addressed, native_uplinks, uplinks
 from cells.node.devices.kernel import netlink_kernel
-from cells.node.devices.settings import DeviceSettings
+from cells.node.devices.settings import DeviceSettings, matches
 from cells.node.devices.source import device_table
 from lifecycle import config, module, provide, provide_private
 
-__all__ = ["Device", "DeviceSettings", "PodMtu", "addressed", "cell", "native_uplinks", "uplinks"]
+__all__ = [
+    "Device",
+    "DeviceSettings",
+    "PodMtu",
+    "addressed",
+    "cell",
+    "matches",
+    "native_uplinks",
+    "uplinks",
+]
 
 cell = module(
     "devices",

@@ -1,6 +1,6 @@
 """Which devices are the node's uplinks.
 
-Needs: nothing.   Gives: DeviceSettings.
+Needs: nothing.   Gives: DeviceSettings, matches().
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ class DeviceSettings(Settings, frozen=True):
 
 
 def matches(wanted: str, name: str) -> bool:
-    """Whether a name is the wanted one, or begins like it."""
+    """Whether a device's name is the wanted one, or begins with what precedes its +."""
     return name.startswith(wanted.removesuffix(ANY)) if wanted.endswith(ANY) else name == wanted

@@ -24,7 +24,7 @@ from cells.maps import (
     NodePortConfig,
 )
 from cells.node.addresses import NodeAddress, NodeAddresses
-from cells.node.devices import Device, DeviceSettings
+from cells.node.devices import Device, DeviceSettings, matches
 from cells.node.sysctl import Sysctls
 from cells.services.outside.addresses import (
     IPAddress,
@@ -195,7 +195,7 @@ class NodePorts:
                 " leave it out, or set routing-mode=native"
             )
         device = settings.direct_routing_device
-        if device and all(each.name != device for each in self._devices.all()):
+        if device and not any(matches(device, each.name) for each in self._devices.all()):
             raise UsageError(f"direct-routing-device={device}: the node has no such device")
         if self._agent.ipv4:
             self._sysctls.keep(_FORWARDING)

@@ -36,8 +36,8 @@ class ServiceSettings(Settings, frozen=True):
     """Networks whose addresses of the node serve node ports; unset: of each device one of each family."""
 
     direct_routing_device: str = ""
-    """Device whose address clients of backends on other nodes seem to have; unset: that of the node's own
-    address."""
+    """Device whose address clients of backends on other nodes seem to have; bond+ matches all names that
+    start with bond, of which the first device counts; unset: that of the node's own address."""
 
     enable_svc_source_range_check: bool = True
     """Serve load balancers' addresses only to loadBalancerSourceRanges, where a service has some."""

@@ -36,7 +36,7 @@ CLUSTER_IP = f"10.96.0.{NODE_PORT % 100}"
 WITHIN = 10.0
 SETTINGS = (
     *("--enable-ipv6=true", "--ipv6-range=fd00:5::/112", "--enable-node-port=true"),
-    *("--enable-external-ips=true", "--enable-host-port=true"),
+    *("--enable-external-ips=true", "--enable-host-port=true", "--direct-routing-device=upl+"),
     *("--bpf-lb-algorithm=maglev", "--bpf-lb-maglev-table-size=1021"),
 )
 LONGER_THAN_A_PACKET = 5000

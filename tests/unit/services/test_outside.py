@@ -44,9 +44,19 @@ def test_ranges_choose_among_all_addresses() -> None:
     assert set(map(str, found)) == {"10.0.0.7"}
 
 
-@pytest.mark.parametrize(("direct", "ipv4"), [("", "10.0.0.8"), ("eth1", "203.0.113.7")])
+@pytest.mark.parametrize(
+    ("direct", "ipv4"),
+    [
+        ("", "10.0.0.8"),
+        ("eth1", "203.0.113.7"),
+        ("bond+", "192.0.2.1"),
+        ("eth+", "10.0.0.8"),
+        ("en+", "10.0.0.8"),
+    ],
+)
 def test_other_nodes_are_asked_from_the_direct_routing_device(direct: str, ipv4: str) -> None:
-    found = direct_addresses([ETH0, ETH1], NODE_IPS, select(direct=direct))
+    bonds = [device(9, "bond1", "198.51.100.1/24"), device(8, "bond0", "192.0.2.1/24")]
+    found = direct_addresses([ETH0, ETH1, *bonds], NODE_IPS, select(direct=direct))
     assert found[4] == ip_address(ipv4)
 
 
