@@ -284,7 +284,8 @@ def archive_of(parts: list[Part], out: Path, tag: str, epoch: int) -> Iterator[t
         "os": "linux",
         "created": made,
         "config": {
-            "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+            # HOST_PREFIX: containers see the node's files below it (hive cni install and uninstall).
+            "Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOST_PREFIX=/host"],
             "Cmd": ["hive", "agent", "--config-dir=/tmp/cilium/config-map"],
         },
         "rootfs": {"type": "layers", "diff_ids": digests},

@@ -16,9 +16,9 @@ host_prefix = click.option(
     "--host-prefix",
     envvar="HOST_PREFIX",
     type=click.Path(path_type=Path),
-    default="/host",
+    default="/",
     show_default=True,
-    help="Where the node's files are mounted. [HOST_PREFIX]",
+    help="Where the node's files are: / on the node itself; the image sets HOST_PREFIX=/host.",
 )
 
 

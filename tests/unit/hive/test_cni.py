@@ -1,7 +1,10 @@
 """hive cni install and uninstall, and the image's scripts around them."""
 
+import json
 import os
+import runpy
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,34 @@ def test_both_plugins_are_installed_and_a_loopback_is_kept(plugins: Path, tmp_pa
     assert (plugins / "loopback").read_text() == "old"
     run("install", HOST_PREFIX=prefix, OVERWRITE_LOOPBACK="true", OVERWRITE_CILIUM="false")
     assert (plugins / "loopback").read_text() == "new loopback"
+
+
+@pytest.mark.parametrize(
+    ("env", "directory"),
+    [
+        ({}, "/opt/cni/bin"),
+        ({"HOST_PREFIX": "/host"}, "/host/opt/cni/bin"),
+        ({"CNI_DIR": "/cni"}, "/cni/bin"),
+    ],
+)
+def test_the_plugin_goes_where_the_node_s_runtime_looks(
+    env: dict[str, str], directory: str, plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del plugins
+    written: list[str] = []
+    monkeypatch.delenv("HOST_PREFIX", raising=False)
+    monkeypatch.setattr(cni, "put", lambda _, to, **how: written.append(f"{to} {sorted(how)}"))
+    assert run("install", **env).exit_code == 0
+    assert written == [f"{directory}/{name} ['overwrite']" for name in ("loopback", "cilium-cni")]
+
+
+def test_containers_of_the_image_have_the_node_s_files_below_host(tmp_path: Path) -> None:
+    build = runpy.run_path(str(SCRIPTS.parent / "build.py"))
+    assert list(build["archive_of"]([], tmp_path / "image.tar", "hive:test", 0)) == []
+    with tarfile.open(tmp_path / "image.tar") as archive:
+        bodies = [json.load(content) for one in archive if (content := archive.extractfile(one))]
+    (config,) = [one["config"] for one in bodies if "rootfs" in one]
+    assert "HOST_PREFIX=/host" in config["Env"]
 
 
 def test_a_plugin_that_runs_can_be_replaced(plugins: Path, tmp_path: Path) -> None:
