@@ -158,6 +158,11 @@ NULLABLE: Final = {
     "wellKnownIdentities",
 }
 """Sections that can be null: then their keys are left out."""
+EITHER: Final = {
+    "ipam.operator.clusterPoolIPv4PodCIDRList": ("array", "string"),
+    "ipam.operator.clusterPoolIPv6PodCIDRList": ("array", "string"),
+}
+"""Values of one of several types."""
 ANYTHING: Final = (
     "devices",
     "kubeProxyReplacement",
@@ -230,6 +235,8 @@ def _type(value: Any, path: str, told: Mapping[str, str]) -> dict[str, Any]:
         return {**described, **_schema(value, path, told)}
     if path in UNSET:
         return {**described, "type": [UNSET[path], "null"]}
+    if path in EITHER:
+        return {**described, "type": [*EITHER[path], "null"]}
     if value is None or path in ANYTHING:
         return described
     kinds = {bool: "boolean", int: "integer", str: "string", list: "array", float: "number"}

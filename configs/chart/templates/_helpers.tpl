@@ -172,12 +172,23 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end }}
 {{- end }}
 
+{{/* The values that are taken and change nothing: the paths that are set of those in files/without-effect.txt. */}}
+{{- define "cilium.withouteffect" -}}
+{{- $values := .Values -}}
+{{- $found := list -}}
+{{- range .Files.Get "files/without-effect.txt" | trim | splitList "\n" -}}
+{{- $value := get (include "cilium.at" (dict "values" $values "path" .) | fromJson) "value" -}}
+{{- if and (not (empty $value)) (ne (toString $value) "0") -}}{{- $found = append $found . -}}{{- end -}}
+{{- end -}}
+{{ join ", " $found }}
+{{- end }}
+
 {{/* Fails for values that mean nothing here, and for what is not built. One template includes it: Helm renders all. */}}
 {{- define "cilium.check" -}}
 {{- $known := dict -}}
 {{- range .Files.Get "files/known.txt" | trim | splitList "\n" -}}{{- $_ := set $known . true -}}{{- end -}}
 {{- $open := dict -}}
-{{- range .Files.Get "files/open.txt" | trim | splitList "\n" -}}{{- $_ := set $open . true -}}{{- end -}}
+{{- range concat (.Files.Get "files/open.txt" | trim | splitList "\n") (.Files.Get "files/without-effect.txt" | trim | splitList "\n") -}}{{- $_ := set $open . true -}}{{- end -}}
 {{- $cilium := .Files.Get "files/cilium.txt" | trim | splitList "\n" -}}
 {{- $fixed := dict -}}
 {{- range .Files.Get "files/fixed.yaml" | fromYamlArray -}}{{- $_ := set $fixed .value . -}}{{- end -}}

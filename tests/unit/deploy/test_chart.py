@@ -203,6 +203,34 @@ def test_what_asks_for_nothing_is_taken_though_it_is_not_served() -> None:
     assert chart.objects(given) == chart.objects({})
 
 
+def test_values_that_tune_what_is_not_here_stop_no_install_and_are_named_after_it() -> None:
+    given = {
+        "nat": {"mapStatsEntries": 64},
+        "monitor": {"enabled": True, "eventTypes": ["drop"]},
+        "operator": {
+            "pprof": {"enabled": True, "port": 6061},
+            "image": {"genericDigest": "sha256:0", "useDigest": True},
+        },
+        "hubble": {"relay": {"image": {"digest": "sha256:0"}}},
+    }
+    assert chart.objects(given) == chart.objects({})
+    (line,) = [line for line in chart.render(given)["NOTES.txt"].splitlines() if "without effect" in line]
+    listed = "hubble.relay.image, monitor, nat.mapStatsEntries, operator.image.genericDigest, operator.pprof"
+    assert line == f"Taken, but without effect here: {listed}."
+    assert "without effect" not in chart.render({})["NOTES.txt"]
+
+
+def test_the_networks_of_nodes_are_a_list_or_a_text() -> None:
+    def ranges(given: object) -> str:
+        values = {"ipam": {"operator": {"clusterPoolIPv4PodCIDRList": given}}}
+        return str(chart.objects(values)[CONFIG]["data"]["cluster-pool-ipv4-cidr"])
+
+    assert ranges("10.1.0.0/16") == ranges(["10.1.0.0/16"]) == "10.1.0.0/16"
+    assert ranges("10.1.0.0/16 10.2.0.0/16") == ranges(["10.1.0.0/16", "10.2.0.0/16"])
+    with pytest.raises(chart.RenderError, match="clusterPoolIPv4PodCIDRList"):
+        ranges(10)
+
+
 def test_what_is_so_anyway_may_be_said() -> None:
     given = {
         "fragmentTracking": True,

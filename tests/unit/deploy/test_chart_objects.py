@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support import chart
 from tests.support.counts import Count
 from tests.unit.deploy.test_chart import CONFIG, NAMES, load, rendered
 
@@ -203,3 +204,27 @@ def test_each_reason_is_needed() -> None:
                 if mine.get(place) != other.get(place):
                     used |= {pattern for pattern, _ in DIFFERENT if re.search(pattern, f"{key}:{place}")}
     assert {pattern for pattern, _ in DIFFERENT} - used == set()
+
+
+def test_operators_are_spread_by_their_own_labels_unless_a_constraint_has_a_selector() -> None:
+    zones = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    own = {"labelSelector": {"matchLabels": {"io.cilium/app": "operator", "name": "cilium-operator"}}}
+    other = {"labelSelector": {"matchLabels": {"a": "b"}}}
+    given = {"operator": {"topologySpreadConstraints": [zones, zones | other]}}
+    operator = chart.objects(given)["Deployment/cilium-operator"]
+    found = operator["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert found == [zones | own, zones | other]
+    assert operator["spec"]["selector"] == {"matchLabels": own["labelSelector"]["matchLabels"]}
+
+
+def test_the_operator_s_service_monitor_is_found_by_its_name() -> None:
+    monitor = {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
+    given = {
+        "operator": {"prometheus": monitor},
+        "prometheus": {"serviceMonitor": {"trustCRDsExist": True}},
+    }
+    assert chart.objects(given)["ServiceMonitor/cilium-operator"]["metadata"]["labels"] == {
+        "app.kubernetes.io/name": "cilium-operator",
+        "app.kubernetes.io/part-of": "cilium",
+        "release": "prometheus",
+    }
