@@ -63,11 +63,14 @@ def _files(
     try:
         entries = dict.fromkeys(os.listdir(path), path)  # noqa: PTH208  # names only: half the time of iterdir
     except OSError as error:
-        text = (error.strerror or str(error)).lower()
-        findings.fault(f"{CONFIG_DIR} {path}: {text}; expected a directory")
+        findings.fault(f"{CONFIG_DIR} {path}: {_reason(error)}; expected a directory")
         return {}
     if generation:
-        entries = _swapped(path, entries, names, unknown=findings.unknown != "ignore")
+        try:
+            entries = _swapped(path, entries, names, unknown=findings.unknown != "ignore")
+        except OSError as error:
+            findings.fault(f"{path / _DATA}: {_reason(error)}; expected a directory that can be read")
+            return {}
     found: Layer = {}
     for entry, place in sorted(entries.items()):
         name, shown_path = entry.lower(), path / entry
@@ -78,10 +81,10 @@ def _files(
             continue
         try:
             text = read_regular(place / entry).decode().strip()
-        except IsADirectoryError:
-            continue
         except (OSError, UnicodeDecodeError) as error:
-            findings.warnings.append(f"{shown_path}: cannot be read and is skipped: {_reason(error)}")
+            if isinstance(error, FileNotFoundError) and not os.path.lexists(place / entry):
+                continue  # removed since the directory was listed
+            findings.fault(f"{shown_path}: {_reason(error)}; expected a file that can be read")
             continue
         shown = f"{shown_path}: {HIDDEN if hides(name, names[name]) else quoted(text)}"
         found[name] = Given(text, name, f"file {shown_path}", shown, unitless=True)
@@ -94,11 +97,12 @@ def _swapped(
     """Where to read each entry: those that lead through ``..data`` there, as it has them now.
 
     A key's own link comes after the swap that brings the key, and goes after the one that takes it away.
+    Raises OSError when ``..data`` cannot be read.
     """
     data = path / _DATA
     try:
         present = os.listdir(data)  # noqa: PTH208
-    except OSError:  # it is being removed: the next try finds its successor
+    except FileNotFoundError:  # it is being removed: the next try finds its successor
         present = []
     found = dict.fromkeys(present, data)
     for entry in entries:
@@ -132,9 +136,9 @@ def yaml_file(
         text = read_regular((place or path.parent) / path.name).decode()
     except (OSError, UnicodeDecodeError) as error:
         if flag:
-            findings.fault(f"{flag} {path}: {_reason(error).lower()}; expected a YAML file of settings")
-        elif not isinstance(error, FileNotFoundError | IsADirectoryError):
-            findings.warnings.append(f"{path}: cannot be read and is skipped: {_reason(error)}")
+            findings.fault(f"{flag} {path}: {_reason(error)}; expected a YAML file of settings")
+        elif not isinstance(error, FileNotFoundError) or os.path.lexists((place or path.parent) / path.name):
+            findings.fault(f"{path}: {_reason(error)}; expected a YAML file of settings")
         return {}
     found: Layer = {}
     for key, value in _mapping(path, text, findings).items():
@@ -187,4 +191,4 @@ def _no_settings(data: object) -> str | None:
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else "it is no UTF-8 text"
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is no UTF-8 text"

@@ -220,16 +220,21 @@ def _read(found: Given, option: Option, findings: Findings) -> object:
 
 
 def _text_of_file(path: str) -> str:
-    """What a file holds, without the line end that editors leave. Raises ValueError if it cannot be read."""
+    """What a file holds, without the line end that editors leave.
+
+    Raises ValueError if it cannot be read, or is empty: who names a file means a value.
+    """
     expected = "expected a file that holds the value"
     if not path:
         raise ValueError(expected)
     try:
-        return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+        if not (text := Path(path).read_text(encoding="utf-8").rstrip("\r\n")):
+            raise ValueError(f"it is empty; {expected}")
     except UnicodeDecodeError:
         raise ValueError(f"it is no UTF-8 text; {expected}") from None
     except OSError as error:
         raise ValueError(f"{(error.strerror or str(error)).lower()}; {expected}") from None
+    return text
 
 
 def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:

@@ -193,7 +193,7 @@ def test_a_config_map_as_it_is_mounted_is_read(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to(data.name)
     for name in ("count", "operator-thing"):
         (tmp_path / name).symlink_to(f"..data/{name}")
-    (tmp_path / "name").mkdir()
+    (tmp_path / "directory").mkdir()
     assert from_sources(config_dir=tmp_path) == All(count=7)
 
 

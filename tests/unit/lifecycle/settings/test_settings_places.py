@@ -1,13 +1,29 @@
 """Which place a setting comes from: order, old names, what is told of mistakes. The order by a model."""
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle import Duration, Formerly, GraphError, Hive, Settings, SettingsError, Sources, config, module
+from lifecycle import (
+    Duration,
+    Formerly,
+    GraphError,
+    Hive,
+    Secret,
+    Settings,
+    SettingsError,
+    Sources,
+    config,
+    module,
+)
+from lifecycle.command.main import run_command
 from lifecycle.settings.sources import Loaded, load
 
 
@@ -177,11 +193,67 @@ def test_an_empty_config_dir_flag_means_none(tmp_path: Path, monkeypatch: pytest
     assert maps("--config-dir=", config_dir=tmp_path).any_max == 2
 
 
-def test_a_file_that_is_no_text_is_skipped_with_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "any-max").write_bytes(b"\xff")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: path.write_bytes(b"\xff"), "it is no UTF-8 text"),
+        (lambda path: path.symlink_to("missing"), "no such file or directory"),
+        (lambda path: path.symlink_to(path.name), "too many levels of symbolic links"),
+        (Path.mkdir, "is a directory"),
+        (os.mkfifo, "it is not a file"),
+        (lambda path: path.write_bytes(bytes(1 << 21)), "it is larger than 1048576 bytes"),
+    ],
+)
+def test_a_file_of_a_setting_that_cannot_be_read_is_a_fault(
+    tmp_path: Path, make: Callable[[Path], object], why: str
+) -> None:
+    make(tmp_path / "any-max")
     loaded = read(config_dir=tmp_path)
-    assert loaded.warnings == [f"{tmp_path}/any-max: cannot be read and is skipped: it is no UTF-8 text"]
-    assert loaded.structs[Maps] == Maps()
+    assert [one.text for one in loaded.faults] == [
+        f"{tmp_path}/any-max: {why}; expected a file that can be read"
+    ]
+
+
+class Lock(Settings, frozen=True):
+    token: Secret | None = None
+    """Without one everybody may enter."""
+
+
+@contextmanager
+def as_another_user() -> Iterator[Path]:
+    """A directory that this process, whose user is not the owner of its files, may list."""
+    with TemporaryDirectory(dir="/tmp") as made:
+        directory = Path(made)
+        directory.chmod(0o755)
+        (directory / "token").write_text("s3cret")
+        (directory / "token").chmod(0 if os.geteuid() else 0o600)
+        user = os.geteuid()
+        try:
+            if user == 0:
+                os.seteuid(65534)
+            yield directory
+        finally:
+            os.seteuid(user)
+
+
+@pytest.mark.parametrize("strict", [[], ["--strict"]])
+def test_a_token_of_another_owner_keeps_a_daemon_from_starting(
+    strict: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with as_another_user() as directory:
+        hive = Hive(config(Lock), name="lock")
+        assert run_command(hive, ["check", *strict, f"--config-dir={directory}"], {}) == 2
+    told = f"lock: {directory}/token: permission denied; expected a file that can be read\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_mounted_config_map_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "..1").write_text("what is no directory cannot be listed")
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "any-max").symlink_to("..data/any-max")
+    assert faults(config_dir=tmp_path) == [
+        f"{tmp_path}/..data: not a directory; expected a directory that can be read"
+    ]
 
 
 def from_yaml(directory: Path, text: str, *argv: str) -> Loaded:

@@ -70,6 +70,15 @@ def test_a_secret_may_be_in_a_file_that_flag_variable_or_config_dir_name(tmp_pat
     assert setting.origin == "flag --token-file"
 
 
+def test_a_file_of_a_secret_that_is_empty_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty"
+    file.write_text("\n")
+    for name in ("token", "spare"):
+        assert told(f"--{name}-file={file}") == [
+            f"--{name}-file={file}: it is empty; expected a file that holds the value"
+        ]
+
+
 def test_the_place_that_counts_more_wins_whether_it_gives_the_secret_or_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mounted"
     file.write_text("in the file")
