@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, TypeVar, cast, overload, runtime_checkable
 
 import anyio
 import anyio.abc
@@ -36,6 +36,14 @@ class Observer(Protocol):
 
     async def run(self, health: Health, /) -> None:
         """Watch, until there is nothing more to watch. After an error it is run again."""
+
+
+@runtime_checkable
+class _Returning(Protocol):
+    """An iteration that takes items back, as Table.changes does: it goes on after a failure."""
+
+    def put_back(self, item: Any, /) -> None:
+        """Give the item again, merged with what came since."""
 
 
 class Timer:
@@ -201,9 +209,10 @@ class Jobs:
     ) -> None:
         """Await `work(item)` for each item of the iteration that `items()` makes.
 
-        When the iteration or the work fails, a new iteration is made after a pause: let it begin with
-        everything there is, as Table.changes does. The job ends when the iteration does. An Observer, such as
-        a Reconciler, brings its own work.
+        When the work fails, an iteration that takes items back, as that of Table.changes, continues after a
+        pause: the changes come again, merged with later ones, and no deletion is lost. In place of any other
+        iteration, and of one that fails itself, a new one is made: let it begin with everything there is. The
+        job ends when the iteration does. An Observer, such as a Reconciler, brings its own work.
         """
         place, what = caller(), f"job {name!r} of {self._owner}"
         if work is not None:
@@ -214,22 +223,14 @@ class Jobs:
         else:
             check_async(watch, what, place)
 
-        async def iterate(job: Job) -> None:
-            async with _closing(cast("Callable[[], AsyncIterable[Item]]", items)()) as found:
-                async for item in found:
-                    assert work is not None  # noqa: S101  # the overloads say so
-                    with job.meter:
-                        await work(item)
-                    job.works()
-                    job.health.ok()
-
         async def run(job: Job) -> None:
             job.health.ok("watching")
+            watch: Work
             if work is None:
-                observer = cast("Observer", items)
-                watch: Work = lambda: observer.run(job.health)  # noqa: E731  # as short as it is
+                watch = lambda: cast("Observer", items).run(job.health)  # noqa: E731  # as short as it is
             else:
-                watch = lambda: iterate(job)  # noqa: E731
+                made = _Iterations(cast("Callable[[], AsyncIterable[Item]]", items), work)
+                watch = lambda: made.run(job)  # noqa: E731
             while (error := await job.attempt(watch, metered=work is None)) is not None:
                 await job.pause(error)
             job.done("nothing more to watch")
@@ -309,6 +310,34 @@ class Jobs:
         self._metrics.forget(job.meter)
         if job.begun and self._metrics.live(self._module, job.name) is None:
             job.health.remove()
+
+
+class _Iterations(Generic[Item]):
+    """The work on each item of an iteration, and of the one that replaces it when it fails."""
+
+    def __init__(
+        self, items: Callable[[], AsyncIterable[Item]], work: Callable[[Item], Awaitable[object]]
+    ) -> None:
+        self._items = items
+        self._work = work
+        self._current: AsyncIterable[Item] | None = None
+        """What continues after a failure."""
+
+    async def run(self, job: Job) -> None:
+        """Work until the iteration ends. Raises what it or the work raises; run it again then."""
+        made = self._current or self._items()
+        self._current = made if isinstance(made, _Returning) else None
+        async with _closing(made) as found:
+            async for item in found:
+                try:
+                    with job.meter:
+                        await self._work(item)
+                except BaseException:
+                    if isinstance(made, _Returning):
+                        made.put_back(item)
+                    raise
+                job.works()
+                job.health.ok()
 
 
 @asynccontextmanager

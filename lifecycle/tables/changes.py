@@ -5,7 +5,7 @@ Gives:  Change, Changes.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
@@ -47,6 +47,11 @@ class Changes(Generic[Row]):
         self._only = only
         self._waiters: list[asyncio.Future[None]] = []
         self._woken = False
+        self._busy = False
+        """Whether the last batch came without a wait."""
+        self._returned: dict[Hashable, Change[Row]] = {}
+        self._error: Exception | None = None
+        """What `only` raised, for who takes the next batch."""
         self._pending: dict[Hashable, tuple[Row | None, int]] = {}
         """Keys that may have changed, with the row as last seen and the revision of the last change."""
         self.revision = 0
@@ -57,27 +62,47 @@ class Changes(Generic[Row]):
 
     async def __anext__(self) -> list[Change[Row]]:
         while True:
+            if self._busy:  # who writes what it watches must not keep the loop from everybody else
+                await asyncio.sleep(0)
+            self._busy = True
             await self.wait()
             if batch := self.take():
                 return batch
 
     def take(self) -> list[Change[Row]]:
-        """What has changed since the last time, at once; empty when nothing has."""
+        """What has changed since the last time, at once; empty when nothing has.
+
+        Raises what `only` raised; the changes it could not decide on come with the next batch.
+        """
         rows = self._table._current()  # noqa: SLF001  # the two are one mechanism
         self._woken = False
+        if self._error is not None:
+            error, self._error, self._woken = self._error, None, True
+            raise error
         batch = []
         for key, (old, revision) in self._pending.items():
             row, at = rows.get(key, (None, revision))
             if old != row:
                 batch.append(Change(key, old, row, at))
         self._pending.clear()
+        if self._returned:
+            batch = self._with_returned(batch)
         batch.sort(key=lambda change: change.revision)
         return batch
+
+    def put_back(self, batch: Iterable[Change[Row]]) -> None:
+        """Give these again with the next batch, merged with what has changed since: they could not be used.
+
+        All of them count as seen in part: a row that was put and is deleted meanwhile is a deletion.
+        """
+        self._returned.update((change.key, change) for change in batch)
+        self.wake()
 
     async def wait(self) -> None:
         """Until there may be something to take() that came after the last one."""
         if self._pending or self._woken:
             return
+        self._busy = False
         waiter = asyncio.get_running_loop().create_future()  # a third of what an anyio.Event costs
         self._waiters.append(waiter)
         try:
@@ -91,6 +116,14 @@ class Changes(Generic[Row]):
         self._woken = True
         if self._waiters:
             self._release()
+
+    def replay(self, rows: Mapping[Hashable, Row | None], revision: int) -> None:
+        """Begin with these rows, of which the watcher has seen none."""
+        if self._only is not None:
+            self.tell(rows, revision)
+            return
+        self.revision = revision
+        self._pending.update(dict.fromkeys(rows, (None, revision)))
 
     def tell(self, changed: Mapping[Hashable, Row | None], revision: int) -> None:
         """Remember what changed, with the row as it was before unless an older one is remembered."""
@@ -108,14 +141,32 @@ class Changes(Generic[Row]):
             self._release()
 
     def _mattering(self, changed: Mapping[Hashable, Row | None]) -> dict[Hashable, Row | None]:
-        """What matters now, and what is pending already."""
+        """What matters now, and what is pending already; also what `only` cannot decide on."""
         assert self._only is not None  # noqa: S101  # as tell() saw
         found = {}
         for key, old in changed.items():
             now = self._table._rows.get(key)  # noqa: SLF001
-            if key in self._pending or self._only(key, old, None if now is None else now[0]):
+            try:
+                matters = key in self._pending or self._only(key, old, None if now is None else now[0])
+            except Exception as error:  # noqa: BLE001  # it is the watcher's, not the writer's or another watcher's
+                self._error, self._woken, matters = error, True, True
+            if matters:
                 found[key] = old
         return found
+
+    def _with_returned(self, batch: list[Change[Row]]) -> list[Change[Row]]:
+        """What was put back, as it is now, and the rest of the batch."""
+        returned, self._returned = self._returned, {}
+        newer = {change.key: change for change in batch}
+        rows = self._table._rows  # noqa: SLF001  # take() has brought them up to date
+        for key, before in returned.items():
+            change = newer.get(key, before)
+            row, revision = rows.get(key, (None, change.revision))
+            old = before.old
+            if row is None:  # of the row that was to be deleted, or was put and may be there in part
+                old = before.old if before.row is None else before.row
+            newer[key] = Change(key, old, row, revision)
+        return list(newer.values())
 
     def _release(self) -> None:
         for waiter in self._waiters:

@@ -8,6 +8,7 @@ Everything runs on one event loop, so reads between awaits are consistent and no
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from itertools import islice, takewhile
 from typing import TypeVar
 from weakref import ref
 
@@ -81,10 +82,8 @@ class TableCore(Rows[Row]):
             for key, (row, revision) in self._deleted.items():
                 if revision > since:
                     watcher.tell({key: row}, revision)
-        newer: dict[Hashable, Row | None] = {
-            key: None for key, (_, revision) in rows.items() if revision > since
-        }
-        watcher.tell(newer, self._revision)
+        newer: dict[Hashable, Row | None] = dict.fromkeys(rows if since == 0 else self._newer_than(since))
+        watcher.replay(newer, self._revision)
         self._listen(watcher)
         return watcher
 
@@ -125,6 +124,12 @@ class TableCore(Rows[Row]):
     @abstractmethod
     async def wait_initialized(self) -> None:
         """Wait until the table is initialized."""
+
+    def _newer_than(self, revision: int) -> list[Hashable]:
+        """The keys of rows written after that, in order; their number is what it costs."""
+        newer = list(takewhile(lambda key: self._rows[key][1] > revision, reversed(self._rows)))
+        newer.reverse()
+        return newer
 
     def _current(self) -> Stored[Row]:
         if self._stale:
@@ -194,6 +199,9 @@ class TableCore(Rows[Row]):
                 rows[key] = (row, revision)
             elif old is not None:
                 deleted[key] = (old, revision)
-        while len(deleted) > REMEMBERED_DELETIONS:
-            _, self._forgotten = deleted.pop(next(iter(deleted)))
+        if (excess := len(deleted) - REMEMBERED_DELETIONS) > 0:
+            for key in list(
+                islice(deleted, excess)
+            ):  # found at once: one by one each looks past those before
+                _, self._forgotten = deleted.pop(key)
         return revision

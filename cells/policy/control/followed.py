@@ -5,12 +5,12 @@ Needs: a table.   Gives: Followed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import anyio
 
 from lifecycle import Change, Table
+from lifecycle.tables import Changes
 
 Row = TypeVar("Row")
 
@@ -24,6 +24,9 @@ class Followed(Generic[Row]):
         self._wanted: int | None = None
         """The revision at which the table was complete."""
         self._news = anyio.Event()
+        self._changes: Changes[Row]
+        self._given: int | None = None
+        """The table's revision as of the batch that is worked on."""
 
     @property
     def name(self) -> str:
@@ -37,17 +40,35 @@ class Followed(Generic[Row]):
             self._wanted = self._table.revision
         return self._wanted is not None and self._taken >= self._wanted
 
-    async def batches(self) -> AsyncIterator[list[Change[Row]]]:
+    def batches(self) -> Self:
         """Everything there is, then what changes."""
-        changes = self._table.changes()
+        self._changes = self._table.changes()
+        self._given = None
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Change[Row]]:
+        if self._given is not None:
+            self._take_in(self._given)
         while True:
             revision = self._table.revision
-            if batch := changes.take():
-                yield batch
-            self._taken = revision
-            news, self._news = self._news, anyio.Event()
-            news.set()
-            await changes.wait()
+            if batch := self._changes.take():
+                self._given = revision
+                return batch
+            self._take_in(revision)
+            await self._changes.wait()
+
+    def put_back(self, batch: list[Change[Row]]) -> None:
+        """Give the batch again: it is not taken in."""
+        self._changes.put_back(batch)
+        self._given = None
+
+    def _take_in(self, revision: int) -> None:
+        self._taken = revision
+        news, self._news = self._news, anyio.Event()
+        news.set()
 
     async def known(self) -> None:
         """Return once the table was complete, and has been taken in. Any number may wait."""

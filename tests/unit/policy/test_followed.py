@@ -41,3 +41,22 @@ async def test_everybody_who_waits_is_told() -> None:
             tasks.cancel_scope.cancel()
     assert sorted(told) == [0, 1, 2]
     assert followed.caught_up
+
+
+async def test_a_deletion_is_not_lost_when_the_work_fails() -> None:
+    table: Table[str] = Table("rows", key=lambda row: row)
+    followed = Followed(table)
+    with table.txn() as txn:
+        txn.put("stays")
+        txn.put("goes")
+    batches = followed.batches()
+    assert [one.key for one in await anext(batches)] == ["stays", "goes"]
+    with table.txn() as txn:
+        txn.delete("goes")
+    failed = await anext(batches)
+    batches.put_back(failed)
+    table.put("comes")
+    with anyio.fail_after(30):
+        again = await anext(batches)
+    assert [(one.key, one.deleted) for one in again] == [("goes", True), ("comes", False)]
+    assert not followed.caught_up

@@ -1,13 +1,14 @@
 """Jobs: when they run, what happens when they crash, what health says."""
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from lifecycle import (
+    Change,
     Health,
     HealthStatus,
     HealthTree,
@@ -199,6 +200,63 @@ async def test_observing_a_table_survives_a_crash_of_the_work_and_sees_everythin
             txn.put("c")
         await bench.until(lambda: seen == ["a", "b", "c"])
         assert bench.status("job").level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changed", "meanwhile"),
+    [
+        ({"c": "c", "a": None, "b": None}, {}),
+        ({"c": "c"}, {"a": None, "b": None, "c": None}),
+        ({"c": "c", "a": None}, {"a": "A", "b": None, "c": "C"}),
+    ],
+)
+async def test_a_deletion_is_not_lost_when_the_work_fails_once(
+    bench: Bench, changed: Mapping[str, str | None], meanwhile: Mapping[str, str | None]
+) -> None:
+    table: Table[str] = Table("letters", key=str.lower)
+    built: dict[Hashable, str] = {}
+    crashes = [meanwhile]
+
+    async def work(batch: list[Change[str]]) -> None:
+        for change in batch:
+            built.pop(change.key, None)
+            if change.row is not None:
+                built[change.key] = change.row
+            if change.key == "c" and crashes:
+                write(crashes.pop())
+                raise OSError("once")
+
+    def write(rows: Mapping[str, str | None]) -> None:
+        with table.txn() as txn:
+            for key, row in rows.items():
+                txn.put(row) if row else txn.delete(key)
+
+    write({"a": "a", "b": "b"})
+    bench.jobs.observe("job", table.changes, work)
+    async with bench.jobs.running():
+        await bench.until(lambda: len(built) == 2)
+        write(changed)
+        table.put("d")
+        await bench.until(lambda: not crashes and sorted(built.values()) == sorted(table.all()))
+        await bench.until(lambda: bench.status("job").level == "ok")
+
+
+async def test_a_job_that_writes_the_table_it_observes_leaves_others_their_turn(bench: Bench) -> None:
+    table: Table[tuple[str, int]] = Table("counts", key=lambda row: row[0])
+
+    async def count(batch: list[Change[tuple[str, int]]]) -> None:
+        for change in batch:
+            if change.row is not None:
+                table.put((change.row[0], change.row[1] + 1))
+
+    bench.jobs.observe("job", table.changes, count)
+    async with bench.jobs.running():
+        table.put(("a", 0))
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+        found = table.get("a")
+        assert found is not None
+        assert found[1] < 1000
 
 
 async def test_an_observed_generator_is_closed_in_the_jobs_own_task(bench: Bench) -> None:

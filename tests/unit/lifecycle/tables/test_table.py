@@ -1,5 +1,6 @@
 """Tables: what they hold, and what watchers are told; test_table_model.py has the whole of it at random."""
 
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -220,6 +221,41 @@ async def test_what_does_not_matter_wakes_nobody() -> None:
     delete(table, "a")
     await watcher.wait()
     assert [change.old for change in watcher.take()] == [Row("a", 1)]
+
+
+def test_a_filter_that_raises_is_the_matter_of_its_watcher_alone() -> None:
+    """Who writes and who else reads has no part in it; what could not be decided on is not lost."""
+    table = rows()
+    before = table.map(lambda row: row.value)
+
+    def odd(key: Hashable, old: Row | None, row: Row | None) -> bool:
+        if row is not None and row.value > 1:
+            raise ValueError(f"{key} is too large")
+        return False
+
+    watcher = table.changes(only=odd)
+    after, watched = table.map(lambda row: row.value), table.changes()
+    put(table, Row("a", 1))
+    assert (before.all(), after.all(), watcher.take()) == ([1], [1], [])
+    put(table, Row("a", 2), Row("b", 1), Row("c", 3))
+    assert (before.all(), after.all(), len(watched.take())) == ([2, 1, 3], [2, 1, 3], 3)
+    with pytest.raises(ValueError, match="is too large"):
+        watcher.take()
+    assert [change.key for change in watcher.take()] == ["a", "c"]
+    delete(table, "a")
+    assert (before.all(), after.all(), watcher.take()) == ([1, 3], [1, 3], [])
+
+
+def test_many_rows_are_removed_at_once_in_a_time_that_grows_with_their_number() -> None:
+    def removal(count: int) -> float:
+        table = rows()
+        put(table, *(Row(str(number)) for number in range(count)))
+        began = time.process_time()
+        delete(table, *(str(number) for number in range(count)))
+        return time.process_time() - began
+
+    removal(1000)
+    assert removal(64_000) < 64 * removal(4000), "16 times as many rows took more than 64 times as long"
 
 
 def test_an_equal_row_is_no_change() -> None:
