@@ -21,6 +21,12 @@ ENDPOINT_IDS: Final = 4095
 MAGLEV_SIZES: Final = (251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071)
 """Of lookup tables: primes."""
 
+LB_KINDS: Final = (
+    *("bpf_lb_service_map_max", "bpf_lb_service_backend_map_max", "bpf_lb_rev_nat_map_max"),
+    *("bpf_lb_affinity_map_max", "bpf_lb_source_range_map_max", "bpf_lb_maglev_map_max"),
+)
+"""Settings of one kind of the maps of services each."""
+
 CT_TCP: Final = 524288
 CT_ANY: Final = 262144
 NAT: Final = 524288
@@ -56,7 +62,29 @@ class MapSettings(Settings, frozen=True):
     """Entries of each endpoint's policy map (at least 256; more than 65536 is 65536)."""
 
     bpf_lb_map_max: int = 65536
-    """Entries of each map of services: frontends and their backends, reverse NAT, affinity."""
+    """Entries of each map of services: frontends and their backends, reverse NAT, affinity, ranges."""
+
+    bpf_lb_service_map_max: int = 0
+    """Entries of the maps of frontends and their slots; 0: bpf-lb-map-max, as with the following."""
+
+    bpf_lb_service_backend_map_max: int = 0
+    """Entries of the maps of backends."""
+
+    bpf_lb_rev_nat_map_max: int = 0
+    """Entries of the maps of the addresses that answers come from."""
+
+    bpf_lb_affinity_map_max: int = 0
+    """Entries of the maps of clients that stay with a backend, and of the backends they may stay with."""
+
+    bpf_lb_source_range_map_max: int = 0
+    """Entries of the maps of source ranges."""
+
+    bpf_lb_maglev_map_max: int = 0
+    """Services with lookup tables, of each family."""
+
+    bpf_neigh_global_max: int | None = None
+    """Entries of the maps of neighbours that services' clients are behind (1024 to 16777216); unset: as many
+    as of NAT."""
 
     bpf_sock_rev_map_max: int | None = None
     """Entries of the map of sockets that talk to services (1024 to 16777216); unset: by the ratio."""
@@ -85,6 +113,7 @@ class MapSettings(Settings, frozen=True):
             "bpf-ct-global-tcp-max": self.bpf_ct_global_tcp_max,
             "bpf-ct-global-any-max": self.bpf_ct_global_any_max,
             "bpf-sock-rev-map-max": self.bpf_sock_rev_map_max,
+            "bpf-neigh-global-max": self.bpf_neigh_global_max,
         }
         for name, value in flows.items():
             if value is not None and not LOWEST <= value <= HIGHEST:
@@ -94,13 +123,19 @@ class MapSettings(Settings, frozen=True):
             yield f"bpf-policy-map-max={self.bpf_policy_map_max}: expected at least {POLICY_LOWEST}"
         if not 1 << 8 <= self.bpf_fragments_map_max <= 1 << 16:
             yield f"bpf-fragments-map-max={self.bpf_fragments_map_max}: expected 256 to 65536 entries"
-        if not 1 <= self.bpf_lb_map_max <= HIGHEST:
-            yield f"bpf-lb-map-max={self.bpf_lb_map_max}: expected 1 to {HIGHEST} entries"
+        yield from self._wrong_services()
         if self.bpf_lb_maglev_table_size not in MAGLEV_SIZES:
             sizes_text = ", ".join(map(str, MAGLEV_SIZES))
             yield f"bpf-lb-maglev-table-size={self.bpf_lb_maglev_table_size}: expected one of {sizes_text}"
         if not 1 <= self.policy_map_pool <= ENDPOINT_IDS:
             yield f"policy-map-pool={self.policy_map_pool}: expected 1 to {ENDPOINT_IDS}"
+
+    def _wrong_services(self) -> Iterator[str]:
+        if not 1 <= self.bpf_lb_map_max <= HIGHEST:
+            yield f"bpf-lb-map-max={self.bpf_lb_map_max}: expected 1 to {HIGHEST} entries"
+        for field in LB_KINDS:
+            if not 0 <= (value := getattr(self, field)) <= HIGHEST:
+                yield f"{field.replace('_', '-')}={value}: expected 0, or 1 to {HIGHEST} entries"
 
     def _wrong_nat(self) -> Iterator[str]:
         nat, tcp, other = (
@@ -127,7 +162,13 @@ class MapSizes(msgspec.Struct, frozen=True):
     policy: int
     nat: int = 4096
     fragments: int = 8192
-    lb: int = 65536
+    lb_services: int = 65536
+    lb_backends: int = 65536
+    lb_reverse_nat: int = 65536
+    lb_affinity: int = 65536
+    lb_source_ranges: int = 65536
+    lb_maglev: int = 65536
+    neighbours: int = 4096
     maglev: int = 16381
     sock_rev: int = 65536
 
@@ -146,14 +187,21 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
     tcp = size(settings.bpf_ct_global_tcp_max, CT_TCP, 131072)
     other = size(settings.bpf_ct_global_any_max, CT_ANY, 65536)
     nat = size(settings.bpf_nat_global_max, NAT, 131072)
+    # A translated flow has two entries here, and at most one and one of its errors there.
+    nat = nat if nat <= tcp + other else (tcp + other) * 2 // 3
     return MapSizes(
         ct_tcp=tcp,
         ct_any=other,
-        # A translated flow has two entries here, and at most one and one of its errors there.
-        nat=nat if nat <= tcp + other else (tcp + other) * 2 // 3,
+        nat=nat,
+        neighbours=settings.bpf_neigh_global_max or nat,
         policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
         fragments=settings.bpf_fragments_map_max,
-        lb=settings.bpf_lb_map_max,
+        lb_services=settings.bpf_lb_service_map_max or settings.bpf_lb_map_max,
+        lb_backends=settings.bpf_lb_service_backend_map_max or settings.bpf_lb_map_max,
+        lb_reverse_nat=settings.bpf_lb_rev_nat_map_max or settings.bpf_lb_map_max,
+        lb_affinity=settings.bpf_lb_affinity_map_max or settings.bpf_lb_map_max,
+        lb_source_ranges=settings.bpf_lb_source_range_map_max or settings.bpf_lb_map_max,
+        lb_maglev=settings.bpf_lb_maglev_map_max or settings.bpf_lb_map_max,
         maglev=settings.bpf_lb_maglev_table_size,
         sock_rev=size(settings.bpf_sock_rev_map_max, SOCK_REV, 65536),
     )

@@ -78,27 +78,39 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "policies": MapSpec(
             "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies
         ),
-        "services4": MapSpec("cilium_lb4_services_v2", MapType.HASH, 12, 12, sizes.lb, hashed),
-        "services6": MapSpec("cilium_lb6_services_v2", MapType.HASH, 24, 12, sizes.lb, hashed),
-        "backends4": MapSpec("cilium_lb4_backends_v3", MapType.HASH, 4, 12, sizes.lb, hashed),
-        "backends6": MapSpec("cilium_lb6_backends_v3", MapType.HASH, 4, 24, sizes.lb, hashed),
-        "reverse_nat4": MapSpec("cilium_lb4_reverse_nat", MapType.HASH, 2, 6, sizes.lb, hashed),
-        "reverse_nat6": MapSpec("cilium_lb6_reverse_nat", MapType.HASH, 2, 18, sizes.lb, hashed),
-        "affinity4": MapSpec("cilium_lb4_affinity", MapType.LRU_HASH, 16, 16, sizes.lb),
-        "affinity6": MapSpec("cilium_lb6_affinity", MapType.LRU_HASH, 24, 16, sizes.lb),
-        "affinity_match": MapSpec("cilium_lb_affinity_match", MapType.HASH, 8, 1, sizes.lb, hashed),
+        "services4": MapSpec("cilium_lb4_services_v2", MapType.HASH, 12, 12, sizes.lb_services, hashed),
+        "services6": MapSpec("cilium_lb6_services_v2", MapType.HASH, 24, 12, sizes.lb_services, hashed),
+        "backends4": MapSpec("cilium_lb4_backends_v3", MapType.HASH, 4, 12, sizes.lb_backends, hashed),
+        "backends6": MapSpec("cilium_lb6_backends_v3", MapType.HASH, 4, 24, sizes.lb_backends, hashed),
+        "reverse_nat4": MapSpec("cilium_lb4_reverse_nat", MapType.HASH, 2, 6, sizes.lb_reverse_nat, hashed),
+        "reverse_nat6": MapSpec("cilium_lb6_reverse_nat", MapType.HASH, 2, 18, sizes.lb_reverse_nat, hashed),
+        "affinity4": MapSpec("cilium_lb4_affinity", MapType.LRU_HASH, 16, 16, sizes.lb_affinity),
+        "affinity6": MapSpec("cilium_lb6_affinity", MapType.LRU_HASH, 24, 16, sizes.lb_affinity),
+        "affinity_match": MapSpec("cilium_lb_affinity_match", MapType.HASH, 8, 1, sizes.lb_affinity, hashed),
         "reverse_sk4": MapSpec("cilium_lb4_reverse_sk", MapType.LRU_HASH, 16, 8, sizes.sock_rev),
         "reverse_sk6": MapSpec("cilium_lb6_reverse_sk", MapType.LRU_HASH, 32, 20, sizes.sock_rev),
         "skip_lb4": MapSpec("cilium_skip_lb4", MapType.HASH, 16, 1, SKIPPED, NO_PREALLOC),
         "skip_lb6": MapSpec("cilium_skip_lb6", MapType.HASH, 32, 1, SKIPPED, NO_PREALLOC),
         "sock": MapSpec("hive_sock", MapType.ARRAY, 4, SockConfig.SIZE, 1),
-        "source_range4": MapSpec("cilium_lb4_source_range", MapType.LPM_TRIE, 12, 1, sizes.lb, NO_PREALLOC),
-        "source_range6": MapSpec("cilium_lb6_source_range", MapType.LPM_TRIE, 24, 1, sizes.lb, NO_PREALLOC),
-        "maglev4": MapSpec("cilium_lb4_maglev", MapType.HASH_OF_MAPS, 2, 4, sizes.lb, NO_PREALLOC, of_maglev),
-        "maglev6": MapSpec("cilium_lb6_maglev", MapType.HASH_OF_MAPS, 2, 4, sizes.lb, NO_PREALLOC, of_maglev),
+        "source_range4": MapSpec(
+            "cilium_lb4_source_range", MapType.LPM_TRIE, 12, 1, sizes.lb_source_ranges, NO_PREALLOC
+        ),
+        "source_range6": MapSpec(
+            "cilium_lb6_source_range", MapType.LPM_TRIE, 24, 1, sizes.lb_source_ranges, NO_PREALLOC
+        ),
+        "maglev4": MapSpec(
+            "cilium_lb4_maglev", MapType.HASH_OF_MAPS, 2, 4, sizes.lb_maglev, NO_PREALLOC, of_maglev
+        ),
+        "maglev6": MapSpec(
+            "cilium_lb6_maglev", MapType.HASH_OF_MAPS, 2, 4, sizes.lb_maglev, NO_PREALLOC, of_maglev
+        ),
         "nodeport": MapSpec("hive_nodeport", MapType.ARRAY, 4, NodePortConfig.SIZE, 1),
-        "nodeport_neighbours4": MapSpec("cilium_nodeport_neigh4", MapType.LRU_HASH, 4, NEIGHBOUR, sizes.nat),
-        "nodeport_neighbours6": MapSpec("cilium_nodeport_neigh6", MapType.LRU_HASH, 16, NEIGHBOUR, sizes.nat),
+        "nodeport_neighbours4": MapSpec(
+            "cilium_nodeport_neigh4", MapType.LRU_HASH, 4, NEIGHBOUR, sizes.neighbours
+        ),
+        "nodeport_neighbours6": MapSpec(
+            "cilium_nodeport_neigh6", MapType.LRU_HASH, 16, NEIGHBOUR, sizes.neighbours
+        ),
         "tunnel": MapSpec("hive_tunnel", MapType.ARRAY, 4, TunnelConfig.SIZE, 1),
         "tunnels": MapSpec(
             "cilium_tunnel_map", MapType.HASH, TunnelKey.SIZE, TunnelValue.SIZE, 65536, hashed

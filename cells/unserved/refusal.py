@@ -1,7 +1,4 @@
-"""How an option is refused of which only one value is there yet.
-
-Needs: nothing.   Gives: UnservedSettings.
-"""
+"""Bases of options that are not served: those that refuse other values, and those that change nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from lifecycle import Settings, refuse
+
+
+class WithoutEffect(Settings, frozen=True):
+    """Options that are accepted with any value of their type, and change nothing."""
 
 
 class UnservedSettings(Settings, frozen=True):

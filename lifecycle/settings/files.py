@@ -34,7 +34,7 @@ def directory(
     Kubernetes, "Projected volumes"): what is read is of one generation. One that never rests is a fault.
     """
     for _ in range(_TRIES):
-        generation, seen = _generation(path), Findings(unknown=findings.unknown)
+        generation, seen = _generation(path), Findings(unknown=findings.unknown, others=findings.others)
         many: Layer = {}
         if yaml_name is not None:
             inside = path / generation  # a new key's own link comes after the swap

@@ -48,6 +48,8 @@ class Findings(msgspec.Struct):
     faults: list[Fault] = msgspec.field(default_factory=list)
     warnings: list[str] = msgspec.field(default_factory=list)
     unknown: Unknown = "ignore"
+    others: frozenset[str] = frozenset()
+    """Keys that other programs read from the same place."""
 
     def fault(self, text: str) -> None:
         """Note a mistake in the settings."""
@@ -55,6 +57,8 @@ class Findings(msgspec.Struct):
 
     def stranger(self, shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> None:
         """Note a key that no option knows; `shown` is its place, without the value, which might be secret."""
+        if name.replace("_", "-") in self.others:
+            return
         if self.unknown == "refuse":
             self.fault(unknown(shown, name, names, prefix))
         elif self.unknown == "warn":

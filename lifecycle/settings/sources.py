@@ -72,6 +72,7 @@ class Sources:
         yaml_name: str | None = None,
         file_flag: str | None = None,
         unknown: Unknown = "warn",
+        others: Iterable[str] = (),
     ) -> None:
         self.argv = tuple(argv)
         """Flags only: ``--name=value``, ``--name value``, ``--name`` for a boolean."""
@@ -87,6 +88,8 @@ class Sources:
         """Keys of files, and variables with the prefix, that no option knows: told with what is near (warn),
         refused, or ignored, where other programs have settings in the same place. An unknown flag is always
         refused."""
+        self.others = frozenset(others)
+        """Keys of other programs in the same place, in kebab-case: known, and passed over."""
 
     def with_input(
         self, argv: Sequence[str], env: Mapping[str, str], unknown: Unknown | None = None
@@ -100,6 +103,7 @@ class Sources:
             self.yaml_name,
             self.file_flag,
             self.unknown if unknown is None else unknown,
+            self.others,
         )
 
 
@@ -138,7 +142,7 @@ def _given(
     names = layers.by_name(options)
     if not isinstance(source, Sources):
         return layers.settled(layers.code(source, names, findings), options, findings)
-    findings.unknown = source.unknown
+    findings.unknown, findings.others = source.unknown, source.others
     known = (CONFIG_DIR, source.file_flag) if source.file_flag else (CONFIG_DIR,)
     flags = layers.flags(source.argv, names, findings, known)
     env = {name.upper(): text for name, text in source.env.items() if text}

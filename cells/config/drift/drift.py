@@ -21,6 +21,7 @@ from anyio import to_thread
 from cells.config import AgentConfig
 from cells.config.drift.copies import write_copies
 from cells.config.drift.mounted import mounted_sources
+from cells.unserved import WithoutEffect
 from lifecycle import Health, HiveView, Hook, Jobs, Lifecycle, Loaded, Logger, Setting
 
 SETTLE: Final = 0.05
@@ -119,8 +120,11 @@ class ConfigDrift:
 
 
 def _differences(running: Loaded, configured: Loaded) -> Iterator[Change]:
+    """Settings without effect are left out: a restart would change nothing."""
     now = {one.option.name: one for one in configured.settings}
     for one in sorted(running.settings, key=lambda one: one.option.name):
+        if issubclass(one.option.struct, WithoutEffect):
+            continue
         name, text = one.option.name, one.text
         if (other := now.get(name)) is not None and other.value != one.value:
             yield Change(name, text, other.text, other.origin)

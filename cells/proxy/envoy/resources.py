@@ -191,9 +191,14 @@ def _filter(name: str, kind: str, **fields: Any) -> Resource:
 
 def clusters(settings: EnvoySettings) -> list[Resource]:
     """The one there is: requests go to whom they were for, by the protocol they came with."""
+    limits: Resource = {"idle_timeout": f"{settings.proxy_idle_timeout_seconds}s"}
+    if age := settings.proxy_max_connection_duration_seconds:
+        limits["max_connection_duration"] = f"{age}s"
+    if requests := settings.proxy_max_requests_per_connection:
+        limits["max_requests_per_connection"] = requests
     options = _any(
         "extensions.upstreams.http.v3.HttpProtocolOptions",
-        common_http_protocol_options={"idle_timeout": f"{settings.proxy_idle_timeout_seconds}s"},
+        common_http_protocol_options=limits,
         use_downstream_protocol_config={"http2_protocol_options": {}},
     )
     cluster = _any(
@@ -202,6 +207,7 @@ def clusters(settings: EnvoySettings) -> list[Resource]:
         type="ORIGINAL_DST",
         lb_policy="CLUSTER_PROVIDED",
         connect_timeout=f"{settings.proxy_connect_timeout}s",
+        circuit_breakers={"thresholds": [{"max_retries": settings.proxy_max_concurrent_retries}]},
         typed_extension_protocol_options={"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
     )
     return [cluster]
@@ -247,12 +253,17 @@ def _mark(redirect: HTTPRedirect) -> int:
 
 def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: Place) -> Resource:
     normal = settings.http_normalize_path
+    inward = redirect.direction == "ingress"
+    trusted = (
+        settings.proxy_xff_num_trusted_hops_ingress if inward else settings.proxy_xff_num_trusted_hops_egress
+    )
     return _filter(
         "http",
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         stat_prefix=STATISTICS,
         rds={"route_config_name": redirect.name, "config_source": _file(place.routes(redirect.name))},
         use_remote_address=True,
+        xff_num_trusted_hops=trusted,
         skip_xff_append=True,
         normalize_path=normal,
         merge_slashes=normal,
@@ -290,7 +301,14 @@ def routes(redirect: HTTPRedirect, settings: EnvoySettings) -> Resource:
 def _route(rule: HTTPRule, settings: EnvoySettings) -> Resource:
     action: Resource = {"cluster": CLUSTER, "timeout": f"{settings.http_request_timeout}s"}
     if settings.http_retry_count:
-        action["retry_policy"] = {"retry_on": "5xx", "num_retries": settings.http_retry_count}
+        retries: Resource = {"retry_on": "5xx", "num_retries": settings.http_retry_count}
+        if settings.http_retry_timeout:
+            retries["per_try_timeout"] = f"{settings.http_retry_timeout}s"
+        action["retry_policy"] = retries
+    if settings.http_idle_timeout:
+        action["idle_timeout"] = f"{settings.http_idle_timeout}s"
+    if settings.http_max_grpc_timeout:
+        action["max_stream_duration"] = {"grpc_timeout_header_max": f"{settings.http_max_grpc_timeout}s"}
     return {"match": {"prefix": "", "headers": list(_headers(rule))}, "route": action}
 
 

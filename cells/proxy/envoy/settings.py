@@ -35,6 +35,30 @@ class EnvoySettings(Settings, frozen=True):
     http_retry_count: int = 3
     """How often Envoy retries a request that got a 5xx answer or none."""
 
+    http_idle_timeout: int = 0
+    """Seconds after which Envoy ends a request whose streams are silent; 0: never."""
+
+    http_max_grpc_timeout: int = 0
+    """Longest time in seconds that a gRPC request may ask for by its header grpc-timeout; 0: any."""
+
+    http_retry_timeout: int = 0
+    """Seconds after which a try of a request counts as failed and is repeated; 0: never."""
+
+    proxy_max_concurrent_retries: int = 128
+    """How many requests Envoy repeats at the same time."""
+
+    proxy_max_connection_duration_seconds: int = 0
+    """Seconds after which Envoy closes a connection to a server; 0: never for its age."""
+
+    proxy_max_requests_per_connection: int = 0
+    """Requests after which Envoy closes a connection to a server; 0: any number."""
+
+    proxy_xff_num_trusted_hops_ingress: int = 0
+    """How many of the last addresses in X-Forwarded-For count as known proxies, where pods are asked."""
+
+    proxy_xff_num_trusted_hops_egress: int = 0
+    """The same where pods ask."""
+
     proxy_connect_timeout: int = 2
     """Seconds Envoy tries to connect to the server."""
 
@@ -51,6 +75,14 @@ class EnvoySettings(Settings, frozen=True):
             ("http_retry_count", 0),
             ("proxy_connect_timeout", 1),
             ("proxy_idle_timeout_seconds", 1),
+            ("http_idle_timeout", 0),
+            ("http_max_grpc_timeout", 0),
+            ("http_retry_timeout", 0),
+            ("proxy_max_concurrent_retries", 0),
+            ("proxy_max_connection_duration_seconds", 0),
+            ("proxy_max_requests_per_connection", 0),
+            ("proxy_xff_num_trusted_hops_ingress", 0),
+            ("proxy_xff_num_trusted_hops_egress", 0),
         ):
             value = getattr(self, name)
             if value < least:

@@ -87,14 +87,16 @@ async def run_to_the_end(hive: "Hive") -> int:
 def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":
     """The hive of the agent with these flags, the environment and the config-dir. Nothing is started.
 
-    Its config-dir is that of the whole of Cilium: keys of others are ignored, as Cilium's agent does.
+    Its config-dir is that of the whole of Cilium: keys that other programs read are passed over, and any
+    other that is unknown is a warning.
     """
     from cells.agent import agent
+    from cells.unserved import OTHERS
     from lifecycle import Hive, Sources
 
     argv = [word for word in settings if word not in HELP]
     sources = Sources(
-        argv, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, unknown="ignore"
+        argv, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, others=OTHERS
     )
     return Hive(agent, settings=sources, name="hive")
 

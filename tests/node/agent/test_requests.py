@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import select
 import signal
@@ -14,7 +15,7 @@ from cells.observe.monitor import SOCKET
 from hive.client import connect
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
-from hive.lab.namespaces import Namespaces
+from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
 from tests.node.agent.test_services import VIP, manifests
 from tests.support.agents import serving
@@ -55,6 +56,46 @@ def test_a_pod_asks_others_what_its_own_policy_allows(node: Lab, tmp_path: Path)
         both = place.get("/public/1", **{"X-Shop": "1"})
         assert both == (200, place.client.ipv4), "both policies allow it, and the server sees who asks"
         assert place.get("/secret", **{"X-Shop": "1"}).status == 403, "the server's is asked as well"
+
+
+LIMITS = (
+    *("--http-idle-timeout=60", "--http-max-grpc-timeout=60", "--http-retry-timeout=30"),
+    *("--proxy-max-concurrent-retries=64", "--proxy-max-connection-duration-seconds=60"),
+    *("--proxy-xff-num-trusted-hops-ingress=2", "--proxy-xff-num-trusted-hops-egress=1"),
+)
+
+
+COUNTING_SERVER = f"""
+import http.server
+class Count(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    count = 0
+    def do_GET(self):
+        self.count += 1
+        body = str(self.count).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.ThreadingHTTPServer(("", {PORT}), Count).serve_forever()
+"""
+"""It answers how many requests came by the connection."""
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_envoy_keeps_to_the_limits_of_its_settings(node: Lab, tmp_path: Path, most: int) -> None:
+    limits = (*LIMITS, f"--proxy-max-requests-per-connection={most}")
+    with shop(node, tmp_path, *limits, server=COUNTING_SERVER) as place:
+        place.rule(policy(PUBLIC))
+        eventually(lambda: place.get("/secret").status == 403)
+        with inside(place.here):
+            connection = http.client.HTTPConnection(place.server.ipv4, PORT, timeout=30)
+            counts = []
+            for _ in range(3):
+                connection.request("GET", "/public/1")
+                counts.append(int(connection.getresponse().read()))
+            connection.close()
+        assert counts == ([1, 1, 1] if most else [1, 2, 3])
 
 
 def test_redirects_go_on_without_the_agent_and_end_without_envoy(node: Lab, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from cells.config import AgentConfig
 from cells.config.drift import Change, ConfigDrift
+from cells.unserved import WithoutEffect
 from lifecycle import Hive, Settings, Sources, config, invoke, provide, supply
 from lifecycle.testing import eventually
 
@@ -24,13 +25,24 @@ class Some(Settings, frozen=True):
     """A text."""
 
 
+class Unused(WithoutEffect, frozen=True):
+    """Accepted, and of no use."""
+
+    buffers: int = 1
+    """A number."""
+
+
 @asynccontextmanager
 async def running(state_dir: Path, sources: Sources) -> AsyncIterator[tuple[Hive, ConfigDrift]]:
     agent = AgentConfig.__new__(AgentConfig)
     agent.state_dir = agent.state = state_dir
     agent.api_socket = state_dir / "cilium.sock"
     hive = Hive(
-        config(Some), supply(agent, AgentConfig), provide(ConfigDrift), invoke(ConfigDrift), settings=sources
+        config(Some, Unused),
+        supply(agent, AgentConfig),
+        provide(ConfigDrift),
+        invoke(ConfigDrift),
+        settings=sources,
     )
     async with hive.started():
         yield hive, hive.get(ConfigDrift)
@@ -94,6 +106,12 @@ async def test_a_value_that_would_be_refused_is_told(tmp_path: Path, mounted: Pa
 async def test_what_a_flag_sets_does_not_drift(tmp_path: Path, mounted: Path) -> None:
     async with running(tmp_path, Sources(["--mtu=9000"], config_dir=mounted)) as (_, drift):
         swap(mounted, 2, mtu="1300", name="c")
+        await eventually(lambda: [change.name for change in drift.changes] == ["name"])
+
+
+async def test_a_setting_without_effect_does_not_drift(tmp_path: Path, mounted: Path) -> None:
+    async with running(tmp_path, Sources(config_dir=mounted)) as (_, drift):
+        swap(mounted, 2, mtu="1400", name="c", buffers="7")
         await eventually(lambda: [change.name for change in drift.changes] == ["name"])
 
 
@@ -192,4 +210,5 @@ async def test_three_generations_of_what_ran_are_kept(tmp_path: Path) -> None:
 
 async def test_a_copy_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     async with running(tmp_path / "missing", Sources(["--mtu=7"])) as (_, drift):
-        assert {one.option.name: one.text for one in drift.settings()} == {"mtu": "7", "name": "a"}
+        found = {one.option.name: one.text for one in drift.settings()}
+        assert found == {"mtu": "7", "name": "a", "buffers": "1"}

@@ -45,6 +45,26 @@ def test_fragments_are_remembered_for_each_family() -> None:
     assert [specs[name].max_entries for name in ("fragments4", "fragments6")] == [256, 256]
 
 
+@pytest.mark.parametrize(
+    ("option", "maps"),
+    [
+        ("bpf_lb_service_map_max", {"services4", "services6"}),
+        ("bpf_lb_service_backend_map_max", {"backends4", "backends6"}),
+        ("bpf_lb_rev_nat_map_max", {"reverse_nat4", "reverse_nat6"}),
+        ("bpf_lb_affinity_map_max", {"affinity4", "affinity6", "affinity_match"}),
+        ("bpf_lb_source_range_map_max", {"source_range4", "source_range6"}),
+        ("bpf_lb_maglev_map_max", {"maglev4", "maglev6"}),
+        ("bpf_neigh_global_max", {"nodeport_neighbours4", "nodeport_neighbours6"}),
+    ],
+)
+def test_a_kind_of_maps_has_a_size_of_its_own_where_one_is_set(option: str, maps: set[str]) -> None:
+    usual = map_specs(sizes(MapSettings(bpf_lb_map_max=3000), GIB), preallocate=False, cpus=2)
+    given = MapSettings(bpf_lb_map_max=3000, **{option: 2000})  # type: ignore[arg-type]  # all of them are int
+    specs = map_specs(sizes(given, GIB), preallocate=False, cpus=2)
+    assert {name for name, spec in specs.items() if spec != usual[name]} == maps
+    assert {specs[name].max_entries for name in maps} == {2000}
+
+
 def test_policy_maps_are_capped() -> None:
     assert sizes(MapSettings(bpf_policy_map_max=100_000), GIB).policy == 65536
 

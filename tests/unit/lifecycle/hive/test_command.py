@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -188,7 +188,7 @@ def test_inspect_draws_a_graph_with_faults_and_tells_them(capsys: pytest.Capture
 def needs_what_nobody_has(it: bytes) -> None: ...
 
 
-def given(tmp_path: Path, **sources: Literal["warn", "refuse", "ignore"]) -> tuple[list[str], list[str]]:
+def given(tmp_path: Path, **sources: Any) -> tuple[list[str], list[str]]:
     """What is warned of, and what is refused, of a config-dir and variables with strangers in them."""
     (tmp_path / "fille").write_text("x")
     (tmp_path / ".hidden").write_text("x")
@@ -217,6 +217,14 @@ def test_unknown_keys_are_refused_or_ignored_where_that_is_asked_for(tmp_path: P
     warned, refused = given(tmp_path, unknown="refuse")
     assert (warned, sorted(refused)) == ([], sorted(text.format(tmp_path) for text in STRANGERS))
     assert given(tmp_path, unknown="ignore") == ([], [])
+
+
+def test_keys_of_other_programs_are_no_strangers(tmp_path: Path) -> None:
+    assert given(tmp_path, others=["rhytm", "fille"])[0] == [
+        f"{STRANGERS[1].format(tmp_path)}; it is ignored"
+    ]
+    refused = given(tmp_path, unknown="refuse", others=["rhytm", "fille", "evry"])
+    assert refused == ([], [])
 
 
 def test_a_mounted_config_map_may_have_strangers(tmp_path: Path) -> None:
