@@ -64,6 +64,7 @@ from cells.kubernetes.objects.meta import Condition, Key, Meta, Object, Requirem
 from cells.kubernetes.objects.nulls import convert
 from cells.kubernetes.objects.services import (
     ENDPOINT_SLICES,
+    HEADLESS,
     NETWORK_POLICIES,
     SERVICES,
     EndpointConditions,
@@ -71,6 +72,7 @@ from cells.kubernetes.objects.services import (
     NetworkPolicy,
     Service,
     ServicePort,
+    served_by,
 )
 
 KINDS: Final[tuple[Kind[Any], ...]] = (
@@ -111,6 +113,7 @@ __all__ = [
     "CILIUM_NODE_CONFIGS",
     "CILIUM_POD_IP_POOLS",
     "ENDPOINT_SLICES",
+    "HEADLESS",
     "KINDS",
     "KNOWN_ENDPOINTS",
     "KNOWN_ENDPOINT_SLICES",
@@ -161,4 +164,5 @@ __all__ = [
     "convert",
     "owner_of",
     "said",
+    "served_by",
 ]

@@ -1,12 +1,13 @@
 """Services, EndpointSlices and network policies.
 
 Needs: nothing.   Gives: Service, EndpointSlice, NetworkPolicy and their parts, SERVICES, ENDPOINT_SLICES,
-NETWORK_POLICIES.
+NETWORK_POLICIES; served_by(), which Services are a proxy's.
 Source: k8s.io/api/core/v1, discovery/v1, networking/v1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import field
@@ -16,6 +17,18 @@ from cells.kubernetes.objects.meta import Object, Wire
 
 SERVICE_NAME = "kubernetes.io/service-name"
 """The label by which an EndpointSlice says whose it is."""
+PROXY_NAME = "service.kubernetes.io/service-proxy-name"
+"""The label of a Service that names the proxy which serves it."""
+HEADLESS = "service.kubernetes.io/headless"
+"""The label of Services and EndpointSlices that no proxy serves."""
+
+
+def served_by(labels: Mapping[str, str], proxy: str) -> bool:
+    """Whether the proxy of that name serves a Service with these labels; empty: the default proxy.
+
+    Source: kube-proxy's list options, which Cilium shares.
+    """
+    return HEADLESS not in labels and labels.get(PROXY_NAME) == (proxy or None)
 
 
 class ServicePort(Wire, frozen=True, gc=False):

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Final
 
-from cells.kubernetes import ENDPOINT_SLICES, NODES, EndpointSlice, Key
+from cells.kubernetes import ENDPOINT_SLICES, NODES, EndpointSlice, Key, served_by
 from cells.operator.api_server import ClusterAPI
 from cells.operator.lb_ipam.either import either
 from cells.operator.lb_ipam.node_places import Place, addresses_for, place_of
-from cells.operator.lb_ipam.settings import PROXY_NAME, LBIPAMSettings
+from cells.operator.lb_ipam.settings import LBIPAMSettings
 from cells.operator.lb_ipam.wishes import ServiceWish
 from cells.operator.lb_ipam.writer import ServiceWriter
 from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService
@@ -98,7 +98,7 @@ class NodeIPAM:
             spec.type == "LoadBalancer"
             and not service.terminating
             and (spec.load_balancer_class or "") in self._classes
-            and service.labels.get(PROXY_NAME, "") == self._proxy
+            and served_by(service.labels, self._proxy)
         )
 
     def _tell(self, wrong: dict[Key, str]) -> None:

@@ -9,13 +9,13 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from cells.kubernetes import Key
+from cells.kubernetes import Key, served_by
 from cells.operator.lb_ipam.either import either
 from cells.operator.lb_ipam.kinds import LOAD_BALANCER_POOLS
 from cells.operator.lb_ipam.plan import Grant, Plan, plan
 from cells.operator.lb_ipam.pools import Address, AddressPool, AddressRange, address_pools
 from cells.operator.lb_ipam.requests import Request, request_of
-from cells.operator.lb_ipam.settings import PROXY_NAME, LBIPAMSettings
+from cells.operator.lb_ipam.settings import LBIPAMSettings
 from cells.operator.lb_ipam.wishes import PoolWish, ServiceWish, pool_wish, service_wish
 from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService
 from cells.operator.options import OperatorOptions
@@ -103,7 +103,7 @@ class LBIPAM:
         return (
             spec.type == "LoadBalancer"
             and (spec.load_balancer_class or "") in self._classes
-            and service.labels.get(PROXY_NAME, "") == self._proxy
+            and served_by(service.labels, self._proxy)
         )
 
     def _request(self, service: ClusterService) -> Request:

@@ -7,14 +7,11 @@ Source: Cilium 1.17, options of the operator.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from lifecycle import Settings, refuse
 
 L2_CLASS = "io.cilium/l2-announcer"
 NODE_CLASS = "io.cilium/node"
-PROXY_NAME: Final = "service.kubernetes.io/service-proxy-name"
-"""The label of a service that says whose it is."""
 
 
 class LBIPAMSettings(Settings, frozen=True):
@@ -34,8 +31,8 @@ class LBIPAMSettings(Settings, frozen=True):
     """Services of class io.cilium/l2-announcer get addresses, too."""
 
     k8s_service_proxy_name: str = ""
-    """Serve only services whose label service.kubernetes.io/service-proxy-name says so; unset: only those
-    without it."""
+    """Serve only services whose label service.kubernetes.io/service-proxy-name has this value; unset: only
+    those without the label."""
 
     def validate(self) -> None:
         """Refuse what cannot be; raises ValueErrors of one line."""

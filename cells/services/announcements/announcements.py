@@ -6,6 +6,7 @@ Needs: see the cell.   Gives: Announcements; the tables ``l2-candidates``, ``l2-
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from cells.config import AgentConfig
@@ -26,7 +27,7 @@ from cells.services.announcements.candidates import Candidate, announceable, can
 from cells.services.announcements.elections import Elections
 from cells.services.announcements.kernel import ResponderKernel
 from cells.services.announcements.responder import L2Announcement, Responder, announced
-from cells.services.settings import AnnouncementSettings
+from cells.services.settings import AnnouncementSettings, ServiceSettings
 from lifecycle import (
     Derived,
     Hook,
@@ -48,6 +49,7 @@ class Announcements:
     def __init__(
         self,
         settings: AnnouncementSettings,
+        services: ServiceSettings,
         *,
         agent: AgentConfig,
         selection: DeviceSettings,
@@ -66,10 +68,11 @@ class Announcements:
         if not settings.enable_l2_announcements:
             return
         nodes = resources.table(CILIUM_NODES).filter(lambda row: row.name == agent.node_name, name="l2-node")
-        services = resources.table(SERVICES).filter(announceable, name="l2-services")
+        ours = partial(announceable, proxy=services.k8s_service_proxy_name)
+        announced_services = resources.table(SERVICES).filter(ours, name="l2-services")
         policies = resources.table(CILIUM_L2_ANNOUNCEMENTS)
         self.candidates: Derived[Candidate] = Derived(
-            "l2-candidates", self._candidates, policies, services, nodes, devices
+            "l2-candidates", self._candidates, policies, announced_services, nodes, devices
         )
         """The services this node may answer for."""
         self.announced: Derived[L2Announcement] = Derived(

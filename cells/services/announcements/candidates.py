@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cells.kubernetes import CiliumL2AnnouncementPolicy, Key, Service
+from cells.kubernetes import CiliumL2AnnouncementPolicy, Key, Service, served_by
 from cells.node.devices import Device
 from cells.node.netlink import mac_text
 from cells.services.announcements.policies import L2Policy, read_policy
@@ -42,11 +42,15 @@ class Candidate(msgspec.Struct, frozen=True):
     """Whether its externalTrafficPolicy is Local."""
 
 
-def announceable(service: Service) -> bool:
-    """Whether a policy could select it: it has an address for clients outside, and no other class."""
-    return service.spec.load_balancer_class in {None, L2_CLASS} and bool(
-        service.spec.external_ips
-        or any(each.is_of_nodes for each in service.status.load_balancer.ingress or ())
+def announceable(service: Service, proxy: str) -> bool:
+    """Whether a policy could select it: an address for clients outside, no other class or proxy."""
+    return (
+        served_by(service.labels, proxy)
+        and service.spec.load_balancer_class in {None, L2_CLASS}
+        and bool(
+            service.spec.external_ips
+            or any(each.is_of_nodes for each in service.status.load_balancer.ingress or ())
+        )
     )
 
 

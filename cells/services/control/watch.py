@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import msgspec
 
-from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service
+from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service, served_by
 from cells.kubernetes import Node as NodeObject
 from cells.services.control.by_hand import SaidService, SaidState
 from cells.services.control.redirects import LocalRedirect
@@ -102,8 +102,8 @@ class ServiceWatch:
             *self._followed(objects.by_hand, _said),
             *self._followed(objects.addresses, self._addresses_changed),
             *self._followed(objects.nodes, self._node_changed),
-            *self._followed(objects.services, self._service_changed),
             *self._followed(objects.slices, self._slice_changed),
+            *self._followed(objects.services, self._service_changed),  # each has its backends at once
             *self._followed(objects.pods, self._pod_changed),
             *self._followed(objects.redirects, self._redirect_changed),
             *self._followed(objects.states, _state_said),
@@ -194,7 +194,7 @@ class ServiceWatch:
     def _tell_faults(self, old: Service | None, row: Service) -> None:
         """What a service asks for and does not get, once for each time that it asks."""
         log = self._log
-        if log is None:
+        if log is None or not served_by(row.labels, self._options.k8s_service_proxy_name):
             return
         name = f"{row.namespace}/{row.name}"
         if row.metadata.annotations and (old is None or old.annotations != row.annotations):

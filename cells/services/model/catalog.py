@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cells.kubernetes import EndpointSlice, Pod, Service
+from cells.kubernetes import HEADLESS, EndpointSlice, Pod, Service, served_by
 from cells.services.model.backends import Backends, backends_of
 from cells.services.model.claims import Claims, FrontendChange
 from cells.services.model.frontends import frontends_of
@@ -13,8 +13,6 @@ from cells.services.model.options import LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, redirect_frontends
 from cells.services.model.types import Address, BackendState, Frontend, FrontendKey, ServiceName
 
-PROXY_NAME = "service.kubernetes.io/service-proxy-name"
-"""The label by which a service says who is to serve it."""
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 OF_OTHER_CLUSTERS = "endpointslice-mesh-controller.cilium.io"
 """Who copies the slices of other clusters, which agents do not read."""
@@ -23,8 +21,8 @@ OF_OTHER_CLUSTERS = "endpointslice-mesh-controller.cilium.io"
 class ServiceCatalog:
     """Services with their slices, and the frontends that follow from them.
 
-    A service is served once a slice of it is known, even an empty one; when its slices go, it is served
-    without backends.
+    A service without slices is served without backends, so that its clients are refused, as Kubernetes asks
+    of proxies. The recorded tree waits for the first slice, even an empty one.
     """
 
     def __init__(self, options: LoadBalancerOptions, node: Node) -> None:
@@ -45,7 +43,7 @@ class ServiceCatalog:
     def upsert_service(self, service: Service) -> Iterator[FrontendChange]:
         """A service, new or changed."""
         name = ServiceName(service.metadata.namespace, service.metadata.name)
-        if service.labels.get(PROXY_NAME, "") != self._options.k8s_service_proxy_name:
+        if not served_by(service.labels, self._options.k8s_service_proxy_name):
             yield from self.delete_service(name)
             return
         self._services[name] = service
@@ -64,7 +62,7 @@ class ServiceCatalog:
     def upsert_slice(self, slice_: EndpointSlice) -> Iterator[FrontendChange]:
         """A slice, new or changed."""
         name = ServiceName(slice_.metadata.namespace, slice_.service)
-        if slice_.labels.get(MANAGED_BY) == OF_OTHER_CLUSTERS:
+        if slice_.labels.get(MANAGED_BY) == OF_OTHER_CLUSTERS or HEADLESS in slice_.labels:
             return self.delete_slice(name, slice_.metadata.name)
         self._slices.setdefault(name, {})[slice_.metadata.name] = slice_
         self._backends.pop(name, None)
@@ -154,7 +152,7 @@ class ServiceCatalog:
         """What became of a service's frontends; unchanged ones are left out."""
         service = self._services.get(name)
         frontends: list[Frontend] = []
-        if service is not None and name in self._ready:
+        if service is not None and (self._options.as_released or name in self._ready):
             frontends = frontends_of(service, self._backends_of(name), self._node, self._options)
         return self._claims.replace(name, frontends)
 

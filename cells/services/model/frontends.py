@@ -33,7 +33,6 @@ from cells.services.model.types import (
 DEFAULT_AFFINITY_TIMEOUT = 10800
 LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
-HEADLESS_LABEL = "service.kubernetes.io/headless"
 LOCAL = "Local"
 NOBODY = ("0.0.0.0/32",)
 """A range that no client is in, of either family."""
@@ -47,16 +46,11 @@ def frontends_of(
 
     None for a headless or external-name service, and for one that is exposed on other nodes only.
     """
-    if service.spec.type == "ExternalName" or _is_headless(service):
+    if service.spec.type == "ExternalName" or service.spec.cluster_ip == HEADLESS:
         return []
     if not is_exposed(service, node, options):
         return []
     return list(_Conversion(service, backends, node, options).frontends())
-
-
-def _is_headless(service: Service) -> bool:
-    labels = service.metadata.labels
-    return service.spec.cluster_ip == HEADLESS or (labels is not None and HEADLESS_LABEL in labels)
 
 
 class _Conversion:

@@ -86,8 +86,8 @@ class ServiceSettings(Settings, frozen=True):
     other nodes are reached. bpf-lb-algorithm-annotation does so too, but for nodes with a tunnel."""
 
     k8s_service_proxy_name: str = ""
-    """Serve only services whose label service.kubernetes.io/service-proxy-name says so; unset: only those
-    without the label."""
+    """Serve only services whose label service.kubernetes.io/service-proxy-name has this value; unset: only
+    those without the label."""
 
     bpf_lb_proto_diff: bool = True
     """Tell protocols apart: a port may be that of two services, in TCP and in UDP; else of one, for any."""

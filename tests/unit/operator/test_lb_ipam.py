@@ -150,10 +150,13 @@ async def test_addresses_outlive_restarts_and_another_s_services_are_left_alone(
     proxied = service("proxied")
     proxied["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "another"}
     server.add(proxied)
+    headless = service("headless")
+    headless["metadata"]["labels"] = {"service.kubernetes.io/headless": ""}
+    server.add(headless)
     async with operators.running({**POOL, "enable-l2-announcements": "true"}):
         wanted = {"m": ["203.0.113.0"], "a": ["203.0.113.1"], "l2": ["203.0.113.2"]}
         await eventually(lambda: addresses() == wanted, 30)
-        for name in ("foreign", "proxied"):
+        for name in ("foreign", "proxied", "headless"):
             assert not server.store.of(SERVICES).objects["default", name]["status"].get("conditions")
     async with operators.running({**POOL, "k8s-service-proxy-name": "another"}):
         await eventually(lambda: addresses().get("proxied") is not None, 30)

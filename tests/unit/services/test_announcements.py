@@ -55,10 +55,15 @@ def policy(**spec: Any) -> Any:
 
 
 def service(
-    name: str = "web", *, ips: tuple[str, ...] = (str(VIP),), mode: str | None = None, **spec: Any
+    name: str = "web",
+    *,
+    ips: tuple[str, ...] = (str(VIP),),
+    mode: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    **spec: Any,
 ) -> Any:
     body = {
-        "metadata": {"name": name, "namespace": "shop", "labels": {"app": name}},
+        "metadata": {"name": name, "namespace": "shop", "labels": {"app": name, **(labels or {})}},
         "spec": {"type": "LoadBalancer", **spec},
         "status": {"loadBalancer": {"ingress": [{"ip": ip, "ipMode": mode} for ip in ips]}},
     }
@@ -67,8 +72,16 @@ def service(
 
 def places(policies: list[Any], *services: Any, labels: Mapping[str, str] | None = None) -> set[str]:
     """What this node may answer for: service, address and device."""
-    found = candidates(policies, filter(announceable, services), labels or {}, DEVICES)
+    found = candidates(policies, (one for one in services if announceable(one, "")), labels or {}, DEVICES)
     return {f"{row.service[1]} {place.ip} {place.device}" for row in found.values() for place in row.places}
+
+
+def test_a_service_of_another_proxy_is_not_announced() -> None:
+    for label in ("service.kubernetes.io/headless", "service.kubernetes.io/service-proxy-name"):
+        other = service(labels={label: "other"})
+        assert places([policy()], other) == set()
+    mine = service(labels={"service.kubernetes.io/service-proxy-name": "mine"})
+    assert [announceable(mine, proxy) for proxy in ("mine", "another", "")] == [True, False, False]
 
 
 def test_addresses_of_load_balancers_and_external_ones_are_announced_as_a_policy_says() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ipaddress import IPv4Address
 from typing import Any
 
 import msgspec
 import pytest
 
-from cells.kubernetes import EndpointSlice, Service
+from cells.kubernetes import HEADLESS, EndpointSlice, Service
 from cells.services.model import (
     EXPOSURE_LABEL,
     Frontend,
+    FrontendChange,
+    FrontendKey,
     LoadBalancerOptions,
     Node,
     ServiceCatalog,
@@ -360,9 +363,50 @@ def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> Non
     assert served({proxy: "other"}) == -1
     assert served({}, k8s_service_proxy_name="other") == -1
     assert served({proxy: "other"}, k8s_service_proxy_name="other") == 1
-    assert served({"service.kubernetes.io/headless": ""}) == -1
+    assert served({proxy: ""}) == -1
+    assert served({HEADLESS: ""}) == -1
+    assert served({HEADLESS: ""}, k8s_service_proxy_name="other") == -1
     managed = "endpointslice.kubernetes.io/managed-by"
-    assert served({}, {managed: "endpointslice-mesh-controller.cilium.io"}) == -1
+    assert served({}, {managed: "endpointslice-mesh-controller.cilium.io"}) == 0
+    assert served({}, {HEADLESS: ""}) == 0
+
+
+def test_labels_that_come_and_go_take_frontends_and_backends_away_and_bring_them_back() -> None:
+    catalog = ServiceCatalog(LoadBalancerOptions(), Node("here"))
+    held: dict[FrontendKey, Frontend] = {}
+
+    def follow(changes: Iterable[FrontendChange]) -> dict[str, int]:
+        """How many backends, by frontend."""
+        for change in changes:
+            if isinstance(change, Upsert):
+                held[change.frontend.key] = change.frontend
+            else:
+                del held[change.key]
+        return {str(key): len(one.backends) for key, one in held.items()}
+
+    def service(**labels: str) -> Service:
+        metadata = {"name": "web", "namespace": "shop", "labels": labels}
+        spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
+        return msgspec.convert({"metadata": metadata, "spec": spec}, Service)
+
+    def slice_(**labels: str) -> EndpointSlice:
+        of = {"kubernetes.io/service-name": "web"} | labels
+        body = {
+            "metadata": {"name": "web-1", "namespace": "shop", "labels": of},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.0.0.1"]}],
+            "ports": [{"port": 8080}],
+        }
+        return msgspec.convert(body, EndpointSlice)
+
+    web = "10.96.0.1:80"
+    assert follow(catalog.upsert_service(service())) == {web: 0}
+    assert follow(catalog.upsert_slice(slice_())) == {web: 1}
+    for label in (HEADLESS, "service.kubernetes.io/service-proxy-name"):
+        assert follow(catalog.upsert_service(service(**{label: "x"}))) == {}
+        assert follow(catalog.upsert_slice(slice_(**{label: "x"}))) == {}
+        assert follow(catalog.upsert_service(service())) == {web: 0 if label == HEADLESS else 1}
+        assert follow(catalog.upsert_slice(slice_())) == {web: 1}
 
 
 def test_cluster_addresses_are_never_answered_directly() -> None:
