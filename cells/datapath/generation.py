@@ -28,6 +28,7 @@ MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/lib/config.h
 FEATURE_SCTP: Final = 1
 FEATURE_UNREACHABLE: Final = 2
 FEATURE_HOST_ROUTING: Final = 4
+FEATURE_OWN_EXTERNAL_IPS: Final = 8
 
 _CONSTANTS = struct.Struct("<9I4sI2HI16s32s")  # struct config of bpf/lib/config.h
 KERNEL_NAME = 15
@@ -105,7 +106,8 @@ class Constants:
             service_loopback=settings.ipv4_service_loopback_address,
             features=FEATURE_SCTP * settings.enable_sctp
             | FEATURE_UNREACHABLE * (settings.service_no_backend_response == "reject")
-            | FEATURE_HOST_ROUTING * (settings.enable_host_legacy_routing is False),
+            | FEATURE_HOST_ROUTING * (settings.enable_host_legacy_routing is False)
+            | FEATURE_OWN_EXTERNAL_IPS * (not settings.disable_external_ip_mitigation),
             nat_ports=(settings.node_port_range[1] + 1, 65535),
         )
 

@@ -65,7 +65,12 @@ class DatapathSettings(Settings, frozen=True):
     """How long after a TCP connection closes one with the same ports still goes to its backend."""
 
     service_no_backend_response: Literal["reject", "drop"] = "reject"
-    """What a service without backends does: reject answers port unreachable, drop does not answer."""
+    """What a client of a service without backends gets: reject refuses the connection (ICMP port unreachable,
+    ECONNREFUSED at a socket), drop does not answer (EHOSTUNREACH at a socket)."""
+
+    disable_external_ip_mitigation: bool = True
+    """Serve all externalIPs to pods and to the node, as Kubernetes asks; false: only those that the node has,
+    so that no Service draws traffic to an address of others (CVE-2020-8554)."""
 
     ipv4_service_loopback_address: IPv4Address = IPv4Address("169.254.42.1")
     """Source address of a pod's packets that a service sends back to the same pod."""

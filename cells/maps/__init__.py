@@ -99,6 +99,7 @@ from cells.maps.records.policy import PolicyEntry, PolicyKey
 from cells.maps.records.sock import (
     SOCK_BIND_PROTECTION,
     SOCK_HOST_ONLY,
+    SOCK_REJECTS,
     SOCK_TRUSTS_EXTERNAL_IP,
     ReverseSk,
     ReverseSkKey,
@@ -161,6 +162,7 @@ __all__ = [
     "NO_PREALLOC",
     "SOCK_BIND_PROTECTION",
     "SOCK_HOST_ONLY",
+    "SOCK_REJECTS",
     "SOCK_TRUSTS_EXTERNAL_IP",
     "TUNNEL_OWN_IDENTITIES",
     "BpfError",

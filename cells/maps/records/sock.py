@@ -19,6 +19,8 @@ SOCK_BIND_PROTECTION: Final = 2
 """Nobody of the node takes the address and port of a service."""
 SOCK_TRUSTS_EXTERNAL_IP: Final = 4
 """externalIPs are served that the node does not have."""
+SOCK_REJECTS: Final = 8
+"""A service without backends refuses connections."""
 
 _config = Layout("sock_config", host_cookie="Q", node_port_min="H", node_port_max="H", flags="I")
 _key4 = Layout("reverse_sk4_key", cookie="Q", address="4s", port="2s", pad="2x")
@@ -39,7 +41,7 @@ class SockConfig(msgspec.Struct, frozen=True):
     node_ports: tuple[int, int]
     """First and last."""
     flags: int = 0
-    """SOCK_HOST_ONLY, SOCK_BIND_PROTECTION, SOCK_TRUSTS_EXTERNAL_IP."""
+    """SOCK_HOST_ONLY, SOCK_BIND_PROTECTION, SOCK_TRUSTS_EXTERNAL_IP, SOCK_REJECTS."""
 
     def pack(self) -> bytes:
         return _config.pack(self.host_cookie, *self.node_ports, self.flags)

@@ -12,7 +12,7 @@ from anyio import CapacityLimiter, to_thread
 
 from cells.config import version_of
 from cells.datapath import DatapathSettings, LoadError
-from cells.maps import SOCK_BIND_PROTECTION, SOCK_HOST_ONLY, SOCK_TRUSTS_EXTERNAL_IP, SockConfig
+from cells.maps import SOCK_BIND_PROTECTION, SOCK_HOST_ONLY, SOCK_REJECTS, SOCK_TRUSTS_EXTERNAL_IP, SockConfig
 from cells.node.netlink import own_netns_cookie
 from cells.services.settings import ServiceSettings
 from cells.services.sockets.kernel import SocketHooks
@@ -49,7 +49,7 @@ class SocketLB:
         self.found = 0
         """Programs that somebody took off or replaced, so far."""
         self._settings = settings
-        self._node_ports = datapath.node_port_range
+        self._datapath = datapath
         self._hooks = hooks
         self._health = health.child("programs")
         self._log = log
@@ -118,9 +118,10 @@ class SocketLB:
         flags = (
             SOCK_HOST_ONLY * settings.bpf_lb_sock_hostns_only
             | SOCK_BIND_PROTECTION * settings.node_port_bind_protection
-            | SOCK_TRUSTS_EXTERNAL_IP * settings.disable_external_ip_mitigation
+            | SOCK_TRUSTS_EXTERNAL_IP * self._datapath.disable_external_ip_mitigation
+            | SOCK_REJECTS * (self._datapath.service_no_backend_response == "reject")
         )
-        first, last = self._node_ports
+        first, last = self._datapath.node_port_range
         return SockConfig(own_netns_cookie(), (first, last), flags)
 
 

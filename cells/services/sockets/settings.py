@@ -31,9 +31,6 @@ class SocketLBSettings(Settings, frozen=True):
     node_port_bind_protection: bool = True
     """Refuse to let processes of the node bind to the address and port of a service."""
 
-    disable_external_ip_mitigation: bool = False
-    """Let pods use externalIPs that are not the node's own (CVE-2020-8554)."""
-
     def validate(self) -> None:
         """Refuse a relative path; raises ValueError with one line."""
         if self.cgroup_root is not None and not self.cgroup_root.is_absolute():

@@ -241,6 +241,33 @@ def test_or_drops_what_comes(silent: World) -> None:
     assert silent.pod_sends(A, request("tcp", A.ip, VIP)).dropped == (158, EGRESS)
 
 
+@pytest.mark.parametrize(("vip", "a", "b"), FAMILIES)
+def test_an_external_address_is_served_that_no_node_has(
+    world: World, services: Services, vip: str, a: str, b: str
+) -> None:
+    services.serve(vip, [Backend(11, b)], flags=ServiceFlag.EXTERNAL_IP | ServiceFlag.ROUTABLE)
+    assert ends(world.pod_sends(A, request("tcp", a, vip)).packet) == (a, 40000, b, TARGET)
+
+
+@pytest.fixture(scope="module")
+def mitigating() -> Iterator[World]:
+    """A node that serves pods only those externalIPs that it has."""
+    with World(DatapathSettings(disable_external_ip_mitigation=False)) as world:
+        yield world
+
+
+@pytest.mark.parametrize(("vip", "a", "b"), FAMILIES)
+def test_or_is_left_to_its_owner_while_the_node_does_not_have_it(
+    mitigating: World, vip: str, a: str, b: str
+) -> None:
+    mitigating.reset()
+    services = Services(mitigating.maps)
+    services.serve(vip, [Backend(11, b)], flags=ServiceFlag.EXTERNAL_IP | ServiceFlag.ROUTABLE)
+    assert ends(mitigating.pod_sends(A, request("tcp", a, vip)).packet) == (a, 40000, vip, PORT)
+    mitigating.identify(vip, 1)
+    assert ends(mitigating.pod_sends(A, request("tcp", a, vip)).packet) == (a, 40000, b, TARGET)
+
+
 def test_fragments_of_a_datagram_follow_the_first(world: World, services: Services) -> None:
     services.serve(VIP, [Backend(11, B.ip)])
     datagram = IP(src=A.ip, dst=VIP, id=9) / UDP(sport=40000, dport=PORT) / Raw(bytes(range(250)) * 10)

@@ -48,6 +48,7 @@ class Frontend:
 class Model:
     """What loadbalancing.md says of sockets, without affinity."""
 
+    mitigates: bool
     frontends: dict[tuple[str, int, int, int], Frontend] = field(default_factory=dict)
 
     def at(self, ip: str, port: int, protocol: int) -> Frontend | None:
@@ -71,9 +72,9 @@ class Model:
         found = self.meant(ip, port, protocol)
         if found is None:
             return None
-        foreign = found.kind == "external" or ("host port" in found.kind and ip != LOOPBACK)
-        if foreign and ip != OURS:
-            return errno.EPERM
+        external = found.kind == "external" and self.mitigates
+        if (external or ("host port" in found.kind and ip != LOOPBACK)) and ip != OURS:
+            return None
         active = {n for n, state in enumerate(found.backends, 1) if state is BackendState.ACTIVE}
         return active or errno.EHOSTUNREACH
 
@@ -110,13 +111,18 @@ def outcome(node: Served, ip: str, port: int, kind: int) -> set[tuple[str, int]]
         try:
             caller.connect((ip, port))
         except OSError as error:
-            if error.errno in {errno.EHOSTUNREACH, errno.EPERM}:
+            if error.errno == errno.EHOSTUNREACH:
                 return error.errno
         return node.backends_of(caller)
 
 
-async def test_each_socket_is_sent_where_the_model_says(in_node: None, cgroup: Path) -> None:
-    async with serving(cgroup) as node:
+@pytest.mark.parametrize("mitigates", [False, True])
+async def test_each_socket_is_sent_where_the_model_says(in_node: None, cgroup: Path, mitigates: bool) -> None:
+    async with serving(
+        cgroup,
+        disable_external_ip_mitigation=str(not mitigates).lower(),
+        service_no_backend_response="drop",  # its error is none that a loopback without listeners has
+    ) as node:
         node.belongs_to(OURS, HOST)
 
         @given(st.lists(frontends, max_size=6))
@@ -125,7 +131,7 @@ async def test_each_socket_is_sent_where_the_model_says(in_node: None, cgroup: P
             served = {(one.ip, one.port, one.protocol, one.scope): one for one in found}
             fill(node, served)
             numbers = {key: number for number, key in enumerate(served, 1)}
-            model = Model(served)
+            model = Model(mitigates, served)
             for ip in (OURS, THEIRS, LOOPBACK):
                 for port in PORTS:
                     for kind, protocol in {PROTOCOLS[6], PROTOCOLS[17]}:

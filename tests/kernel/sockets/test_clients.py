@@ -88,15 +88,23 @@ async def test_a_udp_client_gets_answers_from_the_service(
             assert sender[:2] == (vip, PORT)
 
 
-@pytest.mark.parametrize("kind", [TCP, UDP])
-async def test_a_service_without_backends_is_no_route_to_a_host(
-    in_node: None, cgroup: Path, kind: int
+@pytest.mark.parametrize(
+    ("response", "error"), [("reject", errno.ECONNREFUSED), ("drop", errno.EHOSTUNREACH)]
+)
+async def test_a_service_without_backends_refuses(
+    in_node: None, cgroup: Path, response: str, error: int
 ) -> None:
-    async with serving(cgroup) as node:
-        node.services.serve(VIP, [])
-        with socket.socket(V4, kind) as caller, pytest.raises(OSError, match="No route") as failed:
-            caller.connect((VIP, PORT))
-        assert failed.value.errno == errno.EHOSTUNREACH
+    async with serving(cgroup, service_no_backend_response=response) as node:
+        for vip in (VIP, VIP6):
+            node.services.serve(vip, [])
+        for family, vip, _, _ in CLIENTS.values():
+            for kind in (TCP, UDP):
+                with socket.socket(family, kind) as caller, pytest.raises(OSError) as failed:  # noqa: PT011
+                    caller.connect((vip, PORT))
+                assert (vip, kind, failed.value.errno) == (vip, kind, error)
+            with socket.socket(family, UDP) as caller, pytest.raises(OSError) as failed:  # noqa: PT011
+                caller.sendto(b"question", (vip, PORT))
+            assert (vip, failed.value.errno) == (vip, error)
 
 
 async def test_what_is_no_service_is_left_alone(in_node: None, cgroup: Path) -> None:
@@ -199,15 +207,36 @@ async def test_nobody_takes_the_port_of_a_service_on_the_node(in_node: None, cgr
             server.bind(("127.0.0.1", 30080))
 
 
-async def test_an_address_from_outside_is_served_where_it_lives(in_node: None, cgroup: Path) -> None:
+EXTERNAL = {"IPv4": (V4, "203.0.113.9", "127.0.0.1"), "IPv6": (V6, "2001:db8::9", "::1")}
+
+
+@pytest.mark.parametrize("version", EXTERNAL)
+async def test_an_external_address_is_served_that_no_node_has(
+    in_node: None, cgroup: Path, version: str
+) -> None:
     flags = ServiceFlag.EXTERNAL_IP | ServiceFlag.ROUTABLE
+    family, external, backend = EXTERNAL[version]
     async with serving(cgroup) as node:
-        node.services.serve("203.0.113.9", [Backend(1, "127.0.0.1")], flags=flags)
-        with socket.socket(V4, UDP) as caller:
-            with pytest.raises(PermissionError):
-                caller.connect(("203.0.113.9", PORT))
-            node.belongs_to("203.0.113.9", HOST)
-            caller.connect(("203.0.113.9", PORT))
+        node.services.serve(external, [Backend(1, backend)], flags=flags)
+        with socket.socket(family, UDP) as caller:
+            caller.connect((external, PORT))
+            assert node.backends_of(caller) == {(backend, TARGET)}
+
+
+@pytest.mark.parametrize("version", EXTERNAL)
+async def test_or_is_left_to_its_owner_while_the_node_does_not_have_it(
+    in_node: None, cgroup: Path, version: str
+) -> None:
+    flags = ServiceFlag.EXTERNAL_IP | ServiceFlag.ROUTABLE
+    family, external, backend = EXTERNAL[version]
+    async with serving(cgroup, disable_external_ip_mitigation="false") as node:
+        node.services.serve(external, [Backend(1, backend)], flags=flags)
+        with socket.socket(family, UDP) as caller:
+            with pytest.raises(OSError, match="unreachable"):  # there is no route in this namespace
+                caller.connect((external, PORT))
+            node.belongs_to(external, HOST)
+            caller.connect((external, PORT))
+            assert node.backends_of(caller) == {(backend, TARGET)}
 
 
 async def test_a_socket_that_ended_is_forgotten(in_node: None, cgroup: Path) -> None:

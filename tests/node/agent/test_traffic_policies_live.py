@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -105,8 +106,8 @@ def test_each_combination_leads_clients_to_the_backends_that_the_page_says(
                 lead(row, who, (vip(number), FIRST_PORT + number), SERVERS[cluster])
 
 
-def served(place: Namespaces, name: str) -> Child[int]:
+def served(place: Namespaces, name: str, family: socket.AddressFamily = socket.AF_INET) -> Child[int]:
     with inside(place):
-        listener = tcp_listener(port=TARGET)
+        listener = tcp_listener(family, TARGET)
     with listener:
         return place.start(answer, listener, name)

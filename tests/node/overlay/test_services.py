@@ -27,6 +27,8 @@ NAME = f"across-{os.getpid()}"
 OUTSIDE = {4: "192.168.50.1", 6: "fd50:1::1"}
 FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 TARGET = 8080
+UNSERVED = 3
+"""The number of a service without endpoints."""
 SETTINGS = ("--enable-ipv6=true", "--enable-node-port=true", "--enable-ipv6-masquerade=true")
 ROUTED = "--kube-proxy-replacement=true"
 """Pods and devices pass each other packets, past the host's stack."""
@@ -126,7 +128,7 @@ def made() -> Iterator[World]:
             assert pod.ipv6
             found.pods.append({4: pod.ipv4, 6: pod.ipv6})
         text = "".join(service(number) + slices(number, found.pods[number - 1]) for number in (1, 2))
-        found.cluster.manifests.copy("services.yaml", text)
+        found.cluster.manifests.copy("services.yaml", text + service(UNSERVED))
         yield found
     finally:
         with exclusive():
@@ -295,3 +297,29 @@ def test_pods_of_both_nodes_are_masqueraded_to_who_is_outside(world: World, vers
         with world.pod(number) as client, world.cluster.network.open() as outside:
             assert by_tcp(client, outside, version, to, ANSWERED) == world.node(number, version)
             assert by_udp(client, outside, version, to, 1000) == world.node(number, version)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_node_ports_that_nobody_serves_refuse_pods_of_both_nodes_and_clients_outside(
+    world: World, version: int
+) -> None:
+    for node in (1, 2):
+        to = (world.node(node, version), node_port(UNSERVED))
+        with world.pod(1) as pod, world.cluster.network.open() as outside:
+            assert [refused(client, version, to) for client in (pod, outside)] == ["TCP UDP", "TCP UDP"]
+
+
+def refused(client: Namespaces, version: int, to: tuple[str, int]) -> str:
+    """By which protocols a client is refused."""
+    found = []
+    for name, kind in (("TCP", socket.SOCK_STREAM), ("UDP", socket.SOCK_DGRAM)):
+        with opened(client, version, kind) as asking:
+            try:
+                asking.connect(to)
+                asking.send(b"?")
+                asking.recv(1)
+            except ConnectionRefusedError:
+                found.append(name)
+            except TimeoutError:
+                pass
+    return " ".join(found)

@@ -53,6 +53,10 @@ DEFAULTS: Final = (
     (r"image\.(repository|tag|pullPolicy)$", "images are our own"),
     (r"^resources$", "what an agent needs is asked for"),
     (r"securityContext", "only what is used is allowed"),
+    (
+        r"^bpf\.disableExternalIPMitigation$",
+        "externalIPs are served that no node has, as by Kubernetes' proxy",
+    ),
     (r"^prometheus\.enabled$", "metrics are served by default"),
     (r"^envoy\.enabled$", "Envoy is in an image of its own, and there where it is asked for"),
 )

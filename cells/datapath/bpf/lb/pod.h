@@ -9,6 +9,7 @@
 #include "lb/skip.h"
 #include "lb/translate.h"
 #include "lb/unreachable.h"
+#include "lib/identity.h"
 
 #define LB_TRANSLATED 1
 
@@ -94,6 +95,13 @@ static __always_inline int lb_loop_back(context_t *ctx, struct flow *flow, const
 	return refused;
 }
 
+/* Whether the service is an externalIP of others, which pods are kept from (CVE-2020-8554). */
+static __always_inline bool lb_is_foreign(const struct lb_service *service, const struct flow *flow, __u8 family)
+{
+	return service->flags & LB_EXTERNAL_IP && config.features & FEATURE_OWN_EXTERNAL_IPS &&
+	       identity_of(ipcache_lookup(&flow->daddr, family)) != IDENTITY_HOST;
+}
+
 static __always_inline int lb_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie,
 				  __u8 family)
 {
@@ -104,7 +112,8 @@ static __always_inline int lb_pod(context_t *ctx, struct flow *flow, __u32 now, 
 	int refused;
 
 	service = lb_service_of(&key, flow, family);
-	if (likely(!service) || lb_skips_redirect(service, netns_cookie, &flow->daddr, flow->dport, family))
+	if (likely(!service) || lb_skips_redirect(service, netns_cookie, &flow->daddr, flow->dport, family) ||
+	    unlikely(lb_is_foreign(service, flow, family)))
 		return 0;
 	number = lb_serve(&key, service, flow, &backend, NULL, now, family);
 	if (!number) {

@@ -16,6 +16,7 @@
 #define FEATURE_SCTP 1
 #define FEATURE_UNREACHABLE 2 /* services without a backend answer */
 #define FEATURE_HOST_ROUTING 4 /* pods and native devices pass each other packets, past the host's stack */
+#define FEATURE_OWN_EXTERNAL_IPS 8 /* pods reach only those externalIPs that the node has: CVE-2020-8554 */
 
 struct config {
 	__u32 magic;

@@ -10,17 +10,23 @@
 
 #define SOCK_UNTOUCHED 1 /* the address is none of a service */
 
-/* An address from outside is served only on the node that has it, or any pod could take others' addresses by an
- * object of its own namespace (CVE-2020-8554); and the host ports of pods are those of our own addresses.
+/* Whether the service is left to the node that has its address: an externalIP where the mitigation of CVE-2020-8554 is
+ * on, and the host port of a pod.
  */
-static __always_inline bool sock_refuses(const struct lb_service *service, const struct peer *peer,
-					 const struct sock_config *config)
+static __always_inline bool sock_is_elsewhere(const struct lb_service *service, const struct peer *peer,
+					      const struct sock_config *config)
 {
-	bool foreign = service->flags & LB_EXTERNAL_IP && !(config->flags & SOCK_TRUSTS_EXTERNAL_IP);
+	bool external = service->flags & LB_EXTERNAL_IP && !(config->flags & SOCK_TRUSTS_EXTERNAL_IP);
 
-	if (!foreign && (!(service->flags & LB_HOST_PORT) || is_loopback(peer)))
+	if (!external && (!(service->flags & LB_HOST_PORT) || is_loopback(peer)))
 		return false;
 	return identity_of(ipcache_lookup(&peer->ip, peer->family)) != IDENTITY_HOST;
+}
+
+/* The error of a socket that asks a service without backends: what the answer to its packet would be. */
+static __always_inline int sock_no_backend(const struct sock_config *config)
+{
+	return config->flags & SOCK_REJECTS ? -ECONNREFUSED : -EHOSTUNREACH;
 }
 
 /* A TCP connection goes to any backend; what a socket sends without one always to the same. */
@@ -50,18 +56,17 @@ static __always_inline int sock_forward(struct peer *peer, const struct sock_con
 
 	service = sock_service_of(&key, peer, config);
 	if (!service || service->flags2 & LB_L7 ||
-	    lb_skips_redirect(service, peer->netns_cookie, &peer->ip, peer->port, peer->family))
+	    lb_skips_redirect(service, peer->netns_cookie, &peer->ip, peer->port, peer->family) ||
+	    sock_is_elsewhere(service, peer, config))
 		return SOCK_UNTOUCHED;
-	if (sock_refuses(service, peer, config))
-		return -EPERM;
 	number = sock_affine(service, peer, now);
 	if (!number || !lb_backend_of(number, &backend, peer->family)) {
 		number = sock_pick(&key, service, peer);
 		if (!number)
-			return -EHOSTUNREACH;
+			return sock_no_backend(config);
 		if (!lb_backend_of(number, &backend, peer->family)) {
 			sock_count(REASON_LB_NO_BACKEND, EGRESS);
-			return -EHOSTUNREACH;
+			return sock_no_backend(config);
 		}
 	}
 	if (!backend.port)
