@@ -1,12 +1,9 @@
 """What the programs tell each other by the mark and by conntrack when the host's stack is between them."""
 
-import struct
-
 import pytest
 from scapy.packet import Packet
 
 from cells.maps import PolicyEntry, PolicyKey
-from cells.maps import test_run as run_program
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import (
     INGRESS,
@@ -23,25 +20,22 @@ from tests.kernel.datapath.world import (
 
 pytestmark = pytest.mark.kernel
 
-MARK_AT = 8  # in struct __sk_buff
 SENT_BY_A = 0x0F00 | A.identity << 16
 ENDS = [(A.ip, B.ip), (A.ip6, B.ip6)]
 
 
 def by_stack(world: World, packet: Packet, mark: int) -> tuple[int, int]:
     """The host's stack sends a packet with this mark to a pod: the verdict, and the mark afterwards."""
-    context = bytearray(192)
-    struct.pack_into("<I", context, MARK_AT, mark)
-    run = run_program(world.programs["hive_from_host"], bytes(packet), ctx_in=bytes(context))
-    return run.retval, struct.unpack_from("<I", run.ctx_out, MARK_AT)[0]
+    outcome = world.host_sends(packet, mark=mark)
+    return outcome.action, outcome.mark
 
 
 def mark_of(world: World, packet: Packet) -> int:
     """The mark that what A sends has behind the program."""
     world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
-    run = run_program(world.programs["hive_from_pod"], bytes(packet), ctx_in=bytes(192))
-    assert run.retval == OK
-    return int(struct.unpack_from("<I", run.ctx_out, MARK_AT)[0])
+    outcome = world.pod_sends(A, packet)
+    assert outcome.action == OK
+    return outcome.mark
 
 
 @pytest.mark.parametrize(("source", "outside"), [(A.ip, OUTSIDE), (A.ip6, OUTSIDE6)])

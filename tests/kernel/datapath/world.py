@@ -44,6 +44,7 @@ OK, SHOT, REDIRECT = 0, 2, 7
 INGRESS, EGRESS = 1, 2
 IFINDEX = 1  # what BPF_PROG_TEST_RUN takes packets to come from: lo
 WORLD, HOST = 2, 1
+_SKB = struct.Struct("<8xI180x")  # the mark in a struct __sk_buff
 _COARSE = 6  # CLOCK_MONOTONIC_COARSE of clock_gettime(2), which Python has no name for
 
 
@@ -101,6 +102,8 @@ class Outcome:
     counted: dict[tuple[int, int], int] = field(default_factory=dict)
     """Packets counted meanwhile, by reason and direction."""
     ns: int = 0
+    mark: int = 0
+    """The packet's, as the program leaves it."""
 
     @property
     def dropped(self) -> tuple[int, int] | None:
@@ -220,10 +223,10 @@ class World:
         self._give_link(pod)
         return self._run("hive_from_pod", packet, repeat)
 
-    def pod_gets(self, pod: Pod | None, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+    def pod_gets(self, pod: Pod | None, packet: Packet | bytes, *, repeat: int = 1, mark: int = 0) -> Outcome:
         """The host's end of the link that every run has sends the pod a packet; None: it is nobody's."""
         self._give_link(pod)
-        return self._run("hive_to_pod", packet, repeat)
+        return self._run("hive_to_pod", packet, repeat, mark)
 
     def _give_link(self, pod: Pod | None) -> None:
         """Make it the pod's link, or nobody's."""
@@ -238,9 +241,9 @@ class World:
         for each in (A, B):
             self.bump(each.id)
 
-    def host_sends(self, packet: Packet | bytes, *, repeat: int = 1) -> Outcome:
+    def host_sends(self, packet: Packet | bytes, *, repeat: int = 1, mark: int = 0) -> Outcome:
         """The host sends a packet out of cilium_host."""
-        return self._run("hive_from_host", packet, repeat)
+        return self._run("hive_from_host", packet, repeat, mark)
 
     def reaches_host(self, packet: Packet) -> Outcome:
         """A packet comes in on cilium_host or cilium_net."""
@@ -254,12 +257,14 @@ class World:
         """A packet comes to the node by that device."""
         return self._run("hive_from_device", packet, repeat)
 
-    def _run(self, program: str, packet: Packet | bytes, repeat: int) -> Outcome:
+    def _run(self, program: str, packet: Packet | bytes, repeat: int, mark: int = 0) -> Outcome:
         before = self.counts()
-        run: TestRun = test_run(self.programs[program], bytes(packet), repeat=repeat)
+        given = _SKB.pack(mark)
+        run: TestRun = test_run(self.programs[program], bytes(packet), repeat=repeat, ctx_in=given)
         counted = {cause: n - before.get(cause, 0) for cause, n in self.counts().items()}
         counted = {cause: n for cause, n in counted.items() if n}
-        return Outcome(run.retval, Ether(run.packet), counted, run.duration_ns)
+        (mark,) = _SKB.unpack(run.ctx_out[: _SKB.size])
+        return Outcome(run.retval, Ether(run.packet), counted, run.duration_ns, mark)
 
     def counts(self) -> dict[tuple[int, int], int]:
         """Packets in cilium_metrics, by reason and direction."""

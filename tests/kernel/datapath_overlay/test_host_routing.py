@@ -41,6 +41,7 @@ TOO_LARGE, UNREACHABLE = 8, 2
 """BPF_FIB_LKUP_RET_FRAG_NEEDED, _UNREACHABLE (linux/bpf.h)."""
 DENIED = 133
 ROUTED_BY_HOST = 8
+BY_PROXY_FOR_A = 0x0B00 | A.identity << 16
 CLIENT = {4: OUTSIDE, 6: OUTSIDE6}
 
 
@@ -189,6 +190,23 @@ def test_answers_to_what_the_stack_has_brought_go_back_through_it(routed: Routed
         assert routed.comes(tcp(OUTSIDE, B.ip, "A")).action == REDIRECT
         for _ in range(3):
             assert routed.pod_sends(B, answer).action == REDIRECT
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("by_link", [False, True], ids=["cilium_host", "endpoint route"])
+def test_answers_to_a_proxy_of_this_node_do_not_pass_the_stack(
+    routed: RoutedWorld, version: int, *, by_link: bool
+) -> None:
+    """It has sent in A's name. The stack would drop what belongs to the proxy's socket and is for A."""
+    asked = tcp(own(A, version), own(B, version), "S")
+    if by_link:
+        sent = routed.pod_gets(B, from_host() / asked, mark=BY_PROXY_FOR_A)
+    else:
+        sent = routed.host_sends(from_host() / asked, mark=BY_PROXY_FOR_A)
+    assert (sent.action, sent.mark) == (OK if by_link else REDIRECT, 0)
+    for flags in ("SA", "A", "A"):
+        answer = tcp(own(B, version), own(A, version), flags, sport=80, dport=40000)
+        assert routed.pod_sends(B, from_pod(B) / answer).action == REDIRECT
 
 
 def test_links_of_other_plugins_are_theirs(routed: RoutedWorld) -> None:

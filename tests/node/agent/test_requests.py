@@ -35,6 +35,17 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
+WITHOUT_KUBE_PROXY = "--kube-proxy-replacement=true"
+HOST_ROUTING = {
+    "legacy routing": (),
+    "host routing": (WITHOUT_KUBE_PROXY,),
+    "host routing, native": (
+        *(WITHOUT_KUBE_PROXY, "--routing-mode=native", "--auto-direct-node-routes=true"),
+        *("--ipv4-native-routing-cidr=10.0.0.0/8", "--ipv6-native-routing-cidr=f00d::/16"),
+    ),
+    "host routing, endpoint routes": (WITHOUT_KUBE_PROXY, "--enable-endpoint-routes=true"),
+}
+
 
 def test_a_pod_is_asked_what_its_policy_allows(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path) as place:
@@ -46,11 +57,15 @@ def test_a_pod_is_asked_what_its_policy_allows(node: Lab, tmp_path: Path) -> Non
         assert place.get("/public/1", method="POST").status == 403
 
 
-def test_a_pod_asks_others_what_its_own_policy_allows(node: Lab, tmp_path: Path) -> None:
-    with shop(node, tmp_path) as place:
+@pytest.mark.parametrize("settings", HOST_ROUTING.values(), ids=HOST_ROUTING)
+def test_a_pod_asks_others_what_its_own_policy_allows(
+    node: Lab, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    with shop(node, tmp_path, *settings) as place:
         place.rule(policy(PUBLIC, direction="egress"))
         eventually(lambda: place.get("/secret").status == 403)
         assert place.get("/public/1") == (200, place.client.ipv4), "the server sees who asks"
+        assert place.here.run(ask_http, place.server.ipv6, "/public/1") == (200, place.client.ipv6)
         place.rule(policy(PUBLIC), policy({"headers": ["X-Shop: 1"]}, direction="egress", name="out"))
         eventually(lambda: place.get("/public/1").status == 403)
         both = place.get("/public/1", **{"X-Shop": "1"})
@@ -184,8 +199,11 @@ def _at_service(place: Shop, path: str) -> Answer:
     return place.here.run(partial(ask_http, VIP, path, port=80))
 
 
-def test_requests_to_a_service_are_read_by_both_policies(node: Lab, tmp_path: Path) -> None:
-    with shop(node, tmp_path) as place:
+@pytest.mark.parametrize("settings", HOST_ROUTING.values(), ids=HOST_ROUTING)
+def test_requests_to_a_service_are_read_by_both_policies(
+    node: Lab, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    with shop(node, tmp_path, *settings) as place:
         (tmp_path / "service.yaml").write_text(manifests(place.server.ipv4), encoding="utf-8")
         eventually(lambda: _at_service(place, "/secret").status == 403)
         assert _at_service(place, "/public/1") == (200, place.client.ipv4)

@@ -65,7 +65,7 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 	flow->destination = local->endpoint_id;
 	flow->destination_identity = local->identity;
 	learn_sender(skb, flow, family);
-	if (host_routing()) /* it may be here because the stack has translated it: so may have to be its answers */
+	if (answers_pass_stack(flow))
 		flow->through_stack = true;
 	if (flow->ttl <= 1)
 		return DROP(INGRESS, DROP_TTL_EXCEEDED);

@@ -29,13 +29,17 @@ static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, c
 {
 	struct use use = { .packets = 1, .bytes = packet_length(ctx) };
 	enum ct_status status;
-	int refused;
+	int refused, verdict;
 
-	if (local->flags & ADDRESS_IS_HOST || is_routed(local))
+	if (local->flags & ADDRESS_IS_HOST)
 		return TC_ACT_OK;
+	flow->source_identity = nodeport_client_identity(flow, family);
+	if (is_routed(local)) {
+		verdict = past_stack_to_proxy(ctx, flow, local, false, now, family);
+		return verdict == UNDECIDED ? TC_ACT_OK : verdict;
+	}
 	flow->destination = local->endpoint_id;
 	flow->destination_identity = local->identity;
-	flow->source_identity = nodeport_client_identity(flow, family);
 	if (flow->ttl <= 1)
 		return DROP(INGRESS, DROP_TTL_EXCEEDED);
 	refused = ingress_check(ctx, flow, use, now, family, &status);

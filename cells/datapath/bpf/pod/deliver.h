@@ -78,6 +78,15 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	return 0;
 }
 
+/* Whether the answers to what the stack brings have to pass it, too: with host routing it brings what it has translated.
+ * Not to what a proxy sends in a pod's name: the stack would find the proxy's socket (early demux), and drop what belongs
+ * to a socket of its own and is for the pod.
+ */
+static __always_inline bool answers_pass_stack(const struct flow *flow)
+{
+	return host_routing() && !flow->by_proxy;
+}
+
 /* A packet that a layer 7 proxy has let in: nobody is asked again, and the answers are the proxy's. */
 static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
 {
@@ -91,6 +100,31 @@ static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
 		entry->verdict = 0;
 	}
 	return 0;
+}
+
+/* Whether a proxy has the flow that the packet goes on with, or answers. */
+static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *flow, bool reply, __u32 now, __u8 family)
+{
+	const struct ct_entry *entry = ct_entry_of(flow, INGRESS, reply, family);
+
+	if (entry && entry->lifetime >= now)
+		return entry->proxy_redirect;
+	return reply && answers_begin(flow) && proxy_waits(skb, flow, family);
+}
+
+/* Bring the packet to the link of a pod that the stack serves, whose program enforces the pod's policy and finds the proxy;
+ * the verdict, or UNDECIDED if the stack can. Of a proxy's flow it cannot: it would find the proxy's socket first (early
+ * demux), and drop what belongs to a socket of its own and is to be sent on.
+ */
+static __always_inline int past_stack_to_proxy(struct __sk_buff *skb, const struct flow *flow,
+					       const struct address_info *local, bool reply, __u32 now, __u8 family)
+{
+	if (flow->ttl <= 1 || likely(!proxy_has(skb, flow, reply, now, family)))
+		return UNDECIDED;
+	if (!hop(skb, local->host_mac, local->pod_mac, family))
+		return DROP(INGRESS, DROP_INVALID);
+	mark_identity(skb, flow->source_identity);
+	return bpf_redirect(local->ifindex, 0);
 }
 
 /* How the packet enters the pod. */

@@ -238,6 +238,11 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	}
 	if (to_pod && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
+	if (unlikely(self->flags & ENDPOINT_ROUTED_BY_HOST) && local && !(local->flags & ADDRESS_IS_HOST)) {
+		verdict = past_stack_to_proxy(skb, flow, local, status == CT_REPLY, now, family);
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
 	received = status;
 	if (to_pod) {
 		flow->proxy_port = 0;

@@ -53,7 +53,7 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 		return DROP(INGRESS, refused);
 	flow->source_identity = sender_of(flow, mark, family);
 	flow->by_proxy = (mark & MARK_KIND) == MARK_EGRESS_PROXY;
-	flow->through_stack = host_routing(); /* which may have translated it */
+	flow->through_stack = answers_pass_stack(flow);
 	mark_write(skb, 0);
 	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY)
 		refused = admit(flow, ct_now(), family);
