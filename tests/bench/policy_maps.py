@@ -13,17 +13,19 @@ import struct
 import time
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import structlog
 from scapy.layers.inet import IP
 
 from cells.cluster.identity import Identity
 from cells.maps import Epochs, MapSpec, MapType, PolicyEntry, PolicyKey, PolicyMap, create_map
 from cells.maps.specs import policy_spec
+from cells.policy.compute import in_slices
 from cells.policy.control import RulePolicy
 from cells.policy.maps import (
     EndpointPolicies,
@@ -46,6 +48,8 @@ SIZES = ((1, 100), (100, 10_000), (1_000, 10_000))
 CHANGES = 10
 FIRST = 1_000
 ENTRIES = (10, 1_000, 16_000)
+BATCHES = ((1_000, 1_000), (10_000, 8_000))
+"""Policies that come at once, and milliseconds they may take."""
 CHART = (
     (10, 1_000),
     (100, 1_000),
@@ -60,7 +64,7 @@ CHART = (
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
     """All of it."""
     del folder
-    return [*changes(rounds), *chart(), *memory(), *packets(rounds)]
+    return [*changes(rounds), *at_once(rounds), *chart(), *memory(), *packets(rounds)]
 
 
 class Node:
@@ -87,6 +91,11 @@ class Node:
     def apply(self, object_: dict[str, Any]) -> None:
         """An object, up to the last write."""
         self.policies.change(self.world.apply(object_), "measured")
+
+    async def apply_all(self, objects: Sequence[dict[str, Any]]) -> None:
+        """Objects of one batch, up to the last write."""
+        changed = [self.world.put(one) async for one in in_slices(objects)]
+        self.policies.change(await self.world.follow(changed), "measured")
 
     def know(self, identity: Identity) -> None:
         """An identity, up to the last write."""
@@ -208,6 +217,45 @@ def changes(rounds: int) -> Iterator[Figure]:
         yield Figure(f"{size}: entries of all maps", "", Sample((float(entries),)))
 
 
+def at_once(rounds: int) -> Iterator[Figure]:
+    """Objects that come in one batch, as at a start; and the longest the event loop had to wait meanwhile."""
+    for count, target in BATCHES:
+        for whom, make in (("one of 100 endpoints each", rule), ("all of 100 endpoints", of_all)):
+            took, waited = [], []
+            for _ in range(rounds):
+                with node(0, 1_000) as at:
+                    gc.freeze()
+                    lag = anyio.run(_batch, at, [make(number) for number in range(count)])
+                    gc.unfreeze()
+                took.append(lag[0])
+                waited.append(lag[1])
+            what = f"{count:,} policies at once, {whom}"
+            yield Figure(f"{what}: to the last map write", "ms", Sample(tuple(took)), target)
+            yield Figure(f"{what}: longest wait of the loop", "ms", Sample(tuple(waited)), 100)
+
+
+async def _batch(at: Node, objects: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Milliseconds that it takes, and the longest that another task waited for its turn."""
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            began = time.monotonic()
+            await anyio.lowlevel.checkpoint()
+            longest = max(longest, time.monotonic() - began)
+            await anyio.sleep(0.001)
+
+    async with anyio.create_task_group() as beating:
+        beating.start_soon(beat)
+        await anyio.lowlevel.checkpoint()
+        began = time.process_time()
+        await at.apply_all(objects)
+        took = time.process_time() - began
+        beating.cancel_scope.cancel()
+    return took * 1e3, longest * 1e3
+
+
 def chart() -> Iterator[Figure]:
     """Everything computed and written from nothing, by how much there is."""
     for rules, identities in CHART:
@@ -281,6 +329,12 @@ def rule(number: int) -> dict[str, Any]:
     turn, endpoint = divmod(number, ENDPOINTS)
     peers = [{"matchLabels": {"group": f"g{(endpoint * 7 + turn) % GROUPS}"}}]
     return _object(f"p{number}", {"app": f"a{endpoint}"}, peers, 8000 + turn % 1000)
+
+
+def of_all(number: int) -> dict[str, Any]:
+    """One of all endpoints, on one of ten ports."""
+    peers = [{"matchLabels": {"app": f"a{number % 1_000}"}}]
+    return _object(f"p{number}", {"tier": "web"}, peers, 8000 + number % 10)
 
 
 def for_everybody(turn: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from cells.policy.compute.policies import (
 from cells.policy.compute.repository import Changed, Repository, Resolved
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.compute.selector_policy import PolicyConflictError, SelectorPolicy
+from cells.policy.compute.steps import in_slices
 
 __all__ = [
     "DIRECTIONS",
@@ -42,6 +43,7 @@ __all__ = [
     "Said",
     "SelectorCache",
     "SelectorPolicy",
+    "in_slices",
     "lookup",
     "map_entries",
     "map_entry",

@@ -20,11 +20,11 @@ from cells.policy.compute.map_state import (
     Entries,
     anybody_entries,
     identity_entries,
-    merge,
     with_inherited_auth,
 )
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.compute.selector_policy import RuleOrigin, SelectorPolicy
+from cells.policy.compute.steps import STEP, Steps, finish
 from cells.policy.labels import ALL, PeerSelector
 from cells.policy.rules.ports import masked_ports
 from cells.policy.rules.rule import PROTOCOLS, Direction, PortRange
@@ -71,25 +71,31 @@ class DirectionPolicy:
     ) -> None:
         self.direction = direction
         self.enforced = enforced
-        self.filters = tuple(filters)
         self._cache = cache
         self._proxies = proxies
         self._named_ports = named_ports
         self._dual_stack = dual_stack
         self._localhost = localhost
+        self._known: dict[frozenset[PeerSelector], Entries] = {}
+        """The entries of identities by the selectors that select them: most identities share theirs."""
+        finish(self.read(filters))
+
+    def read(self, filters: Iterable[Filter]) -> Steps[None]:
+        """Take these filters in place of those there are, in steps; not to be used before the last one."""
+        self.filters = tuple(filters)
         self._says: dict[PeerSelector, list[tuple[tuple[PortKey, ...], Entry]]] = {}
-        if enforced:
-            for filter_ in self.filters:
-                self._read(filter_)
+        if self.enforced:
+            for number, filter_ in enumerate(self.filters):
+                if number % STEP == STEP - 1:
+                    yield
+                yield from self._read(filter_)
         else:
-            allow = Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_ANY[direction]]))
+            allow = Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_ANY[self.direction]]))
             self._says[ALL] = [((EVERYTHING,), allow)]
         self._anybody = anybody_entries(self._said(self._says.get(ALL, ())))
         self._peers = self._says.keys() - {ALL}
-        self._known: dict[frozenset[PeerSelector], Entries] = {}
-        """The entries of identities by the selectors that select them: most identities share theirs."""
 
-    def _read(self, filter_: Filter) -> None:
+    def _read(self, filter_: Filter) -> Steps[None]:
         """What a filter says to the peers of each of its selectors.
 
         What it says to some on a port is left out where it says the same to everybody.
@@ -99,7 +105,9 @@ class DirectionPolicy:
             return
         wildcard = filter_.wildcard if filter_.port.port or filter_.port.name else None
         for_everybody = self._entry(filter_, ALL, wildcard, None) if wildcard is not None else None
-        for peer, policy in filter_.selectors.items():
+        for number, (peer, policy) in enumerate(filter_.selectors.items()):
+            if number % STEP == STEP - 1:
+                yield
             entry = self._entry(filter_, peer, policy, wildcard if peer != ALL else None)
             if entry is None or (
                 peer != ALL and for_everybody is not None and entry.same_effect(for_everybody)
@@ -143,11 +151,11 @@ class DirectionPolicy:
 
     @staticmethod
     def _said(parts: Iterable[tuple[tuple[PortKey, ...], Entry]]) -> Entries:
-        entries: Entries = {}
+        found: dict[PortKey, list[Entry]] = {}
         for ports, entry in parts:
             for key in ports:
-                merge(entries, key, entry)
-        return entries
+                found.setdefault(key, []).append(entry)
+        return {key: Entry.merged(several) for key, several in found.items()}
 
     @property
     def peers(self) -> Iterable[PeerSelector]:

@@ -108,19 +108,19 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         """Whether packets fare the same, whatever the entries come from."""
         return (self.deny, self.redirect, self.auth) == (other.deny, other.redirect, other.auth)
 
-    def merged(self, other: Entry) -> Entry:
-        """Both for one key: deny is sticky, a redirect beats none, explicit authentication beats none."""
-        if self.deny != other.deny:
-            return self if self.deny else other
-        origins = self.origins | other.origins
-        if self.deny:
-            return Entry(deny=True, origins=origins)
-        redirects = [one for one in (self.redirect, other.redirect) if one is not None]
-        auths = [one for one in (self.auth, other.auth) if one is not None]
-        return Entry(
-            redirect=Redirect.merged(redirects),
-            auth=max(auths, default=None),
-            inherited_auth=max(self.inherited_auth, other.inherited_auth),
+    @classmethod
+    def merged(cls, entries: Sequence[Entry]) -> Entry:
+        """All for one key: deny is sticky, a redirect beats none, explicit authentication beats none."""
+        if len(entries) == 1:
+            return entries[0]
+        denies = [one for one in entries if one.deny]
+        origins = frozenset[RuleOrigin]().union(*(one.origins for one in denies or entries))
+        if denies:
+            return cls(deny=True, origins=origins)
+        return cls(
+            redirect=Redirect.merged([one.redirect for one in entries if one.redirect is not None]),
+            auth=max((one.auth for one in entries if one.auth is not None), default=None),
+            inherited_auth=max(one.inherited_auth for one in entries),
             origins=origins,
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from cells.policy.compute.selector_policy import RuleOrigin, SelectorPolicy, merged, merged_parser
+from cells.policy.compute.steps import STEP, Steps, finish
 from cells.policy.labels import ALL, LabelSet, PeerSelector, Requirement, Selector
 from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.rule import Above, Direction, PeerRule, PortRange, Ports, Rule
@@ -18,6 +19,9 @@ from cells.policy.rules.rule import Above, Direction, PeerRule, PortRange, Ports
 HOST = Selector.reserved("host")
 EVERY_PORT = PortRange(0, 0)
 _HOST = LabelSet.parse(["reserved:host"])
+
+_Origins = dict[tuple[PortRange, PeerSelector], dict[RuleOrigin, None]]
+"""Where selectors that several rules name on a port come from, in the order of the rules."""
 
 
 class Filter(msgspec.Struct):
@@ -42,8 +46,16 @@ def filters_of(
     ``fromRequires`` and ``toRequires`` of any rule narrow every endpoint selector of all. Raises
     PolicyConflictError.
     """
+    return finish(filters_in_steps(rules, direction, options))
+
+
+def filters_in_steps(
+    rules: Iterable[Rule], direction: Direction, options: PolicyOptions
+) -> Steps[dict[PortRange, Filter]]:
+    """What filters_of() gives, in steps."""
     rules = list(rules)
     found: dict[PortRange, Filter] = {}
+    origins: _Origins = {}
     required = {
         deny: tuple(
             requirement
@@ -55,12 +67,19 @@ def filters_of(
         )
         for deny in (False, True)
     }
-    for rule in rules:
+    for number, rule in enumerate(rules):
+        if number % STEP == STEP - 1:
+            yield
         for entry in rule.of(direction):
             origin = RuleOrigin(rule.labels, str(rule.source), entry.path)
             peers = _peers(entry, required[entry.deny])
             if peers is not None:
-                _add(found, direction, entry, peers, origin, options)
+                _add(found, direction, entry, peers, origin, options, origins)
+    for number, ((port, peer), several) in enumerate(origins.items()):
+        if number % STEP == STEP - 1:
+            yield
+        selectors = found[port].selectors
+        selectors[peer] = msgspec.structs.replace(selectors[peer], origins=tuple(several))
     return found
 
 
@@ -84,6 +103,7 @@ def _add(
     peers: Sequence[PeerSelector],
     origin: RuleOrigin,
     options: PolicyOptions,
+    origins: _Origins,
 ) -> None:
     for ports in entry.ports if entry.ports is not None else (Ports((EVERY_PORT,)),):
         policy = _policy(entry, ports.above, origin)
@@ -94,7 +114,7 @@ def _add(
             if existing is None:
                 found[port] = new
             else:
-                _merge(existing, new)
+                _merge(existing, new, origins)
 
 
 def _policy(entry: PeerRule, above: Above, origin: RuleOrigin) -> SelectorPolicy:
@@ -120,8 +140,14 @@ def _keep_host_open(filter_: Filter, options: PolicyOptions) -> None:
         filter_.selectors.setdefault(HOST, SelectorPolicy())
 
 
-def _merge(existing: Filter, new: Filter) -> None:
+def _merge(existing: Filter, new: Filter, origins: _Origins) -> None:
+    """Add what another rule asks. Origins of the same selector are collected apart: each is added once."""
     existing.parser = merged_parser(existing.parser, new.parser)
     for peer, policy in new.selectors.items():
         held = existing.selectors.get(peer)
-        existing.selectors[peer] = policy if held is None else merged(held, policy)
+        if held is None:
+            existing.selectors[peer] = policy
+            continue
+        several = origins.setdefault((existing.port, peer), dict.fromkeys(held.origins))
+        several.update(dict.fromkeys(policy.origins))
+        existing.selectors[peer] = merged(held, policy)

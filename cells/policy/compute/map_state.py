@@ -25,7 +25,7 @@ ANYBODY = 0
 def merge(entries: Entries, ports: PortKey, entry: Entry) -> None:
     """Add an entry to those of one identity."""
     held = entries.get(ports)
-    entries[ports] = entry if held is None else held.merged(entry)
+    entries[ports] = entry if held is None else Entry.merged((held, entry))
 
 
 def anybody_entries(anybody: Entries) -> Entries:

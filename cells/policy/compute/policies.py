@@ -14,11 +14,12 @@ import msgspec
 
 from cells.policy.compute.endpoint_policy import BY_ITSELF, DirectionPolicy, Proxies
 from cells.policy.compute.entries import Entry, Key
-from cells.policy.compute.filters import Filter
+from cells.policy.compute.filters import Filter, filters_in_steps
 from cells.policy.compute.map_state import ANYBODY, Entries
 from cells.policy.compute.repository import Changed, Repository
 from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
 from cells.policy.compute.selector_policy import PolicyConflictError
+from cells.policy.compute.steps import STEP, Steps, finish
 from cells.policy.labels import ALL, LabelSet, PeerSelector
 from cells.policy.rules import Direction
 
@@ -116,6 +117,12 @@ class ComputedPolicies:
         self._of_endpoint: dict[int, _Shared] = {}
         self._using: dict[PeerSelector, set[tuple[_Shared, Direction]]] = {}
         """Who has entries by identity for those of a selector; that for everybody has none."""
+        self._alike: dict[object, DirectionPolicy] = {}
+        """Directions of policies by all that decides them: pods that the same rules select share theirs."""
+        self._alike_at = -1
+        """The revision of the rules that these follow."""
+        self._recomputed = 0
+        """How often all policies changed for another reason than rules: named ports, proxies, labels."""
 
     def entries(self, endpoint: int) -> dict[tuple[Direction, Key], Entry]:
         """The whole policy of an endpoint."""
@@ -220,6 +227,7 @@ class ComputedPolicies:
         before = self.remove_identity(identity) if relabelled else []
         found = before + list(self._follow(self._cache.add_identity(identity, labels)))
         if relabelled:
+            self._recomputed += 1
             found += [self._recompute(one) for one in self._shared.values() if one.key.identity == identity]
         return found
 
@@ -229,11 +237,17 @@ class ComputedPolicies:
 
     def follow_rules(self, changed: Changed) -> list[Difference]:
         """Compute anew the policies that a change of rules concerns; every policy gets its revision."""
-        return [
-            self._recompute(shared)
-            for shared in list(self._shared.values())
-            if self._concerned(shared, changed)
-        ]
+        return [one for one in self.following(changed) if one is not None]
+
+    def following(self, changed: Changed) -> Iterator[Difference | None]:
+        """What follow_rules() does, in steps. Rules and identities may change meanwhile.
+
+        A difference is to be taken in before the next step: later ones build on it.
+        """
+        for shared in list(self._shared.values()):
+            yield None
+            if shared.endpoints and self._concerned(shared, changed):
+                yield (yield from self._recomputing(shared))
 
     def follow_ports(self, cluster_ports: Iterable[NamedPort]) -> list[Difference]:
         """The named ports of the cluster's pods are these now: compute anew what refers to ports by name."""
@@ -241,10 +255,14 @@ class ComputedPolicies:
         if ports == self._cluster_ports:
             return []
         self._cluster_ports = ports
+        self._recomputed += 1
+        self._alike.clear()
         return [self._recompute(shared) for shared in list(self._shared.values()) if _names_ports(shared)]
 
     def recompute_all(self) -> list[Difference]:
         """Compute every policy anew: proxies came or went, or to be sure."""
+        self._recomputed += 1
+        self._alike.clear()
         return [self._recompute(shared) for shared in list(self._shared.values())]
 
     def _concerned(self, shared: _Shared, changed: Changed) -> bool:
@@ -276,9 +294,12 @@ class ComputedPolicies:
             yield Difference(shared.key, endpoints, entries, shared.enforced, shared.revision)
 
     def _recompute(self, shared: _Shared) -> Difference:
+        return finish(self._recomputing(shared))
+
+    def _recomputing(self, shared: _Shared) -> Steps[Difference]:
         changed: dict[Direction, ChangedEntries] = {}
         try:
-            changed = self._compute(shared)
+            changed = yield from self._computing(shared)
             shared.error = ""
         except PolicyConflictError as conflict:
             shared.error = str(conflict)
@@ -286,36 +307,81 @@ class ComputedPolicies:
             shared.key, frozenset(shared.endpoints), changed, shared.enforced, shared.revision, shared.error
         )
 
-    def _compute(self, shared: _Shared) -> dict[Direction, ChangedEntries]:
-        """Compute a policy whole; what changed. Raises PolicyConflictError; then nothing has."""
-        labels = self._labels(shared)
-        resolved = {direction: self._repository.resolve(labels, direction) for direction in DIRECTIONS}
+    def _computing(self, shared: _Shared) -> Steps[dict[Direction, ChangedEntries]]:
+        """Compute a policy whole; what changed. Raises PolicyConflictError; then nothing has.
+
+        If anything it depends on changes between two steps, it begins again.
+        """
+        while True:
+            state = self._repository.revision, self._recomputed
+            try:
+                directions = yield from self._directions(shared)
+            except PolicyConflictError:
+                if state == (self._repository.revision, self._recomputed):
+                    raise
+                continue
+            peers = [peer for policy in directions.values() for peer in policy.peers]
+            yield from self._use(peers)
+            used = self._shared.get(shared.key) is shared
+            if used and state == (self._repository.revision, self._recomputed):
+                break
+            self._stop_using(peers)
+            if not used:
+                return {}
         released = list(shared.peers)
-        options = self._repository.options
-        localhost = options.always_allows_localhost and not labels.has_reserved("host")
-        former = shared.directions
-        shared.directions = {
-            direction: DirectionPolicy(
-                direction,
-                one.filters,
-                self._cache,
-                enforced=one.enforced,
-                named_ports=partial(self._ports, shared, direction),
-                proxies=self._proxies,
-                dual_stack=options.dual_stack,
-                localhost=localhost and direction == "ingress",
-            )
-            for direction, one in resolved.items()
-        }
-        shared.enforced = {direction: one.enforced for direction, one in shared.directions.items()}
+        before = shared.directions
+        shared.directions = directions
+        shared.enforced = {direction: one.enforced for direction, one in directions.items()}
         for direction, peer in shared.peers:
-            self._cache.add_selector(peer)
             if peer != ALL:
                 self._using.setdefault(peer, set()).add((shared, direction))
-        changed = {one: self._refill(shared, one, former.get(one)) for one in DIRECTIONS}
+        changed = {one: self._refill(shared, one, before.get(one)) for one in DIRECTIONS}
         self._release(shared, released)
         shared.revision = self._repository.revision
         return changed
+
+    def _use(self, peers: Iterable[PeerSelector]) -> Steps[None]:
+        for number, peer in enumerate(peers):
+            if number % STEP == STEP - 1:
+                yield
+            self._cache.add_selector(peer)
+
+    def _stop_using(self, peers: Iterable[PeerSelector]) -> None:
+        for peer in peers:
+            self._cache.remove_selector(peer)
+
+    def _directions(self, shared: _Shared) -> Steps[dict[Direction, DirectionPolicy]]:
+        labels = self._labels(shared)
+        selecting = self._repository.selecting(labels)
+        options = self._repository.options
+        localhost = options.always_allows_localhost and not labels.has_reserved("host")
+        found: dict[Direction, DirectionPolicy] = {}
+        for direction in DIRECTIONS:
+            revision = self._repository.revision
+            if revision != self._alike_at:
+                self._alike.clear()
+                self._alike_at = revision
+            enforced, rules = self._repository.speaking(labels, direction, selecting)
+            here = localhost and direction == "ingress"
+            decides = direction, enforced, here, shared.key.named_ports, tuple(map(id, rules))
+            policy = self._alike.get(decides)
+            if policy is None:
+                filters = yield from filters_in_steps(rules, direction, options)
+                policy = DirectionPolicy(
+                    direction,
+                    (),
+                    self._cache,
+                    enforced=enforced,
+                    named_ports=partial(self._ports, shared, direction),
+                    proxies=self._proxies,
+                    dual_stack=options.dual_stack,
+                    localhost=here,
+                )
+                yield from policy.read(filters.values())
+                if revision == self._repository.revision:
+                    self._alike[decides] = policy
+            found[direction] = policy
+        return found
 
     @staticmethod
     def _refill(shared: _Shared, direction: Direction, former: DirectionPolicy | None) -> ChangedEntries:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
@@ -29,6 +29,13 @@ class Resolved(msgspec.Struct, frozen=True):
     filters: tuple[Filter, ...]
 
 
+class Speaking(NamedTuple):
+    """The rules that decide a direction of the endpoints with some labels."""
+
+    enforced: bool
+    rules: tuple[Rule, ...]
+
+
 class Changed(NamedTuple):
     """A change of the rules: the revision it made, and the rules that went or came."""
 
@@ -38,6 +45,12 @@ class Changed(NamedTuple):
     def concerns(self, labels: LabelSet) -> bool:
         """Whether endpoints with these labels may have another policy now."""
         return any(rule.subject.matches(labels) for rule in self.rules)
+
+    @classmethod
+    def all_of(cls, changes: Iterable[Changed]) -> Changed:
+        """Several changes as one, at the last one's revision. There is at least one."""
+        several = list(changes)
+        return cls(several[-1].revision, tuple(rule for one in several for rule in one.rules))
 
 
 class Repository:
@@ -104,9 +117,11 @@ class Repository:
         for rule in rules:
             for key in rule.subject.index_keys() or (None,):
                 self._by_key.setdefault(key, {})[source] = None
-        came, went = Counter(_names(rules)), Counter(_names(held))
-        if came != went:
-            self._names = self._names + came - went
+        self._names.update(_names(rules))
+        for name in _names(held):
+            self._names[name] -= 1
+            if not self._names[name]:
+                del self._names[name]
         self.revision += 1
         return Changed(self.revision, (*held, *rules))
 
@@ -173,22 +188,28 @@ class Repository:
             if rule.selects_nodes == is_host and rule.subject.matches(labels)
         ]
 
+    def speaking(self, labels: LabelSet, direction: Direction, selecting: Iterable[Rule]) -> Speaking:
+        """The rules that decide a direction, out of those that select the endpoints with these labels."""
+        options = self._world.options
+        is_host = labels.has_reserved("host")
+        if options.enable_policy == "never" or (is_host and not options.enable_host_firewall):
+            return Speaking(enforced=False, rules=())
+        rules = [rule for rule in selecting if rule.of(direction)]
+        always = options.enable_policy == "always" or (options.enforces_init and labels.has_reserved("init"))
+        if not always and not rules:
+            return Speaking(enforced=False, rules=())
+        if not always and not any(rule.default_deny(direction) for rule in rules):
+            rules.append(_ALLOW_ALL[direction])
+        return Speaking(enforced=True, rules=tuple(rules))
+
     def resolve(self, labels: LabelSet, direction: Direction) -> Resolved:
         """What the rules say of a direction of the endpoints with these labels.
 
         Raises PolicyConflictError when two of the rules cannot both hold.
         """
-        options = self._world.options
-        is_host = labels.has_reserved("host")
-        if options.enable_policy == "never" or (is_host and not options.enable_host_firewall):
-            return Resolved(enforced=False, filters=())
-        speaking = [rule for rule in self.selecting(labels) if rule.of(direction)]
-        always = options.enable_policy == "always" or (options.enforces_init and labels.has_reserved("init"))
-        if not always and not speaking:
-            return Resolved(enforced=False, filters=())
-        if not always and not any(rule.default_deny(direction) for rule in speaking):
-            speaking.append(_allow_all(direction))
-        return Resolved(enforced=True, filters=tuple(filters_of(speaking, direction, options).values()))
+        speaking = self.speaking(labels, direction, self.selecting(labels))
+        filters = filters_of(speaking.rules, direction, self._world.options)
+        return Resolved(speaking.enforced, tuple(filters.values()))
 
 
 def _names(rules: Iterable[Rule]) -> Iterator[FQDNSelector]:
@@ -211,6 +232,9 @@ def _allow_all(direction: Direction) -> Rule:
         labels=(),
         path="",
     )
+
+
+_ALLOW_ALL = {direction: _allow_all(direction) for direction in get_args(Direction)}
 
 
 __all__ = ["FIRST_REVISION", "Changed", "Repository", "Resolved", "RuleOrigin"]

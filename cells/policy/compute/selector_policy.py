@@ -65,10 +65,12 @@ def merged_parser(one: str, other: str) -> str:
 
 
 def merged(held: SelectorPolicy, new: SelectorPolicy) -> SelectorPolicy:
-    """Both at once: a deny stands alone, L7 rules add up. Raises PolicyConflictError."""
-    origins = tuple(dict.fromkeys((*held.origins, *new.origins)))
+    """Both at once: a deny stands alone, L7 rules add up. Raises PolicyConflictError.
+
+    The result has the origins of ``held``: collecting those of many rules here would take quadratic time.
+    """
     if held.deny or new.deny:
-        return SelectorPolicy(deny=True, origins=origins)
+        return held if held.deny else SelectorPolicy(deny=True, origins=held.origins)
     if held.auth is not None and new.auth is not None and held.auth != new.auth:
         raise PolicyConflictError(f"cannot merge conflicting authentication types ({held.auth}/{new.auth})")
     for one, other in (
@@ -85,7 +87,7 @@ def merged(held: SelectorPolicy, new: SelectorPolicy) -> SelectorPolicy:
         terminating_tls=held.terminating_tls or new.terminating_tls,
         originating_tls=held.originating_tls or new.originating_tls,
         auth=held.auth or new.auth,
-        origins=origins,
+        origins=held.origins,
     )
 
 

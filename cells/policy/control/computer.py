@@ -6,7 +6,7 @@ Needs:  NodePolicy, for the mode; PolicyOptions.   Gives: RulePolicy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,7 @@ from cells.policy.compute import (
     Repository,
     SelectorCache,
     SelectorPolicy,
+    in_slices,
     map_entry,
     map_key,
 )
@@ -170,9 +171,25 @@ class RulePolicy:
         """Put a policy object in force. Raises PolicyError; then what its name said before stays."""
         return self._follow(self._repository.apply(object_))
 
+    def put(self, object_: Mapping[str, Any]) -> Changed:
+        """The same, but the policies that follow are computed by follow(), for many objects at once."""
+        return self._repository.apply(object_)
+
     def delete(self, source: Source) -> list[EndpointPolicy]:
         """Take an object out of force."""
         return self._follow(self._repository.delete(source))
+
+    def remove(self, source: Source) -> Changed:
+        """The same, but the policies that follow are computed by follow()."""
+        return self._repository.delete(source)
+
+    async def follow(self, changes: Sequence[Changed]) -> list[EndpointPolicy]:
+        """The rows of all endpoints after these changes, computed with turns of the loop in between."""
+        if not changes:
+            return []
+        async for difference in in_slices(self._computed.following(Changed.all_of(changes))):
+            self._collect([difference], {})
+        return self._rows()
 
     def set_group(
         self, name: str, prefixes: tuple[Prefix, ...] | None
@@ -215,6 +232,9 @@ class RulePolicy:
     def _follow(self, changed: Changed) -> list[EndpointPolicy]:
         """The rows of all endpoints: those whose entries stay have the new revision all the same."""
         self._collect(self._computed.follow_rules(changed), {})
+        return self._rows()
+
+    def _rows(self) -> list[EndpointPolicy]:
         computed = self._computed
         return [self._row(one) for one in computed.all_endpoints() if not computed.error(one)]
 

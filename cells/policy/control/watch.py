@@ -36,6 +36,7 @@ from cells.kubernetes import (
     Pod,
     Resources,
 )
+from cells.policy.compute import Changed, in_slices
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.followed import Followed
@@ -148,32 +149,42 @@ class PolicyWatch:
 
     async def _follow_policies(self, kind: Kind[Any], changes: list[Change[Object]]) -> None:
         began = time.monotonic()
-        rows: list[EndpointPolicy] = []
         taken: dict[PolicySource, dict[str, Any]] = {}
-        for change in changes:
-            namespace, name = _key(change)
-            source = PolicySource(kind.kind, namespace, name)
-            if change.row is None:
-                self._taken.pop(source, None)
-                rows += self._policy.delete(source)
-                self._counts.changed(valid=True)
-                with self._statuses.txn() as statuses:
-                    statuses.delete((kind.kind, namespace, name))
-                continue
-            object_ = _as_object(kind, change.row)
-            if self._taken.get(source) == object_:
-                continue
-            taken[source] = object_
-            try:
-                rows += self._policy.apply(object_)
-            except PolicyError as error:
-                self._refused(source, error)
-            else:
-                self._accepted(source)
+        changed: list[Changed] = []
+        # While it takes turns with others, maps must not lose what its own new rules are to allow.
+        with self._policies.taking_nothing():
+            async for change in in_slices(changes):
+                changed += self._take_in(kind, change, taken)
+            rows = await self._policy.follow(changed)
         await self._follow_rules(rows)
+        await self._policies.apply()
         self._taken |= taken
         if taken:
             self._counts.realized(kind.kind, time.monotonic() - began)
+
+    def _take_in(
+        self, kind: Kind[Any], change: Change[Object], taken: dict[PolicySource, dict[str, Any]]
+    ) -> Iterator[Changed]:
+        """Change the rules as one object did; nothing where that was its status alone, or is refused."""
+        namespace, name = _key(change)
+        source = PolicySource(kind.kind, namespace, name)
+        if change.row is None:
+            self._taken.pop(source, None)
+            yield self._policy.remove(source)
+            self._counts.changed(valid=True)
+            with self._statuses.txn() as statuses:
+                statuses.delete((kind.kind, namespace, name))
+            return
+        object_ = _as_object(kind, change.row)
+        if self._taken.get(source) == object_:
+            return
+        taken[source] = object_
+        try:
+            yield self._policy.put(object_)
+        except PolicyError as error:
+            self._refused(source, error)
+        else:
+            self._accepted(source)
 
     async def _follow_groups(self, changes: list[Change[CiliumCIDRGroup]]) -> None:
         rows: list[EndpointPolicy] = []

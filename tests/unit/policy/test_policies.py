@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cells.policy.compute import Entry, Key, Redirect, Repository, SelectorCache
+from cells.policy.compute import (
+    Changed,
+    Entry,
+    Key,
+    Redirect,
+    Repository,
+    SelectorCache,
+    endpoint_policy,
+    filters,
+    policies,
+)
 from cells.policy.compute.filters import Filter
 from cells.policy.compute.policies import ComputedPolicies, Difference, NamedPort, PolicyKey
 from cells.policy.compute.selector_policy import SelectorPolicy
@@ -103,6 +115,85 @@ def test_whatever_happens_maps_hold_what_would_be_computed_anew(happens: list[tu
         if anew is not None:
             assert node.maps[1] == anew
         assert node.maps[1] == node.maps[2]
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computations yield after every second rule, filter and selector."""
+    for module in (endpoint_policy, filters, policies):
+        monkeypatch.setattr(module, "STEP", 2)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, len(OBJECTS) - 1), min_size=1, max_size=12), steps, st.integers(1, 9))
+def test_rules_identities_and_endpoints_may_change_between_the_steps_of_a_batch(
+    small_steps: None, batch: list[int], happens: list[tuple[str, int]], every: int
+) -> None:
+    node = Node()
+    changes = []
+    for which in batch:
+        try:
+            changes.append(node.repository.apply(OBJECTS[which]))
+        except PolicyError:
+            continue
+    if not changes:
+        return
+    waiting = [(what, which) for what, which in happens if (what, which) != ("come", CART)]
+    for number, difference in enumerate(node.policies.following(Changed.all_of(changes))):
+        if difference is not None:
+            node.write(difference)
+        elif waiting and not number % every:
+            node.step(*waiting.pop())
+    anew = node.computed_anew()
+    if anew is not None:
+        assert node.maps[1] == anew
+    assert node.maps[1] == node.maps[2]
+    for endpoint in node.maps:
+        node.policies.delete_endpoint(endpoint)
+    assert list(node.cache.selectors) == []
+
+
+def test_an_endpoint_that_goes_between_the_steps_of_a_batch_leaves_no_selectors(small_steps: None) -> None:
+    node = Node()
+    changes = [node.repository.apply(one) for one in OBJECTS[:40] if one["kind"] == "CiliumNetworkPolicy"]
+    for number, _ in enumerate(node.policies.following(Changed.all_of(changes))):
+        if number == 3:
+            for endpoint in node.maps:
+                node.policies.delete_endpoint(endpoint)
+    assert list(node.cache.selectors) == []
+
+
+@pytest.mark.parametrize("peers", ["the same", "one each"])
+def test_many_objects_at_once_cost_by_their_number_not_its_square(peers: str) -> None:
+    def calls(count: int) -> int:
+        """Function calls that a batch of so many objects takes, all of which select both endpoints."""
+        node = Node()
+        changes = [node.repository.apply(_allows(number, peers)) for number in range(count)]
+        made = 0
+
+        def counting(_frame: object, _event: str, _argument: object) -> None:
+            nonlocal made
+            made += 1
+
+        sys.setprofile(counting)
+        try:
+            for difference in node.policies.following(Changed.all_of(changes)):
+                if difference is not None:
+                    node.write(difference)
+        finally:
+            sys.setprofile(None)
+        return made
+
+    assert calls(800) < 5 * calls(200)
+
+
+def _allows(number: int, peers: str) -> dict[str, Any]:
+    app = "frontend" if peers == "the same" else f"a{number}"
+    return {
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": f"p{number}", "namespace": "shop"},
+        "spec": {"endpointSelector": {}, "ingress": [{"fromEndpoints": [{"matchLabels": {"app": app}}]}]},
+    }
 
 
 def test_a_selector_nobody_uses_is_forgotten() -> None:
