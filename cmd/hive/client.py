@@ -19,6 +19,14 @@ DEFAULT_SOCKET = Path("/var/run/cilium/cilium.sock")
 TIMEOUT = 30.0
 
 
+class RefusedError(click.ClickException):
+    """Raised when the agent answers a question with an error; ``reason`` is the agent's own line."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP/1.1 over a unix socket."""
 
@@ -70,7 +78,7 @@ def ask(
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise click.ClickException(_refusal(path, answer, content, missing))
+        raise RefusedError(_refusal(path, answer, content, missing), _text(content, answer.reason))
     try:
         return json.loads(content) if content else None
     except ValueError as error:

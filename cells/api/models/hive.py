@@ -81,37 +81,6 @@ class Settings(Model, frozen=True):
 # --- policies --------------------------------------------------------------------------------------
 
 
-class NearRule(Model, frozen=True, omit_defaults=False):
-    """A rule that almost allows a connection, and what is missing."""
-
-    rule: str
-    missing: str
-
-
-class ExplainedDirection(Model, frozen=True, omit_defaults=False):
-    """How one direction of a connection fares at an endpoint, and by which rules; all in words."""
-
-    direction: str
-    of: str
-    verdict: str
-    allowed: bool
-    enforced: bool
-    """Whether any policy speaks of the direction."""
-    entry: str
-    rules: Sequence[str]
-    near: Sequence[NearRule]
-    requests: Sequence[str]
-    """Requests of HTTP that a proxy lets through; none where it reads none, or all may pass."""
-
-
-class Explained(Model, frozen=True, omit_defaults=False):
-    """How a connection fares as far as this node decides; ``elsewhere`` says what others do."""
-
-    allowed: bool
-    directions: Sequence[ExplainedDirection]
-    elsewhere: Sequence[str]
-
-
 class DecidingRule(Model, frozen=True, omit_defaults=False):
     """A rule in words, and its labels."""
 
@@ -130,9 +99,12 @@ class VerdictRules(Model, frozen=True, omit_defaults=False):
 
 
 class Reached(Model, frozen=True, omit_defaults=False):
-    """Whether a pod reaches another, and which directions deny it; none when it does."""
+    """How a pod reaches another, and which directions deny it."""
 
     source: str = field(name="from")
     destination: str = field(name="to")
-    port: str = ""
-    denied: str = ""
+    port: str
+    """Empty where several fare differently."""
+    verdict: str
+    headline: str
+    denied: str

@@ -10,6 +10,7 @@ from typing import Any
 from cells.api.models import cilium_rows as rows
 from cells.api.models import hive as wire
 from cells.api.openapi.described import Answer, Body, Described, ok, path, query
+from cells.policy.control import Explained
 
 OBJECT: Any = dict[str, object]
 TABLE = path("table", "A table, by its name.", example="endpoints")
@@ -17,8 +18,8 @@ ROWS: Any = dict[str, list[wire.TableRow]]
 NO_TABLE = Answer(404, "There is no such table.", wire.Failure)
 
 PORT = (
-    query("port", "The destination's, 80 by default; for ICMP the type.", kind=int, example=80),
-    query("protocol", "TCP by default.", example="TCP"),
+    query("port", "The destination's, a number or a name; for ICMP the type.", example="80"),
+    query("protocol", "Of the port; TCP by default, of a service whichever it has.", example="TCP"),
 )
 UNKNOWN_END = Answer(400, "An end is not known here, or there is no such port or protocol.", wire.Failure)
 
@@ -27,10 +28,10 @@ OPERATIONS = (
         "GET",
         "/hive/policy/explain",
         "Why a connection is allowed or not",
-        (ok("Both directions, as far as this node decides them.", wire.Explained), UNKNOWN_END),
+        (ok("Each way it may take, as far as this node decides them.", Explained), UNKNOWN_END),
         (
             query("source", "A pod, an address, a reserved identity, or a number.", example="host"),
-            query("destination", "Likewise.", example="10.0.1.77"),
+            query("destination", "Likewise, or a service.", example="10.0.1.77"),
             *PORT,
         ),
     ),

@@ -16,45 +16,83 @@ from cells.cluster.nodes import NodeSettings
 from cells.config import AgentConfig
 from cells.kubernetes import KubernetesSettings, Resources
 from cells.observe import metrics
+from cells.policy.compute import DirectionPolicy, NamedPort
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.edges import DNSProxyPort, HTTPProxyPorts
 from cells.policy.control.http_redirects import HTTPRedirect, HTTPRedirects, http_redirects
 from cells.policy.control.name_rules import NameFilter, NameRules, name_matches
-from cells.policy.control.named_ports import PodPorts
+from cells.policy.control.named_ports import PodPorts, of_pod, of_remote
 from cells.policy.control.names import NamedAddresses
 from cells.policy.control.services import ClusterServices
 from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject, policy_objects
 from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
-from cells.policy.explain import Reason
-from cells.policy.labels import canonical_name
+from cells.policy.explain import (
+    Asked,
+    End,
+    Explained,
+    ExplainedDirection,
+    Frontend,
+    NearRule,
+    Served,
+    Target,
+    UnanswerableError,
+    Way,
+    explained,
+    headless,
+    parse_asked,
+    refusal,
+    source_of,
+    targets_of,
+)
+from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
 from cells.policy.rules import PROTOCOLS, SERVED, Direction, HTTPRule, PolicyOptions, Services
 from lifecycle import Member, config, invoke, module, provide, provide_private
 
 __all__ = [
     "PROTOCOLS",
+    "Asked",
     "DNSProxyPort",
     "Direction",
+    "DirectionPolicy",
+    "End",
+    "Explained",
+    "ExplainedDirection",
+    "Frontend",
     "HTTPProxyPorts",
     "HTTPRedirect",
     "HTTPRule",
+    "LabelSet",
     "NameFilter",
     "NameRules",
     "NamedAddresses",
+    "NamedPort",
+    "NearRule",
     "PolicyObject",
     "PolicyRuleSettings",
     "PolicyView",
     "PolicyWatch",
     "PortUse",
-    "Reason",
     "RulePolicy",
     "SelectorUse",
+    "Served",
+    "Target",
+    "UnanswerableError",
+    "Way",
     "canonical_name",
     "cell",
+    "explained",
+    "headless",
     "name_matches",
+    "of_pod",
+    "of_remote",
+    "parse_asked",
+    "refusal",
+    "source_of",
+    "targets_of",
 ]
 
 

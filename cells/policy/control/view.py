@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from cells.cluster.identity import Label, parse
-from cells.policy.compute import Filter, Match, SelectorPolicy, lookup
+from cells.policy.compute import DirectionPolicy, Filter, Match, SelectorPolicy, lookup
 from cells.policy.control.computer import RulePolicy
-from cells.policy.explain import Reason, decide
-from cells.policy.labels import LabelSet, PeerSelector, selector_text
+from cells.policy.labels import PeerSelector, selector_text
 from cells.policy.rules import PROTOCOLS, Direction, rule_objects
 
 ANY_SOURCES = frozenset({"any", "unspec"})
@@ -93,20 +92,9 @@ class PolicyView:
             return []
         return [_port_use(filter_) for filter_ in policy.filters]
 
-    def explain(
-        self,
-        endpoint_id: int,
-        direction: Direction,
-        peer: int,
-        labels: Collection[str],
-        protocol: int,
-        port: int,
-    ) -> Reason | None:
-        """Why a packet from or to a peer with these labels fares as it does; None without a policy."""
-        policy = self._policy.computed.direction(endpoint_id, direction)
-        if policy is None:
-            return None
-        return decide(policy, peer, LabelSet.parse(labels), protocol, port)
+    def policy(self, endpoint_id: int, direction: Direction) -> DirectionPolicy | None:
+        """What holds for a direction of an endpoint; not to be changed. None without a policy."""
+        return self._policy.computed.direction(endpoint_id, direction)
 
     def knows(self, endpoint_id: int) -> bool:
         """Whether the endpoint has a policy by rules."""

@@ -109,6 +109,10 @@ class Cluster:
                 self._local[prefix] = FIRST_LOCAL_IDENTITY + len(self._local)
                 self.cache.add_identity(self._local[prefix], prefix_labels(prefix, dual_stack=False))
 
+    def objects(self, kind: str) -> list[Mapping[str, Any]]:
+        """The objects of a kind."""
+        return [one.object for one in self._by_kind.get(kind, ())]
+
     def _add_pod(self, located: Located) -> None:
         metadata, spec = located.object["metadata"], located.object.get("spec") or {}
         name = PodName(metadata.get("namespace") or "default", metadata["name"])

@@ -57,6 +57,11 @@ from cells.services.model import (
     LoadBalancerOptions,
     ServiceName,
     ServiceType,
+    backends_by_port,
+    backends_of,
+    is_headless,
+    seen_inside,
+    selectable,
 )
 from cells.services.outside import NodePorts
 from cells.services.settings import Seed, ServiceSettings
@@ -72,13 +77,19 @@ __all__ = [
     "Frontend",
     "FrontendKey",
     "HandMade",
+    "LoadBalancerOptions",
     "LocalRedirect",
     "ServedFrontend",
     "ServiceMaps",
     "ServiceName",
     "ServiceType",
     "ServicesByHand",
+    "backends_by_port",
+    "backends_of",
     "cell",
+    "is_headless",
+    "seen_inside",
+    "selectable",
 ]
 
 SWEEP: Final = minutes(1)

@@ -8,7 +8,13 @@ from cells.services.model.annotations import faults_of
 from cells.services.model.backends import WEIGHT, backends_of, state_of, weight_of
 from cells.services.model.catalog import ServiceCatalog
 from cells.services.model.claims import Delete, FrontendChange, Upsert
-from cells.services.model.frontends import frontends_of, selectable
+from cells.services.model.frontends import (
+    backends_by_port,
+    frontends_of,
+    is_headless,
+    seen_inside,
+    selectable,
+)
 from cells.services.model.health import HealthAnswer, health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, read_redirect
@@ -48,11 +54,14 @@ __all__ = [
     "ServiceName",
     "ServiceType",
     "Upsert",
+    "backends_by_port",
     "backends_of",
     "faults_of",
     "frontends_of",
     "health_answers",
+    "is_headless",
     "read_redirect",
+    "seen_inside",
     "selectable",
     "state_of",
     "unserved_of",

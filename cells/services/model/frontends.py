@@ -46,11 +46,16 @@ def frontends_of(
 
     None for a headless or external-name service, and for one that is exposed on other nodes only.
     """
-    if service.spec.type == "ExternalName" or service.spec.cluster_ip == HEADLESS:
+    if service.spec.type == "ExternalName" or is_headless(service):
         return []
     if not is_exposed(service, node, options):
         return []
     return list(_Conversion(service, backends, node, options).frontends())
+
+
+def is_headless(service: Service) -> bool:
+    """Whether it has no address: its name stands for its backends'."""
+    return service.spec.cluster_ip == HEADLESS
 
 
 class _Conversion:
@@ -225,3 +230,19 @@ def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend
         active = [one for one in backends if one.state is BackendState.TERMINATING]
     chosen = set(map(id, active))
     return active, [one for one in backends if id(one) not in chosen]
+
+
+def seen_inside(frontends: Sequence[Frontend]) -> list[Frontend]:
+    """The frontends as clients in the cluster see them: of an address with two scopes the internal one."""
+    internal = {one.key.address for one in frontends if one.key.scope == INTERNAL}
+    return [one for one in frontends if one.key.scope == INTERNAL or one.key.address not in internal]
+
+
+def backends_by_port(backends: Backends) -> Iterator[tuple[str, int, int, list[Backend]]]:
+    """The backends that clients of a headless service get, by name, number and protocol of their port."""
+    for name, some in backends.items():
+        found: dict[tuple[int, int], list[Backend]] = {}
+        for one in selectable(some)[0]:
+            found.setdefault((one.address.port, one.address.protocol), []).append(one)
+        for (port, protocol), meant in found.items():
+            yield name, port, protocol, meant

@@ -5,23 +5,33 @@ Needs: the folder.   Gives: command.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
+from hive.client import RefusedError, ask, socket_option, timeout_option
 from hive.output import document, output_option, table
 from hive.policy import agent
 
 if TYPE_CHECKING:
     from cells.policy.compute.selector_policy import RuleOrigin
-    from cells.policy.explain import Cluster, KnownPod, Reason
+    from cells.policy.explain import Cluster, End, Explained, Target
 
-DENIED, WRONG = 1, 1
+WRONG = 1
+CODES = {"allowed": 0, "denied": 1, "elsewhere": 3, "mixed": 4}
+"""Exit codes by verdict."""
+VERDICT_COLOURS = {"allowed": "green", "denied": "red", "elsewhere": "yellow", "mixed": "red"}
 COLOURS = {"error": "red", "warning": "yellow", "note": "bright_black"}
+
+
+class UnansweredError(click.ClickException):
+    """Raised for a question that is not understood, or that cannot be answered here."""
+
+    exit_code = 2
 
 
 @click.group()
@@ -62,7 +72,7 @@ def check(folder: Path, output: str) -> int:
     "--manifests",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Use a folder of manifests, not the agent: pods, namespaces, policies, CIDR groups, services.",
+    help="Use a folder of manifests, not the agent: pods, namespaces, nodes, services, policies, groups.",
 )
 @click.option(
     "--all", "namespace", metavar="NAMESPACE", help="A table instead: who reaches whom in NAMESPACE."
@@ -81,162 +91,105 @@ def explain(
     timeout: float,
     output: str,
 ) -> int:
-    """Say whether SRC may reach DST, which rule decides, and what would change it.
+    """Explain whether SRC may reach DST, which rule decides, and what would change it.
 
-    SRC and DST are pods (NAMESPACE/NAME), addresses, names, or identities, reserved (host, world, ...) or by
-    number; of a folder also networks. The agent knows the names that its pods have asked DNS for. Exits 1
-    when the connection is denied.
+    SRC and DST are pods or services (NAMESPACE/NAME), addresses, names, or identities, reserved (host,
+    world, ...) or by number; of a folder also networks. A service means each of its backends. PORT is a
+    number or a name; without it every port is asked of that policies tell from others. The agent knows the
+    names that its pods have asked DNS for.
+
+    \b
+    Exit codes:
+      0  allowed
+      1  denied
+      2  the question cannot be answered
+      3  allowed by this node's agent; another node decides the other direction
+      4  some backends or ports are denied, others are not
     """
-    cluster = _read(folder) if folder is not None else None
+    from cells.policy.explain import UnanswerableError, parse_asked, parse_destination
 
-    def ask_agent(what: str, port: Port, **query: str) -> Any:
-        asked = urlencode({**query, "port": port.port, "protocol": port.name})
-        return ask(f"/hive/policy/{what}?{asked}", agent_socket, timeout=timeout)
-
-    if namespace is not None:
-        port = _port(table_port or "80/TCP")
-        if cluster is None:
-            return _show_reachability(ask_agent("reachability", port, namespace=namespace), output)
-        return _show_reachability(_reachability(cluster, namespace, port), output)
-    if source is None or destination is None:
-        raise click.UsageError("expected SRC and DST, or --all NAMESPACE")
-    name, port = _split(destination)
-    if cluster is None:
-        told = ask_agent("explain", port, source=source, destination=name)
-    else:
-        directions = _decide(
-            cluster, _peer(cluster, source.removeprefix("reserved:")), _peer(cluster, name), port
-        )
-        told = _as_object(cluster, directions, all(one.allowed for _, one in directions))
-    if (text := document(told, output)) is not None:
+    try:
+        if namespace is not None:
+            port = parse_asked(table_port) if table_port else None
+            query = {} if port is None else {"port": port.port, "protocol": port.protocol}
+            if folder is not None:
+                rows = _reachability(_read(folder), namespace, table_port or "")
+            else:
+                rows = _ask("reachability", agent_socket, timeout, namespace=namespace, **query)
+            return _show_reachability(rows, output)
+        if source is None or destination is None:
+            raise click.UsageError("expected SRC and DST, or --all NAMESPACE")
+        name, asked = parse_destination(destination)
+        found: Any
+        if folder is not None:
+            found = _as_object(_explained(_read(folder), source, destination))
+        else:
+            query = {"port": asked.port, "protocol": asked.protocol}
+            found = _ask("explain", agent_socket, timeout, source=source, destination=name, **query)
+    except UnanswerableError as error:
+        raise UnansweredError(str(error)) from None
+    if (text := document(found, output)) is not None:
         click.echo(text)
     else:
-        _tell(source, name, port, told)
-    return 0 if told["allowed"] else DENIED
+        _show(destination.removeprefix("reserved:"), found)
+    return CODES[found["verdict"]]
 
 
-class Port(NamedTuple):
-    """A port and its protocol's number; for ICMP the port is the type."""
-
-    port: int
-    protocol: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.port}/{self.name}"
-
-
-class Peer(NamedTuple):
-    """One end: an identity, and the pod that has it if it is one."""
-
-    identity: int
-    pod: KnownPod | None
+def _ask(what: str, agent_socket: Path, timeout: float, **query: str) -> Any:
+    """Ask the agent. Raises UnansweredError for what it cannot answer."""
+    asked = urlencode({name: value for name, value in query.items() if value})
+    try:
+        return ask(f"/hive/policy/{what}?{asked}", agent_socket, timeout=timeout)
+    except RefusedError as refused:
+        raise UnansweredError(refused.reason) from None
 
 
 def _read(folder: Path) -> Cluster:
     from cells.policy.explain import Cluster, read_folder
-    from cells.policy.rules import PolicyOptions
+    from cells.policy.rules import SERVED
 
     try:
-        return Cluster(read_folder(folder), PolicyOptions())
+        return Cluster(read_folder(folder), SERVED)
     except OSError as error:
         raise click.ClickException(f"{folder} cannot be read: {error.strerror}") from None
 
 
-def _split(text: str) -> tuple[str, Port]:
-    text = text.removeprefix("reserved:")
-    if text.startswith("["):
-        name, _, port = text[1:].partition("]")
-        return name, _port(port.removeprefix(":") or "80/TCP")
-    if text.count(":") > 1:
-        return text, _port("80/TCP")
-    name, _, port = text.partition(":")
-    return name, _port(port or "80/TCP")
+def _explained(cluster: Cluster, source: str, destination: str) -> Explained:
+    """The answer of a folder. Raises UnanswerableError."""
+    from cells.policy.explain import parse_destination, source_of, targets_of
+    from hive.policy.folder import FolderDirectory
+
+    directory = FolderDirectory(cluster)
+    name, asked = parse_destination(destination)
+    client = source_of(directory, source)
+    return _of_targets(cluster, client, name, targets_of(directory, name, asked, client))
 
 
-def _port(text: str) -> Port:
-    from cells.policy.rules.rule import PROTOCOLS
+def _of_targets(cluster: Cluster, client: End, name: str, targets: Sequence[Target]) -> Explained:
+    from cells.policy.explain import UnanswerableError, explained
 
-    number, _, protocol = text.partition("/")
-    protocol = (protocol or "TCP").upper()
-    known = [name for name in PROTOCOLS if name != "ANY"]
-    if not number.isdecimal() or int(number) > 65535 or protocol not in known:
-        raise click.UsageError(
-            f"port {text!r}: expected PORT/PROTO with a port up to 65535 and one of {', '.join(known)}"
-        )
-    return Port(int(number), PROTOCOLS[protocol], protocol)
+    if client.policy is None and not any(one.end.policy or one.problem for one in targets):
+        raise UnanswerableError("neither end is a pod of the manifests: no policy is asked")
+    return explained(client, name, targets, lambda origin: _rule_text(cluster, origin), _notes(cluster))
 
 
-def _peer(cluster: Cluster, text: str) -> Peer:
-    from ipaddress import ip_network
-
-    from cells.policy.explain import PodName
-    from cells.policy.explain.cluster import RESERVED
-    from cells.policy.rules import PolicyError
-
-    if text in RESERVED:
-        return Peer(RESERVED[text], None)
-    if text.isdecimal():
-        if int(text) not in cluster.cache.identities:
-            raise click.UsageError(f"there is no identity {text} in the manifests")
-        return Peer(int(text), None)
-    try:
-        return Peer(cluster.identity_of(ip_network(text, strict=False)), None)
-    except PolicyError as error:
-        raise click.UsageError(str(error)) from None
-    except ValueError:
-        pass
-    namespace, slash, name = text.rpartition("/")
-    pod = cluster.pods.get(PodName(namespace if slash else "default", name))
-    if pod is None and "." in text and not slash:
-        return Peer(cluster.identity_named(text), None)
-    if pod is None:
-        from difflib import get_close_matches
-
-        near = get_close_matches(text, map(str, cluster.pods), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise click.UsageError(f"there is no pod {text} in the manifests{hint}")
-    return Peer(pod.identity, pod)
+def _notes(cluster: Cluster) -> list[str]:
+    """What of the folder is not in force."""
+    notes = [f"{one.file}:{one.line}: {one.reason}: not read" for one in cluster.bad_files]
+    for one in cluster.refused:
+        place = one.located.at(one.error.path)
+        name = one.located.object["metadata"].get("name", "")
+        notes.append(f"{place}: policy {name} is refused, and not in force: {one.error}")
+    if any(rule.selects_nodes for rule in cluster.repository.rules):
+        notes.append("policies of nodes are not asked: they count where enable-host-firewall is set")
+    return notes
 
 
-def _decide(cluster: Cluster, source: Peer, destination: Peer, port: Port) -> list[tuple[str, Reason]]:
-    from cells.policy.compute import PolicyConflictError
-    from cells.policy.explain import decide
+def _as_object(found: Explained) -> dict[str, Any]:
+    import msgspec
 
-    found = []
-    for of, other, direction in ((source, destination, "egress"), (destination, source, "ingress")):
-        if of.pod is None:
-            continue
-        try:
-            policy = cluster.policy(of.pod, "egress" if direction == "egress" else "ingress")
-        except PolicyConflictError as error:
-            raise click.ClickException(f"the policies for {of.pod.name} cannot all hold: {error}") from None
-        labels = cluster.cache.identities[other.identity]
-        found.append((str(of.pod.name), decide(policy, other.identity, labels, port.protocol, port.port)))
-    return found
-
-
-def _as_object(cluster: Cluster, directions: list[tuple[str, Reason]], allowed: bool) -> dict[str, Any]:
-    return {
-        "allowed": allowed,
-        "directions": [
-            {
-                "direction": one.direction,
-                "of": name,
-                "verdict": one.match.verdict,
-                "allowed": one.allowed,
-                "enforced": one.enforced,
-                "entry": one.entry_text,
-                "rules": [_rule_text(cluster, origin) for origin in one.origins],
-                "near": [
-                    {"rule": _rule_text(cluster, near.origin), "missing": near.missing} for near in one.near
-                ],
-                "requests": list(one.requests),
-            }
-            for name, one in directions
-        ],
-        "elsewhere": [],
-    }
+    made: dict[str, Any] = msgspec.to_builtins(found)
+    return made
 
 
 def _rule_text(cluster: Cluster, origin: RuleOrigin) -> str:
@@ -246,37 +199,71 @@ def _rule_text(cluster: Cluster, origin: RuleOrigin) -> str:
     return origin.text
 
 
-def _tell(source: str, destination: str, port: Port, told: dict[str, Any]) -> None:
-    word = click.style("allowed", fg="green") if told["allowed"] else click.style("denied", fg="red")
-    click.echo(f"{source} -> {destination}:{port}: {word}")
-    for one in told["directions"]:
-        click.echo(f"  {one['direction']} of {one['of']}: {one['verdict']}")
+def _show(destination: str, found: Mapping[str, Any]) -> None:
+    ways = found["ways"]
+    alone = ways[0] if len(ways) == 1 and not ways[0]["via"] else None
+    port = alone["port"] if alone else ""
+    target = f"{found['destination']}:{port}" if port[:1].isdigit() else destination
+    headline = click.style(found["headline"], fg=VERDICT_COLOURS[found["verdict"]])
+    click.echo(f"{found['source']} -> {target}: {headline}")
+    for way in ways:
+        indent = "  "
+        if alone is None:
+            via = f" (by {way['via']})" if way["via"] else ""
+            word = click.style(way["verdict"], fg=VERDICT_COLOURS[way["verdict"]])
+            click.echo(f"  {way['destination']}, {way['port']}{via}: {word}")
+            indent = "    "
+        _show_way(way, indent)
+    for note in found["notes"]:
+        click.echo(f"  note: {note}")
+
+
+def _show_way(way: Mapping[str, Any], indent: str) -> None:
+    for one in way["directions"]:
+        verdict = f"{one['verdict']}, which is only reported" if one["audited"] else one["verdict"]
+        click.echo(f"{indent}{one['direction']} of {one['of']}: {verdict}")
         if not one["enforced"]:
-            click.echo("    no policy speaks of this direction: it is open")
+            click.echo(f"{indent}  no policy speaks of this direction: it is open")
             continue
         for rule in one["rules"]:
-            click.echo(f"    by {rule}")
+            click.echo(f"{indent}  by {rule}")
         if one["verdict"] == "drop":
-            click.echo("    policies select it for this direction, and none allows this")
+            click.echo(f"{indent}  policies select it for this direction, and none allows this")
         for request in one["requests"]:
-            click.echo(f"    requests: {request}")
+            click.echo(f"{indent}  requests: {request}")
         for near in one["near"][:5]:
-            click.echo(f"    near: {near['rule']}: {near['missing']}")
-        click.echo(f"    entry: {one['entry']}")
-    for text in told["elsewhere"]:
-        click.echo(f"  {text}")
+            click.echo(f"{indent}  near: {near['rule']}: {near['missing']}")
+        click.echo(f"{indent}  entry: {one['entry']}")
+    for text in (*way["elsewhere"], way["problem"], way["note"]):
+        if text:
+            click.echo(f"{indent}{text}")
 
 
-def _reachability(cluster: Cluster, namespace: str, port: Port) -> list[dict[str, str]]:
-    pods = [pod for pod in cluster.pods.values() if pod.name.namespace == namespace]
+def _reachability(cluster: Cluster, namespace: str, port: str) -> list[dict[str, str]]:
+    """The rows of a folder. Raises UnanswerableError."""
+    from cells.policy.explain import Asked, UnanswerableError, parse_asked, source_of, targets_of
+    from hive.policy.folder import FolderDirectory
+
+    directory = FolderDirectory(cluster)
+    pods = [name for name in directory.pods() if name.startswith(f"{namespace}/")]
     if not pods:
-        raise click.UsageError(f"there are no pods of namespace {namespace} in the manifests")
+        raise UnanswerableError(f"there are no pods of namespace {namespace} in the manifests")
+    asked = parse_asked(port) if port else Asked()
     rows = []
     for source, destination in permutations(pods, 2):
-        ends = Peer(source.identity, source), Peer(destination.identity, destination)
-        denied = [one.direction for _, one in _decide(cluster, *ends, port) if not one.allowed]
-        ways = {"from": str(source.name), "to": str(destination.name), "port": str(port)}
-        rows.append({**ways, "denied": " and ".join(denied)})
+        client = source_of(directory, f"pod/{source}")
+        targets = targets_of(directory, f"pod/{destination}", asked, client)
+        found = _of_targets(cluster, client, destination, targets)
+        rows.append(
+            {
+                "from": source,
+                "to": destination,
+                "port": found.ways[0].port if len(found.ways) == 1 else "",
+                "verdict": found.verdict,
+                "headline": found.headline,
+                "denied": " and ".join(found.denying),
+            }
+        )
     return rows
 
 
@@ -286,7 +273,12 @@ def _show_reachability(rows: list[dict[str, str]], output: str) -> int:
         return 0
     lines = [("FROM", "TO", "PORT", "")]
     lines += [
-        (row["from"], row["to"], row["port"], f"denied by {row['denied']}" if row["denied"] else "allowed")
+        (
+            row["from"],
+            row["to"],
+            row["port"],
+            f"denied by {row['denied']}" if row["verdict"] == "denied" else row["headline"],
+        )
         for row in rows
     ]
     for line, row in zip(table(lines), ({}, *rows), strict=True):

@@ -11,10 +11,10 @@ from tests.unit.api.node import running_node
 pytestmark = pytest.mark.anyio
 QUERIES = {
     "source=host&destination=world": "neither end is an endpoint of this node",
-    "source=host&destination=default/nobody": "there is no pod default/nobody on this node",
+    "source=host&destination=default/nobody": "there is no pod or service default/nobody that",
     "source=host&destination=77777": "there is no identity 77777",
-    "source=host&destination=world&port=70000": "port '70000': expected a number up to 65535",
-    "source=host&destination=world&protocol=any": "protocol 'ANY': expected one of",
+    "source=host&destination=world&port=70000": "port '70000': expected a number up to 65535, or",
+    "source=host&destination=world&port=80&protocol=any": "protocol 'ANY': expected one of",
 }
 
 

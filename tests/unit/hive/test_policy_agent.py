@@ -91,22 +91,38 @@ def test_waiting_ends_with_who_is_late(capsys: pytest.CaptureFixture[str], tmp_p
     assert told.err.rstrip().endswith(": 7")
 
 
-EXPLAINED = {
+DIRECTION = {
+    "direction": "ingress",
+    "of": "shop/cart",
+    "verdict": "drop",
     "allowed": False,
-    "directions": [
-        {
-            "direction": "ingress",
-            "of": "shop/cart",
-            "verdict": "drop",
-            "allowed": False,
-            "enforced": True,
-            "entry": "none matches",
-            "rules": [],
-            "requests": [],
-            "near": [{"rule": "spec.ingress[0] of CiliumNetworkPolicy shop/cart", "missing": "it is closed"}],
-        }
+    "enforced": True,
+    "entry": "none matches",
+    "rules": [],
+    "near": [
+        {"rule": "spec.ingress[0] of CiliumNetworkPolicy shop/cart", "missing": "it is closed"},
     ],
-    "elsewhere": ["egress of 10.0.2.9 is decided on its node"],
+    "requests": [],
+    "audited": False,
+}
+WAY = {
+    "destination": "shop/cart",
+    "port": "53/UDP",
+    "via": "",
+    "verdict": "denied",
+    "directions": [DIRECTION],
+    "elsewhere": ["egress decided on node-2"],
+    "problem": "",
+    "note": "",
+}
+EXPLAINED = {
+    "source": "10.0.2.9",
+    "destination": "shop/cart",
+    "verdict": "denied",
+    "allowed": False,
+    "headline": "denied",
+    "ways": [WAY],
+    "notes": [],
 }
 
 
@@ -121,15 +137,35 @@ def test_the_agent_explains_a_connection(capsys: pytest.CaptureFixture[str], tmp
         "    policies select it for this direction, and none allows this",
         "    near: spec.ingress[0] of CiliumNetworkPolicy shop/cart: it is closed",
         "    entry: none matches",
-        "  egress of 10.0.2.9 is decided on its node",
+        "  egress decided on node-2",
     ]
 
 
+@pytest.mark.parametrize(("verdict", "code"), [("allowed", 0), ("denied", 1), ("elsewhere", 3), ("mixed", 4)])
+def test_the_exit_code_is_the_verdict(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, verdict: str, code: int
+) -> None:
+    path = "/hive/policy/explain?source=shop%2Fa&destination=shop%2Fcart"
+    with stub_agent(tmp_path, {path: (200, EXPLAINED | {"verdict": verdict})}) as agent:
+        assert hive(capsys, "policy", "explain", "shop/a", "shop/cart", "-H", agent.socket).code == code
+
+
+def test_what_the_agent_cannot_answer_is_a_mistake_in_the_question(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = "/hive/policy/explain?source=shop%2Fa&destination=shop%2Fcart"
+    with stub_agent(tmp_path, {path: (400, {"err": "there is no pod shop/a"})}) as agent:
+        answer = hive(capsys, "policy", "explain", "shop/a", "shop/cart", "-H", agent.socket)
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].endswith("there is no pod shop/a")
+
+
 def test_the_agent_tells_who_reaches_whom(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = [{"from": "shop/a", "to": "shop/b", "port": "80/TCP", "denied": "egress"}]
-    path = "/hive/policy/reachability?namespace=shop&port=80&protocol=TCP"
+    row = {"from": "shop/a", "to": "shop/b", "port": "80/TCP", "verdict": "denied", "headline": "denied"}
+    rows = [row | {"denied": "egress"}]
+    path = "/hive/policy/reachability?namespace=shop&port=80"
     with stub_agent(tmp_path, {path: (200, rows)}) as agent:
-        told = hive(capsys, "policy", "explain", "--all", "shop", "--socket", agent.socket)
+        told = hive(capsys, "policy", "explain", "--all", "shop", "--port", "80", "--socket", agent.socket)
     assert [" ".join(line.split()) for line in told.out.splitlines()] == [
         "FROM TO PORT",
         "shop/a shop/b 80/TCP denied by egress",

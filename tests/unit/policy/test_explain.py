@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click import UsageError
+from click import ClickException
 from click.testing import CliRunner, Result
 
 from hive.main import cli
@@ -22,8 +22,9 @@ def run(*arguments: str | Path) -> Result:
 def explain(folder: Path, source: str, destination: str) -> tuple[bool, list[dict[str, Any]]]:
     result = run("explain", "--manifests", folder, source, destination, "-o", "json")
     answer = json.loads(result.output)
-    assert result.return_value == (0 if answer["allowed"] else 1)
-    return answer["allowed"], answer["directions"]
+    assert result.return_value == {"allowed": 0, "denied": 1}[answer["verdict"]]
+    (way,) = answer["ways"]
+    return answer["allowed"], way["directions"]
 
 
 def findings(folder: Path) -> list[tuple[str, str, str]]:
@@ -163,8 +164,130 @@ def test_networks_names_and_identities_are_asked_of(tmp_path: Path) -> None:
         "10.0.0.0/8": "rules name networks within 10.0.0.0/8: ask for one of them",
         "77": "there is no identity 77 in the manifests",
     }.items():
-        with pytest.raises(UsageError, match=why):
+        with pytest.raises(ClickException, match=why):
             raise run("explain", "--manifests", folder, "shop/cart", peer).exception or AssertionError(peer)
+
+
+SERVICES = """
+apiVersion: v1
+kind: Service
+metadata: {name: all, namespace: shop}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.7
+  externalIPs: [192.0.2.80]
+  selector: {}
+  ports: [{name: main, port: 80, targetPort: 8080, nodePort: 30080}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: none, namespace: shop}
+spec: {clusterIP: 10.96.0.8, selector: {app: nobody}, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: cart, namespace: shop}
+spec: {clusterIP: 10.96.0.9, selector: {app: cart}, ports: [{port: 80, targetPort: http}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: all-1, namespace: shop, labels: {kubernetes.io/service-name: all}}
+addressType: IPv4
+ports: [{name: main, port: 8080}]
+endpoints: [{addresses: [10.0.0.1]}, {addresses: [10.0.0.2]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: front, namespace: shop, labels: {app: front}}
+spec: {nodeName: n1, containers: [{name: main}]}
+status: {podIPs: [{ip: 10.0.0.1}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: back, namespace: shop, labels: {app: back}}
+spec: {nodeName: n1, containers: [{name: main}]}
+status: {podIPs: [{ip: 10.0.0.2}]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+"""
+
+
+def answer(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    result = run("explain", "--manifests", folder, *arguments, "-o", "json")
+    return result.return_value, json.loads(result.output)
+
+
+@pytest.mark.parametrize("service", ["shop/all", "10.96.0.7:80", "192.0.2.80:80", "192.0.2.1:30080"])
+def test_a_service_is_what_its_backends_are(tmp_path: Path, service: str) -> None:
+    folder = write(
+        tmp_path, cnp("  endpointSelector: {matchLabels: {app: back}}\n  ingress: [{fromEntities: [all]}]\n")
+    )
+    (folder / "services.yaml").write_text(SERVICES, encoding="utf-8")
+    closed = "  endpointSelector: {matchLabels: {app: back}}\n  ingressDeny: [{fromEntities: [all]}]\n"
+    assert answer(folder, "shop/cart", service)[0] == 0
+    (folder / "closed.yaml").write_text(cnp(closed, "closed"), encoding="utf-8")
+    code, found = answer(folder, "shop/cart", service)
+    assert code == 4
+    assert found["headline"] == "denied for shop/back; allowed for shop/front"
+    assert {way["port"] for way in found["ways"]} == {"8080/TCP"}
+
+
+def test_what_a_service_cannot_do_is_reported(tmp_path: Path) -> None:
+    folder = write(tmp_path, cnp("  endpointSelector: {}\n  ingress: [{fromEntities: [all]}]\n"))
+    (folder / "services.yaml").write_text(SERVICES, encoding="utf-8")
+    code, found = answer(folder, "shop/cart", "shop/none")
+    assert (code, found["headline"]) == (1, "denied: service shop/none has no ready backend")
+    code, found = answer(folder, "world", "10.96.0.7:80")
+    assert (code, found["headline"]) == (
+        1,
+        "denied: service shop/all is served to clients in the cluster only",
+    )
+    for arguments, why in {
+        ("shop/front", "shop/cart"): "shop/cart is a pod and a service: write pod/shop/cart or svc/shop/cart",
+        ("svc/shop/cart", "shop/front"): "svc/shop/cart is a service, which connects to nothing",
+        ("shop/front", "shop/none:81"): "service shop/none has no port 81 (it has: 80/TCP)",
+        ("shop/front", "svc/shop/front"): "there is no service shop/front in the manifests",
+    }.items():
+        assert why in str(run("explain", "--manifests", folder, *arguments).exception)
+    code, found = answer(folder, "shop/cart", "svc/shop/cart")
+    assert code == 0
+    assert found["ways"][0]["note"] == "shop/cart reaches itself: no policy is asked"
+    assert found["ways"][0]["via"] == "10.96.0.9:80/TCP of service shop/cart"
+
+
+def test_without_a_port_every_port_is_asked_of_that_policies_name(tmp_path: Path) -> None:
+    spec = """
+  endpointSelector: {matchLabels: {app: cart}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: frontend}}]
+    toPorts: [{ports: [{port: "8000", endPort: 8099, protocol: TCP}, {port: "53", protocol: ANY}]}]
+  - fromEndpoints: [{matchLabels: {app: frontend}}]
+    icmps: [{fields: [{family: IPv4, type: 8}]}]
+"""
+    code, found = answer(write(tmp_path, cnp(spec)), "shop/frontend", "shop/cart")
+    assert code == 4
+    assert {way["port"]: way["verdict"] for way in found["ways"]} == {
+        "53/TCP": "allowed",
+        "8000-8099/TCP": "allowed",
+        "53/UDP": "allowed",
+        "53/SCTP": "allowed",
+        "8/ICMP": "allowed",
+        "any other port": "denied",
+    }
+    assert found["headline"].endswith("; denied on any other port")
+
+
+def test_what_of_the_folder_is_not_in_force_is_noted(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, cnp("  endpointSelector: {}\n  ingress: [{toPorts: [{ports: [{port: x y}]}]}]\n")
+    )
+    code, found = answer(folder, "shop/frontend", "shop/cart:80")
+    assert code == 0
+    (note,) = found["notes"]
+    assert "policy p is refused, and not in force" in note
 
 
 def test_a_deny_is_named(tmp_path: Path) -> None:
@@ -193,7 +316,10 @@ def test_the_table_shows_who_reaches_whom() -> None:
     ("arguments", "said"),
     [
         (("shop/frontnd", "shop/cart"), "did you mean shop/frontend?"),
-        (("shop/frontend", "shop/cart:70000"), "expected PORT/PROTO"),
+        (("shop/frontend", "shop/cart:70000"), "expected a number up to 65535, or a port's name"),
+        (("shop/frontend", "shop/cart:80/XTP"), "expected one of ICMP, TCP, UDP, ICMPV6, SCTP"),
+        (("shop/frontend", "shop/cart:grpc"), "shop/cart has no port named grpc"),
+        (("world", "host:80"), "neither end is a pod of the manifests"),
         (("shop/frontend",), "expected SRC and DST"),
     ],
 )

@@ -10,7 +10,8 @@ import pytest
 from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
 from cells.endpoint import Endpoint, State
 from cells.policy.control import PolicyView
-from cells.policy.labels import FQDNSelector, Requirement, Selector, selector_text
+from cells.policy.explain import decide
+from cells.policy.labels import FQDNSelector, LabelSet, Requirement, Selector, selector_text
 from lifecycle.testing import eventually
 from tests.unit.api.node import FixedFacts
 from tests.unit.policy.test_control import CART, FRONTEND, WEB, Room, room
@@ -159,12 +160,12 @@ async def test_a_rule_and_an_entry_say_why(tmp_path: Path) -> None:
         assert frontend is not None
         view = await settled(node, WEB)
         await eventually(lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "allow")
-        reason = view.explain(node.cart, "ingress", frontend.id, FRONTEND, 6, 8080)
-        assert reason is not None
+        policy = view.policy(node.cart, "ingress")
+        assert policy is not None
+        reason = decide(policy, frontend.id, LabelSet.parse(FRONTEND), 6, 8080)
         assert [one.text for one in reason.origins] == ["spec.ingress[0] of CiliumNetworkPolicy shop/cart"]
         assert reason.entry_text == f"TCP, port 8080, identity {frontend.id} (l3-l4)"
-        other = view.explain(node.cart, "ingress", 2, ("reserved:world",), 6, 8080)
-        assert other is not None
+        other = decide(policy, 2, LabelSet.parse(("reserved:world",)), 6, 8080)
         assert not other.allowed
         assert [near.missing for near in other.near] != []
-        assert view.explain(9999, "ingress", 2, (), 6, 80) is None
+        assert view.policy(9999, "ingress") is None

@@ -1,0 +1,282 @@
+"""A folder of manifests as policies are explained by it: its pods, services, networks and names.
+
+Gives: FolderDirectory.
+Why: what is not applied yet has no addresses. Such pods and services get ones that nothing else can have, so
+that services are read by the agent's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, ip_address, ip_network
+from typing import Any
+
+from msgspec.structs import replace
+
+from cells.kubernetes import ENDPOINT_SLICES, SERVICES, EndpointSlice, Service
+from cells.policy.compute import NamedPort, PolicyConflictError
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.explain import (
+    Cluster,
+    End,
+    Frontend,
+    IPAddress,
+    KnownPod,
+    PodName,
+    Served,
+    UnanswerableError,
+    headless,
+    refusal,
+)
+from cells.policy.explain.cluster import RESERVED
+from cells.policy.rules import Direction, PolicyError
+from cells.services.model import Frontend as ServedAt
+from cells.services.model import (
+    LoadBalancerOptions,
+    Node,
+    ServiceType,
+    backends_by_port,
+    backends_of,
+    frontends_of,
+    is_headless,
+    seen_inside,
+    selectable,
+)
+from hive.endpoint_slices import SERVICE_NAME, endpoint_slices, namespace_of, selects
+
+INVENTED = int(IPv4Address("240.0.0.0"))
+"""The first of addresses that nothing can have (RFC 1112), for pods and services without one."""
+OPTIONS = LoadBalancerOptions(enable_sctp=True)
+HOST_NETWORK = "in the host's network"
+LOCAL = "Local"
+
+Object = Mapping[str, Any]
+
+
+class FolderDirectory:
+    """Who and what a folder describes; every node's policies are decided here."""
+
+    place = "in the manifests"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._invented = INVENTED
+        self._pods: dict[IPAddress, KnownPod] = {}
+        self._in_host: dict[str, str] = {}
+        """Pods in the host's network, and their nodes."""
+        pods = [self._add_pod(one) for one in cluster.objects("Pod")]
+        self._nodes = {
+            ip_address(address["address"]): one["metadata"]["name"]
+            for one in cluster.objects("Node")
+            for address in (one.get("status") or {}).get("addresses") or ()
+            if address.get("type") in {"InternalIP", "ExternalIP"}
+        }
+        self._services: dict[str, Service] = {}
+        self._slices: dict[str, list[EndpointSlice]] = {}
+        for slice_ in cluster.objects("EndpointSlice"):
+            labels = slice_["metadata"].get("labels") or {}
+            if SERVICE_NAME in labels:
+                name = f"{namespace_of(slice_)}/{labels[SERVICE_NAME]}"
+                self._slices.setdefault(name, []).append(ENDPOINT_SLICES.convert(slice_))
+        for service in cluster.objects("Service"):
+            self._add_service(service, pods)
+
+    def _invent(self) -> IPv4Address:
+        self._invented += 1
+        return IPv4Address(self._invented)
+
+    def _add_pod(self, pod: Object) -> Object:
+        """The pod, with an address."""
+        status, spec = dict(pod.get("status") or {}), pod.get("spec") or {}
+        name = PodName(namespace_of(pod), pod["metadata"]["name"])
+        if spec.get("hostNetwork"):
+            self._in_host[str(name)] = spec.get("nodeName") or ""
+            return pod
+        texts = [one["ip"] for one in status.get("podIPs") or ()] or [status.get("podIP")]
+        addresses = [ip_address(text) for text in texts if text] or [self._invent()]
+        for address in addresses:
+            self._pods[address] = self._cluster.pods[name]
+        return {**pod, "status": status | {"podIPs": [{"ip": str(one)} for one in addresses]}}
+
+    def _add_service(self, service: Object, pods: Sequence[Object]) -> None:
+        spec = dict(service.get("spec") or {})
+        if not spec.get("clusterIP") and not spec.get("clusterIPs") and spec.get("type") != "ExternalName":
+            spec["clusterIP"] = str(self._invent())
+        name = f"{namespace_of(service)}/{service['metadata']['name']}"
+        self._services[name] = SERVICES.convert({**service, "spec": spec})
+        if name not in self._slices:
+            # Pods with invented addresses are of no family yet.
+            plain = {**service, "spec": {key: one for key, one in spec.items() if "clusterIP" not in key}}
+            selected = [pod for pod in pods if selects(service, pod) and str_name(pod) not in self._in_host]
+            slices = endpoint_slices(plain, selected, "hive-policy-explain")
+            self._slices[name] = [ENDPOINT_SLICES.convert(one) for one in slices]
+
+    # Ends
+
+    def reserved(self, name: str) -> End | None:
+        """The end of a reserved identity; None for another word."""
+        return self.identity(RESERVED[name]) if name in RESERVED else None
+
+    def identity(self, number: int) -> End:
+        """The end of an identity."""
+        labels = self._cluster.cache.identities.get(number)
+        if labels is None:
+            raise UnanswerableError(f"there is no identity {number} in the manifests")
+        names = {reserved: name for name, reserved in RESERVED.items()}
+        return End(names.get(number, f"identity {number}"), number, labels)
+
+    def pod(self, name: str) -> End | None:
+        """The pod, by namespace and name; None when there is none."""
+        if name in self._in_host:
+            raise UnanswerableError(
+                f"{name} is {HOST_NETWORK}, policies of pods do not select it: ask of host, as pods of its"
+                " own node see it, or of remote-node"
+            )
+        namespace, _, short = name.partition("/")
+        known = self._cluster.pods.get(PodName(namespace, short))
+        return self._end(known) if known is not None else None
+
+    def _end(self, pod: KnownPod) -> End:
+        def policy(direction: Direction) -> DirectionPolicy:
+            try:
+                return self._cluster.policy(pod, direction)
+            except PolicyConflictError as error:
+                raise UnanswerableError(f"the policies for {pod.name} cannot all hold: {error}") from None
+
+        return End(str(pod.name), pod.identity, pod.labels, key=str(pod.name), policy=policy)
+
+    def pods(self) -> Sequence[str]:
+        """All of them, by namespace and name."""
+        return [str(name) for name in self._cluster.pods]
+
+    def pod_ports(self, pod: str) -> Sequence[NamedPort]:
+        """The ports that a pod's containers name."""
+        namespace, _, name = pod.partition("/")
+        return sorted(self._cluster.pods[PodName(namespace, name)].ports)
+
+    def network(self, text: str) -> End:
+        """The end that a network is. Raises ValueError for what is none."""
+        network = ip_network(text, strict=False)
+        inside = [str(self._pods[one].name) for one in self._pods if one in network]
+        if inside:
+            near = ", ".join(sorted(inside)[:3])
+            raise UnanswerableError(f"pods have addresses within {network}: ask of one of them ({near})")
+        try:
+            number = self._cluster.identity_of(network)
+        except PolicyError as error:
+            raise UnanswerableError(str(error)) from None
+        return End(text, number, self._cluster.cache.identities[number], network=network)
+
+    def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
+        """Whoever has the address; of a node both that it may be to the client, if nothing tells which."""
+        if (pod := self._pods.get(address)) is not None:
+            return [(self._end(pod), "")]
+        if address not in self._nodes:
+            return [(self.network(f"{address}/{address.max_prefixlen}")._replace(title=str(address)), "")]
+        node, clients = self._nodes[address], self._node_of(client)
+        found = []
+        for name in ("host", "remote-node"):
+            end = self.identity(RESERVED[name])._replace(title=f"node {node} ({name})")
+            if not clients or (clients == node) == (name == "host"):
+                note = "" if clients else "the client's spec.nodeName is not set, so both are asked of"
+                found.append((end, note))
+        return found
+
+    def named(self, name: str) -> Sequence[End]:
+        """The addresses that DNS would have for a name."""
+        number = self._cluster.identity_named(name)
+        return [End(name, number, self._cluster.cache.identities[number])]
+
+    def sent_on(self, address: IPAddress, port: int | None) -> str:
+        """Every service of the folder is served where it is asked of."""
+        del address, port
+        return ""
+
+    def _node_of(self, client: End | None) -> str:
+        if client is None or not client.key:
+            return ""
+        namespace, _, name = client.key.partition("/")
+        spec = self._cluster.pods[PodName(namespace, name)].located.object.get("spec") or {}
+        return str(spec.get("nodeName") or "")
+
+    # Services
+
+    def has_service(self, name: str) -> bool:
+        """Whether there is a service of this namespace and name."""
+        return name in self._services
+
+    def frontends(self, name: str, client: End) -> Sequence[Frontend]:
+        """The ports that a client reaches a service by."""
+        service = self._services[name]
+        if service.spec.type == "ExternalName":
+            raise UnanswerableError(
+                f"service {name} is another name of {service.spec.external_name}: ask of that"
+            )
+        if is_headless(service):
+            return list(self._headless(name, client))
+        found = self._served(name, client)
+        meant = [one for one in found if (one.type is ServiceType.CLUSTER_IP) != client.is_outside] or found
+        return [self._shown(name, one, client) for one in meant]
+
+    def frontends_at(self, address: IPAddress, client: End) -> Sequence[Frontend]:
+        """The ports served at an address."""
+        return [
+            self._shown(name, one, client)
+            for name in self._services
+            for one in self._served(name, client)
+            if one.key.address.ip == address
+        ]
+
+    def _served(self, name: str, client: End) -> list[ServedAt]:
+        service, node = self._services[name], self._node_of(client)
+        if not node:  # which backends are local is not known: all count
+            spec = replace(service.spec, internal_traffic_policy="Cluster", external_traffic_policy="Cluster")
+            service = replace(service, spec=spec)
+        backends = backends_of(self._slices[name], OPTIONS)
+        of_nodes = tuple(self._nodes)
+        found = frontends_of(service, backends, Node(name=node, node_port_addresses=of_nodes), OPTIONS)
+        found = [one for one in found if not one.key.address.is_wildcard]
+        return [one for one in found if not one.key.scope] if client.is_outside else seen_inside(found)
+
+    def _headless(self, name: str, client: End) -> Iterator[Frontend]:
+        backends = backends_of(self._slices[name], OPTIONS)
+        for port_name, port, protocol, some in backends_by_port(backends):
+            ends = [end for one in some for end, _ in self.at(one.address.ip, client)]
+            yield headless(name, port_name, port, protocol, ends)
+
+    def _shown(self, name: str, frontend: ServedAt, client: End) -> Frontend:
+        address = frontend.key.address
+        chosen, _ = selectable(frontend.backends)
+        spec = self._services[name].spec
+        local = LOCAL in (spec.internal_traffic_policy, spec.external_traffic_policy)
+        note = ""
+        if frontend.type is not ServiceType.CLUSTER_IP and not client.is_outside:
+            note = (
+                "with kube-proxy-replacement; without it, egress policies see this address, not a backend's"
+            )
+        if local and client.key and not self._node_of(client):
+            note = "its traffic policy is Local: of these, only backends on the client's node count"
+        return Frontend(
+            service=name,
+            address=str(address.ip) if int(address.ip) <= INVENTED or address.version == 6 else "",
+            port=address.port,
+            protocol=address.protocol,
+            name=frontend.port_name,
+            of_nodes=frontend.type is ServiceType.NODE_PORT,
+            backends=tuple(
+                Served(end, one.address.port) for one in chosen for end, _ in self.at(one.address.ip, client)
+            ),
+            problem=refusal(
+                client,
+                name,
+                inside_only=not frontend.routable,
+                ranges=frontend.source_ranges,
+                deny=frontend.source_ranges_deny,
+            ),
+            note=note,
+        )
+
+
+def str_name(object_: Object) -> str:
+    """Namespace and name."""
+    return f"{namespace_of(object_)}/{object_['metadata']['name']}"
