@@ -41,7 +41,8 @@ def test_a_pod_goes_where_dns_said_a_name_is(node: Lab, tmp_path: Path) -> None:
         assert place.reaches_web(), "at once: the answer came after the map entries"
         told = ask(f"/hive/policy/explain?source=default/client&destination={WEB}", api_socket(place.pid))
         assert told["allowed"]
-        assert told["ways"][0]["directions"][0]["rules"] == ["spec.egress[1] of CiliumNetworkPolicy default/names"], (
+        (way,) = told["ways"]
+        assert way["directions"][0]["rules"] == ["spec.egress[1] of CiliumNetworkPolicy default/names"], (
             "by which rule a name may be gone to"
         )
         kept = json.loads((Path(f"/proc/{place.pid}/root/run/cilium/{FILE}")).read_text(encoding="ascii"))
