@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
-from cells.kubernetes.manifests.ports import wrong_port
+from cells.kubernetes.manifests.values import wrong_value
 from cells.kubernetes.objects import KINDS, Key, Kind, Object
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -188,7 +188,7 @@ def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
         shown = f"{told}: " if told else ""
         name = f"{kind.kind} {metadata['name']}"
         raise _place(_at(node, path)).problem(f"{name}: {shown}{what[:1].lower()}{what[1:]}") from error
-    if wrong := wrong_port(kind, row):
+    if wrong := wrong_value(kind, row):
         path, told = wrong
         raise _place(_at(node, path)).problem(f"{kind.kind} {metadata['name']}: {path[1:]}: {told}")
     return Parsed(kind, row, _place(node))

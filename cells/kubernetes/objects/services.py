@@ -19,6 +19,7 @@ SERVICE_NAME = "kubernetes.io/service-name"
 """The label by which an EndpointSlice says whose it is."""
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
 """The label of a Service that names the proxy which serves it."""
+SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 HEADLESS = "service.kubernetes.io/headless"
 """The label of Services and EndpointSlices that no proxy serves."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cells.kubernetes import Service, ServicePort
+from cells.kubernetes import SERVICE_TYPES, Service, ServicePort
 from cells.services.model.options import LoadBalancerOptions
 from cells.services.model.types import PROTOCOLS, is_port, parse_address, parse_prefix
 
@@ -17,6 +17,8 @@ def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tupl
     spec = service.spec
     if spec.type == "ExternalName" or spec.cluster_ip == "None":
         return
+    if spec.type and spec.type not in SERVICE_TYPES:
+        yield "type", f"{spec.type!r}: expected one of {', '.join(SERVICE_TYPES)}: served as ClusterIP"
     for name, texts in (("clusterIPs", spec.cluster_ips), ("externalIPs", spec.external_ips)):
         for text in texts or ():
             if text and parse_address(text) is None:
@@ -24,8 +26,17 @@ def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tupl
     for text in spec.load_balancer_source_ranges or ():
         if parse_prefix(text) is None:
             yield "loadBalancerSourceRanges", f"{text!r}: expected an IP network: left out"
+    first: dict[int, ServicePort] = {}
     for port in spec.ports or ():
+        served = first.setdefault(port.port, port)
+        if not options.bpf_lb_proto_diff and _leads_to(port) != _leads_to(served):
+            what = f"bpf-lb-proto-diff is off: {port.protocol} is served as {served.protocol} is"
+            yield f"port {port.port}", f"{what}, by its target"
         yield from ((f"port {port.port}", reason) for reason in _faults(port, options))
+
+
+def _leads_to(port: ServicePort) -> tuple[int | str, int]:
+    return port.target_port or port.port, port.node_port
 
 
 def _faults(port: ServicePort, options: LoadBalancerOptions) -> Iterator[str]:

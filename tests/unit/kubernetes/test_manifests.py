@@ -128,6 +128,26 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
             "6:20: EndpointSlice a: ports[1].port: 99999; expected a port, 1 to 65535",
         ),
         (
+            SERVICE.format(port="port: 80") + "  type: Node\n",
+            "6:9: Service a: spec.type: 'Node'; expected ClusterIP, NodePort, LoadBalancer or ExternalName",
+        ),
+        (
+            SERVICE.format(port="port: 80") + "  externalTrafficPolicy: local\n",
+            "6:26: Service a: spec.externalTrafficPolicy: 'local'; expected Cluster or Local",
+        ),
+        (
+            SERVICE.format(port="port: 80, protocol: tcp"),
+            "5:32: Service a: spec.ports[0].protocol: 'tcp'; expected TCP, UDP or SCTP",
+        ),
+        (
+            SLICE.replace("IPv4", "ipv4"),
+            "4:14: EndpointSlice a: addressType: 'ipv4'; expected IPv4, IPv6 or FQDN",
+        ),
+        (
+            SLICE.replace("addressType: IPv4\n", ""),
+            "1:1: EndpointSlice a: addressType: ''; expected IPv4, IPv6 or FQDN",
+        ),
+        (
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n  name: b\n",
             "5:3: name is twice in one mapping",
         ),

@@ -414,6 +414,42 @@ def test_cluster_addresses_are_never_answered_directly() -> None:
     assert {one.direct for one in found if one.type is ServiceType.CLUSTER_IP} == {False}
 
 
+def test_a_service_of_an_unknown_type_is_served_as_a_cluster_address_and_reported() -> None:
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "web"},
+            "spec": {
+                "type": "NodePorts",
+                "clusterIP": "10.96.0.1",
+                "ports": [{"port": 80, "nodePort": 30080}],
+            },
+        },
+        Service,
+    )
+    options = LoadBalancerOptions()
+    assert [one.type for one in frontends_of(service, {}, NODE, options)] == [ServiceType.CLUSTER_IP]
+    ((part, reason),) = unserved_of(service, options)
+    assert part == "type"
+    assert reason.startswith("'NodePorts': expected one of ClusterIP,")
+
+
+def test_a_port_that_another_one_hides_is_reported() -> None:
+    def reported(*targets: int, proto_diff: bool) -> list[tuple[str, str]]:
+        ports = [
+            {"name": protocol, "port": 53, "protocol": protocol, "targetPort": target}
+            for protocol, target in zip(("TCP", "UDP"), targets, strict=True)
+        ]
+        service = msgspec.convert(
+            {"metadata": {"name": "dns"}, "spec": {"clusterIP": "10.96.0.1", "ports": ports}}, Service
+        )
+        return list(unserved_of(service, LoadBalancerOptions(bpf_lb_proto_diff=proto_diff)))
+
+    assert reported(53, 5353, proto_diff=True) == []
+    assert reported(53, 53, proto_diff=False) == []
+    told = "bpf-lb-proto-diff is off: UDP is served as TCP is, by its target"
+    assert reported(53, 5353, proto_diff=False) == [("port 53", told)]
+
+
 def test_without_telling_protocols_apart_a_port_is_one_frontend() -> None:
     assert {one.key.address.protocol for one in frontends()} == {6, 17}
     assert [one.key.address.protocol for one in frontends(bpf_lb_proto_diff=False)] == [0, 0, 0]
