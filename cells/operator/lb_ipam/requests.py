@@ -41,6 +41,7 @@ class Request(msgspec.Struct, frozen=True):
     across: frozenset[str]
     """Namespaces it shares with, besides its own; ``*`` for all."""
     ports: frozenset[tuple[int, str]]
+    """Numbers and protocols, which are empty where agents do not tell them apart."""
     policy: str
     selector: tuple[tuple[str, str], ...]
     has: tuple[Address, ...]
@@ -51,9 +52,13 @@ class Request(msgspec.Struct, frozen=True):
         return pool.selector is None or pool.selector.matches(self.labels)
 
 
-def request_of(service: ClusterService, versions: Collection[int]) -> Request:
-    """What a service asks for, of the families that there are."""
+def request_of(service: ClusterService, versions: Collection[int], *, proto_diff: bool = True) -> Request:
+    """What a service asks for, of the families that there are.
+
+    Without ``proto_diff`` a port number is taken in every protocol, as agents serve it.
+    """
     spec = service.spec
+    ports = ((one.port, one.protocol or "TCP") for one in spec.ports or ())
     families = {"IPv4": 4, "IPv6": 6}
     asked = {families[one] for one in spec.ip_families or ("IPv4",) if one in families}
     return Request(
@@ -64,7 +69,7 @@ def request_of(service: ClusterService, versions: Collection[int]) -> Request:
         wanted=_wanted(service),
         sharing=_annotation(service, SHARING),
         across=frozenset(one for one in _annotation(service, ACROSS).split(",") if one),
-        ports=frozenset((one.port, one.protocol or "TCP") for one in spec.ports or ()),
+        ports=frozenset((number, protocol if proto_diff else "") for number, protocol in ports),
         policy=spec.external_traffic_policy or "Cluster",
         selector=tuple(sorted((spec.selector or {}).items())),
         has=_addresses(service.addresses),

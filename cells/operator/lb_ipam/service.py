@@ -40,6 +40,7 @@ class LBIPAM:
         """Whether addresses are ours to give."""
         self._classes = settings.classes
         self._proxy = settings.k8s_service_proxy_name
+        self._proto_diff = settings.bpf_lb_proto_diff
         self._versions = [4] * options.enable_ipv4 + [6] * options.enable_ipv6
         self._service_wishes = service_wishes
         self._pool_wishes = pool_wishes
@@ -107,7 +108,7 @@ class LBIPAM:
         )
 
     def _request(self, service: ClusterService) -> Request:
-        request = request_of(service, self._versions)
+        request = request_of(service, self._versions, proto_diff=self._proto_diff)
         uid, given = self._given.get(service.key, ("", ()))
         if uid != request.uid or self._slept:
             return request

@@ -34,6 +34,10 @@ class LBIPAMSettings(Settings, frozen=True):
     """Serve only services whose label service.kubernetes.io/service-proxy-name has this value; unset: only
     those without the label."""
 
+    bpf_lb_proto_diff: bool = True
+    """Whether agents tell protocols apart; if not, services that share an address have different port
+    numbers."""
+
     def validate(self) -> None:
         """Refuse what cannot be; raises ValueErrors of one line."""
         refuse(self._wrong())

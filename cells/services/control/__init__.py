@@ -41,7 +41,12 @@ from cells.services.control.by_hand import (
 from cells.services.control.kernel import KernelServices
 from cells.services.control.pending import ServiceMaps
 from cells.services.control.redirects import LocalRedirect, local_redirects
-from cells.services.control.served import ServedFrontend, served_frontends
+from cells.services.control.served import (
+    ServedFrontend,
+    ServiceConflict,
+    served_frontends,
+    service_conflicts,
+)
 from cells.services.control.shortage import Shortage, dependency, metrics
 from cells.services.control.target import ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
@@ -80,6 +85,7 @@ __all__ = [
     "LoadBalancerOptions",
     "LocalRedirect",
     "ServedFrontend",
+    "ServiceConflict",
     "ServiceMaps",
     "ServiceName",
     "ServiceType",
@@ -144,6 +150,7 @@ def watch(
     table: Table[Frontend],
     served: LoadBalancerOptions,
     redirects: Table[LocalRedirect],
+    conflicts: Table[ServiceConflict],
     by_hand: Table[SaidService],
     states: Table[SaidState],
     outside: NodePorts | None = None,
@@ -164,7 +171,7 @@ def watch(
         states,
     )
     found = ServiceWatch(
-        lambda: agent.node_name, objects, table, served, redirects if redirected else None, log
+        lambda: agent.node_name, objects, table, served, redirects if redirected else None, conflicts, log
     )
     jobs.one_shot("follow", found.run)
     return found
@@ -228,6 +235,7 @@ cell = module(
         options,
         frontends,
         served_frontends,
+        service_conflicts,
         local_redirects,
         said_services,
         said_states,

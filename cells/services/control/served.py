@@ -1,13 +1,13 @@
-"""What the maps have of each frontend.
+"""What the maps have of each frontend, and which services do not get one that they claim.
 
-Gives: ServedFrontend, served_frontends.
+Gives: ServedFrontend, served_frontends; ServiceConflict, service_conflicts.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from cells.services.model import Frontend, FrontendKey
+from cells.services.model import Frontend, FrontendKey, ServiceName
 from lifecycle import Table
 
 
@@ -34,3 +34,16 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
 def served_frontends() -> Table[ServedFrontend]:
     """The ``services`` table, by address and scope."""
     return Table("services", key=lambda one: one.key)
+
+
+class ServiceConflict(msgspec.Struct, frozen=True, gc=False):
+    """A row of the table ``service-conflicts``: a frontend that several services claim; one has it."""
+
+    frontend: FrontendKey
+    served: ServiceName
+    unserved: tuple[ServiceName, ...]
+
+
+def service_conflicts() -> Table[ServiceConflict]:
+    """The ``service-conflicts`` table, by address and scope."""
+    return Table("service-conflicts", key=lambda one: one.frontend)

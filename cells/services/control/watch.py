@@ -17,6 +17,7 @@ from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Serv
 from cells.kubernetes import Node as NodeObject
 from cells.services.control.by_hand import SaidService, SaidState
 from cells.services.control.redirects import LocalRedirect
+from cells.services.control.served import ServiceConflict
 from cells.services.model import (
     EXPOSURE_LABEL,
     WEIGHT,
@@ -76,8 +77,11 @@ class ServiceWatch:
         frontends: Table[Frontend],
         options: LoadBalancerOptions,
         redirects: Table[LocalRedirect] | None = None,
+        conflicts: Table[ServiceConflict] | None = None,
         log: Logger | None = None,
     ) -> None:
+        self._conflicts = conflicts
+        self._contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
         self._redirects = redirects
         self._log = log
         self._node_name = node_name
@@ -118,6 +122,7 @@ class ServiceWatch:
         with self._frontends.txn() as rows:
             rows.replace_all(first.values())
         self._tell_redirects(catalog)
+        self._report_conflicts(catalog)
         self._first.done()
         async with anyio.create_task_group() as group:
             for feed in follows:
@@ -140,6 +145,7 @@ class ServiceWatch:
                         else:
                             rows.delete(change.key)
                 self._tell_redirects(catalog)
+                self._report_conflicts(catalog)
 
         yield _Follow(first, follow)
 
@@ -238,6 +244,31 @@ class ServiceWatch:
         told = [_told(catalog, redirect) for redirect in catalog.redirects.values()]
         with self._redirects.txn() as rows:
             rows.replace_all([*told, *self._refused.values()])
+
+    def _report_conflicts(self, catalog: ServiceCatalog) -> None:
+        """Frontends that a service claims and another has: in the table, and once in the log."""
+        before, now = self._contested, dict(catalog.contested)
+        if now == before:
+            return
+        self._contested = now
+        if self._conflicts is not None:
+            with self._conflicts.txn() as rows:
+                rows.replace_all(ServiceConflict(key, one, tuple(rest)) for key, (one, *rest) in now.items())
+        lost: dict[tuple[ServiceName, ServiceName], dict[str, None]] = {}
+        for key, (served, *rest) in now.items():
+            held = before.get(key, ())
+            for name in rest:
+                if name not in held[1:] or held[0] != served:
+                    lost.setdefault((name, served), {})[repr(key.address)] = None
+        if self._log is None:
+            return
+        protocols = self._options.bpf_lb_proto_diff
+        reason = "both claim them" if protocols else "both claim them, and bpf-lb-proto-diff is off"
+        for (name, served), addresses in lost.items():
+            self._log.warning(
+                "addresses of a service are served for another one",
+                service=str(name), served=str(served), addresses=", ".join(addresses), reason=reason,
+            )  # fmt: skip
 
     def _move(
         self,

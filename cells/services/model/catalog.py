@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from cells.kubernetes import HEADLESS, EndpointSlice, Pod, Service, served_by
 from cells.services.model.backends import Backends, backends_of
@@ -143,6 +143,11 @@ class ServiceCatalog:
         found = redirect_frontends(redirect, self._pods.values(), service, self._node, self._options)
         self.redirected[redirect.name] = found
         return self._claims.replace(_owner(redirect.name), found)
+
+    @property
+    def contested(self) -> Mapping[FrontendKey, tuple[ServiceName, ...]]:
+        """Frontends that several services claim: the one that is served, then those that are not."""
+        return self._claims.contested
 
     def names(self) -> Iterable[ServiceName]:
         """Every known service."""

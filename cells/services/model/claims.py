@@ -49,6 +49,8 @@ class Claims:
         self._by_hand: dict[FrontendKey, Frontend | None] = {}
         """None: not served, whoever claims it."""
         self._states: dict[Address, BackendState] = {}
+        self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
+        """Frontends that several services claim: the one that is served, then those that are not."""
 
     def replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> Iterator[FrontendChange]:
         """The frontends that one owner claims are these from now on."""
@@ -61,6 +63,7 @@ class Claims:
                 del claims[owner]
                 if not claims:
                     del self._claims[key]
+                self._contest(key, claims)
                 yield from self._change(key, before)
         if wanted:
             self._claimed[owner] = tuple(wanted)
@@ -77,6 +80,7 @@ class Claims:
             if claims.get(owner) != frontend:
                 self._by_hand.pop(key, None)
                 claims[owner] = frontend
+                self._contest(key, claims)
             yield from self._change(key, before)
         self._forget_states()
 
@@ -102,6 +106,15 @@ class Claims:
             self._states[address] = state
         for key, old in before.items():
             yield from self._change(key, old)
+
+    def _contest(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
+        """Note whether several services claim it. That a redirect stands before its service is no contest."""
+        self.contested.pop(key, None)
+        if len(claims) > 1:
+            served = _first(claims)
+            others = [name for name, one in claims.items() if one is not served]
+            if served.type is not ServiceType.LOCAL_REDIRECT and others:
+                self.contested[key] = (served.service, *(claims[name].service for name in others))
 
     def _keys(self) -> Iterable[FrontendKey]:
         return [*self._claims, *(key for key in self._by_hand if key not in self._claims)]

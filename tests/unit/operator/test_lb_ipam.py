@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -160,3 +161,43 @@ async def test_addresses_outlive_restarts_and_another_s_services_are_left_alone(
             assert not server.store.of(SERVICES).objects["default", name]["status"].get("conditions")
     async with operators.running({**POOL, "k8s-service-proxy-name": "another"}):
         await eventually(lambda: addresses().get("proxied") is not None, 30)
+
+
+@pytest.mark.anyio
+async def test_agents_that_do_not_tell_protocols_apart_get_no_port_twice_at_an_address(
+    server: ApiServer, operators: Operators
+) -> None:
+    def seen(name: str) -> tuple[list[str], str]:
+        """The addresses of a service, and the reason of its condition."""
+        status = server.store.of(SERVICES).objects["default", name].get("status", {})
+        ingress = status.get("loadBalancer", {}).get("ingress") or ()
+        reasons = [one["reason"] for one in status.get("conditions") or ()]
+        return [one["ip"] for one in ingress], "".join(reasons)
+
+    def answered(name: str) -> bool:
+        return seen(name)[1] != ""
+
+    asked = {"lbipam.cilium.io/ips": "203.0.113.0"}
+    async with operators.running({**POOL, "bpf-lb-proto-diff": "false"}):
+        server.add(
+            {
+                "apiVersion": "cilium.io/v2alpha1",
+                "kind": "CiliumLoadBalancerIPPool",
+                "metadata": {"name": "p"},
+                "spec": {"blocks": [{"cidr": "203.0.113.0/28"}]},
+            }
+        )
+        for name, port, more in (
+            ("tcp", {"port": 53, "protocol": "TCP"}, {}),
+            ("udp", {"port": 53, "protocol": "UDP"}, {}),
+            ("asks", {"port": 53, "protocol": "SCTP"}, asked),
+            ("other", {"port": 80, "protocol": "UDP"}, {}),
+        ):
+            one = service(name, ports=[port])
+            one["metadata"]["annotations"] = {"lbipam.cilium.io/sharing-key": "dns", **more}
+            server.add(one)
+            await eventually(partial(answered, name), 30)
+    assert seen("tcp") == (["203.0.113.0"], "satisfied")
+    assert seen("udp") == (["203.0.113.1"], "satisfied")
+    assert seen("asks") == ([], "already_allocated_incompatible_service")
+    assert seen("other") == (["203.0.113.0"], "satisfied")

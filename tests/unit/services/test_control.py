@@ -16,7 +16,7 @@ from cells.services import control
 from cells.services import settings as service_settings
 from cells.services.balancer import Batch, LoadBalancer, MapKey, Write
 from cells.services.balancer.entries import backend_key, backend_value, reverse_nat_key, service_key
-from cells.services.control import ServedFrontend, ServiceMaps
+from cells.services.control import ServedFrontend, ServiceConflict, ServiceMaps
 from cells.services.control.pending import Entries
 from cells.services.control.served import served_frontends
 from cells.services.control.shortage import MapFullError, Shortage
@@ -146,6 +146,38 @@ async def test_a_service_is_in_the_maps_and_gone_with_its_object(folder: Path) -
         (folder / "service.yaml").unlink()
         await eventually(lambda: maps.entries == {})
         assert hive.get(Table[ServedFrontend]).all() == []
+
+
+async def test_of_two_services_that_claim_an_address_the_loser_is_reported_until_it_is_served(
+    tmp_path: Path,
+) -> None:
+    """A load balancer's address is shared by TCP and UDP of a port, which this agent does not tell apart."""
+    maps = FakeServiceMaps()
+    for name, number, protocol in (("tcp", 1, "TCP"), ("udp", 2, "UDP")):
+        (tmp_path / f"{name}.yaml").write_text(f"""
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: shop}}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.{number}
+  clusterIPs: [10.96.0.{number}]
+  ports: [{{port: 53, protocol: {protocol}}}]
+status: {{loadBalancer: {{ingress: [{{ip: 203.0.113.9}}]}}}}
+""")
+    with structlog.testing.capture_logs() as logged:
+        async with agent(tmp_path, maps, bpf_lb_proto_diff="false", kube_proxy_replacement="true") as hive:
+            conflicts, services = hive.get(Table[ServiceConflict]), hive.get(Table[ServedFrontend])
+            await eventually(lambda: len(conflicts.all()) == 1)
+            (row,) = conflicts.all()
+            assert (str(row.frontend), str(row.served)) == ("203.0.113.9:53", "shop/tcp")
+            assert [str(one) for one in row.unserved] == ["shop/udp"]
+            (line,) = [one for one in logged if one["event"].startswith("addresses of a service are served")]
+            assert (line["service"], line["served"]) == ("shop/udp", "shop/tcp")
+            assert (line["addresses"], "bpf-lb-proto-diff" in line["reason"]) == ("203.0.113.9:53/ANY", True)
+            (tmp_path / "tcp.yaml").unlink()
+            await eventually(lambda: conflicts.all() == [])
+            await eventually(lambda: {str(one.frontend.service) for one in services.all()} == {"shop/udp"})
 
 
 async def test_the_next_agent_takes_over_what_the_last_installed(folder: Path) -> None:
