@@ -1,11 +1,12 @@
 """Pods of other nodes: their addresses in the ipcache, with identity and node.
 
-Source: CiliumEndpoint objects, or CiliumEndpointSlices, in; claims of prefixes out.
+Source: CiliumEndpoint objects, or CiliumEndpointSlices, in; claims of prefixes out. Pods of manifests, too.
 Needs:  Resources, the table ``nodes``, Identities, EndpointPolicies, Ipcache.
 Gives:  RemoteEndpoints, Table[RemoteEndpoint], EndpointObjects.
 Why:    by its address alone a packet is known to be a pod's, and whose.
 """
 
+from cells.cluster.endpoints.manifest_pods import ManifestPods
 from cells.cluster.endpoints.remote import RemoteEndpoint, RemoteEndpoints, remote_endpoints
 from cells.cluster.endpoints.settings import ClusterEndpointSettings, EndpointObjects, endpoint_objects
 from lifecycle import config, invoke, module, provide
@@ -17,6 +18,6 @@ cell = module(
     "cluster-endpoints",
     "Pods of other nodes",
     config(ClusterEndpointSettings),
-    provide(endpoint_objects, remote_endpoints, RemoteEndpoints),
-    invoke(RemoteEndpoints),
+    provide(endpoint_objects, remote_endpoints, RemoteEndpoints, ManifestPods),
+    invoke(RemoteEndpoints, ManifestPods),
 )

@@ -161,6 +161,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from cells.cluster.ipcache.kernel import KernelIpcache
     from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
     from cells.config import AgentConfig, AgentSettings
+    from cells.endpoint import KubernetesPods
     from cells.kubernetes.client.http import Connection  # noqa: F401  # comes with the first request: no pod's memory
     from cells.maps import NO_PREALLOC, Epochs, IpcacheKey, IpcacheValue, MapSpec, MapType, create_map
     from cells.policy import maps as policy_maps
@@ -196,7 +197,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     nodes.__annotations__ = {"return": ReadTable[ClusterNode]}
     with tempfile.TemporaryDirectory() as folder:
         settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token)}
-        own = (provide(nodes), supply(known), invoke(needed))
+        own = (provide(nodes, KubernetesPods), supply(known), invoke(needed))
         hive = Hive(*cells, *fakes, replace(IpcacheMap, KernelIpcache(made)), *own, settings=settings)
         took = Took()
         async with hive.started():

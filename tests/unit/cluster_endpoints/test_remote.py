@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +20,7 @@ from cells.cluster.identity import Identities
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
 from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
 from cells.config import AgentConfig, AgentSettings
+from cells.endpoint import KubernetesPods
 from cells.kubernetes import KNOWN_ENDPOINTS, KnownEndpoint, Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
@@ -63,6 +64,8 @@ class Room:
         self.table = hive.get(Table[RemoteEndpoint])
         self.ipcache = hive.get(Ipcache)
         self.identities = hive.get(Identities)
+        self.health = hive.health
+        self.own = hive.get(AgentConfig).node_name
 
     def write(self, *objects: dict[str, Any], name: str = "objects") -> None:
         new = self.folder / f".{name}"
@@ -94,6 +97,9 @@ async def room(
         with table.txn() as rows:
             own = NodeIP(INTERNAL_IP, ip_address(HERE))
             rows.put(ClusterNode(cluster="default", name="one", source=Source.LOCAL, addresses=(own,)))
+            other = NodeIP(INTERNAL_IP, ip_address(THERE))
+            rows.put(ClusterNode(cluster="default", name="two", source=Source.KUBERNETES, addresses=(other,)))
+            rows.put(ClusterNode(cluster="default", name="three", source=Source.KUBERNETES))
         return table
 
     def needed(_: Table[RemoteEndpoint], __: Ipcache, ___: Identities) -> None: ...
@@ -102,7 +108,7 @@ async def room(
     fakes = (replace(PolicyMapPool, FakeMaps()), replace(IpcacheMap, kernel), replace(PolicyComputer, rules))
     changed = (replace(EndpointObjects, served),) if served is not None else ()
     settings = {"manifests-dir": str(folder), **{key.replace("_", "-"): one for key, one in options.items()}}
-    parts = (*cells, *fakes, *changed, *more, provide(nodes), supply(known), invoke(needed))
+    parts = (*cells, *fakes, *changed, *more, provide(nodes, KubernetesPods), supply(known), invoke(needed))
     hive = Hive(*parts, settings=settings)
     async with hive.started():
         yield Room(hive, folder, kernel, rules)
@@ -218,3 +224,56 @@ async def test_a_map_that_refuses_is_tried_again(tmp_path: Path) -> None:
         await eventually(lambda: one.kernel.writes)
         one.kernel.broken = False
         await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+
+
+def pod(name: str, *ips: str, node: str = "two", labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "shop", "labels": dict(labels or {"app": "web"})},
+        "spec": {"nodeName": node, "containers": [{"name": "main"}]},
+        "status": {"phase": "Running", "podIPs": [{"ip": ip} for ip in ips]},
+    }
+
+
+def namespace(**labels: str) -> dict[str, Any]:
+    metadata = {"name": "shop", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+
+
+async def test_pods_of_other_nodes_are_known_by_their_manifests(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+
+        def labels(prefix: str) -> tuple[str, ...]:
+            row = one.row(prefix)
+            known = one.identities.get(row[0]) if row is not None else None
+            return known.labels if known is not None else ()
+
+        one.write(pod("web", "10.0.2.7", "fd00::7"), pod("own", "10.0.1.7", node=str(one.own)))
+        await eventually(lambda: "k8s:app=web" in labels("10.0.2.7/32"))
+        assert "k8s:io.kubernetes.pod.namespace=shop" in labels("10.0.2.7/32")
+        assert one.row("fd00::7/128") == one.row("10.0.2.7/32")
+        number = (one.row("10.0.2.7/32") or (0, ""))[0]
+        assert one.rules.known == [number], "policies know it before packets have it"
+        assert one.row("10.0.1.7/32") is None
+        one.write(pod("web", "10.0.2.7", labels={"app": "shop"}), namespace(team="a"))
+        await eventually(lambda: "k8s:app=shop" in labels("10.0.2.7/32"))
+        await eventually(
+            lambda: "k8s:io.cilium.k8s.namespace.labels.team=a" in labels("10.0.2.7/32"),
+        )
+        assert one.row("fd00::7/128") is None
+        assert one.identities.get(number) is None, "nobody has its labels any more"
+        one.write(pod("web", "10.0.2.7"), cep("web", "10.0.2.7", 300))
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+        one.write(pod("web", "10.0.2.7") | {"status": {"phase": "Succeeded", "podIPs": [{"ip": "10.0.2.7"}]}})
+        await eventually(lambda: one.row("10.0.2.7/32") is None)
+
+
+async def test_health_says_which_pods_of_other_nodes_are_not_known(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        one.write(pod("web", "10.0.2.7"), pod("late"))
+        wanted = (
+            "1 pods of other nodes are known by their manifests; 1 have no address in status.podIPs, no"
+            " policy by labels selects them; of three there is no Pod, no policy by labels selects pods there"
+        )
+        await eventually(lambda: any(row.message == wanted for row in one.health.snapshot()))

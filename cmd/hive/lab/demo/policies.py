@@ -166,5 +166,5 @@ class Policies:
         return ask(f"/hive/policy/explain?{query}", agent_process.api_socket(self._pid))
 
     def _direction(self, which: str) -> dict[str, Any]:
-        found: list[dict[str, Any]] = self._explained()["directions"]
+        found: list[dict[str, Any]] = self._explained()["ways"][0]["directions"]
         return next(one for one in found if one["direction"] == which)
