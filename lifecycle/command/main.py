@@ -8,7 +8,6 @@ Gives:  main(), and run_command(), which tests call.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from lifecycle.process.logs import configure_logging
 __all__ = ["COMMANDS", "main", "run_command"]
 
 COMMANDS: dict[str, str] = {
-    "run": "Run until SIGTERM or SIGINT; the default command.",
+    "run": "Run until SIGTERM, SIGINT or SIGHUP; the default command.",
     "check": "Say whether it could run with these settings, without starting anything.",
     "inspect": f"Show what it is made of: inspect [{'|'.join(views.VIEWS)}] [NAME].",
     "shell": "Talk to one that runs, by its admin socket: shell [--socket=PATH] [COMMAND...].",
@@ -99,16 +98,7 @@ def _start(hive: Hive) -> int:
     if not _logs_configured():
         configure_logging()
     hive.check()
-    return anyio.run(_to_the_end, hive)
-
-
-async def _to_the_end(hive: Hive) -> int:
-    """Run; late signals change the exit code no more."""
-    try:
-        return await hive.run()
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    return anyio.run(hive.run_to_the_end)
 
 
 def _check(hive: Hive) -> int:

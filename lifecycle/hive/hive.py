@@ -316,14 +316,29 @@ class Hive(Composition):
     async def run(self) -> int:
         """Start, run until a signal or a Shutdown, stop; the exit code. Faults are printed on standard error.
 
-        SIGINT and SIGTERM stop in order; a second one ends the process at once. 0 after an ordered stop, 2
-        for usage and settings, what a hook or job gave to sys.exit(), 1 for anything else. Raises
+        SIGINT, SIGTERM and SIGHUP stop in order; a second one ends the process at once. 0 after an ordered
+        stop, 2 for usage and settings, what a hook or job gave to sys.exit(), 1 for anything else. Raises
         RuntimeError outside the main thread: signals are handled there only.
         """
         from lifecycle.hive.run import run  # signals and garbage collection are for whole processes only
 
         on_asyncio(self.name)
         return await run(self)
+
+    async def run_to_the_end(self) -> int:
+        """As run(), in a process that ends with the hive: late signals and threads do not keep it.
+
+        From the return on, a signal ends the process at once with the exit code, and so does time, after a
+        few seconds; threads that still run are named.
+        """
+        from lifecycle.hive.signals import bound_end
+
+        code = 1
+        try:
+            code = await self.run()
+        finally:
+            bound_end(self.name, code)
+        return code
 
     def _holders(self) -> list[Holder]:
         return [one for one in self._build.instances.values() if isinstance(one, Holder)]

@@ -40,8 +40,9 @@ class Process(Protocol):
 async def run(hive: Process) -> int:
     """Start, wait for a signal or a Shutdown, stop; the exit code.
 
-    SIGINT and SIGTERM stop it, a second one while it stops ends the process with 1, even while something
-    blocks the loop. On its return they are handled as before. Raises RuntimeError outside the main thread.
+    SIGINT, SIGTERM and SIGHUP stop it, a second one while it stops ends the process with 1, even while
+    something blocks the loop. On its return they are handled as before. Raises RuntimeError outside the main
+    thread.
     """
 
     def stop(number: signal.Signals) -> None:

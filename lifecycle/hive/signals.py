@@ -1,10 +1,11 @@
-"""SIGINT and SIGTERM, for the hives that run in a process.
+"""SIGINT, SIGTERM and SIGHUP, for the hives that run in a process.
 
 Needs:  the main thread, which alone can have signal handlers.
-Gives:  signals(), leave().
+Gives:  signals(), leave(), bound_end().
 
 Signals are counted, whatever else has asked a hive to end. The handlers are Python's own and not the event
-loop's: those would wait for code that blocks the loop, in a hook or a constructor.
+loop's: those would wait for code that blocks the loop, in a hook or a constructor. A forked child gets the
+handlers from before: signals would not end it otherwise.
 """
 
 import asyncio
@@ -18,9 +19,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["leave", "signals"]
+from lifecycle.hooks.stacks import running_threads
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+__all__ = ["bound_end", "leave", "signals"]
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ONE_REQUEST = 0.1
+"""Seconds in which several signals are one request, as when a terminal and a supervisor both send theirs."""
+END_SECONDS = 5.0
+"""How long a process waits for its threads once everything else has ended."""
 
 
 class _Listener:
@@ -29,7 +36,8 @@ class _Listener:
     def __init__(self, name: str, call: Callable[[signal.Signals], None]) -> None:
         self.name = name
         self.call = call
-        self.asked = False
+        self.asked_at: float | None = None
+        """By the loop's clock."""
         self.loop = asyncio.get_running_loop()
 
 
@@ -42,7 +50,7 @@ def signals(name: str, call: Callable[[signal.Signals], None]) -> Iterator[None]
     """Inside the block the first signal is handed to `call`, in this event loop; a second ends the process.
 
     Several may listen at once: each gets the signal. Afterwards signals are handled as they were before.
-    Raises RuntimeError outside the main thread.
+    SIGHUP stays ignored where it is (nohup). Raises RuntimeError outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
@@ -51,31 +59,70 @@ def signals(name: str, call: Callable[[signal.Signals], None]) -> Iterator[None]
         )
     listener = _Listener(name, call)
     if not _listeners:
-        _before.update({number: signal.signal(number, _on_signal) for number in NUMBERS})
+        _before.update({number: signal.signal(number, _on_signal) for number in _handled()})
     _listeners.append(listener)
     try:
         yield
     finally:
         _listeners.remove(listener)
         if not _listeners:
-            for number, handler in _before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            _restore()
+
+
+def bound_end(name: str, code: int, within: float = END_SECONDS) -> None:
+    """From now on the process ends with this code: after `within` seconds at most, at once at a signal.
+
+    Python waits for threads without end. Those that run on are named, with what they do.
+    """
+
+    def end(*_: object) -> None:
+        running = ", ".join(running_threads())
+        leave(name, f"leaving with {running}" if running else "", code)
+
+    for number in _handled():
+        signal.signal(number, end)
+    timer = threading.Timer(within, end)
+    timer.daemon = True
+    with contextlib.suppress(RuntimeError):  # no thread can be started: signals end it
+        timer.start()
 
 
 def leave(name: str, why: str, code: int) -> NoReturn:
-    """End the process at once, without waiting for its threads, from wherever this is called."""
+    """End the process at once, without waiting for its threads, from anywhere; print why, if anything."""
     with contextlib.suppress(Exception):  # what was interrupted may hold them
         sys.stdout.flush()
         sys.stderr.flush()
-    os.write(2, f"{name}: {why}\n".encode())
+    if why:
+        os.write(2, f"{name}: {why}\n".encode())
     os._exit(code)
+
+
+def _handled() -> list[signal.Signals]:
+    return [one for one in NUMBERS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+
+
+def _restore() -> None:
+    """Handle signals as before any hive ran."""
+    for number, handler in _before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    _before.clear()
+
+
+def _forked() -> None:
+    """In a child: its signals are not for the hives of its parent."""
+    _listeners.clear()
+    _restore()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
     for listener in _listeners:
-        if listener.asked:
+        if listener.asked_at is not None and listener.loop.time() - listener.asked_at >= ONE_REQUEST:
             leave(listener.name, "second signal, leaving at once", 1)
     for listener in _listeners:
-        listener.asked = True
-        with contextlib.suppress(RuntimeError):  # its loop is closed
-            listener.loop.call_soon_threadsafe(listener.call, signal.Signals(number))
+        if listener.asked_at is None:
+            listener.asked_at = listener.loop.time()
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                listener.loop.call_soon_threadsafe(listener.call, signal.Signals(number))

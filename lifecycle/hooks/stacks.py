@@ -1,7 +1,7 @@
 """What a suspended task awaits, frame by frame: for the errors of hooks that hang.
 
 Needs:  nothing.
-Gives:  await_stack().
+Gives:  await_stack(); running_threads().
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from itertools import dropwhile
 
 from lifecycle.hints.places import Place
 
-__all__ = ["await_stack"]
+__all__ = ["await_stack", "running_threads"]
 
 
 def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[str]:
@@ -32,6 +32,20 @@ def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[
         if frame.f_code.co_filename != contextlib.__file__
     ]
     return found + [f"{line} (worker thread)" for line in _thread(frames)]
+
+
+def running_threads() -> list[str]:
+    """The threads that keep a process from ending, each with where it is: ``thread 'x' in f at y.py:3``."""
+    frames = sys._current_frames()  # noqa: SLF001  # the documented way
+    lines = []
+    for thread in threading.enumerate():
+        if thread.daemon or thread is threading.main_thread():
+            continue
+        frame = frames.get(thread.ident or 0)
+        while frame is not None and frame.f_code.co_filename == threading.__file__:
+            frame = frame.f_back  # where it waits is in the code that called this
+        lines.append(f"thread {thread.name!r}" + (f" in {_line(frame)}" if frame is not None else ""))
+    return lines
 
 
 def _line(frame: types.FrameType) -> str:

@@ -5,7 +5,6 @@ Needs: cells.agent and lifecycle, imported when called.   Gives: command; build,
 
 import gc
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ settings_argument = click.argument(
 @settings_argument
 @click.pass_context
 def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
-    """Run the agent on this node until SIGTERM or SIGINT.
+    """Run the agent on this node until SIGTERM, SIGINT or SIGHUP.
 
     A setting is a flag, else a variable (CILIUM_MTU for --mtu), else a line of the YAML file given as
     --config, else a file named like the setting in the --config-dir, else its default.
@@ -72,16 +71,7 @@ def run_or_help(ctx: click.Context, hive: "Hive", settings: Sequence[str]) -> in
 
     from lifecycle.process import measured_loop
 
-    return anyio.run(run_to_the_end, hive, backend_options={"loop_factory": measured_loop})
-
-
-async def run_to_the_end(hive: "Hive") -> int:
-    """Run a hive in a process that ends with it; the exit code, which no late signal changes any more."""
-    try:
-        return await hive.run()
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    return anyio.run(hive.run_to_the_end, backend_options={"loop_factory": measured_loop})
 
 
 def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":

@@ -50,7 +50,7 @@ def command() -> None:
 @settings_argument
 @click.pass_context
 def run(ctx: click.Context, settings: tuple[str, ...]) -> int:
-    """Run the operator until SIGTERM or SIGINT, or until it loses its lease.
+    """Run the operator until SIGTERM, SIGINT or SIGHUP, or until it loses its lease.
 
     Settings are given as those of hive agent, from the same directory: keys of others are left alone.
     """

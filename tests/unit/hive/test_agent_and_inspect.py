@@ -196,11 +196,10 @@ def test_inspect_refuses_wrong_settings_and_formats(capsys: pytest.CaptureFixtur
 ENDING = """
 import sys
 import anyio
-from hive.agent.command import run_to_the_end
 from lifecycle import Hive, configure_logging
 
 configure_logging("info", "logfmt")
-code = anyio.run(run_to_the_end, Hive(name="daemon"))
+code = anyio.run(Hive(name="daemon").run_to_the_end)
 print("left", flush=True)
 sys.stdin.readline()
 sys.exit(code)

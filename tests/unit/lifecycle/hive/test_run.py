@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import structlog
 
 from lifecycle import HiveError, UsageError, configure_logging, exit_code, explain
+from lifecycle.hive.signals import ONE_REQUEST
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -76,7 +78,7 @@ def line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_in_order(number: signal.Signals) -> None:
     with daemon() as process:
         assert line(process) == "up"
@@ -91,10 +93,88 @@ def test_a_second_signal_ends_at_once() -> None:
         assert line(process) == "up"
         process.terminate()
         assert line(process) == "stopping"
+        later(ONE_REQUEST)
         process.terminate()
         out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", 1)
     assert "daemon: second signal, leaving at once" in err
+
+
+def later(seconds: float) -> None:
+    """Wait until so much time has passed: what is under test is what time makes of it."""
+    threading.Event().wait(seconds)
+
+
+def test_signals_that_come_at_once_are_one_request() -> None:
+    """A terminal that is closed and a supervisor each send one; nobody asks twice."""
+    send = "os = __import__('os'); [os.kill(os.getpid(), number) for number in (15, 1, 2)]"
+    with daemon(start=f"print('starting', flush=True); {send}; await anyio.sleep_forever()") as process:
+        assert line(process) == "starting"
+        out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("", 0)
+    assert "second signal" not in err
+
+
+def test_a_hangup_that_is_ignored_stays_ignored() -> None:
+    """As nohup has it."""
+    with daemon(
+        construct="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)",
+        start="import os; os.kill(os.getpid(), 1)",
+    ) as process:
+        assert line(process) == "up"
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+    assert (out.strip(), process.returncode) == ("down", 0)
+
+
+def test_a_forked_child_ends_as_if_no_hive_ran() -> None:
+    fork = """
+        import os, signal, time
+        ready, tell = os.pipe()
+        if not (child := os.fork()):
+            os.write(tell, b".")
+            time.sleep(60)
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+    with daemon(start=fork.strip()) as process:
+        assert line(process) == str(-signal.SIGTERM)
+        assert line(process) == "up"
+        process.terminate()
+        assert process.communicate(timeout=60)[0].strip() == "down"
+
+
+STUCK = """
+import threading, time
+from lifecycle import *
+
+async def stop(): print("down", flush=True)
+def stuck(): time.sleep(3600)
+def build(lifecycle: Lifecycle, shutdown: Shutdown, jobs: Jobs) -> None:
+    async def job():
+        threading.Thread(target=stuck, name="reader").start()
+        shutdown.request()
+    jobs.one_shot("start", job)
+    lifecycle.append(Hook("down", stop=stop))
+
+main(Hive(invoke(build), name="daemon"), ["run"])
+"""
+
+
+@pytest.mark.parametrize("ask", [True, False])
+def test_a_thread_that_runs_on_does_not_keep_a_process_that_has_stopped(ask: bool) -> None:
+    with program(STUCK) as process:
+        assert line(process) == "down"
+        assert process.stderr is not None
+        if ask:
+            while "msg=stopped" not in (found := process.stderr.readline()):
+                assert found
+            process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err.splitlines()[-1] == "daemon: leaving with thread 'reader' in stuck at <string>:6"
 
 
 def test_a_request_and_one_signal_are_not_two_signals(tmp_path: Path) -> None:
@@ -129,10 +209,11 @@ def test_a_second_signal_ends_code_that_blocks_the_loop(where: str, blocking: st
             assert line(process) == "up"
             process.terminate()
         assert line(process) == "blocked"
+        later(ONE_REQUEST)
         process.send_signal(signal.SIGINT)  # of one number, two that come at once are one
         if where != "stop":
             with pytest.raises(subprocess.TimeoutExpired):  # one asks it to end, which it cannot yet
-                process.wait(0.2)
+                process.wait(2 * ONE_REQUEST)
             process.terminate()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
