@@ -48,6 +48,7 @@ from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs
 from lifecycle.jobs.metrics import JobMetrics
 from lifecycle.process.logs import Logger, logger_for
+from lifecycle.process.loop_faults import LoopFaults
 from lifecycle.settings.sources import Sources
 from lifecycle.tables.registry import Tables
 
@@ -121,6 +122,7 @@ class Hive(Composition):
         """Hooks that ran on, cancelled as they were, when the hive had stopped."""
         self._build_failure: BuildError | None = None
         self._supervisor: Supervisor | None = None
+        self._loop_faults: LoopFaults | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._body: anyio.CancelScope | None = None
 
@@ -252,6 +254,8 @@ class Hive(Composition):
             stop_budget=self._stop_budget,
         )
         self._supervisor = supervisor
+        self._loop_faults = LoopFaults(self.health, self.name, self.log)
+        self._loop_faults.install(asyncio.get_running_loop())
         site = Site(build, self._wiring, self._lifecycles, self._jobs, self._hooks, self.profile)
         self.modules.open(self._resolution, site, supervisor)
         self.shutdown.listen(self._on_shutdown)
@@ -433,6 +437,8 @@ class Hive(Composition):
         with anyio.CancelScope(shield=True), awaiting(supervisor.pending):
             await supervisor.over.wait()
             self.left_behind = [str(node) for node in supervisor.left]
+            if self._loop_faults is not None:
+                self._loop_faults.remove()
             if not supervisor.left:
                 await asyncio.wait({self._supervision})
                 if not self._supervision.cancelled():

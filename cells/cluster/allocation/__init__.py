@@ -80,6 +80,7 @@ def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log
 
 def cluster_allocator(
     settings: KubernetesSettings,
+    allocation: AllocationSettings,
     mode: AllocationMode,
     objects: CiliumIdentityAllocator,
     keys: KVStoreAllocator,
@@ -99,7 +100,9 @@ def cluster_allocator(
         lifecycle.append(Hook("check how nodes agree upon identities", check))
     if mode.reads_keys:
         return keys
-    return objects if settings.asks_api_server else NodeAllocator(CLUSTER)
+    if settings.asks_api_server:
+        return objects
+    return NodeAllocator(CLUSTER, allocation.first_identity)
 
 
 cell = module(

@@ -3,9 +3,11 @@
 Needs: nothing.   Gives: AllocationSettings, AllocationMode.
 """
 
+from collections.abc import Iterator
 from enum import Enum
 
-from lifecycle import Duration, Settings, seconds
+from cells.cluster.identity import CLUSTER
+from lifecycle import Duration, Settings, refuse, seconds
 
 
 class AllocationMode(Enum):
@@ -40,3 +42,15 @@ class AllocationSettings(Settings, frozen=True):
 
     identity_change_grace_period: Duration = seconds(5)
     """How long a running pod keeps its old identity, so that other nodes can learn a new one."""
+
+    first_identity: int = 256
+    """First number that a node without API server and kvstore gives to pods' labels, 256 to 65535. The next
+    ones count up, and go on at 256 after 65535."""
+
+    def validate(self) -> None:
+        """Refuse a number that no pod can have; raises ValueError with one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.first_identity not in CLUSTER:
+            yield f"first-identity={self.first_identity}: expected {CLUSTER.start} to {CLUSTER.stop - 1}"

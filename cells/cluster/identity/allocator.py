@@ -60,11 +60,12 @@ class NodeAllocator:
     still carry it.
     """
 
-    def __init__(self, numbers: range) -> None:
+    def __init__(self, numbers: range, first: int | None = None) -> None:
+        """``first``: the number to begin at, instead of the least."""
         self._numbers = numbers
         self._taken: set[int] = set()
         self._held: set[int] = set()
-        self._next = numbers.start
+        self._next = numbers.start if first is None else first
         self._restored: dict[Labels, int] = {}
         """Restored numbers that are not in use yet: only their labels get them."""
         self._reserved: set[int] = set()

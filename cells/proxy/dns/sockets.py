@@ -58,7 +58,7 @@ def tcp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
     listener = _listener(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, _SO_MARK, EGRESS_PROXY)  # and so what it accepts
+        _mark(listener, EGRESS_PROXY)  # and so what it accepts
         listener.bind((loopback(family), port))
         listener.listen(1024)
     except BaseException:
@@ -82,6 +82,11 @@ def _listener(family: socket.AddressFamily, kind: socket.SocketKind) -> socket.s
         made.close()
         raise
     return made
+
+
+def _mark(made: socket.socket, mark: int) -> None:
+    """As bytes: setsockopt() takes no int of 2**31 or more."""
+    made.setsockopt(socket.SOL_SOCKET, _SO_MARK, struct.pack("=I", mark))
 
 
 def _make_transparent(made: socket.socket) -> None:
@@ -120,7 +125,7 @@ class UDPAnswers:
         try:
             _take_nothing(self._socket)
             _make_transparent(self._socket)
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_MARK, EGRESS_PROXY)
+            _mark(self._socket, EGRESS_PROXY)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             if family == socket.AF_INET6:
                 self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_CHECKSUM, 6)
@@ -176,7 +181,7 @@ def upstream(
     try:
         if not identity >> 24:
             mark = EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16
-            made.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark)
+            _mark(made, mark)
         if client is not None:
             _make_transparent(made)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

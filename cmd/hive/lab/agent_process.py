@@ -20,6 +20,7 @@ from hive.lab import cgroups
 from hive.lab.node import Lab, LabError, wait_gone
 
 READY_WITHIN = 60.0
+FIRST_IDENTITY = 32768
 _SETTLE = 0.005
 
 
@@ -36,6 +37,7 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
         "agent",
         f"--write-cni-conf-when-ready={lab.cni_conf}",
         *([f"--manifests-dir={lab.manifests}"] if lab.cluster else []),
+        *_numbering(settings),
         *settings,
         *cgroups.settings_of(lab.name, settings),
     ]
@@ -52,6 +54,12 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
     process.returncode = 0
     _pidfile(lab).write_text(f"{process.pid} {birth(process.pid)}")
     return process.pid
+
+
+def _numbering(settings: Sequence[str]) -> list[str]:
+    """Identities from the upper half, as half of a cluster's pods have: they set the highest bit of marks."""
+    named = any(each.startswith("--first-identity=") for each in settings)
+    return [] if named else [f"--first-identity={FIRST_IDENTITY}"]
 
 
 def _environment(lab: Lab) -> dict[str, str]:

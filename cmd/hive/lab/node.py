@@ -175,6 +175,7 @@ def create(lab: Lab, network: LabNetwork | None = None) -> None:
             new_held_node(lab.directory, lab.directory / "net", lab.directory / "mnt") as node,
             network.open() if network is not None else new_netns() as outside,
         ):
+            node.run(_forward)
             if network is not None:
                 _join(lab, node, outside, network)
             else:
@@ -260,6 +261,11 @@ def _names(directory: Path) -> list[str]:
         return sorted(entry.name for entry in directory.iterdir())
     except FileNotFoundError:
         return []
+
+
+def _forward() -> None:
+    """Send on what is for others, as nodes of clusters do; else it depends on the machine."""
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 def _uplink(outside: int) -> None:

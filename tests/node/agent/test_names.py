@@ -65,8 +65,6 @@ def test_a_server_outside_is_asked_in_the_pods_name(node: Lab, tmp_path: Path, m
     settings = (f"--enable-ipv4-masquerade={masqueraded}", "--routing-mode=native")
     with town(node, tmp_path, *settings) as place, node.open_outside() as outside:
         outside.run(command, f"route add {place.client.ipv4} via {NODE_ADDRESS}")
-        with node.open() as host:
-            host.run(Path("/proc/sys/net/ipv4/ip_forward").write_text, "1")
         write(tmp_path, "outside", SERVERS_OUTSIDE)
         serving = outside.start(serve)
 

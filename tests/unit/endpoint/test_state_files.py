@@ -93,7 +93,7 @@ def test_what_is_written_is_read_again(files: StateFiles, endpoint: Endpoint) ->
         ipv6=st.none() | st.ip_addresses(v=6),
         ipv6_pool=st.text(),
         network=st.text(),
-        identity=st.integers(1, 65535),
+        identity=st.integers(0, 2**32 - 1),
         labels=st.just(("k8s:a=b", "k8s:c")),
         pod_name=st.text(),
         pod_namespace=st.text(),

@@ -1,0 +1,253 @@
+"""Every number that becomes bytes does so over its whole range: maps, marks, sockets, netlink, Envoy, events.
+
+The ranges are those of the protocols and of Cilium, not those of the code: identities of every scope,
+endpoint ids and ports of 16 bits, indexes of links as the kernel gives them, marks of 32 bits, addresses of
+both families. State files and monitor events have tests of their own (endpoint/test_state_files.py,
+events/test_records.py, monitor/test_payload.py).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_network
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cells import maps
+from cells.maps import PolicyEntry, PolicyKey
+from cells.node.netlink import messages, vxlan
+from cells.node.netlink.marked import Marked, rule
+from cells.node.netlink.wire import Request, attributes, encode
+from cells.node.netlink.wire import messages as in_datagram
+from cells.observe.events.gob import INT, Type
+from cells.observe.events.gob import decode as read_gob
+from cells.observe.events.gob import encode as write_gob
+from cells.policy.control import HTTPRedirect
+from cells.proxy.dns.sockets import EGRESS_PROXY, upstream
+from cells.proxy.envoy import EnvoySettings
+from cells.proxy.envoy.resources import INGRESS_PROXY, Place, listeners
+from cells.services.balancer import entries
+from tests.support.namespaces import need_root
+
+
+def unsigned(bits: int) -> st.SearchStrategy[int]:
+    """Of so many bits, the ends of the range and its middle above all."""
+    top = 1 << bits
+    return st.sampled_from([0, 1, top // 2 - 1, top // 2, top - 1]) | st.integers(0, top - 1)
+
+
+u8, u16, u24, u32, u64 = (unsigned(bits) for bits in (8, 16, 24, 32, 64))
+ifindexes = st.sampled_from([1, (1 << 16) - 1, 1 << 16, (1 << 31) - 1]) | st.integers(1, (1 << 31) - 1)
+pods = st.sampled_from([256, 32767, 32768, 65535, 1 << 16, 1 << 23, (1 << 24) - 1]) | st.integers(
+    1, (1 << 24) - 1
+)
+identities = pods | st.sampled_from([0, 1 << 24, (1 << 25) - 1, 1 << 25, (1 << 32) - 1]) | u32
+"""Of pods, also of other clusters; of networks; of other nodes."""
+macs = st.binary(min_size=6, max_size=6)
+ipv4, ipv6 = st.ip_addresses(v=4), st.ip_addresses(v=6)
+addresses = ipv4 | ipv6
+networks4 = st.builds(lambda ip, bits: ip_network((ip, bits), strict=False), ipv4, st.integers(0, 32))
+networks6 = st.builds(lambda ip, bits: ip_network((ip, bits), strict=False), ipv6, st.integers(0, 128))
+
+RECORDS: dict[Any, st.SearchStrategy[Any]] = {
+    maps.CtEntry: st.builds(
+        maps.CtEntry,
+        **dict.fromkeys(("reserved", "backend_id", "packets", "octets"), u64),
+        **dict.fromkeys(("lifetime", "last_tx_report", "last_rx_report"), u32),
+        **dict.fromkeys(("flags", "rev_nat_index", "ifindex"), u16),
+        **dict.fromkeys(("tx_flags_seen", "rx_flags_seen"), u8),
+        source_identity=identities,
+    ),
+    maps.CtKey: st.sampled_from([ipv4, ipv6]).flatmap(
+        lambda family: st.builds(
+            maps.CtKey, daddr=family, saddr=family, dport=u16, sport=u16, protocol=u8, flags=u8
+        )
+    ),
+    maps.DeviceConfig: st.builds(
+        maps.DeviceConfig,
+        mac=macs,
+        ipv4=ipv4.filter(int),
+        ipv6=ipv6.filter(int),
+        native4=networks4.filter(lambda one: one.prefixlen),
+        native6=networks6.filter(lambda one: one.prefixlen),
+        flags=u32,
+        announces=u32,
+    ),
+    maps.EndpointConfig: st.builds(
+        maps.EndpointConfig,
+        ipv4=ipv4.filter(int),
+        endpoint_id=u16,
+        identity=identities,
+        host_mac=macs,
+        pod_mac=macs,
+        flags=u16,
+        ipv6=ipv6.filter(int),
+        netns_cookie=u64,
+    ),
+    maps.FragmentPorts: st.builds(maps.FragmentPorts, u16, u16),
+    maps.IpcacheKey: st.builds(maps.IpcacheKey.of, networks4 | networks6),
+    maps.IpcacheValue: st.builds(maps.IpcacheValue, identities, ipv4, u8, u8),
+    maps.L2ResponderKey: st.builds(maps.L2ResponderKey, ipv4, ifindexes),
+    maps.LxcKey: st.builds(maps.LxcKey, addresses, u16),
+    maps.LxcValue: st.builds(maps.LxcValue, ifindexes, u16, macs, macs, identities, u32),
+    maps.MetricsKey: st.builds(maps.MetricsKey, u8, st.integers(0, 3), u16, u8),
+    maps.MetricsValue: st.builds(maps.MetricsValue, u64, u64),
+    maps.NatEntry: st.builds(maps.NatEntry, addresses, u16, u64, st.booleans()),
+    maps.NodeConfig: st.builds(
+        maps.NodeConfig,
+        router_ip=ipv4.filter(int),
+        host_ifindex=ifindexes,
+        host_mac=macs,
+        net_ifindex=ifindexes,
+        net_mac=macs,
+        pod_cidr=networks4.filter(lambda one: one.prefixlen),
+        flags=u32,
+        router_ip6=ipv6.filter(int),
+        pod_cidr6=networks6.filter(lambda one: one.prefixlen),
+        aggregation=u32,
+        host_endpoint=u16,
+    ),
+    maps.NodeKey: st.builds(maps.NodeKey, addresses),
+    maps.NodePortConfig: st.builds(maps.NodePortConfig, u32, ipv4, ipv6, st.tuples(u32, u32)),
+    maps.NodeValue: st.builds(maps.NodeValue, u16, u8),
+    maps.PolicyKey: st.builds(PolicyKey, identities, st.booleans(), st.integers(1, 255), u16, st.just(16)),
+    maps.ReverseSk: st.builds(maps.ReverseSk, addresses, u16, u16),
+    maps.ReverseSkKey: st.builds(maps.ReverseSkKey, u64, addresses, u16),
+    maps.SkipLbKey: st.builds(maps.SkipLbKey, u64, addresses, u16),
+    maps.SockConfig: st.builds(maps.SockConfig, u64, st.tuples(u16, u16), u32),
+    maps.TunnelConfig: st.builds(maps.TunnelConfig, ifindexes, u32, u16, ipv4, u32),
+    maps.TunnelKey: st.builds(maps.TunnelKey, addresses, u16),
+    maps.TunnelValue: st.builds(maps.TunnelValue, addresses, u8),
+}
+
+
+def test_every_record_of_a_map_is_drawn() -> None:
+    there = {
+        kind
+        for kind in vars(maps).values()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and hasattr(kind, "pack")
+    }
+    assert there - {PolicyEntry} == set(RECORDS)
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@given(st.data())
+def test_a_record_of_a_map_is_read_as_it_was_written(kind: type[Any], data: st.DataObject) -> None:
+    record = data.draw(RECORDS[kind])
+    assert kind.unpack(record.pack()) == record
+
+
+@given(RECORDS[PolicyKey], u16, u8.filter(bool), u64, u64)
+def test_an_entry_of_a_policy_is_read_as_it_was_written(
+    key: PolicyKey, port: int, auth: int, packets: int, octets: int
+) -> None:
+    entry = PolicyEntry(proxy_port=port, auth_type=auth & 0x7F, packets=packets, octets=octets)
+    assert PolicyEntry.unpack(entry.pack(key)) == entry
+
+
+@given(u16, u32, u16, u8, networks4 | networks6, u16, u16)
+def test_entries_of_services(
+    number: int, backend: int, count: int, algorithm: int, clients: Any, flags: int, port: int
+) -> None:
+    timeout = backend >> 8
+    master = entries.master_value(
+        count=count, quarantined=count, number=number, flags=flags, timeout=timeout, algorithm=algorithm
+    )
+    union, counted, index, flagged, quarantined = struct.unpack("<IH2sHH", master)
+    assert (union, counted, flagged, quarantined) == (timeout | algorithm << 24, count, flags, count)
+    assert int.from_bytes(index, "big") == number
+    served = entries.master_value(count=1, quarantined=0, number=1, flags=0, proxy_port=port)
+    assert int.from_bytes(served[:2], "big") == port
+    for version in (4, 6):
+        assert int.from_bytes(entries.backend_key(backend, version).key, "little") == backend
+        assert int.from_bytes(entries.reverse_nat_key(number, version).key, "big") == number
+        assert int.from_bytes(entries.maglev_key(number, version).key, "big") == number
+    assert struct.unpack("<I", entries.affinity_key(number, backend).key[:4]) == (backend,)
+    assert entries.source_range_key(number, clients).key.endswith(clients.network_address.packed)
+
+
+@given(pods, st.sampled_from([4, 6]), st.sampled_from([socket.SOCK_STREAM, socket.SOCK_DGRAM]))
+@example(32768, 4, socket.SOCK_DGRAM)
+@example((1 << 24) - 1, 6, socket.SOCK_STREAM)
+def test_the_mark_of_a_socket_that_asks_in_a_pods_name(
+    identity: int, version: int, kind: socket.SocketKind
+) -> None:
+    need_root()  # the mark
+    with upstream(version, identity, kind) as made:
+        (mark,) = struct.unpack("=I", made.getsockopt(socket.SOL_SOCKET, socket.SO_MARK, 4))
+    assert mark & 0x0F00 == EGRESS_PROXY
+    assert mark >> 16 | (mark & 0xFF) << 16 == identity
+
+
+@given(identities.filter(lambda one: one >> 24))
+def test_an_identity_that_no_mark_holds_is_in_none(identity: int) -> None:
+    with upstream(4, identity, socket.SOCK_DGRAM) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_MARK) == 0
+
+
+@given(pods, u16, st.sampled_from(["ingress", "egress"]))
+def test_the_mark_and_the_port_that_envoy_is_given(identity: int, port: int, direction: Any) -> None:
+    redirect = HTTPRedirect(
+        name="one", port=port, direction=direction, identity=identity, labels=(), rules=None
+    )
+    (listener,) = listeners([redirect], EnvoySettings(), Place(Path("/run/envoy")), ["127.0.0.1", "::1"])
+    mark = listener["listener_filters"][1]["typed_config"]["mark"]
+    assert listener["address"]["socket_address"]["port_value"] == port
+    assert 0 <= mark < 1 << 32, "a uint32 of the protocol"
+    if direction == "ingress":
+        assert mark == INGRESS_PROXY
+    else:
+        assert (mark & 0x0F00, mark >> 16 | (mark & 0xFF) << 16) == (EGRESS_PROXY, identity)
+
+
+def requests(ifindex: int, number: int, address: IPv4Address | IPv6Address, mac: bytes) -> Iterator[Request]:
+    """One of each kind of request, of this link."""
+    network = ip_network(address)
+    descriptor = number & 0x7FFFFFFF
+    yield messages.get_link_at(ifindex)
+    yield messages.sync_carrier(ifindex)
+    yield messages.activate_link(ifindex, "alias")
+    yield messages.link_up(ifindex, "link")
+    yield messages.set_mac(ifindex, "link", mac)
+    yield messages.set_device(ifindex, "link", number)
+    yield messages.set_mtu(ifindex, number)
+    yield messages.set_group(ifindex, number)
+    yield messages.delete_group(number)
+    yield messages.delete_link(ifindex)
+    yield messages.add_address(ifindex, "link", address)
+    yield messages.add_route(ifindex, network, via=address, source=address, mtu=number)
+    yield messages.dump_routes(messages.family_of(address), ifindex)
+    yield messages.set_neighbour(ifindex, address, mac)
+    yield messages.delete_route(ifindex, network)
+    yield messages.add_clsact(ifindex)
+    yield messages.replace_filter(ifindex, number, descriptor, "program")
+    yield messages.delete_filter(ifindex, number)
+    yield messages.dump_filters(ifindex, number)
+    yield messages.set_xdp(ifindex, -1 if number % 2 else descriptor, generic=True, instead_of=descriptor)
+    yield vxlan.new_vxlan("tunnel", number, number & 0xFFFF, (number & 0xFFFF, 0xFFFF))
+    yield vxlan.mtu_and_up(ifindex, "tunnel", number)
+    yield rule(32, 0, Marked(number, number, number, number), messages.family_of(address), ())
+
+
+@given(ifindexes, u32, addresses, macs, unsigned(31))
+def test_requests_of_netlink(
+    ifindex: int, number: int, address: IPv4Address | IPv6Address, mac: bytes, sequence: int
+) -> None:
+    asked = list(requests(ifindex, number, address, mac))
+    written = list(in_datagram(encode(asked, sequence)))
+    assert [one.body for one in written] == [one.body for one in asked]
+    (mtu,) = (data for kind, data in attributes(messages.set_mtu(ifindex, number).body, 16) if kind == 4)
+    assert struct.unpack("=I", mtu) == (number,)
+
+
+@given(st.integers(-(1 << 63), (1 << 63) - 1) | u32)
+def test_numbers_in_events_of_requests(number: int) -> None:
+    types = {65: Type("Numbers", {"Number": INT})}
+    assert read_gob(write_gob(types, {"Number": number})) == ({"Number": number} if number else {})
