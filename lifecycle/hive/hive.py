@@ -275,17 +275,27 @@ class Hive(Composition):
         self._raise_start_error(supervisor.failures)
 
     async def stop(self) -> None:
-        """Stop every hook, users before what they use. Raises StopError if some failed; all are over then."""
+        """Stop every hook, users before what they use. Raises StopError if some failed; all are over then.
+
+        Who is cancelled meanwhile still waits for all. Raises HiveError in a hook or a job of this hive.
+        """
         if self._supervisor is None:
             return
         supervisor = self._supervisor
+        if (node := supervisor.hook_around()) is not None:
+            raise HiveError(
+                f"{self.name}: stop() was called in {node}, which it would wait for; "
+                "a hook or job ends its hive with Shutdown.request()"
+            )
         supervisor.stop()
-        await self._over(supervisor)
+        cancelled = await self._over(supervisor)
         self._supervisor = None
         if failures := supervisor.failures:
             crashed = any(failure.phase is State.STARTED for failure in failures)
             beginning = f"{self.name} {'ended' if crashed else 'did not stop well'}"
-            raise StopError(sentence(beginning, failures), [one.error for one in failures])
+            raise StopError(sentence(beginning, failures), [one.error for one in failures]) from cancelled
+        if cancelled is not None:
+            raise cancelled
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator["Hive"]:
@@ -311,10 +321,12 @@ class Hive(Composition):
 
     async def _stop_after(self, error: BaseException) -> None:
         """Stop because of an error, which is raised afterwards; failures of the stop are added to it as a
-        note."""
+        note. A cancellation shows no notes: after one they are raised instead."""
         try:
             await self.stop()
         except StopError as stop_error:
+            if isinstance(error, asyncio.CancelledError):
+                raise
             error.add_note(str(stop_error))
 
     async def run(self) -> int:
@@ -431,18 +443,24 @@ class Hive(Composition):
         elif self.shutdown.error is not None and self._body is not None:
             self._body.cancel()
 
-    async def _over(self, supervisor: Supervisor) -> None:
-        """Until every hook is over or left behind, whatever is cancelled meanwhile."""
+    async def _over(self, supervisor: Supervisor) -> asyncio.CancelledError | None:
+        """Until every hook is over or left behind, whatever is cancelled meanwhile: that is returned."""
         assert self._supervision is not None  # noqa: S101  # only called once started
+        cancelled = None
         with anyio.CancelScope(shield=True), awaiting(supervisor.pending):
-            await supervisor.over.wait()
+            while not (supervisor.over.is_set() and (supervisor.left or self._supervision.done())):
+                try:
+                    await supervisor.over.wait()
+                    if not supervisor.left:
+                        await asyncio.wait({self._supervision})
+                except asyncio.CancelledError as error:  # a shield keeps off scopes, not Task.cancel()
+                    cancelled = error
             self.left_behind = [str(node) for node in supervisor.left]
             if self._loop_faults is not None:
                 self._loop_faults.remove()
-            if not supervisor.left:
-                await asyncio.wait({self._supervision})
-                if not self._supervision.cancelled():
-                    self._supervision.result()
+            if not supervisor.left and not self._supervision.cancelled():
+                self._supervision.result()
+        return cancelled
 
     def _raise_start_error(self, failures: list[HookFailure]) -> None:
         errors, told = [failure.error for failure in failures], [str(failure) for failure in failures]

@@ -1,7 +1,8 @@
 """Who waits for whom, as a tree: for the errors of hooks that are overdue.
 
 Needs:  the hooks that are not over.
-Gives:  pending_tree(), hook_stack(), and awaiting(), by which a hive inside another's hook shows its tree.
+Gives:  pending_tree(), hook_stack(), and awaiting(), by which jobs, and a hive inside another's hook, show
+        what they wait for; task_stack().
 """
 
 import asyncio
@@ -9,13 +10,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from lifecycle.hooks import hooks
 from lifecycle.hooks.nodes import HookNode
 from lifecycle.hooks.stacks import await_stack
 
-__all__ = ["awaiting", "hook_stack", "pending_tree"]
+__all__ = ["awaiting", "hook_stack", "pending_tree", "task_stack"]
 
 MOST = 60
 """Hooks shown; a person needs the first few, and the rest by number."""
@@ -55,15 +57,18 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
 
 def hook_stack(node: HookNode) -> list[str]:
     """What the hook awaits, a line for each frame; of a hive that it runs, the pending hooks as well."""
-    if node.task is None:
-        return []
-    lines = [f"in {frame}" for frame in await_stack(node.task, below=_OURS)]
-    return lines + (_inner[node.task]() if node.task in _inner else [])
+    return [] if node.task is None else task_stack(node.task, _OURS)
+
+
+def task_stack(task: "asyncio.Task[Any]", below: frozenset[str]) -> list[str]:
+    """What a task awaits, called by code of the files `below`, and what it shows with awaiting()."""
+    lines = [f"in {frame}" for frame in await_stack(task, below=below)]
+    return lines + (_inner[task]() if task in _inner else [])
 
 
 @contextmanager
 def awaiting(tree: Callable[[], list[str]]) -> Iterator[None]:
-    """While this task waits for a hive to start or stop, `tree()` tells what that one waits for."""
+    """While this task waits for a hive or for jobs, `tree()` gives, in lines, what those wait for."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  # only called by coroutines
     before = _inner.get(task)

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 
 import anyio
 
@@ -41,6 +42,10 @@ DEFAULT_STOP_BUDGET = 30.0
 
 GRACE = 1.0
 """Seconds a cancelled stop has to end before it is left behind."""
+
+
+_inside: ContextVar["tuple[tuple[Supervisor, HookNode], ...]"] = ContextVar("hooks one runs in", default=())
+"""Those of the task, or of who started it, with those around hives that run inside others."""
 
 
 class Supervisor:
@@ -132,6 +137,10 @@ class Supervisor:
             if not node.live:
                 node.leave.set()
 
+    def hook_around(self) -> HookNode | None:
+        """The hook in which this is called, or that has started the task, in a job for one."""
+        return next((node for supervisor, node in _inside.get() if supervisor is self), None)
+
     def pending(self) -> list[str]:
         """Who waits for whom, indented as a part of a message."""
         return [f"    {line}" for line in pending_tree(self._alive)]
@@ -148,6 +157,7 @@ class Supervisor:
         """The life of a hook, whatever its body does."""
         task = node.task
         assert task is not None  # noqa: S101  # this one
+        _inside.set((*_inside.get(), (self, node)))
         node.starting, node.scope = anyio.CancelScope(), anyio.CancelScope()
         # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` keeps
         # a cancellation that comes a moment too late from skipping the stop.

@@ -8,16 +8,18 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 
-from lifecycle.errors import BodyError, ExitRequestedError, HiveError, as_failure, thrown_away
+from lifecycle.errors import BodyError, ExitRequestedError, HiveError, StopError, as_failure, thrown_away
 from lifecycle.health import Health
 from lifecycle.hints.places import caller
 from lifecycle.hooks.checks import check_seconds
 from lifecycle.hooks.events import Events, JobEvent, JobStep
+from lifecycle.hooks.pending import task_stack
 from lifecycle.jobs.metrics import Meter
 from lifecycle.process.logs import Logger
 
@@ -100,6 +102,15 @@ class Job:
             self._log.error("job ends the hive", job=self.name, **log_fields(failure))
             self._end_hive(failure)
 
+    def unended(self) -> list[str]:
+        """While it runs, a line that says so, and what it awaits."""
+        if self._task is None or self._task.done():
+            return []
+        return [
+            f"job {self.name!r} has not ended",
+            *(f"    {line}" for line in task_stack(self._task, _OURS)),
+        ]
+
     async def attempt(self, work: Work, *, metered: bool = True) -> Exception | None:
         """Run `work` once; what it raised. Unless `metered` it counts by itself what fails in it."""
         counted = self.meter.failures
@@ -110,8 +121,8 @@ class Job:
             else:
                 await work()
         except BaseException as error:  # containing them is what a job is for
-            if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
-                raise
+            if self._is_cancelled() and isinstance(error, asyncio.CancelledError | StopError):
+                raise  # of a hive that ran in it and did not stop well: no other try could show it
             if thrown_away(self._task):
                 raise
             failure = as_failure(error, f"job {self.name!r}")
@@ -177,6 +188,10 @@ class Job:
         self.meter.over = True
         if self._forget is not None:
             self._forget(self)
+
+
+# frames that say nothing about the work of a job
+_OURS = frozenset({__file__, str(Path(__file__).with_name("jobs.py"))})
 
 
 def log_fields(error: Exception) -> dict[str, Any]:

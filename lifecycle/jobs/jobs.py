@@ -21,6 +21,7 @@ from lifecycle.health import Health
 from lifecycle.hints.places import Place, caller
 from lifecycle.hooks.checks import check_async, check_iterates, check_seconds
 from lifecycle.hooks.events import Events
+from lifecycle.hooks.pending import awaiting
 from lifecycle.hooks.shutdown import Shutdown
 from lifecycle.jobs.job import Backoff, Job, Work, log_fields
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats
@@ -246,19 +247,29 @@ class Jobs:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The hook of the jobs: begins them, and cancels them at the end."""
-        async with anyio.create_task_group() as group:
-            self._group = group
-            for job in self._queued:
-                group.start_soon(job.run, name=f"{self._owner}: {job.name}")
-            self._queued.clear()
-            try:
-                yield
-            finally:
-                self._over = True
-                self._group = None
-                group.cancel_scope.cancel()
+        try:
+            with awaiting(self._unended):
+                async with anyio.create_task_group() as group:
+                    self._group = group
+                    for job in self._queued:
+                        group.start_soon(job.run, name=f"{self._owner}: {job.name}")
+                    self._queued.clear()
+                    try:
+                        yield
+                    finally:
+                        self._over = True
+                        self._group = None
+                        group.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:
+            if len(errors.exceptions) == 1:  # a hive in a job that did not stop well
+                raise errors.exceptions[0] from None
+            raise
         if self._forgotten:
             self.forget()
+
+    def _unended(self) -> list[str]:
+        """The jobs that still run, each with what it awaits."""
+        return [line for job in self._known for line in job.unended()]
 
     def forget(self) -> None:
         """Take their health and metrics out once they are over: the hive goes on without them."""

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from lifecycle import (
@@ -343,3 +344,91 @@ async def test_a_start_that_leaves_a_scope_open_is_told_by_name_and_holds_up_nob
         async with hive.started():
             pass
     assert (daemon.stopped, hive.left_behind) == (["above", "middle", "below"], [])
+
+
+@pytest.mark.parametrize("where", ["start", "job"])
+async def test_a_stop_inside_what_it_would_wait_for_is_refused(where: str) -> None:
+    async def stop() -> None:
+        await hive.stop()
+
+    def build(lifecycle: Lifecycle, jobs: Jobs) -> None:
+        if where == "start":
+            lifecycle.append(Hook("own", stop))
+        else:
+            jobs.one_shot("own", stop, fatal=True)
+
+    hive = Hive(invoke(build), name="daemon")
+    why = (
+        r"stop\(\) was called in hook '.*own|build.*' \(daemon\), which it would wait for; a hook or job ends"
+    )
+    with anyio.fail_after(30):
+        with pytest.raises((StartError, HiveError), match=why):
+            async with hive.started():
+                await anyio.sleep_forever()
+
+
+async def test_a_hive_may_stop_another_in_a_hook() -> None:
+    other = Hive(name="other")
+
+    async def stop() -> None:
+        await other.stop()
+
+    def build(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("own", other.start, stop))
+
+    async with no_leaks(), Hive(invoke(build)).started():
+        pass
+
+
+async def test_who_is_cancelled_twice_still_waits_for_the_stop() -> None:
+    stopping, go_on = anyio.Event(), anyio.Event()
+    done = []
+
+    async def stop() -> None:
+        stopping.set()
+        await go_on.wait()
+        done.append("stopped")
+
+    def build(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("slow", stop=stop))
+
+    async def main() -> None:
+        async with Hive(invoke(build)).started():
+            started.set()
+            await anyio.sleep_forever()
+
+    started = anyio.Event()
+    task = asyncio.ensure_future(main())
+    with anyio.fail_after(30):
+        await started.wait()
+        task.cancel()
+        await stopping.wait()
+        for _ in range(3):
+            task.cancel()
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
+            assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert done == ["stopped"]
+
+
+async def test_a_stop_that_fails_is_raised_instead_of_a_cancellation() -> None:
+    async def fail() -> None:
+        raise OSError("disk full")
+
+    def build(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("save", stop=fail))
+
+    async def main() -> None:
+        async with Hive(invoke(build)).started():
+            started.set()
+            await anyio.sleep_forever()
+
+    started = anyio.Event()
+    task = asyncio.ensure_future(main())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(StopError, match=r"hook 'save' .* failed to stop: OSError: disk full"):
+        await task

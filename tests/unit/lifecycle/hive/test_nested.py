@@ -22,6 +22,7 @@ from lifecycle import (
     SettingsError,
     Shutdown,
     StartError,
+    StopError,
     Table,
     config,
     invoke,
@@ -252,6 +253,44 @@ async def test_an_overdue_outer_hook_tells_what_is_pending_inside() -> None:
     assert any(line.startswith("hook 'ipam' (operator.leader.ipam) has been starting for") for line in lines)
     assert lines[-1] == "└─ hook 'garbage' (operator.leader.garbage) waits for it"
     assert log == ["kube +", "kube -"]
+
+
+@pytest.mark.parametrize("runner", [ByHook, ByJob])
+async def test_what_goes_wrong_inside_at_the_stop_is_a_failure_of_the_outer_stop(runner: type) -> None:
+    behaviour["ipam -"] = boom
+    hive = Hive(*cells(runner))
+    await hive.start()
+    while "garbage +" not in log:
+        await anyio.lowlevel.checkpoint()
+    with pytest.raises(
+        StopError, match=r"hook 'ipam' \(operator\.leader\.ipam\) failed to stop: OSError: boom"
+    ):
+        await hive.stop()
+    assert log[-2:] == ["garbage -", "kube -"]
+
+
+async def test_a_job_that_does_not_end_is_named_with_what_it_awaits() -> None:
+    async def hold_out() -> None:
+        with anyio.CancelScope(shield=True):
+            await held.wait()
+
+    held = asyncio.Event()
+
+    def holds(jobs: Jobs) -> None:
+        jobs.one_shot("short", anyio.lowlevel.checkpoint)
+        jobs.one_shot("hold", hold_out)
+
+    hive = Hive(module("out", "Holds out", invoke(holds)), stop_timeout=10)
+    with VirtualClock() as clock:
+        await hive.start()
+        task = asyncio.ensure_future(hive.stop())
+        await clock.until(task.done)
+    held.set()
+    lines = [line.strip() for line in str(task.exception()).splitlines()]
+    assert "hook 'jobs of holds' (out) did not stop within 10 s; pending hooks:" in lines[0] + lines[1]
+    at = lines.index("job 'hold' has not ended")
+    assert "hold_out at tests/unit/lifecycle/hive/test_nested.py" in lines[at + 1]
+    assert not any("job 'short'" in line for line in lines)
 
 
 async def test_an_inner_hive_runs_once_at_a_time() -> None:
