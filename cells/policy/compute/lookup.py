@@ -31,6 +31,12 @@ class Match(NamedTuple):
         """Whether the packet passes, if need be by a proxy or once authenticated."""
         return self.verdict not in ("deny", "drop")
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a proxy reads its requests of HTTP."""
+        redirect = self.entry.redirect if self.verdict == "redirect" and self.entry is not None else None
+        return redirect is not None and redirect.said is not None
+
 
 def lookup(entries: Mapping[int, Entries], identity: int, protocol: int, port: int) -> Match:
     """Decide on a packet, by the entries of one direction by identity. For ICMP the port is the type."""

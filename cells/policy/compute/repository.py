@@ -170,8 +170,8 @@ class Repository:
         return self._objects[source]
 
     def rules_of(self, source: Source) -> list[Rule]:
-        """Its rules."""
-        return self._rules[source]
+        """Its rules; none where it is not in force."""
+        return self._rules.get(source, [])
 
     def prefixes(self) -> set[Prefix]:
         """Every prefix that a rule names: each needs an identity."""

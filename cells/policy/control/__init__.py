@@ -20,7 +20,13 @@ from cells.policy.compute import DirectionPolicy, NamedPort
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.edges import DNSProxyPort, HTTPProxyPorts
-from cells.policy.control.http_redirects import HTTPRedirect, HTTPRedirects, http_redirects
+from cells.policy.control.http_redirects import (
+    HTTPProxyState,
+    HTTPRedirect,
+    HTTPRedirects,
+    http_proxy,
+    http_redirects,
+)
 from cells.policy.control.name_rules import NameFilter, NameRules, name_matches
 from cells.policy.control.named_ports import PodPorts, of_pod, of_remote
 from cells.policy.control.names import NamedAddresses
@@ -63,6 +69,7 @@ __all__ = [
     "ExplainedDirection",
     "Frontend",
     "HTTPProxyPorts",
+    "HTTPProxyState",
     "HTTPRedirect",
     "HTTPRule",
     "LabelSet",
@@ -103,9 +110,8 @@ def policy_options(
     rules: PolicyRuleSettings,
     proxy: DNSProxyPort | None,
     nodes: NodeSettings | None,
-    requests: HTTPProxyPorts | None,
 ) -> PolicyOptions:
-    """What the agent's settings mean for rules. Of proxies there are those of DNS and of HTTP."""
+    """What the agent's settings mean for rules."""
     names = proxy is not None and rules.enable_l7_proxy
     localhost = policy.allow_localhost is Localhost.ALWAYS or (
         policy.allow_localhost is Localhost.AUTO and kubernetes.has_source
@@ -124,7 +130,6 @@ def policy_options(
         enable_node_selector_labels=nodes is not None and nodes.enable_node_selector_labels,
         enable_l7_proxy=names,
         learns_names=names,
-        serves_http=requests is not None and requests.serves,
     )
 
 
@@ -159,7 +164,7 @@ cell = module(
     "Policies of endpoints, by policy objects",
     config(PolicyRuleSettings),
     provide(policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch),
-    provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics, http_redirects),
+    provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics, http_redirects, http_proxy),
     provide_private(cluster_services, PodPorts, HTTPRedirects),
     invoke(PolicyWatch),
 )

@@ -34,7 +34,7 @@ from cells.policy.compute import (
     map_key,
 )
 from cells.policy.control.edges import DNSProxyPort
-from cells.policy.control.http_redirects import HTTPRedirects
+from cells.policy.control.http_redirects import NO_PROXY, HTTPProxyState, HTTPRedirects
 from cells.policy.control.named_ports import PodPorts
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, Enforcement, NodePolicy, PodKey
@@ -100,6 +100,22 @@ class RulePolicy:
     def computed(self) -> ComputedPolicies:
         """The policies that follow; not to be changed."""
         return self._computed
+
+    @property
+    def http_proxy(self) -> HTTPProxyState:
+        """Whether there is a proxy of HTTP, and it follows the rules."""
+        if self._requests is None:
+            return HTTPProxyState(runs=False, message=NO_PROXY)
+        return self._requests.proxy
+
+    def reads_requests(self, source: Source) -> bool:
+        """Whether rules in force of the object speak of requests of HTTP."""
+        return any(
+            ports.above is not None and ports.above.rules is not None and ports.above.rules.http
+            for rule in self._repository.rules_of(source)
+            for entry in (*rule.ingress, *rule.egress)
+            for ports in entry.ports or ()
+        )
 
     @property
     def selector_cache(self) -> SelectorCache:

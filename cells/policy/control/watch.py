@@ -1,7 +1,8 @@
 """Policy objects, CIDR groups and identities to policies of endpoints, in an order that is safe.
 
 Controller: the tables of objects, identities, remote endpoints in; EndpointPolicies, claims of prefixes out.
-Needs:  Resources, Identities, RulePolicy, EndpointPolicies, Ipcache, Table[RemoteEndpoint].
+Needs:  Resources, Identities, RulePolicy, EndpointPolicies, Ipcache, Table[RemoteEndpoint],
+        Table[HTTPProxyState].
 Gives:  PolicyWatch.
 Why:    a prefix gets its identity in policy maps before the ipcache gives it to packets, and loses it there
         first, so no packet is judged by half a policy.
@@ -40,6 +41,7 @@ from cells.policy.compute import Changed, in_slices
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.counts import PolicyCounts
 from cells.policy.control.followed import Followed
+from cells.policy.control.http_redirects import HTTPProxyState
 from cells.policy.control.named_ports import NONE, ClusterPorts, of_pod, of_remote
 from cells.policy.control.names import NamedAddresses
 from cells.policy.control.realize import realize
@@ -49,7 +51,7 @@ from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
 from cells.policy.rules import PolicyError, PolicyOptions
 from cells.policy.rules import Source as PolicySource
-from lifecycle import Change, Jobs, Logger, Table
+from lifecycle import Change, Health, Jobs, Logger, Table
 
 RESOURCE = "policy//prefixes"
 """Whose the claims of prefixes are in the ipcache."""
@@ -72,12 +74,14 @@ class PolicyWatch:
         ipcache: Ipcache,
         remote: Table[RemoteEndpoint],
         statuses: Table[PolicyObject],
+        proxies: Table[HTTPProxyState],
         options: PolicyOptions,
         settings: PolicyRuleSettings,
         counts: PolicyCounts,
         names: NamedAddresses,
         *,
         jobs: Jobs,
+        health: Health,
         log: Logger,
     ) -> None:
         self._identities = identities
@@ -95,6 +99,9 @@ class PolicyWatch:
         policies.unknown_rules = lambda: self.missing
         self._begun = False
         self._log = log
+        self._health = health
+        self._unenforced: dict[PolicySource, str] = {}
+        """Objects whose rules for requests no proxy follows, and why."""
         self._prefixes: dict[Prefix, Identity] = {}
         self._told: set[Prefix] = set()
         """Those that the ipcache was told of."""
@@ -116,6 +123,7 @@ class PolicyWatch:
             followed.append(Followed(resources.table(kind)))
             jobs.observe(kind.plural, followed[-1].batches, partial(self._follow_policies, kind))
         self._followed = tuple(followed)
+        jobs.observe("http-proxy", Followed(proxies).batches, self._follow_proxy)
         jobs.one_shot("first", self._first)
 
     @property
@@ -174,6 +182,7 @@ class PolicyWatch:
             self._counts.changed(valid=True)
             with self._statuses.txn() as statuses:
                 statuses.delete((kind.kind, namespace, name))
+            self._enforced(source)
             return
         object_ = _as_object(kind, change.row)
         if self._taken.get(source) == object_:
@@ -271,6 +280,37 @@ class PolicyWatch:
     async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
         await realize(self._policies, rows, reason)
 
+    async def _follow_proxy(self, changes: list[Change[HTTPProxyState]]) -> None:
+        """The proxy of HTTP runs, or has taken the rules, or not: what policies' rows say of it follows."""
+        del changes
+        for row in self._statuses.all():
+            source = PolicySource(row.kind, row.namespace, row.name)
+            unenforced = self._enforced(source)
+            if unenforced != row.unenforced:
+                with self._statuses.txn() as statuses:
+                    statuses.put(msgspec.structs.replace(row, unenforced=unenforced))
+
+    def _enforced(self, source: PolicySource) -> str:
+        """Why rules of the object for requests are not enforced, if so; the log and health have it, too."""
+        reads = self._policy.reads_requests(source)
+        why = self._policy.http_proxy.message if reads else ""
+        if why == self._unenforced.get(source, ""):
+            return why
+        if why:
+            self._unenforced[source] = why
+            self._log.warning("HTTP rules not enforced", policy=str(source), reason=why)
+        else:
+            del self._unenforced[source]
+            if reads:
+                self._log.info("HTTP rules enforced", policy=str(source))
+        if self._unenforced:
+            first, *others = self._unenforced
+            more = f" and {len(others)} other policies" if others else ""
+            self._health.child("http-rules").degraded(f"{first}{more}: {self._unenforced[first]}")
+        else:
+            self._health.child("http-rules").remove()
+        return why
+
     def _accepted(self, source: PolicySource) -> None:
         self._put(
             PolicyObject(
@@ -279,6 +319,7 @@ class PolicyWatch:
                 name=source.name,
                 valid=True,
                 message=VALID,
+                unenforced=self._enforced(source),
                 revision=self._policy.revision,
             ),
         )
@@ -294,6 +335,7 @@ class PolicyWatch:
                 valid=False,
                 message=str(error),
                 path=error.path,
+                unenforced=self._enforced(source),
                 revision=held.revision if held is not None else 0,
             ),
         )

@@ -15,7 +15,7 @@ import msgspec
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.entries import FULL_PORT
 from cells.policy.compute.selector_policy import RuleOrigin
-from cells.policy.explain.reasons import Reason, decide
+from cells.policy.explain.reasons import Near, Reason, decide
 from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction
 from cells.policy.rules.rule import PROTOCOLS
@@ -50,6 +50,8 @@ class End(NamedTuple):
     """The node that decides about it, if that is another one."""
     audited: bool = False
     """Whether what its policy denies passes and is only reported."""
+    unread: str = ""
+    """Why its HTTP rules drop what they select; empty while a proxy reads that."""
     network: IPv4Network | IPv6Network | None = None
     """Its addresses, where it was asked of by them."""
 
@@ -200,7 +202,19 @@ Side = tuple[End, DirectionPolicy, End]
 
 
 def _reasons(sides: Sequence[Side], protocol: int, port: int) -> tuple[Reason, ...]:
-    return tuple(decide(policy, other.identity, other.labels, protocol, port) for _, policy, other in sides)
+    return tuple(_reason(*side, protocol, port) for side in sides)
+
+
+def _reason(end: End, policy: DirectionPolicy, other: End, protocol: int, port: int) -> Reason:
+    reason = decide(policy, other.identity, other.labels, protocol, port)
+    if not (end.unread and reason.match.is_read):
+        return reason
+    return msgspec.structs.replace(
+        reason,
+        match=reason.match._replace(verdict="drop"),
+        near=tuple(Near(origin, end.unread) for origin in reason.origins),
+        requests=(),
+    )
 
 
 def _way(source: End, target: Target, port: str, reasons: Sequence[Reason], rule_text: RuleText) -> Way:

@@ -28,9 +28,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     learns_names: bool = True
     """Whether a DNS proxy tells which addresses names have: ``toFQDNs`` selects those."""
     serves_requests: bool = True
-    """Whether a proxy reads requests: rules of HTTP, Kafka and others, server names, TLS, listeners."""
-    serves_http: bool = True
-    """Whether one reads requests of HTTP, at least, and lets through what rules say."""
+    """Whether a proxy reads more than requests of HTTP: Kafka and others, server names, TLS, listeners."""
     authenticates: bool = True
     """Whether peers can be asked to authenticate."""
 

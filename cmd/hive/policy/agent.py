@@ -24,9 +24,10 @@ NAME, NAMESPACE = "io.cilium.k8s.policy.name", "io.cilium.k8s.policy.namespace"
 @output_option
 @click.option("--refused", is_flag=True, help="Only those that are refused.")
 def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool) -> None:
-    """List the policy objects: whether each is in force, or why it is refused.
+    """List the policy objects: whether each is in force, or why it is refused, or not enforced.
 
-    Of a refused object, what its name said before stays in force.
+    Of a refused object, what its name said before stays in force. While there is no Envoy to enforce HTTP
+    rules, the connections that they select are dropped.
     """
     rows_of_table = ask("/statedb/dump/policies", agent_socket, timeout=timeout)["policies"]
     found: list[dict[str, Any]] = [row["obj"] for row in rows_of_table]
@@ -39,7 +40,8 @@ def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool
     for one in found:
         path = f"{one['path']}: " if one.get("path") else ""
         valid = click.style("yes", fg=GOOD) if one["valid"] else click.style("no", fg=BAD)
-        message = "" if one["valid"] else f"{path}{one['message']}"
+        refusal = "" if one["valid"] else f"{path}{one['message']}"
+        message = "; ".join(filter(None, (refusal, one.get("unenforced", ""))))
         rows.append((one["kind"], one["namespace"], one["name"], valid, str(one["revision"]), message))
     click.echo("\n".join(table(rows)))
 

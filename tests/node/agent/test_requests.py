@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import select
 import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cells.observe.monitor import SOCKET
-from hive.client import connect
+from cells.proxy.envoy import EnvoySettings
+from cells.proxy.envoy.program import Program
+from cells.proxy.envoy.resources import Place, external_bootstrap
+from hive.client import ask, connect
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
+from tests.node.agent.test_pod_labels import pod, write
 from tests.node.agent.test_services import VIP, manifests
 from tests.support.agents import serving
 from tests.support.requests import (
@@ -25,6 +35,7 @@ from tests.support.requests import (
     PUBLIC,
     Answer,
     Shop,
+    answering,
     ask_http,
     of_entities,
     policy,
@@ -211,3 +222,60 @@ def test_requests_to_a_service_are_read_by_both_policies(
         eventually(lambda: place.get("/secret").status == 403)
         eventually(lambda: _at_service(place, "/public/1").status == 200)
         assert _at_service(place, "/secret").status == 403
+
+
+@contextmanager
+def envoy_beside(node: Lab, folder: Path) -> Iterator[None]:
+    """With an Envoy that the agent has not started, as the pod cilium-envoy runs it."""
+    bootstrap = folder / "bootstrap.json"
+    place = Place(Path("/var/run/cilium/envoy"))
+    bootstrap.write_text(json.dumps(external_bootstrap(place, "127.0.0.1", 9878, 9964)), encoding="utf-8")
+    program = Program(EnvoySettings()).path
+    assert program is not None
+    command = [program, "-c", bootstrap, "--log-path", folder / "envoy.log", "--disable-hot-restart"]
+    with node.open() as there:
+        running = there.popen(list(map(str, command)))
+    try:
+        yield
+    finally:
+        running.kill()
+        running.wait()
+
+
+def _unenforced(pid: int) -> str:
+    (row,) = ask("/statedb/dump/policies", api_socket(pid))["policies"]
+    assert row["obj"]["valid"]
+    return str(row["obj"]["unenforced"])
+
+
+def _hive(pid: int, *words: str) -> str:
+    command = [sys.executable, "-m", "hive", *words, "--socket", str(api_socket(pid))]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout
+
+
+def _connects(address: str) -> bool:
+    try:
+        socket.create_connection((address, PORT), 1).close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_rules_are_closed_and_say_so_while_no_envoy_runs(node: Lab, tmp_path: Path) -> None:
+    write(tmp_path, "pods", pod("client", {"app": "client"}), pod("server", {"app": "server"}))
+    pid = serving(node, f"--manifests-dir={tmp_path}", "--external-envoy-proxy=true")
+    seller, client = pods.add(node, "server"), pods.add(node, "client")
+    with node.open_pod("server") as there, node.open_pod("client") as here, answering(there):
+        place = Shop(node, pid, client, seller, here, tmp_path)
+        eventually(lambda: place.get("/secret").status == 200)
+        place.rule(policy(PUBLIC))
+        eventually(lambda: not here.run(_connects, seller.ipv4))
+        eventually(lambda: "Envoy does not run" in _unenforced(pid), within=40)
+        assert "CiliumNetworkPolicy default/requests: Envoy does not run" in _hive(pid, "status")
+        assert "Envoy does not run" in _hive(pid, "policy", "list")
+        with envoy_beside(node, tmp_path):
+            eventually(lambda: _unenforced(pid) == "", within=40)
+            assert place.get("/secret").status == 403
+            assert place.get("/public/1").status == 200
+        assert not here.run(_connects, seller.ipv4)
+        eventually(lambda: "Envoy does not run" in _unenforced(pid), within=40)

