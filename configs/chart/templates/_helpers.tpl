@@ -172,6 +172,14 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end }}
 {{- end }}
 
+{{/* "true" where Envoy has a pod of its own on every node, else "". */}}
+{{- define "cilium.envoy" -}}
+{{- $since := toString (.Values.upgradeCompatibility | default "1.16") -}}
+{{- if and .Values.l7Proxy (ternary (semverCompare ">=1.16" $since) (not (empty .Values.envoy.enabled)) (kindIs "invalid" .Values.envoy.enabled)) -}}
+true
+{{- end -}}
+{{- end }}
+
 {{/* The values that are taken and change nothing: the paths that are set of those in files/without-effect.txt. */}}
 {{- define "cilium.withouteffect" -}}
 {{- $values := .Values -}}

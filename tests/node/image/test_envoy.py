@@ -57,11 +57,11 @@ def create(server: Mapping[str, str], ca: Path, path: str, made: Mapping[str, An
 
 
 IMAGE = {"image": {"tag": "0.1.0-envoy"}}
-"""The image with Envoy serves for all."""
+"""The image with Envoy serves for all; for Envoy it is the chart's default."""
 
 
 def test_a_pod_of_envoy_s_own_reads_requests(node: Lab, envoy_image: Path, tmp_path: Path) -> None:
-    values = VALUES | IMAGE | {"operator": {"replicas": 1, **IMAGE}, "envoy": {"enabled": True, **IMAGE}}
+    values = VALUES | IMAGE | {"operator": {"replicas": 1, **IMAGE}}
     objects: dict[str, Any] = chart.objects(values)
     with bare_node(node, tmp_path, envoy_image) as kubelet, node.open() as host:
         for name in ("cilium-config", "cilium-envoy-config"):

@@ -30,7 +30,6 @@ CONFIG = "ConfigMap/cilium-config"
 DIFFERENT_KEYS = {
     "prometheus-serve-addr": "metrics of agents are served by default",
     "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
-    "external-envoy-proxy": "Envoy is in an image of its own, and there where it is asked for",
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
     "remove-cilium-node-taints": "false is said, since left out it would mean true",
 }
@@ -138,6 +137,7 @@ def known_keys() -> set[str]:
         "enable-external-ips",
         "enable-host-port",
         "enable-node-port",
+        "external-envoy-proxy",
         "kube-proxy-replacement",
         "kvstore",
         "kvstore-opt",
@@ -326,7 +326,9 @@ def test_agents_and_operator_can_be_left_out() -> None:
     assert "DaemonSet/cilium" not in chart.objects({"agent": False})
     assert CONFIG in chart.objects({"agent": False})
     assert "Deployment/cilium-operator" not in chart.objects({"operator": {"enabled": False}})
-    assert chart.objects({"agent": False, "operator": {"enabled": False}}) == {}
+    left = chart.objects({"agent": False, "operator": {"enabled": False}})
+    assert all("envoy" in name for name in left), "as in Cilium's chart"
+    assert chart.objects({"agent": False, "operator": {"enabled": False}, "envoy": {"enabled": False}}) == {}
 
 
 @pytest.mark.parametrize("name", NAMES)

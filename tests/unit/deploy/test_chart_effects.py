@@ -58,7 +58,6 @@ DEFAULTS: Final = (
         "externalIPs are served that no node has, as by Kubernetes' proxy",
     ),
     (r"^prometheus\.enabled$", "metrics are served by default"),
-    (r"^envoy\.enabled$", "Envoy is in an image of its own, and there where it is asked for"),
 )
 
 RECORDED: Final[dict[str, Any]] = json.loads((DATA / "effects.json").read_text())

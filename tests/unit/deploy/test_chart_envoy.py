@@ -1,4 +1,4 @@
-"""Envoy as a pod of its own: what the chart renders where it is asked for."""
+"""Envoy as a pod of its own: what the chart renders."""
 
 from __future__ import annotations
 
@@ -19,21 +19,41 @@ PROGRAM = Path(next(iter(envoy.__path__))) / "_bin" / "envoy"
 
 
 def rendered(**given: Any) -> dict[str, Any]:
-    values = {"envoy": {"enabled": True, **given.pop("envoy", {})}, **given}
-    return chart.objects(values)
+    return chart.objects(given)
 
 
 def bootstrap(objects: dict[str, Any]) -> str:
     return str(objects["ConfigMap/cilium-envoy-config"]["data"]["bootstrap-config.json"])
 
 
-def test_it_is_there_where_it_is_asked_for_by_the_names_that_cilium_s_chart_has() -> None:
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [
+        ({}, True),
+        ({"envoy": {"enabled": True}, "upgradeCompatibility": "1.15"}, True),
+        ({"upgradeCompatibility": "1.16"}, True),
+        ({"upgradeCompatibility": "1.15"}, False),
+        ({"envoy": {"enabled": False}}, False),
+        ({"l7Proxy": False, "envoy": {"enabled": True}}, False),
+    ],
+    ids=str,
+)
+def test_it_is_there_where_cilium_s_chart_has_it_by_the_same_names(
+    given: dict[str, Any], there: bool
+) -> None:
     theirs = {one for one in load("default")["other_objects"] if "envoy" in one}
+    objects = rendered(**given)
+    assert {one for one in objects if "envoy" in one} == (theirs if there else set())
+    assert objects[CONFIG]["data"]["external-envoy-proxy"] == str(there).lower()
+
+
+def test_its_image_is_the_agent_s_with_envoy() -> None:
     objects = rendered()
-    assert objects.keys() - chart.objects({}).keys() == theirs
-    assert objects[CONFIG]["data"]["external-envoy-proxy"] == "true"
-    assert chart.objects({})[CONFIG]["data"]["external-envoy-proxy"] == "false"
-    assert rendered(l7Proxy=False).keys() & theirs == set()
+    images = [
+        objects[f"DaemonSet/{name}"]["spec"]["template"]["spec"]["containers"][0]["image"]
+        for name in ("cilium", "cilium-envoy")
+    ]
+    assert images[1] == f"{images[0]}-envoy"
 
 
 def test_its_pod_is_as_cilium_s_but_for_what_it_may_do() -> None:

@@ -43,18 +43,22 @@ def cilium_chart(folder: Path) -> Path:
 
 
 def test_a_cluster_of_cilium_is_moved_as_the_page_shows(here: Here, tmp_path: Path) -> None:
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "cilium-4k2pv", "namespace": "kube-system", "labels": {"k8s-app": "cilium"}},
-        "spec": {"nodeName": "node-a", "containers": [{"name": "cilium-agent", "image": "cilium"}]},
-    }
+    pods = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"{app}-{end}", "namespace": "kube-system", "labels": {"k8s-app": app}},
+            "spec": {"nodeName": "node-a", "containers": [{"name": app, "image": app}]},
+        }
+        for app, end in (("cilium", "4k2pv"), ("cilium-envoy", "w8t5n"))
+    ]
     known = definitions(endpoints=False, endpoint_slices=False, local_redirects=False, egress_gateways=False)
     policies = [one.body for one in known if "networkpolic" in one.plural]
     for body in (*policies, POLICY):
         here.kubectl("apply", "-f", "-", stdin=json.dumps(body))
     here.helm("install", "cilium", str(cilium_chart(tmp_path / "cilium")))
-    here.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
+    for pod in pods:
+        here.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
     for body in policies:
         here.kubectl(
             "wait", "--for=condition=Established", f"crd/{body['metadata']['name']}", "--timeout=20s"
@@ -74,4 +78,6 @@ def test_a_cluster_of_cilium_is_moved_as_the_page_shows(here: Here, tmp_path: Pa
     # What was Cilium's alone is gone with the upgrade, what is called alike was replaced in place.
     names = here.kubectl("-n", "kube-system", "get", "daemonset,deployment,configmap", "-o", "name").split()
     assert "daemonset.apps/cilium" in names
-    assert not [name for name in names if "envoy" in name or "hubble" in name]
+    assert not [name for name in names if "hubble" in name]
+    image = "-o=jsonpath={.spec.template.spec.containers[0].image}"
+    assert "hive-agent" in here.kubectl("-n", "kube-system", "get", "daemonset/cilium-envoy", image)
