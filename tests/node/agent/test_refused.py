@@ -16,7 +16,7 @@ from hive.lab import pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.requests import ask
-from tests.node.agent.test_node_port import NODE6, TARGET, command, give_addresses
+from tests.node.agent.test_node_port import NODE6, OUTSIDE, TARGET, command, give_addresses
 from tests.node.agent.test_traffic_policies_live import served
 from tests.node.agent.test_without_kube_proxy import joined
 from tests.support.agents import serving
@@ -127,26 +127,65 @@ def prepare(lab: Lab) -> None:
             outside.run(command, f"route add {each[6]} via {NODE6}")
 
 
-@pytest.mark.parametrize("backends", [{4: "", 6: ""}, {}], ids=["slices without endpoints", "no slice"])
-def test_a_service_without_endpoints_refuses(node: Lab, tmp_path: Path, backends: dict[int, str]) -> None:
+@pytest.mark.parametrize(
+    ("backends", "more"),
+    [
+        ({4: "", 6: ""}, []),
+        ({}, ["--bpf-lb-acceleration=generic"]),
+        ({4: "", 6: ""}, ["--enable-host-legacy-routing=true", "--enable-endpoint-routes=true"]),
+    ],
+    ids=["slices without endpoints", "no slice, before the stack", "by the host's stack"],
+)
+def test_a_service_without_endpoints_refuses(
+    node: Lab, tmp_path: Path, backends: dict[int, str], more: list[str]
+) -> None:
     prepare(node)
     (tmp_path / "web.yaml").write_text(service() + slices(backends))
-    serving(node, f"--manifests-dir={tmp_path}", *SETTINGS)
+    serving(node, f"--manifests-dir={tmp_path}", *SETTINGS, *more)
     pods.add(node, "client")
-    found = outcomes(node)
-    assert {key: found for key, found in found.items() if found != "ECONNREFUSED"} == {}
+
+    def everybody_is_refused() -> bool:
+        assert {key: got for key, got in outcomes(node).items() if got != "ECONNREFUSED"} == {}
+        return True
+
+    eventually(everybody_is_refused)
 
 
-@pytest.fixture
-def server(node: Lab, tmp_path: Path) -> Iterator[pods.Attached]:
-    """A pod that answers, the only endpoint of the service."""
+def test_or_is_silent_where_there_are_packets(node: Lab, tmp_path: Path) -> None:
     prepare(node)
-    serving(node, f"--manifests-dir={tmp_path}", *SETTINGS)
+    (tmp_path / "web.yaml").write_text(service() + slices({4: "", 6: ""}))
+    serving(node, f"--manifests-dir={tmp_path}", *SETTINGS, "--service-no-backend-response=drop")
     pods.add(node, "client")
-    pod = pods.add(node, "server")
-    with node.open_pod("server") as place:
+    wanted = {
+        "a pod, packet by packet": "no answer",
+        "a pod, at its socket": "EHOSTUNREACH",
+        "the node": "EHOSTUNREACH",
+        "outside": "no answer",
+    }
+    with clients(node) as places:
+        for version, family in FAMILIES.items():
+
+            def silent(family: int = family, to: tuple[str, int] = (NODE[version], NODE_PORT)) -> bool:
+                got = {
+                    who: place.run(asked, group, family, socket.SOCK_STREAM, to)
+                    for who, (place, group) in places.items()
+                }
+                assert got == wanted
+                return True
+
+            eventually(silent)
+
+
+@contextmanager
+def answering(lab: Lab, folder: Path, *more: str) -> Iterator[pods.Attached]:
+    """A pod that answers, the only endpoint of the service."""
+    prepare(lab)
+    serving(lab, f"--manifests-dir={folder}", *SETTINGS, *more)
+    pods.add(lab, "client")
+    pod = pods.add(lab, "server")
+    with lab.open_pod("server") as place:
         child = served(place, "server", socket.AF_INET6)
-        (tmp_path / "web.yaml").write_text(service() + slices(addresses(pod)))
+        (folder / "web.yaml").write_text(service() + slices(addresses(pod)))
         yield pod
         child.kill()
 
@@ -168,17 +207,43 @@ def comes(place: Namespaces, group: Path | None, to: tuple[str, int], wanted: st
     eventually(lambda: answers(place, group, to).endswith(wanted))
 
 
-def test_an_external_address_that_no_node_has_leads_to_the_endpoints(
-    node: Lab, server: pods.Attached
-) -> None:
-    with clients(node) as places:
+def test_an_external_address_that_no_node_has_leads_to_the_endpoints(node: Lab, tmp_path: Path) -> None:
+    with answering(node, tmp_path), clients(node) as places:
         for place, group in places.values():
             for version in FAMILIES:
                 comes(place, group, (EXTERNAL[version], PORT), "server")
 
 
-def test_labels_decide_at_run_time_who_serves(node: Lab, server: pods.Attached, tmp_path: Path) -> None:
+def test_or_to_its_owner_where_only_addresses_of_the_node_are_served(node: Lab, tmp_path: Path) -> None:
+    mitigated = "--disable-external-ip-mitigation=false"
+    with answering(node, tmp_path, mitigated), clients(node) as places:
+        outside = places.pop("outside")[0]
+        for version in FAMILIES:
+            own_externally(node, outside, version)
+        owner = served(outside, "owner", socket.AF_INET6, PORT)
+        for place, group in places.values():
+            for version in FAMILIES:
+                comes(place, group, (CLUSTER[version], PORT), "server")
+                comes(place, group, (EXTERNAL[version], PORT), "owner")
+        owner.kill()
+
+
+def own_externally(lab: Lab, outside: Namespaces, version: int) -> None:
+    """The external address is one of the world outside."""
+    via = {4: NODE_ADDRESS, 6: NODE6}[version]
+    outside.run(command, f"route del {EXTERNAL[version]} via {via}")
+    outside.run(command, f"address add {EXTERNAL[version]} dev lo{' nodad' * (version == 6)}")
+    with lab.open() as host:
+        host.run(command, f"route add {EXTERNAL[version]} via {OUTSIDE[version]}")
+
+
+def test_labels_decide_at_run_time_who_serves(node: Lab, tmp_path: Path) -> None:
     """A service of another proxy is left alone, and one whose slices are for no proxy has no endpoints."""
+    with answering(node, tmp_path) as server:
+        follow_labels(node, tmp_path, server)
+
+
+def follow_labels(node: Lab, tmp_path: Path, server: pods.Attached) -> None:
     file = tmp_path / "web.yaml"
     backends = slices(addresses(server))
 

@@ -106,8 +106,10 @@ def test_each_combination_leads_clients_to_the_backends_that_the_page_says(
                 lead(row, who, (vip(number), FIRST_PORT + number), SERVERS[cluster])
 
 
-def served(place: Namespaces, name: str, family: socket.AddressFamily = socket.AF_INET) -> Child[int]:
+def served(
+    place: Namespaces, name: str, family: socket.AddressFamily = socket.AF_INET, port: int = TARGET
+) -> Child[int]:
     with inside(place):
-        listener = tcp_listener(family, TARGET)
+        listener = tcp_listener(family, port)
     with listener:
         return place.start(answer, listener, name)
