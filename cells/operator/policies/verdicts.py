@@ -79,9 +79,13 @@ class PolicyVerdicts:
         if policy.rules:
             object_ = msgspec.to_builtins(policy) | {"kind": kind.kind}
             try:
-                rules.translate(object_, self._world)
+                translated = rules.translate(object_, self._world)
             except rules.PolicyError as error:
                 valid, message = False, error.reason
+            else:
+                for unenforced in (one for rule in translated for one in rule.unenforced):
+                    valid, message = False, unenforced.text
+                    break
         if says(policy, valid, message):
             return None
         if not valid:

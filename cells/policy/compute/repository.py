@@ -144,9 +144,7 @@ class Repository:
         self._world = world
         failed: dict[Source, PolicyError] = {}
         changed: list[Rule] = []
-        for source, rules in list(self._rules.items()):
-            if not any(rule.groups or rule.uses_services for rule in rules):
-                continue
+        for source in self.followers():
             try:
                 new = translate(self._objects[source], world)
             except PolicyError as error:
@@ -164,6 +162,14 @@ class Repository:
     def sources(self) -> Iterable[Source]:
         """The objects whose rules are in force."""
         return self._rules.keys()
+
+    def followers(self) -> list[Source]:
+        """The objects whose rules follow CIDR groups or services."""
+        return [
+            source
+            for source, rules in self._rules.items()
+            if any(rule.groups or rule.uses_services for rule in rules)
+        ]
 
     def object_of(self, source: Source) -> Mapping[str, Any]:
         """The object that is in force by this name."""

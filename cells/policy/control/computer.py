@@ -38,7 +38,7 @@ from cells.policy.control.http_redirects import NO_PROXY, HTTPProxyState, HTTPRe
 from cells.policy.control.named_ports import PodPorts
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, Enforcement, NodePolicy, PodKey
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Services, Source, World
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, Services, Source, Unenforced, World
 from lifecycle import HiveError
 
 DNS_EGRESS = "cilium-dns-egress"
@@ -190,6 +190,14 @@ class RulePolicy:
     def put(self, object_: Mapping[str, Any]) -> Changed:
         """The same, but the policies that follow are computed by follow(), for many objects at once."""
         return self._repository.apply(object_)
+
+    def following_sources(self) -> list[Source]:
+        """The objects whose rules name CIDR groups or services."""
+        return self._repository.followers()
+
+    def unenforced(self, source: Source) -> list[Unenforced]:
+        """What of the object is not in force as it is written."""
+        return [one for rule in self._repository.rules_of(source) for one in rule.unenforced]
 
     def delete(self, source: Source) -> list[EndpointPolicy]:
         """Take an object out of force."""

@@ -18,7 +18,8 @@ class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     valid: bool
     message: str
-    """``Policy validation succeeded``, or why it is refused; what the name said before is then in force."""
+    """``Policy validation succeeded``, or why the object is refused and its previous version is in force, or
+    what of it is in force otherwise than it is written."""
     path: str = ""
     """The field that is wrong."""
     unenforced: str = ""

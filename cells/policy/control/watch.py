@@ -11,7 +11,7 @@ Why:    a prefix gets its identity in policy maps before the ipcache gives it to
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from ipaddress import ip_network
@@ -49,7 +49,7 @@ from cells.policy.control.settings import PolicyRuleSettings
 from cells.policy.control.status import PolicyObject
 from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
-from cells.policy.rules import PolicyError, PolicyOptions
+from cells.policy.rules import PolicyError, PolicyOptions, Unenforced
 from cells.policy.rules import Source as PolicySource
 from lifecycle import Change, Health, Jobs, Logger, Table
 
@@ -102,6 +102,10 @@ class PolicyWatch:
         self._health = health
         self._unenforced: dict[PolicySource, str] = {}
         """Objects whose rules for requests no proxy follows, and why."""
+        self._unlike: dict[PolicySource, Unenforced] = {}
+        """Objects that are in force otherwise than they are written, and the first reason of each."""
+        self._outdated: set[PolicySource] = set()
+        """Objects whose latest version is refused: an earlier one is in force, if any."""
         self._prefixes: dict[Prefix, Identity] = {}
         self._told: set[Prefix] = set()
         """Those that the ipcache was told of."""
@@ -183,6 +187,8 @@ class PolicyWatch:
             with self._statuses.txn() as statuses:
                 statuses.delete((kind.kind, namespace, name))
             self._enforced(source)
+            self._note(source, ())
+            self._outdated.discard(source)
             return
         object_ = _as_object(kind, change.row)
         if self._taken.get(source) == object_:
@@ -191,8 +197,10 @@ class PolicyWatch:
         try:
             yield self._policy.put(object_)
         except PolicyError as error:
+            self._outdated.add(source)
             self._refused(source, error)
         else:
+            self._outdated.discard(source)
             self._accepted(source)
 
     async def _follow_groups(self, changes: list[Change[CiliumCIDRGroup]]) -> None:
@@ -202,8 +210,7 @@ class PolicyWatch:
             prefixes = tuple(_group_prefixes(change.row)) if change.row is not None else None
             changed, failed = self._policy.set_group(name, prefixes)
             rows += changed
-            for source, error in failed.items():
-                self._refused(source, error)
+            self._followed_objects(failed)
         await self._follow_rules(rows)
 
     async def _follow_services(self, changes: list[Change[Any]]) -> None:
@@ -311,17 +318,53 @@ class PolicyWatch:
             self._health.child("http-rules").remove()
         return why
 
+    def _followed_objects(self, failed: Mapping[PolicySource, PolicyError]) -> None:
+        """Update the rows of objects whose rules, which name CIDR groups, are translated anew."""
+        for source, error in failed.items():
+            self._refused(source, error)
+        for source in self._policy.following_sources():
+            if source in failed or source in self._outdated:
+                continue
+            row = self._row(source)
+            held = self._statuses.get(tuple(source))
+            if held is not None and (row.valid, row.text) != (held.valid, held.text):
+                self._accepted(source)
+
     def _accepted(self, source: PolicySource) -> None:
-        self._put(
-            PolicyObject(
-                kind=source.kind,
-                namespace=source.namespace,
-                name=source.name,
-                valid=True,
-                message=VALID,
-                unenforced=self._enforced(source),
-                revision=self._policy.revision,
-            ),
+        self._note(source, self._policy.unenforced(source))
+        self._put(self._row(source))
+
+    def _row(self, source: PolicySource) -> PolicyObject:
+        """The status of an object whose rules are in force, as they are written or not."""
+        wrong = next(iter(self._policy.unenforced(source)), None)
+        return PolicyObject(
+            kind=source.kind,
+            namespace=source.namespace,
+            name=source.name,
+            valid=wrong is None,
+            message=VALID if wrong is None else wrong.text,
+            path="" if wrong is None else wrong.path,
+            unenforced=self._enforced(source),
+            revision=self._policy.revision,
+        )
+
+    def _note(self, source: PolicySource, unenforced: Sequence[Unenforced]) -> None:
+        """Log rules that are not in force as they are written, and have health name them."""
+        for one in unenforced:
+            self._log.warning(
+                "policy rule not enforced as written", policy=str(source), path=one.path, error=one.text
+            )
+        if unenforced:
+            self._unlike[source] = unenforced[0]
+        elif self._unlike.pop(source, None) is None:
+            return
+        if not self._unlike:
+            self._health.child("rules").remove()
+            return
+        first, one = next(iter(self._unlike.items()))
+        more = f", and {len(self._unlike) - 1} other policies" if len(self._unlike) > 1 else ""
+        self._health.child("rules").degraded(
+            f"{first} at {one.path}: {one.text}{more}; see hive policy list --refused"
         )
 
     def _refused(self, source: PolicySource, error: PolicyError) -> None:

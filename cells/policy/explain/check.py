@@ -41,6 +41,7 @@ def check(cluster: Cluster) -> list[Finding]:
         Finding(refused.located.at(refused.error.path), "error", str(refused.error))
         for refused in cluster.refused
     ]
+    findings += [Finding(located.at(one.path), "error", one.text) for located, one in cluster.unenforced]
     for located in (*cluster.policies.values(), *(one.located for one in cluster.refused)):
         findings += _unknown_fields(located)
     findings += _subjects(cluster)

@@ -20,7 +20,7 @@ from cells.policy.explain.files import BadFile, Located
 from cells.policy.labels import LabelSet, Prefix, canonical_name, prefix_labels
 from cells.policy.labels.cidr import contains
 from cells.policy.labels.label import FQDN
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, World
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, Unenforced, World
 from cells.policy.rules.peers import means_service
 from cells.policy.rules.rule import PROTOCOLS
 from cells.policy.rules.schema import ServiceReference
@@ -76,6 +76,8 @@ class Cluster:
         self.options = options
         self.bad_files: list[BadFile] = []
         self.refused: list[Refused] = []
+        self.unenforced: list[tuple[Located, Unenforced]] = []
+        """Parts of policies that are in force otherwise than they are written."""
         self.policies: dict[Source, Located] = {}
         self.pods: dict[PodName, KnownPod] = {}
         self.cache = SelectorCache()
@@ -139,7 +141,10 @@ class Cluster:
         except PolicyError as error:
             self.refused.append(Refused(located, error))
         else:
-            self.policies[changed.rules[-1].source] = located
+            source = changed.rules[-1].source
+            self.policies[source] = located
+            for rule in self.repository.rules_of(source):
+                self.unenforced += [(located, one) for one in rule.unenforced]
 
     def identity_of(self, network: Prefix) -> int:
         """The identity of addresses outside: of the nearest prefix that a rule names, else the world.

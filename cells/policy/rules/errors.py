@@ -23,6 +23,10 @@ class PolicyError(ValueError):
         self.stage: Stage = stage
 
 
+class UnsupportedError(PolicyError):
+    """A rule that Cilium would enforce, and this agent cannot: the rest of the object is in force."""
+
+
 @contextmanager
 def at(path: str) -> Iterator[None]:
     """Put ``path`` before the place that a PolicyError names."""

@@ -22,6 +22,7 @@ from cells.policy.labels import (
     except_prefixes,
 )
 from cells.policy.labels.selector import EXISTS
+from cells.policy.rules.errors import PolicyError, UnsupportedError
 from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.sanitise import check_exceptions
 from cells.policy.rules.schema import CIDRRule, LabelSelector, ServiceReference
@@ -139,11 +140,11 @@ def parsed(texts: Iterable[str]) -> list[Prefix]:
     return [ip_network(text, strict=False) for text in texts]
 
 
-def cidr_set(rules: Iterable[CIDRRule], world: World) -> list[Prefix]:
+def cidr_set(rules: Iterable[CIDRRule], world: World, *, deny: bool) -> list[Prefix]:
     """What a CIDR set means: prefixes without their exceptions, groups filled in.
 
-    A group that does not exist has no prefixes. Raises PolicyError where an exception lies outside a prefix
-    of its group.
+    A group that does not exist has no prefixes. Raises UnsupportedError where an exception of an allow rule
+    lies outside a prefix of its group: a deny rule denies the prefix nevertheless.
     """
     found: list[Prefix] = []
     for rule in rules:
@@ -152,8 +153,11 @@ def cidr_set(rules: Iterable[CIDRRule], world: World) -> list[Prefix]:
             own: Sequence[Prefix] = parsed([rule.cidr])
         else:
             own = world.groups.get(rule.cidr_group_ref or "", ())
-            for prefix in own:
-                check_exceptions(str(prefix), rule.excepted)
+            for prefix in own if not deny else ():
+                try:
+                    check_exceptions(str(prefix), rule.excepted)
+                except PolicyError as error:
+                    raise UnsupportedError(error.reason) from None
         for prefix in own:
             found += except_prefixes(prefix, exceptions)
     return found

@@ -90,6 +90,21 @@ class PeerRule(msgspec.Struct, frozen=True, gc=False):
     requires: tuple[Selector, ...] = ()
 
 
+class Unenforced(msgspec.Struct, frozen=True, gc=False):
+    """A part of a rule that is not in force as it is written."""
+
+    path: str
+    reason: str
+    instead: Literal[
+        "allows nothing", "denies what it selects", "denies all that it could mean", "leaves nodes open"
+    ]
+
+    @property
+    def text(self) -> str:
+        """What is wrong, and what is in force meanwhile."""
+        return f"{self.reason}; until that is mended, it {self.instead}"
+
+
 class Rule(msgspec.Struct, frozen=True, gc=False):
     """One translated rule of an object."""
 
@@ -106,6 +121,8 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     groups: frozenset[str] = frozenset()
     uses_services: bool = False
     description: str = ""
+    unenforced: tuple[Unenforced, ...] = ()
+    """Parts that cannot be enforced as they are: they allow nothing, or deny all that they could mean."""
 
     def of(self, direction: Direction) -> tuple[PeerRule, ...]:
         """The entries of a direction."""

@@ -1,6 +1,7 @@
 """What a schema cannot say: combinations that no rule may have, and texts that must mean something.
 
-Deny rules are held to the same as allow rules. Texts are Cilium's, so that a status condition reads the same.
+Texts are Cilium's, so that a status condition reads the same. What Cilium would enforce and this agent cannot
+is an UnsupportedError. Deny rules may combine peers, as in Cilium: they deny all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence, Sized
 from ipaddress import ip_network
 
 from cells.policy.labels.cidr import contains
-from cells.policy.rules.errors import PolicyError, at
+from cells.policy.rules.errors import PolicyError, UnsupportedError, at
 from cells.policy.rules.kafka import check_kafka
 from cells.policy.rules.label_names import wrong_name
 from cells.policy.rules.options import PolicyOptions
@@ -28,6 +29,8 @@ from cells.policy.rules.schema import (
     RuleSpec,
 )
 
+MOST_PORTS = 40
+"""Of an entry of toPorts that allows."""
 NO_NAMES = 'toFQDNs selects what the DNS proxy has seen: set "enable-l7-proxy", or use toCIDR or toEntities'
 NO_REQUESTS = "no proxy of this agent reads {} yet: leave it out, or allow the port as a whole"
 NO_HOST_NAMES = "the DNS proxy serves pods, not the node itself: leave dns out, or allow the port as a whole"
@@ -39,8 +42,8 @@ NO_AUTH = "mutual authentication is not built yet: leave authentication out, or 
 NODES_OFF = 'only with "enable-node-selector-labels": set it, or select nodes by the entity remote-node'
 
 
-def sanitise(spec: RuleSpec, options: PolicyOptions, *, cluster_wide: bool) -> None:
-    """Refuse what cannot be. Raises PolicyError with the path in the spec."""
+def check_subject(spec: RuleSpec, *, cluster_wide: bool) -> None:
+    """Refuse a rule for what cannot be selected. Raises PolicyError with the path in the spec."""
     for name, selector in (
         ("endpointSelector", spec.endpoint_selector),
         ("nodeSelector", spec.node_selector),
@@ -48,16 +51,42 @@ def sanitise(spec: RuleSpec, options: PolicyOptions, *, cluster_wide: bool) -> N
         if selector is not None:
             with at(name):
                 check_selector(selector)
-    hosts = spec.node_selector is not None
-    if hosts and not cluster_wide:
+    if spec.node_selector is not None and not cluster_wide:
         raise PolicyError("rule cannot have NodeSelector")
-    for path, rule in spec.parts():
-        with at(path):
-            _served(rule, options, hosts=hosts)
-            if isinstance(rule, IngressRule):
-                _ingress(rule, options, hosts=hosts)
-            else:
-                _egress(rule, options, hosts=hosts)
+
+
+def check_allow(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
+    """Refuse an allow rule that cannot be, then one that is not served.
+
+    Raises PolicyError with the path in the rule.
+    """
+    if isinstance(rule, IngressRule):
+        _ingress(rule, options, hosts=hosts)
+        _groups("fromGroups", rule.from_groups)
+    else:
+        _egress(rule, options, hosts=hosts)
+        _groups("toGroups", rule.to_groups)
+    _served(rule, options, hosts=hosts)
+
+
+def check_deny(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
+    """Refuse a deny rule that does not tell what it denies. Raises PolicyError with the path in the rule."""
+    if isinstance(rule, IngressRule):
+        _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
+        _nodes("FromNodes", rule.from_nodes, options)
+        _groups("fromGroups", rule.from_groups)
+    else:
+        _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires)
+        _nodes("ToNodes", rule.to_nodes, options)
+        _groups("toGroups", rule.to_groups)
+    for index, port in enumerate(rule.to_ports or ()):
+        for number, one in enumerate(port.ports or ()):
+            with at(f"toPorts[{index}].ports[{number}]"):
+                _port(one, has_dns=False)
+    for index, icmp in enumerate(rule.icmps or ()):
+        for number, field in enumerate(icmp.fields or ()):
+            with at(f"icmps[{index}].fields[{number}]"):
+                icmp_type(field)
 
 
 def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
@@ -66,24 +95,20 @@ def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bo
         for index, port in enumerate(rule.to_ports or ()):
             if port.rules is not None and port.rules.dns is not None:
                 with at(f"toPorts[{index}].rules.dns"):
-                    raise PolicyError(NO_HOST_NAMES)
+                    raise UnsupportedError(NO_HOST_NAMES)
         if isinstance(rule, EgressRule) and rule.to_fqdns:
             with at("toFQDNs"):
-                raise PolicyError(NO_HOST_PEERS)
+                raise UnsupportedError(NO_HOST_PEERS)
     if options.enable_l7_proxy and not options.serves_requests:
         for index, port in enumerate(rule.to_ports or ()):
             with at(f"toPorts[{index}]"):
                 _no_requests(port)
     if isinstance(rule, EgressRule) and rule.to_fqdns and not options.learns_names:
         with at("toFQDNs"):
-            raise PolicyError(NO_NAMES)
-    if (
-        rule.authentication is not None
-        and rule.authentication.mode != "disabled"
-        and not options.authenticates
-    ):
+            raise UnsupportedError(NO_NAMES)
+    if rule.demands_authentication and not options.authenticates:
         with at("authentication"):
-            raise PolicyError(NO_AUTH)
+            raise UnsupportedError(NO_AUTH)
 
 
 def _no_requests(port: PortRule) -> None:
@@ -103,7 +128,7 @@ def _no_requests(port: PortRule) -> None:
     for name, value in asked.items():
         if value:
             with at(name):
-                raise PolicyError(NO_REQUESTS.format(name.removeprefix("rules.")))
+                raise UnsupportedError(NO_REQUESTS.format(name.removeprefix("rules.")))
 
 
 def _only_refuses(request: HTTPRule) -> None:
@@ -111,12 +136,12 @@ def _only_refuses(request: HTTPRule) -> None:
     for index, header in enumerate(request.header_matches):
         with at(f"headerMatches[{index}]"):
             if header.mismatch is not None:
-                raise PolicyError(
+                raise UnsupportedError(
                     f"mismatch {header.mismatch}: the proxy of this agent changes no requests: leave it out,"
                     " so that one without the header is refused"
                 )
             if header.secret is not None:
-                raise PolicyError("secret: the proxy of this agent is told no secrets: give a value")
+                raise UnsupportedError("secret: the proxy of this agent is told no secrets: give a value")
 
 
 def check_selector(selector: LabelSelector) -> None:
@@ -163,7 +188,6 @@ def _ingress(rule: IngressRule, options: PolicyOptions, *, hosts: bool) -> None:
     _common(rule.to_ports, rule.icmps, options, ingress=True)
     _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires, fromNodes=rule.from_nodes)
     _nodes("FromNodes", rule.from_nodes, options)
-    _groups("fromGroups", rule.from_groups)
     _cidr_set("fromCIDRSet", rule.from_cidr_set)
 
 
@@ -190,7 +214,6 @@ def _egress(rule: EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
     _common(rule.to_ports, rule.icmps, options, ingress=False)
     _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires, toNodes=rule.to_nodes)
     _nodes("ToNodes", rule.to_nodes, options)
-    _groups("toGroups", rule.to_groups)
     _cidr_set("toCIDRSet", rule.to_cidr_set)
 
 
@@ -237,6 +260,8 @@ def _common(
         )
     for index, port in enumerate(ports or ()):
         with at(f"toPorts[{index}]"):
+            if len(port.ports or ()) > MOST_PORTS:
+                raise PolicyError(f"too many ports, the max is {MOST_PORTS}", path="ports", stage="schema")
             _port_rule(port, ingress=ingress)
     for index, icmp in enumerate(icmps or ()):
         for number, field in enumerate(icmp.fields or ()):
@@ -356,7 +381,7 @@ def _nodes(name: str, selectors: Sequence[LabelSelector] | None, options: Policy
 def _groups(name: str, groups: Sequence[object] | None) -> None:
     if groups:
         with at(name):
-            raise PolicyError(
+            raise UnsupportedError(
                 "groups of a cloud provider are not supported: use a CIDR set or a CiliumCIDRGroup"
             )
 

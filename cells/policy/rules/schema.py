@@ -196,7 +196,7 @@ class Listener(Object, frozen=True, gc=False):
 class PortRule(Object, frozen=True, gc=False):
     """Ports, and what holds above them."""
 
-    ports: Annotated[tuple[PortProtocol, ...], AtMost40] | None = None
+    ports: tuple[PortProtocol, ...] | None = None
     rules: L7Rules | None = None
     listener: Listener | None = None
     server_names: tuple[str, ...] | None = None
@@ -271,6 +271,11 @@ class Common(Object, frozen=True, gc=False):
     to_ports: tuple[PortRule, ...] | None = None
     icmps: tuple[ICMPRule, ...] | None = None
     authentication: Authentication | None = None
+
+    @property
+    def demands_authentication(self) -> bool:
+        """Whether peers have to prove who they are."""
+        return self.authentication is not None and self.authentication.mode != "disabled"
 
 
 class IngressRule(Common, frozen=True, gc=False):

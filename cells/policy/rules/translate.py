@@ -11,9 +11,10 @@ from typing import Any, cast
 import msgspec
 
 from cells.kubernetes import convert
-from cells.policy.labels import FQDNSelector, PeerSelector, Prefix, Selector
-from cells.policy.rules.errors import PolicyError, at
+from cells.policy.labels import ALL, FQDNSelector, PeerSelector, Prefix, Selector
+from cells.policy.rules.errors import PolicyError, UnsupportedError, at
 from cells.policy.rules.network_policy import network_policy
+from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.peers import (
     NAMESPACE,
     World,
@@ -34,10 +35,12 @@ from cells.policy.rules.rule import (
     Ports,
     Rule,
     Source,
+    Unenforced,
 )
-from cells.policy.rules.sanitise import sanitise
+from cells.policy.rules.sanitise import check_allow, check_deny, check_subject
 from cells.policy.rules.schema import (
     Common,
+    DefaultDeny,
     EgressRule,
     IngressRule,
     LabelSelector,
@@ -96,7 +99,7 @@ def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
     for path, spec in specs:
         try:
             with at(path):
-                sanitise(spec, world.options, cluster_wide=kind == CCNP)
+                check_subject(spec, cluster_wide=kind == CCNP)
                 rules.append(_rule(source, metadata.get("uid") or "", spec, path, world))
         except PolicyError as error:
             which = "spec" if path == "spec" else "specs"
@@ -109,17 +112,17 @@ def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
 def _rule(source: Source, uid: str, spec: RuleSpec, path: str, world: World) -> Rule:
     subject, is_init = _subject(source, spec)
     build = _Build(source.namespace, is_init, world, set(), set())
-    ingress = [
-        build.entry(f"{path}.{place}", rule, deny="Deny" in place)
-        for place, rule in spec.parts()
-        if isinstance(rule, IngressRule)
-    ]
-    egress = [
-        build.entry(f"{path}.{place}", rule, deny="Deny" in place)
-        for place, rule in spec.parts()
-        if isinstance(rule, EgressRule)
-    ]
+    ingress: list[PeerRule] = []
+    egress: list[PeerRule] = []
+    unenforced: list[Unenforced] = []
+    for place, rule in spec.parts():
+        entry = _entry(build, f"{path}.{place}", rule, spec, unenforced)
+        (ingress if isinstance(rule, IngressRule) else egress).append(entry)
     deny = spec.enable_default_deny if world.options.enable_non_default_deny_policies else None
+    if any(one.instead == "leaves nodes open" for one in unenforced):
+        # A node that its policy closed by mistake could not be reached to mend it.
+        deny = DefaultDeny(ingress=False, egress=False)
+        ingress, egress = ([one for one in some if "Deny[" in one.path] for some in (ingress, egress))
     return Rule(
         source=source,
         subject=subject,
@@ -134,12 +137,52 @@ def _rule(source: Source, uid: str, spec: RuleSpec, path: str, world: World) -> 
         groups=frozenset(build.groups),
         uses_services=any(isinstance(rule, EgressRule) and rule.to_services for _, rule in spec.parts()),
         description=spec.description,
+        unenforced=tuple(unenforced),
     )
+
+
+def _entry(
+    build: _Build, path: str, rule: IngressRule | EgressRule, spec: RuleSpec, unenforced: list[Unenforced]
+) -> PeerRule:
+    """A part of a rule; what cannot be enforced is noted, and allows nothing or denies all it could mean.
+
+    Raises PolicyError for an allow rule that Cilium refuses, too.
+    """
+    place, deny = path.rpartition(".")[2], "Deny[" in path
+    try:
+        with at(place):
+            if deny:
+                check_deny(rule, build.options)
+            else:
+                check_allow(rule, build.options, hosts=spec.node_selector is not None)
+        return build.entry(path, rule, deny=deny)
+    except PolicyError as error:
+        if not deny and not isinstance(error, UnsupportedError):
+            raise
+        inside = error.path.removeprefix(place).lstrip(".")
+        where = f"{path}.{inside}".rstrip(".")
+        if deny:
+            unenforced.append(Unenforced(where, error.reason, "denies all that it could mean"))
+            if inside.startswith(("toPorts", "icmps")):
+                return build.denied(path, rule, ports=False)
+            return PeerRule(path, (ALL,), None, deny=True)  # one without peers denies nothing
+        if spec.node_selector is not None:
+            unenforced.append(Unenforced(where, error.reason, "leaves nodes open"))
+            return PeerRule(path, (), None)
+        if build.binds_others(rule):
+            unenforced.append(Unenforced(where, error.reason, "denies what it selects"))
+            return build.denied(path, rule, ports=True)
+        unenforced.append(Unenforced(where, error.reason, "allows nothing"))
+        return PeerRule(path, (), None)
 
 
 def _denies(asked: bool | None, entries: Sequence[PeerRule]) -> bool:
     """Default deny holds where the rule speaks of the direction, unless it says otherwise."""
     return bool(entries) and (True if asked is None else asked)
+
+
+def _endpoint_peers(rule: IngressRule | EgressRule) -> int:
+    return len((rule.from_endpoints if isinstance(rule, IngressRule) else rule.to_endpoints) or ())
 
 
 def policy_labels(source: Source, uid: str, extra: Sequence[RuleLabel] = ()) -> tuple[str, ...]:
@@ -180,18 +223,43 @@ class _Build:
     def entry(self, path: str, rule: IngressRule | EgressRule, *, deny: bool) -> PeerRule:
         """One entry of ingress or egress."""
         with at(path.partition(".")[2]):
-            peers, requires = self._ingress(rule) if isinstance(rule, IngressRule) else self._egress(rule)
+            peers, requires = self._peers(rule, deny=deny)
         return PeerRule(
             path=path,
             peers=peers,
             ports=self._ports(rule),
             deny=deny,
             auth=rule.authentication.mode if rule.authentication else None,
-            endpoint_peers=len(
-                (rule.from_endpoints if isinstance(rule, IngressRule) else rule.to_endpoints) or ()
-            ),
+            endpoint_peers=_endpoint_peers(rule),
             requires=requires,
         )
+
+    def denied(self, path: str, rule: IngressRule | EgressRule, *, ports: bool) -> PeerRule:
+        """Deny the rule's peers its ports, or all ports."""
+        peers, requires = self._peers(rule, deny=True)
+        plain = tuple(Ports(one.ranges) for one in self._ports(rule) or ()) or None if ports else None
+        if not ports and peers is None:
+            peers = (ALL,)
+        return PeerRule(
+            path, peers, plain, deny=True, endpoint_peers=_endpoint_peers(rule), requires=requires
+        )
+
+    def binds_others(self, rule: IngressRule | EgressRule) -> bool:
+        """Whether what the rule asks for holds where other rules allow the same, too, and is not served."""
+        names = any(port.server_names for port in rule.to_ports or ())
+        return names or (rule.demands_authentication and not self.options.authenticates)
+
+    @property
+    def options(self) -> PolicyOptions:
+        """What is served."""
+        return self._world.options
+
+    def _peers(
+        self, rule: IngressRule | EgressRule, *, deny: bool
+    ) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
+        if isinstance(rule, IngressRule):
+            return self._ingress(rule, deny=deny)
+        return self._egress(rule, deny=deny)
 
     def _selectors(self, selectors: Sequence[LabelSelector] | None) -> tuple[Selector, ...]:
         return tuple(
@@ -203,14 +271,16 @@ class _Build:
         self.prefixes.update(prefixes)
         return cidr_selectors(prefixes, self._world.options)
 
-    def _ingress(self, rule: IngressRule) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
+    def _ingress(
+        self, rule: IngressRule, *, deny: bool
+    ) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
         self.groups.update(one.cidr_group_ref for one in rule.from_cidr_set or () if one.cidr_group_ref)
         peers: list[PeerSelector] = [
             *self._selectors(rule.from_endpoints),
             *map(label_selector, rule.from_nodes or ()),
             *entities(rule.from_entities or (), self._world.options),
             *self._cidrs(parsed(rule.from_cidr or ())),
-            *self._cidrs(cidr_set(rule.from_cidr_set or (), self._world)),
+            *self._cidrs(cidr_set(rule.from_cidr_set or (), self._world, deny=deny)),
         ]
         given = (
             rule.from_endpoints,
@@ -223,7 +293,9 @@ class _Build:
         restricted = any(member is not None for member in given)
         return (tuple(peers) if restricted else None), self._selectors(rule.from_requires)
 
-    def _egress(self, rule: EgressRule) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
+    def _egress(
+        self, rule: EgressRule, *, deny: bool
+    ) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
         self.groups.update(one.cidr_group_ref for one in rule.to_cidr_set or () if one.cidr_group_ref)
         services = self._world.services
         backends = [
@@ -236,7 +308,7 @@ class _Build:
             *map(label_selector, rule.to_nodes or ()),
             *entities(rule.to_entities or (), self._world.options),
             *self._cidrs(parsed(rule.to_cidr or ())),
-            *self._cidrs(cidr_set(rule.to_cidr_set or (), self._world)),
+            *self._cidrs(cidr_set(rule.to_cidr_set or (), self._world, deny=deny)),
             *self._cidrs(backends),
             *fqdns(
                 FQDNSelector(one.match_name or "", one.match_pattern or "") for one in rule.to_fqdns or ()

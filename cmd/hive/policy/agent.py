@@ -22,12 +22,13 @@ NAME, NAMESPACE = "io.cilium.k8s.policy.name", "io.cilium.k8s.policy.namespace"
 @socket_option
 @timeout_option
 @output_option
-@click.option("--refused", is_flag=True, help="Only those that are refused.")
+@click.option("--refused", is_flag=True, help="Only those that are refused, or not enforced as written.")
 def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool) -> None:
-    """List the policy objects: whether each is in force, or why it is refused, or not enforced.
+    """List the policy objects: whether each is in force as it is written, or why not.
 
-    Of a refused object, what its name said before stays in force. While there is no Envoy to enforce HTTP
-    rules, the connections that they select are dropped.
+    Of a refused object, the previous version stays in force. Where this agent cannot enforce a single rule,
+    the rest of the object is in force: the rule allows nothing, or denies everything that it could mean.
+    While there is no Envoy to enforce HTTP rules, the connections that they select are dropped.
     """
     rows_of_table = ask("/statedb/dump/policies", agent_socket, timeout=timeout)["policies"]
     found: list[dict[str, Any]] = [row["obj"] for row in rows_of_table]

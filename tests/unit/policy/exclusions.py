@@ -48,8 +48,19 @@ ICMP_TYPE_ZERO: Final = Fault(
 )
 RANGE_FROM_ZERO: Final = Fault("a range from port 0 is no wildcard", _closes)
 GROUP: Final = Fault("a CIDR group empties only itself", _opens)
-NODE_SELECTOR: Final = Fault("nodeSelector is refused in specs, too", lambda _: False)
-ODD_DENY: Final = Fault("deny rules are held to the same as allow rules", lambda one: one.ours == "deny")
+ODD_DENY: Final = Fault(
+    "a deny rule's port has the name that it is written with", lambda one: one.ours == "deny"
+)
+WIDE_DENY: Final = Fault(
+    "a deny rule that cannot be read denies all it could mean", lambda one: one.ours == "deny"
+)
+CLOSED: Final = Fault(
+    "an allow rule that cannot be enforced allows nothing", lambda one: one.ours not in PASSES
+)
+BESIDE_PLAIN: Final = Fault(
+    "beside a plain rule for the same peers, one for requests lets all of them pass",
+    lambda one: (one.recorded, one.ours) == ("redirect", "allow"),
+)
 ONE_FAMILY: Final = Fault(
     "a deny of one family leaves the other alone",
     lambda one: one.identity in (2, 9, 10) and one.recorded == "deny" and one.ours in PASSES,
@@ -67,8 +78,10 @@ def upstream_faults(case: Case) -> list[Fault]:
         ICMP_TYPE_ZERO: any(map(_icmp_zero, specs)),
         RANGE_FROM_ZERO: any(map(_range_from_zero, specs)),
         GROUP: any(map(_group_beside_others, policies)),
-        NODE_SELECTOR: any(map(_node_selector_in_specs, policies)),
         ODD_DENY: any(map(_odd_deny, specs)),
+        WIDE_DENY: any("Deny[" in one.path for one in case.unenforced),
+        CLOSED: any("Deny[" not in one.path for one in case.unenforced),
+        BESIDE_PLAIN: case.name == "l7-kafka-plus-l4" and bool(case.unenforced),
         ONE_FAMILY: _world_of_one_family(case, specs),
     }
     return [fault for fault, there in holds.items() if there]
@@ -127,12 +140,6 @@ def _group_beside_others(policy: Json) -> bool:
     ]
     with_group = [rule for rule in rules if list(_values(rule, "cidrGroupRef"))]
     return bool(with_group) and any("CIDRSet" not in str(rule) for rule in rules)
-
-
-def _node_selector_in_specs(policy: Json) -> bool:
-    return policy["kind"] == "CiliumNetworkPolicy" and any(
-        "nodeSelector" in spec for spec in policy.get("specs") or ()
-    )
 
 
 def _odd_deny(spec: Json) -> bool:

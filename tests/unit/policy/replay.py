@@ -12,12 +12,14 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from cells.policy.compute import DirectionPolicy, Entry, Key, PortKey, Redirect, Repository, SelectorCache
 from cells.policy.compute.filters import Filter
 from cells.policy.compute.map_state import Entries
 from cells.policy.compute.selector_policy import SelectorPolicy
 from cells.policy.labels import LabelSet, Prefix, Selector
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, World
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, Unenforced, World
 from cells.policy.rules.peers import label_selector
 from cells.policy.rules.rule import PROTOCOLS
 from cells.policy.rules.schema import ServiceReference
@@ -28,6 +30,9 @@ PROTOCOL_NAMES: Final = {0: "ANY", 1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6",
 PROTOCOL_NUMBERS: Final = {name: number for number, name in PROTOCOL_NAMES.items()}
 POLICIES: Final = ("NetworkPolicy", "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy")
 HTTP_PROXY_PORT: Final = 10001
+
+EVERYTHING: Final = PolicyOptions()
+"""With proxies for all protocols, and mutual authentication, as the recorded engine."""
 
 Json = Any
 
@@ -80,11 +85,12 @@ class RecordedServices:
 class Case:
     """The state of one recorded case: objects applied, identities known."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, served: PolicyOptions = EVERYTHING) -> None:
         self.name = name
         self.recording = load(name)
         config = self.recording["config"]
-        self.options = PolicyOptions(
+        self.options = msgspec.structs.replace(
+            served,
             cluster_name=config["cluster-name"],
             enable_ipv4=config["enable-ipv4"],
             enable_ipv6=config["enable-ipv6"],
@@ -109,6 +115,11 @@ class Case:
     def import_objects(self) -> list[PolicyError | None]:
         """Apply every object of the start, as the recording's ``imports`` list them."""
         return [self.apply(one) for one in self.recording["objects"]]
+
+    @property
+    def unenforced(self) -> list[Unenforced]:
+        """What of the objects is in force otherwise than it is written."""
+        return [one for rule in self.repository.rules for one in rule.unenforced]
 
     def apply(self, object_: Json) -> PolicyError | None:
         """Apply one object; why a policy is refused."""

@@ -22,7 +22,19 @@ from cells.policy import control
 from cells.policy import maps as policy_maps
 from cells.policy.control import DNSProxyPort, NamedAddresses, PolicyObject, PolicyWatch, RulePolicy
 from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool, RealizedPolicy
-from lifecycle import Cell, Hive, Initializer, Lifecycle, Table, invoke, provide, replace, supply
+from cells.policy.rules import SERVED, World, translate
+from lifecycle import (
+    Cell,
+    HealthStatus,
+    Hive,
+    Initializer,
+    Lifecycle,
+    Table,
+    invoke,
+    provide,
+    replace,
+    supply,
+)
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 from tests.unit.policy_maps.test_endpoint_policies import FakeMaps
@@ -43,6 +55,15 @@ spec:
     - fromEndpoints: [{matchLabels: {app: frontend}}]
       toPorts: [{ports: [{port: "8080", protocol: TCP}]}]
 """
+
+
+CLOSED = {HOST, PolicyKey(0, egress=False)}
+"""Egress is, ingress is not."""
+
+
+def key_of_web(identity: int) -> PolicyKey:
+    """What WEB allows."""
+    return PolicyKey(identity, egress=False, protocol=6, port=8080, port_bits=16)
 
 
 @dataclass
@@ -66,6 +87,7 @@ class Room:
         self.objects = hive.get(Table[PolicyObject])
         self.remote = hive.get(Table[RemoteEndpoint])
         self.policies.regenerate = self._regenerate
+        self._hive = hive
         self.cart = self.policies.acquire()
         self._realize()
 
@@ -81,6 +103,10 @@ class Room:
     @property
     def entries(self) -> dict[PolicyKey, PolicyEntry]:
         return dict(self.maps.maps[self.cart])
+
+    def health(self, part: str) -> list[HealthStatus]:
+        """What a part of the module of policies reports."""
+        return [one for one in self._hive.health.snapshot() if one.module.endswith(f".{part}")]
 
     def write(self, text: str, name: str = "policy.yaml") -> None:
         temporary = self.folder / f".{name}"
@@ -190,6 +216,124 @@ async def test_a_refused_policy_leaves_what_its_name_said_in_force(tmp_path: Pat
         assert node.entries.keys() == {HOST, EGRESS}
 
 
+GROUP = """
+apiVersion: cilium.io/v2alpha1
+kind: CiliumCIDRGroup
+metadata: {name: corp}
+spec: {externalCIDRs: [192.0.2.0/24]}
+"""
+GROUPED = """
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: cart, namespace: shop}
+spec:
+  endpointSelector: {matchLabels: {app: cart}}
+  egress: [{toCIDRSet: [{cidrGroupRef: corp, except: [10.0.0.0/8]}]}]
+"""
+
+
+@pytest.mark.parametrize("order", [("group", "policy"), ("policy", "group"), ("both",)])
+async def test_an_exception_outside_its_group_closes_the_rule_in_any_order(
+    tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    texts = {"group": GROUP, "policy": GROUPED, "both": f"{GROUP}---{GROUPED}"}
+    async with room(tmp_path) as node:
+        for name in order:
+            node.write(texts[name], f"{name}.yaml")
+            if name == "policy" and "group" in order[1:]:
+                await eventually(lambda: [one.valid for one in node.objects.all()] == [True])
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
+        (found,) = node.objects.all()
+        assert found.path == "spec.egress[0]"
+        assert found.message == (
+            "allow CIDR prefix 192.0.2.0/24 does not contain exclude CIDR prefix 10.0.0.0/8;"
+            " until that is mended, it allows nothing"
+        )
+        await eventually(lambda: node.entries.keys() == CLOSED)
+
+
+async def test_a_group_that_is_mended_opens_its_rule_and_not_what_is_refused_since(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        node.write(f"{GROUP}---{GROUPED}")
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
+        node.write(GROUP.replace("192.0.2.0/24", "10.0.0.0/7"), "policy.yaml")
+        node.write(GROUPED, "grouped.yaml")
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [True])
+        await eventually(lambda: "11.0.0.0/8" in node.kernel.identities)
+        assert node.health("rules") == []
+        node.write(f"{GROUPED}  ingress: [{{toPorts: [{{{UNREADABLE}}}]}}]\n", "grouped.yaml")
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
+        node.write(GROUP.replace("192.0.2.0/24", "10.0.0.0/6"), "policy.yaml")
+        await eventually(lambda: "8.0.0.0/7" in node.kernel.identities)
+        assert [one.valid for one in node.objects.all()] == [False]
+
+
+UNREADABLE = "ports: [{port: '70000', protocol: TCP}]"
+
+
+@pytest.mark.parametrize(
+    ("rule", "denied", "path"),
+    [
+        (
+            f"{{fromEndpoints: [{{matchLabels: {{app: frontend}}}}], toPorts: [{{{UNREADABLE}}}]}}",
+            "peer",
+            "toPorts[0].ports[0]",
+        ),
+        (f"{{toPorts: [{{{UNREADABLE}}}]}}", "all", "toPorts[0].ports[0]"),
+        ("{fromGroups: [{aws: {region: r}}]}", "all", "fromGroups"),
+        ("{fromEndpoints: [{matchLabels: {app: frontend}}], fromCIDR: [192.0.2.0/24]}", "peer", ""),
+    ],
+)
+async def test_a_deny_rule_that_cannot_be_read_denies_all_it_could_mean(
+    tmp_path: Path, rule: str, denied: str, path: str
+) -> None:
+    async with room(tmp_path) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        node.write(f"{WEB}  ingressDeny: [{rule}]\n")
+        key = PolicyKey(frontend.id if denied == "peer" else 0, egress=False)
+        await eventually(lambda: key in node.entries and node.entries[key].deny)
+        await eventually(lambda: bool(node.objects.all()))
+        (found,) = node.objects.all()
+        assert (found.valid, found.path) == (not path, f"spec.ingressDeny[0].{path}" if path else "")
+        if path:
+            assert found.message.endswith("; until that is mended, it denies all that it could mean")
+            assert [one.level for one in node.health("rules")] == ["degraded"]
+        node.write(WEB)
+        await eventually(lambda: node.entries.keys() == {HOST, EGRESS, key_of_web(frontend.id)})
+        await eventually(lambda: node.health("rules") == [])
+
+
+async def test_a_rule_that_is_not_served_allows_nothing_and_the_rest_of_its_object_holds(
+    tmp_path: Path,
+) -> None:
+    kafka = "{toPorts: [{ports: [{port: '9092', protocol: TCP}], rules: {kafka: [{topic: a}]}}]}"
+    async with room(tmp_path, proxy=10001) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        node.write(f"{WEB}    - {kafka}\n  egressDeny: [{{toPorts: [{{ports: [{{port: '25'}}]}}]}}]\n")
+        await eventually(lambda: key_of_web(frontend.id) in node.entries)
+        assert {(key.port, key.egress) for key in node.entries if key.port} == {(8080, False), (25, True)}
+        await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
+        (found,) = node.objects.all()
+        assert found.path == "spec.ingress[1].toPorts[0].rules.kafka"
+        assert found.message.endswith("; until that is mended, it allows nothing")
+
+
+@pytest.mark.parametrize("mode", ["required", "test-always-fail"])
+async def test_who_would_have_to_authenticate_is_denied_also_where_another_rule_allows(
+    tmp_path: Path, mode: str
+) -> None:
+    async with room(tmp_path) as node:
+        frontend = node.identities.acquire_now(FRONTEND)
+        assert frontend is not None
+        asked = "{fromEndpoints: [{matchLabels: {app: frontend}}], authentication: {mode: " + mode + "}}"
+        node.write(f"{WEB}    - {asked}\n")
+        key = PolicyKey(frontend.id, egress=False)
+        await eventually(lambda: key in node.entries and node.entries[key].deny)
+        assert all(one.deny for key, one in node.entries.items() if key.identity == frontend.id)
+
+
 @pytest.mark.parametrize(
     ("rule", "path"),
     [
@@ -207,6 +351,21 @@ async def test_names_in_a_policy_of_the_node_itself_are_refused_by_their_field(
         (refused,) = node.objects.all()
         assert refused.path == f"spec.egress[0].{path}"
         assert "not the node itself" in refused.message
+
+
+def test_a_node_is_not_closed_by_what_is_not_served_but_its_deny_rules_hold() -> None:
+    spec = {
+        "nodeSelector": {},
+        "egress": [{"toFQDNs": [{"matchName": "example.org"}]}, {"toEntities": ["cluster"]}],
+        "egressDeny": [{"toCIDR": ["192.0.2.0/24"]}],
+    }
+    host = {"kind": "CiliumClusterwideNetworkPolicy", "metadata": {"name": "host"}, "spec": spec}
+    (rule,) = translate(host, World(SERVED))
+    assert not rule.egress_default_deny
+    assert [one.deny for one in rule.egress] == [True]
+    assert [one.text.rpartition("; ")[2] for one in rule.unenforced] == [
+        "until that is mended, it leaves nodes open"
+    ]
 
 
 async def test_what_needs_a_proxy_is_refused_by_name(tmp_path: Path) -> None:

@@ -345,6 +345,19 @@ def test_a_refused_policy_is_told_with_its_line(tmp_path: Path) -> None:
     assert "value out of range" in text
 
 
+def test_a_deny_rule_that_cannot_be_read_is_an_error_with_its_line(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path,
+        cnp(
+            "  endpointSelector: {}\n  ingressDeny:\n    - toPorts:\n"
+            '        - ports:\n            - {port: "70000"}\n'
+        ),
+    )
+    found = [one for one in findings(folder) if one[1] == "error"]
+    assert [where for where, *_ in found] == ["policy.yaml:9"]
+    assert found[0][2].endswith("; until that is mended, it denies all that it could mean")
+
+
 def test_misspelt_fields_and_labels_are_told_with_what_is_near(tmp_path: Path) -> None:
     folder = write(
         tmp_path,

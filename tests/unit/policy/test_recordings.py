@@ -9,7 +9,7 @@ import pytest
 
 from cells.policy.compute import Entry, Key, PolicyConflictError
 from cells.policy.compute.lookup import lookup
-from cells.policy.rules import Direction, PolicyError
+from cells.policy.rules import SERVED, Direction, PolicyError
 from tests.support.counts import Count
 from tests.unit.policy.exclusions import Difference, Fault, upstream_faults
 from tests.unit.policy.replay import (
@@ -39,8 +39,7 @@ def refused_by_design(case: Case, recorded: Json, error: PolicyError | None) -> 
         error is not None
         and recorded["result"] == "accepted"
         and (
-            "Deny[" in error.path
-            or error.reason == "rule cannot have NodeSelector"
+            error.reason == "rule cannot have NodeSelector"
             or "ICMP type" in error.reason
             or bool(case.recording.get("bypass_crd_schema"))
         )
@@ -53,6 +52,9 @@ def imported(case: Case) -> bool:
     for recorded, error in zip(case.recording["expect"]["imports"], case.import_objects(), strict=True):
         if refused_by_design(case, recorded, error):
             same = False
+            continue
+        if error is None and recorded["result"] == "refused":
+            assert [one for one in case.unenforced if one.reason in recorded["error"]], recorded
             continue
         assert (error is None) == (recorded["result"] == "accepted"), (recorded, str(error))
         if error is not None and recorded.get("stage") == "agent-parse" and "error" in recorded:
@@ -77,6 +79,20 @@ def test_a_recorded_case(name: str) -> None:
         expected = case.recording["expect"]["endpoints"].get(endpoint["name"])
         if expected is not None:
             compare(case, endpoint, expected, faults)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recorded_case_with_what_an_agent_serves(name: str) -> None:
+    """What is not served allows nothing: no packet passes that does not pass in the recording."""
+    case = Case(name, SERVED)
+    if not imported(case):
+        return
+    faults = upstream_faults(case)
+    for endpoint in case.recording["endpoints"]:
+        expected = case.recording["expect"]["endpoints"].get(endpoint["name"])
+        if expected is None or (case.unenforced and "policy_error" in expected):
+            continue
+        compare(case, endpoint, expected, faults)
 
 
 def compare(case: Case, endpoint: Json, expected: Json, faults: Collection[Fault] = ()) -> None:
