@@ -86,8 +86,8 @@ class Fault(msgspec.Struct, frozen=True):
     """One thing wrong with a hive: what, and below it where and what would help."""
 
     kind: str
-    """missing, private, optional, cycle, duplicate, constructor, invoke, decorate, replace, module or
-    setting."""
+    """missing, private, optional, cycle, duplicate, constructor, invoke, decorate, replace, module, circle
+    or setting."""
     text: str
     details: tuple[str, ...] = ()
     concerns: tuple[Any, ...] = ()

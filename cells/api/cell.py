@@ -63,6 +63,7 @@ from lifecycle import (
     Table,
     after,
     config,
+    group,
     invoke,
     module,
     provide,
@@ -187,11 +188,18 @@ def limit_metrics(limits: Limits) -> Member[metrics.Collector]:
     return metrics.Collector("api-limits", collect)
 
 
-cell = module(
+_load = module(
+    "api-load",
+    "Requests to the REST API: how many at a time, how long they take",
+    config(LimitSettings),
+    provide(ApiTimes, Limits, api_metrics, limit_metrics),
+)
+
+_api = module(
     "api",
     "REST API on cilium.sock",
-    config(AccessSettings, LimitSettings),
-    provide(api, api_metrics, limit_metrics, StartedDaemon),
+    config(AccessSettings),
+    provide(api, StartedDaemon),
     provide(absent.part, addresses.part, endpoints.part, node.part, node_config.part),
     provide(
         status.part,
@@ -204,9 +212,7 @@ cell = module(
         cilium_tables.part,
     ),
     provide_private(
-        ApiTimes,
         Gate,
-        Limits,
         MetricsList,
         addresses.AddressOperations,
         endpoints.EndpointOperations,
@@ -231,3 +237,5 @@ cell = module(
     ),
     invoke(Api, StartedDaemon),
 )
+
+cell = group(_load, _api)

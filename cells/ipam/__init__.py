@@ -27,7 +27,7 @@ from cells.ipam.refusals import IpamError, IpamLaterError
 from cells.ipam.settings import IpamSettings, automatic_range, nested_range
 from cells.observe.metrics import Collector
 from cells.observe.metrics import Family as MetricFamily
-from lifecycle import Member, Table, config, module, provide, provide_private
+from lifecycle import Member, Table, config, group, module, provide, provide_private
 
 __all__ = [
     "EXPIRATION",
@@ -78,10 +78,12 @@ def pool_requests() -> Table[PoolRequest]:
     return Table("pod-pool-requests", key=lambda row: row.pool)
 
 
-cell = module(
-    "ipam",
-    "Pod addresses",
-    config(IpamSettings),
-    provide(Ipam, pod_ranges, pool_requests, ipam_metrics),
-    provide_private(Clock),
+cell = group(
+    module("ipam-settings", "Where pod addresses come from", config(IpamSettings)),
+    module(
+        "ipam",
+        "Pod addresses",
+        provide(Ipam, pod_ranges, pool_requests, ipam_metrics),
+        provide_private(Clock),
+    ),
 )

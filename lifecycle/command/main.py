@@ -17,7 +17,7 @@ import anyio
 
 from lifecycle.command import completion, help_page
 from lifecycle.errors import GraphError, HiveError, SettingsError, UsageError
-from lifecycle.graph import views
+from lifecycle.graph import circles, views
 from lifecycle.hive.hive import Hive
 from lifecycle.process.logs import configure_logging
 
@@ -32,7 +32,7 @@ COMMANDS: dict[str, str] = {
 }
 """What may stand before the settings."""
 
-_OK, _USAGE, _INTERRUPTED = 0, 2, 130
+_OK, _FOUND, _USAGE, _INTERRUPTED = 0, 1, 2, 130
 _SOCKET = "--socket="
 
 
@@ -122,7 +122,7 @@ def _inspect(hive: Hive, view: Sequence[str]) -> int:
         raise UsageError(str(error)) from error
     if unset := views.unset(graph):
         _say(hive, f"not set, so the hooks of what needs it are left out: {', '.join(unset)}")
-    return _OK
+    return _FOUND if view[:1] == ["circles"] and circles(graph) else _OK
 
 
 def _show_if_faulty(hive: Hive, words: list[str]) -> None:

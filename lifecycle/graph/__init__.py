@@ -4,6 +4,7 @@ Needs:  a built hive, or the JSON of one.
 Gives:  Graph and its parts, Timeline, questions to both, views as text; the reference of settings.
 """
 
+from lifecycle.graph.circles import Circle, circles
 from lifecycle.graph.diff import Altered, diff
 from lifecycle.graph.diff import Change as GraphChange
 from lifecycle.graph.parts import (
@@ -24,6 +25,7 @@ from lifecycle.graph.views import differences, show
 
 __all__ = [
     "Altered",
+    "Circle",
     "ConstructorInfo",
     "Edge",
     "FaultInfo",
@@ -35,6 +37,7 @@ __all__ = [
     "SettingInfo",
     "Span",
     "Timeline",
+    "circles",
     "critical_path",
     "diff",
     "differences",

@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from lifecycle.graph.circles import Circle
+from lifecycle.graph.circles import circles as circles_in
 from lifecycle.graph.diff import Change
-from lifecycle.graph.parts import ConstructorInfo, HookInfo, InvokeInfo, SettingInfo
+from lifecycle.graph.parts import ConstructorInfo, Edge, HookInfo, InvokeInfo, SettingInfo
 from lifecycle.graph.query import find_module, find_type
 from lifecycle.graph.query import unused as unneeded
 from lifecycle.graph.query import why as chains_to
@@ -49,15 +51,36 @@ def show(
     if more or (view == "why" and not name):
         raise ValueError(f"inspect {view}: expected {'a type' if view == 'why' else 'one module, or none'}")
     if view == "why":
-        all_chains = [(node, chains_to(graph, node.id)) for node in find_type(graph, name)]
-        if as_json:
-            return _json([{"constructor": node, "chains": chains} for node, chains in all_chains])
-        return "\n".join(line for node, chains in all_chains for line in _why(graph, node, chains, paint))
+        return _show_why(graph, name, paint, as_json=as_json)
+    if view == "circles":
+        return _show_circles(graph, name, paint, width, as_json=as_json)
     module = find_module(graph, name) if name else None
     if view == "tree":
         return graph.tree(module)
     if view in _DRAWINGS:
         return _DRAWINGS[view](graph if module is None else graph.only(module))
+    return _show_list(graph, view, module, paint, width, as_json=as_json)
+
+
+def _show_why(graph: Graph, name: str, paint: Paint, *, as_json: bool) -> str:
+    all_chains = [(node, chains_to(graph, node.id)) for node in find_type(graph, name)]
+    if as_json:
+        return _json([{"constructor": node, "chains": chains} for node, chains in all_chains])
+    return "\n".join(line for node, chains in all_chains for line in _why(graph, node, chains, paint))
+
+
+def _show_circles(graph: Graph, name: str, paint: Paint, width: int, *, as_json: bool) -> str:
+    if name:
+        raise ValueError("inspect circles: expected no module: a circle is between several")
+    found = circles_in(graph)
+    if as_json:
+        return _json([one._asdict() for one in found])
+    return "\n".join(_circles(graph, found, paint, width)) or VIEWS["circles"]
+
+
+def _show_list(
+    graph: Graph, view: str, module: str | None, paint: Paint, width: int, *, as_json: bool
+) -> str:
     things: Mapping[str, Sequence[Any]] = {
         "settings": graph.settings,
         "hooks": graph.hooks,
@@ -66,8 +89,7 @@ def show(
     found = [one for one in things[view] if module is None or f"{one.module}.".startswith(f"{module}.")]
     if as_json:
         return _json(found)
-    lines = _LISTS[view](graph, found, paint, width)
-    return "\n".join(lines) or VIEWS[view]
+    return "\n".join(_LISTS[view](graph, found, paint, width)) or VIEWS[view]
 
 
 def unset(graph: Graph) -> list[str]:
@@ -141,6 +163,21 @@ def _unused(_graph: Graph, found: Sequence[ConstructorInfo], paint: Paint, _widt
             yield f"  {_provided(node)}{held}{paint(f'  {_place(node)}', 'quiet')}"
 
 
+def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: int) -> Iterator[str]:
+    """Each with its modules, and the arrows that tie it."""
+    nodes = {one.id: one for one in graph.nodes}
+    for circle in found:
+        yield paint(f"{len(circle.modules)} modules need each other:", "missing")
+        names = ", ".join(circle.modules)
+        yield from textwrap.wrap(
+            names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        yield "  tied by:"
+        for edge in circle.ties:
+            verb = "comes after" if edge.order else "needs"
+            yield f"    {_named(nodes[edge.source])} {verb} {_named(nodes[edge.target])}"
+
+
 def _why(graph: Graph, node: ConstructorInfo, chains: Sequence[Sequence[Any]], paint: Paint) -> Iterator[str]:
     """Where a constructor is, and who leads to it."""
     nodes = {one.id: one for one in graph.nodes}
@@ -192,6 +229,7 @@ VIEWS: dict[str, str] = {
     "settings": "There are no settings.",
     "hooks": "There are no hooks.",
     "unused": "Everything that is provided is needed.",
+    "circles": "No modules need each other in a circle.",
     "why": "",
     **dict.fromkeys(_DRAWINGS, ""),
 }

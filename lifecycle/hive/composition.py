@@ -35,8 +35,11 @@ class Composition(ABC):
         settings: Sources | Mapping[str, object] | None,
         env_prefix: str | None,
         place: Place,
+        *,
+        refuse_circles: bool = False,
     ) -> None:
         self.name = name
+        self._refuses_circles = refuse_circles
         self.env_prefix = (
             f"{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}_" if env_prefix is None else env_prefix
         )
@@ -114,7 +117,12 @@ class Composition(ABC):
 
     @functools.cached_property
     def _faults(self) -> list[Fault]:
-        return [*check(self._resolution), *(fault for inner in self._nested for fault in inner.faults)]
+        found = [*check(self._resolution), *(fault for inner in self._nested for fault in inner.faults)]
+        if self._refuses_circles and not found:
+            from lifecycle.graph.circles import circle_faults  # only who refuses them pays for it
+
+            found += circle_faults(self._resolution)
+        return found
 
     @property
     def _groups(self) -> list[Group]:

@@ -88,6 +88,7 @@ class Hive(Composition):
         stop_timeout: float = DEFAULT_STOP_TIMEOUT,
         stop_budget: float = DEFAULT_STOP_BUDGET,
         slow_hook: float = DEFAULT_SLOW_HOOK,
+        refuse_circles: bool = False,
     ) -> None:
         place = caller()
         for what, limit in (
@@ -97,7 +98,7 @@ class Hive(Composition):
         ):
             check_seconds(limit, f"{what} of {name}", place)
         check_seconds(slow_hook, f"slow_hook of {name}", place, zero=True)
-        super().__init__(name, cells, settings, env_prefix, place)
+        super().__init__(name, cells, settings, env_prefix, place, refuse_circles=refuse_circles)
         self.profile = Profile()
         """How long every constructor and hook took."""
         self.health = HealthTree()

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
+from hive.inspect.source import hive_of
+from lifecycle.graph import circles
 from tests.support import api_reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -311,3 +313,9 @@ def test_no_constructor_of_the_agent_asks_for_what_it_does_not_use() -> None:
 
     unused = unused_parameters(agent)
     assert unused == [], "for the order alone there is @after(X), and a type may be invoked: invoke(X)"
+
+
+@pytest.mark.parametrize("hive", ["agent", "operator"])
+def test_no_two_modules_need_each_other(hive: str) -> None:
+    found = circles(hive_of(None if hive == "agent" else hive, ()).graph())
+    assert [one.modules for one in found] == []

@@ -26,6 +26,7 @@ from lifecycle import (
     Table,
     UsageError,
     config,
+    group,
     invoke,
     module,
     provide,
@@ -105,11 +106,18 @@ def cluster_allocator(
     return NodeAllocator(CLUSTER, allocation.first_identity)
 
 
-cell = module(
-    "identity-allocation",
-    "Identities that all nodes agree upon",
-    config(AllocationSettings),
-    provide(identity_objects, identity_keys, cluster_allocator, CiliumIdentityWatch),
-    provide_private(mode, SharedIdentities, KVStoreIdentityWatch, IdentityMirror),
-    invoke(CiliumIdentityWatch, KVStoreIdentityWatch, IdentityMirror),
+cell = group(
+    module(
+        "identity-allocation",
+        "Numbers that all nodes agree upon",
+        config(AllocationSettings),
+        provide(identity_objects, identity_keys, cluster_allocator, mode, SharedIdentities),
+    ),
+    module(
+        "identity-watch",
+        "Identities that other nodes have",
+        provide(CiliumIdentityWatch),
+        provide_private(KVStoreIdentityWatch, IdentityMirror),
+        invoke(CiliumIdentityWatch, KVStoreIdentityWatch, IdentityMirror),
+    ),
 )

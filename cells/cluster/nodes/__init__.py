@@ -32,6 +32,7 @@ from lifecycle import (
     Tables,
     after,
     config,
+    group,
     invoke,
     module,
     provide,
@@ -126,13 +127,24 @@ def assigned_pools(information: NodeInformation) -> AssignedPools:
     return information
 
 
-cell = module(
-    "nodes",
-    "The nodes of the cluster",
-    config(NodeSettings),
-    provide(node_table, internal_ips, assigned, assigned_pools, LocalNode, node_metrics),
-    provide_private(
-        reader, CiliumNodePublisher, NodeCounts, LocalNodeStore, NodeAnnotations, NodeInformation
+cell = group(
+    module(
+        "node-objects",
+        "What this node's objects tell its agent",
+        config(NodeSettings),
+        provide(reader, internal_ips, assigned, assigned_pools, NodeInformation),
     ),
-    invoke(keep),
+    module(
+        "nodes",
+        "The nodes of the cluster",
+        provide(node_table, node_metrics, LocalNodeStore),
+        provide_private(NodeCounts),
+    ),
+    module(
+        "local-node",
+        "This node, for the others",
+        provide(LocalNode),
+        provide_private(CiliumNodePublisher, NodeAnnotations),
+        invoke(keep),
+    ),
 )

@@ -13,7 +13,7 @@ from cells.cluster.nodes import SharedNodes
 from cells.cluster.shared.claims import SharedClaims
 from cells.cluster.shared.published import SharedKeys
 from cells.cluster.shared.tables import SharedTables
-from lifecycle import invoke, module, provide
+from lifecycle import group, invoke, module, provide
 
 __all__ = ["SharedTables", "cell"]
 
@@ -23,9 +23,14 @@ def shared_nodes(shared: SharedTables) -> SharedNodes:
     return shared.nodes
 
 
-cell = module(
-    "shared",
-    "What nodes tell each other through the store",
-    provide(SharedTables, shared_nodes, SharedKeys, SharedClaims),
-    invoke(SharedKeys, SharedClaims),
+cell = group(
+    module(
+        "shared-tables", "What other nodes have written to the store", provide(SharedTables, shared_nodes)
+    ),
+    module(
+        "shared",
+        "This node in the store, and addresses of others' pods from it",
+        provide(SharedKeys, SharedClaims),
+        invoke(SharedKeys, SharedClaims),
+    ),
 )

@@ -11,7 +11,7 @@ from cells.cni.config.settings import CniConfigSettings
 from cells.cni.config.write import CniConfig
 from cells.config import ChainingMode
 from cells.observe.metrics import Collector, Family, one_of
-from lifecycle import Member, config, invoke, module, provide
+from lifecycle import Member, config, group, invoke, module, provide
 
 __all__ = ["CniConfig", "CniConfigSettings", "cell"]
 
@@ -34,10 +34,12 @@ def chaining_mode(settings: CniConfigSettings) -> Member[ChainingMode]:
     return ChainingMode(settings.chaining_mode)
 
 
-cell = module(
-    "cni-config",
-    "CNI configuration file",
-    config(CniConfigSettings),
-    provide(CniConfig, chaining_metrics, chaining_mode),
-    invoke(CniConfig),
+cell = group(
+    module(
+        "chaining",
+        "How the CNI plugin works with others",
+        config(CniConfigSettings),
+        provide(chaining_metrics, chaining_mode),
+    ),
+    module("cni-config", "CNI configuration file", provide(CniConfig), invoke(CniConfig)),
 )

@@ -6,7 +6,7 @@ Needs:  ServerSettings, ClusterAPI, Leadership, Metrics, HealthTree.   Gives: Op
 
 from cells.observe.metrics import Metrics, MetricsSettings, Program
 from cells.operator.server.server import OperatorServer, ServerSettings
-from lifecycle import after, config, invoke, module, provide, supply
+from lifecycle import after, config, group, invoke, module, provide, supply
 
 __all__ = ["Metrics", "OperatorServer", "ServerSettings", "cell"]
 
@@ -21,11 +21,18 @@ def serve() -> None:
     """Have it serve."""
 
 
-cell = module(
-    "server",
-    "Health, state and metrics of the operator",
-    config(ServerSettings),
-    provide(usual_metrics, Metrics, OperatorServer),
-    supply(Program("cilium_operator")),
-    invoke(serve),
+cell = group(
+    module(
+        "metrics",
+        "Metrics of the operator",
+        provide(usual_metrics, Metrics),
+        supply(Program("cilium_operator")),
+    ),
+    module(
+        "server",
+        "Health, state and metrics of the operator",
+        config(ServerSettings),
+        provide(OperatorServer),
+        invoke(serve),
+    ),
 )

@@ -56,7 +56,7 @@ from cells.policy.explain import (
 from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
 from cells.policy.rules import PROTOCOLS, SERVED, Direction, HTTPRule, PolicyOptions, Services
-from lifecycle import Member, config, invoke, module, provide, provide_private
+from lifecycle import Member, config, group, invoke, module, provide, provide_private
 
 __all__ = [
     "PROTOCOLS",
@@ -159,12 +159,20 @@ def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[metrics.Col
     return metrics.Collector("policy-rules", collect)
 
 
-cell = module(
-    "policy-rules",
-    "Policies of endpoints, by policy objects",
-    config(PolicyRuleSettings),
-    provide(policy_options, RulePolicy, rule_computer, policy_objects, PolicyView, PolicyWatch),
-    provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics, http_redirects, http_proxy),
-    provide_private(cluster_services, PodPorts, HTTPRedirects),
-    invoke(PolicyWatch),
+cell = group(
+    module("policy-settings", "Which policy objects and rules count", config(PolicyRuleSettings)),
+    module(
+        "policy-computer",
+        "Policies of endpoints, by the rules in force",
+        provide(policy_options, RulePolicy, rule_computer, http_redirects, http_proxy),
+        provide_private(cluster_services, HTTPRedirects),
+        provide(PodPorts),
+    ),
+    module(
+        "policy-rules",
+        "Rules, by policy objects",
+        provide(policy_objects, PolicyView, PolicyWatch),
+        provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics),
+        invoke(PolicyWatch),
+    ),
 )

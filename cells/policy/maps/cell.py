@@ -15,7 +15,7 @@ from cells.policy.maps.kernel import KernelPolicyMaps
 from cells.policy.maps.node_policy import NodePolicy
 from cells.policy.maps.rows import EndpointPolicy, RealizedPolicy
 from cells.policy.maps.settings import PolicySettings
-from lifecycle import Jobs, Logger, Member, Table, config, module, provide
+from lifecycle import Jobs, Logger, Member, Table, config, group, module, provide
 
 
 def policy_table() -> Table[EndpointPolicy]:
@@ -74,17 +74,17 @@ def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Mem
     return metrics.Collector("policy", collect)
 
 
-cell = module(
-    "policy",
-    "What endpoints may do, in their policy maps",
-    config(PolicySettings),
-    provide(
-        policy_table,
-        realized_table,
-        NodePolicy,
-        policy_computer,
-        policy_map_pool,
-        endpoint_policies,
-        policy_metrics,
+cell = group(
+    module(
+        "policy-mode",
+        "Whether policies are enforced on this node",
+        config(PolicySettings),
+        provide(NodePolicy),
+    ),
+    module(
+        "policy",
+        "What endpoints may do, in their policy maps",
+        provide(policy_table, realized_table, policy_computer, policy_map_pool),
+        provide(endpoint_policies, policy_metrics),
     ),
 )

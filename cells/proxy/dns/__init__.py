@@ -23,7 +23,7 @@ from cells.proxy.dns.servers.transparent import TransparentProxy, transparent_pr
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.store import Connections, NameStore
 from cells.proxy.dns.told import LookupLog
-from lifecycle import Member, config, invoke, module, provide, provide_private
+from lifecycle import Member, config, group, invoke, module, provide, provide_private
 
 __all__ = [
     "Connections",
@@ -70,12 +70,18 @@ def dns_metrics(
     return Collector("dns-proxy", collect)
 
 
-cell = module(
-    "dns-proxy",
-    "Names that pods ask for",
-    config(DNSProxySettings),
-    provide(ProxyPort, dns_proxy_port, NameStore, DNSProxy, Counts, connections, dns_metrics),
-    provide(transparent_proxies),
-    provide_private(journal, ProxyRoutes, LookupLog),
-    invoke(DNSProxy),
+cell = group(
+    module(
+        "dns-proxy-port",
+        "Where pods' queries are redirected to",
+        config(DNSProxySettings),
+        provide(ProxyPort, dns_proxy_port),
+    ),
+    module(
+        "dns-proxy",
+        "Names that pods ask for",
+        provide(NameStore, DNSProxy, Counts, connections, dns_metrics, transparent_proxies),
+        provide_private(journal, ProxyRoutes, LookupLog),
+        invoke(DNSProxy),
+    ),
 )

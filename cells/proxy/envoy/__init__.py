@@ -13,7 +13,7 @@ from cells.proxy.envoy.ports import RedirectPorts
 from cells.proxy.envoy.process import end_envoy
 from cells.proxy.envoy.program import Program
 from cells.proxy.envoy.settings import EnvoySettings
-from lifecycle import config, invoke, module, provide, provide_private
+from lifecycle import config, group, invoke, module, provide
 
 __all__ = ["Envoy", "EnvoySettings", "cell", "end_envoy"]
 
@@ -23,11 +23,12 @@ def http_proxy_ports(ports: RedirectPorts) -> HTTPProxyPorts:
     return ports
 
 
-cell = module(
-    "envoy",
-    "Requests that policies allow",
-    config(EnvoySettings),
-    provide(http_proxy_ports, Envoy),
-    provide_private(Program, RedirectPorts),
-    invoke(Envoy),
+cell = group(
+    module(
+        "envoy-ports",
+        "Where pods' requests are redirected to",
+        config(EnvoySettings),
+        provide(http_proxy_ports, RedirectPorts, Program),
+    ),
+    module("envoy", "Requests that policies allow", provide(Envoy), invoke(Envoy)),
 )

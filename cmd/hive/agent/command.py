@@ -88,7 +88,7 @@ def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) 
     sources = Sources(
         argv, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, others=OTHERS
     )
-    return Hive(agent, settings=sources, name="hive")
+    return Hive(agent, settings=sources, name="hive", refuse_circles=True)
 
 
 def refuse(error: "GraphError", broken: int = BROKEN) -> int:

@@ -39,6 +39,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--why", metavar="TYPE", help="Why a type is built: the dependency chains from what is invoked to it."
 )
 @click.option("--unused", is_flag=True, help="Constructors that nothing invoked needs.")
+@click.option("--circles", is_flag=True, help="Modules that need each other in a circle, and what ties them.")
 @click.option("--settings", "show_settings", is_flag=True, help="Every setting: its value and origin.")
 @click.option("--hooks", is_flag=True, help="The order hooks start in, and what each waits for.")
 @click.option("--diff", nargs=2, type=_file, metavar="A.json B.json", help="What changed between two graphs.")
@@ -72,7 +73,7 @@ def command(
 
     Takes the settings of hive agent; --settings shows their values and origins. Of a graph with faults all
     are told, it is drawn with what is wrong in red, and the exit code is 1. So it is when --diff finds
-    differences.
+    differences, and --circles a circle.
     """
     from lifecycle import BuildError, GraphError
 
@@ -101,7 +102,13 @@ def command(
         _show_graph(graph, form or "tree", module, timeline)
     else:
         _show_view(chosen, graph, module, why or "", timeline, as_json=form == "json")
-    return _tell_faults(graph)
+    return _tell_faults(graph) or FAULTY * (chosen == "circles" and _has_circles(graph))
+
+
+def _has_circles(graph: "Graph") -> bool:
+    from lifecycle.graph import circles
+
+    return bool(circles(graph))
 
 
 def _tell_faults(graph: "Graph") -> int:
@@ -136,7 +143,7 @@ def _refuse_what_does_not_go_together(
     allowed = {"json", "html"} if view == "timeline" else {"json"}
     if view and form and form not in allowed:
         raise click.UsageError(f"--{view} has no --format {form}: expected {' or '.join(sorted(allowed))}")
-    if module and view in {"why", "diff"}:
+    if module and view in {"why", "diff", "circles"}:
         raise click.UsageError(f"--module: --{view} is about the whole graph")
     if live and (of or settings):
         raise click.UsageError(f"{of or 'settings'}: not with --live; the running agent has its own")

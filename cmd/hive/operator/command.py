@@ -77,4 +77,4 @@ def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) 
     sources = Sources(
         argv, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, unknown="ignore"
     )
-    return Hive(operator, settings=sources, name="hive")
+    return Hive(operator, settings=sources, name="hive", refuse_circles=True)
