@@ -9,15 +9,22 @@ Why:    by its address alone a packet is known to be a pod's, and whose.
 from cells.cluster.endpoints.manifest_pods import ManifestPods
 from cells.cluster.endpoints.remote import RemoteEndpoint, RemoteEndpoints, remote_endpoints
 from cells.cluster.endpoints.settings import ClusterEndpointSettings, EndpointObjects, endpoint_objects
-from lifecycle import config, invoke, module, provide
+from lifecycle import config, group, invoke, module, provide
 
 __all__ = ["ClusterEndpointSettings", "EndpointObjects", "RemoteEndpoint", "RemoteEndpoints", "cell"]
 
 
-cell = module(
-    "cluster-endpoints",
-    "Pods of other nodes",
-    config(ClusterEndpointSettings),
-    provide(endpoint_objects, remote_endpoints, RemoteEndpoints, ManifestPods),
-    invoke(RemoteEndpoints, ManifestPods),
+cell = group(
+    module(
+        "remote-endpoints",
+        "Where pods of other nodes are read from",
+        config(ClusterEndpointSettings),
+        provide(endpoint_objects, remote_endpoints),
+    ),
+    module(
+        "cluster-endpoints",
+        "Pods of other nodes",
+        provide(RemoteEndpoints, ManifestPods),
+        invoke(RemoteEndpoints, ManifestPods),
+    ),
 )
