@@ -28,7 +28,7 @@ class Place(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         path = Path(self.file)
-        if path.is_relative_to(Path.cwd()):
+        with contextlib.suppress(FileNotFoundError, ValueError):  # there is none, or it is elsewhere
             path = path.relative_to(Path.cwd())
         return f"{path}:{self.line}"
 
@@ -51,7 +51,7 @@ def place_of(thing: object) -> Place:
     thing = class_of(thing) or thing
     function = inspect.unwrap(thing) if callable(thing) else thing
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if code is not None:
+    if type(code) is types.CodeType:  # a mock pretends to have one
         return Place(code.co_filename, code.co_firstlineno)
     return _place_of_class(function if isinstance(function, type) else type(function))
 
@@ -62,9 +62,8 @@ def _place_of_class(kind: type) -> Place:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is None:
         return Place(f"<{kind.__module__}>", 0)
-    codes = [
-        code for member in vars(kind).values() if (code := getattr(member, "__code__", None)) is not None
-    ]
+    members = [getattr(member, "__code__", None) for member in vars(kind).values()]
+    codes = [code for code in members if isinstance(code, types.CodeType)]
     first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=None)
     statement = re.compile(rf"\s*class {re.escape(kind.__name__)}\b")
     found = [number for number, line in enumerate(linecache.getlines(file), 1) if statement.match(line)]

@@ -165,9 +165,6 @@ class Supervisor:
             try:
                 await node.ready.wait()
                 if not node.ending:
-                    node.state = State.STARTING
-                    node.began = time.perf_counter()
-                    self._tell(node, "starting")
                     await self._enter_and_leave(node)
             except BaseException as error:  # reported by name, with the others
                 if thrown_away(task):
@@ -192,8 +189,11 @@ class Supervisor:
         self._gone(node, State.DONE)
 
     async def _enter_and_leave(self, node: HookNode) -> None:
+        node.state = State.STARTING
+        node.began = time.perf_counter()
         self._time(node, node.limits[0], self._overdue)
         try:
+            self._tell(node, "starting")
             async with node.spec.context():
                 node.deadline.cancel()
                 node.scope.shield = True

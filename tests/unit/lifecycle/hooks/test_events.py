@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -25,6 +26,7 @@ from lifecycle import (
     Logger,
     ModuleEvent,
     StartError,
+    StopError,
     invoke,
     module,
     provide,
@@ -132,6 +134,37 @@ async def test_slow_hooks_are_logged_though_nobody_looks_for_more() -> None:
     async with Hive(invoke(hooked), log=lines.log, slow_hook=0.0).started():
         pass
     assert lines.of("info") == [("hook started", "hooked"), ("hook stopped", "hooked")]
+
+
+@pytest.mark.parametrize("step", ["hook starting", "hook started", "hook stopping"])
+async def test_a_log_that_fails_ends_the_hive_and_hangs_nothing(step: str) -> None:
+    def fail(_logger: object, _method: str, event: Any) -> Any:
+        if event["event"] == step:
+            raise OSError("the log is full")
+        raise structlog.DropEvent
+
+    wrapper = structlog.make_filtering_bound_logger(logging.DEBUG)
+    log: Logger = structlog.wrap_logger(None, processors=[fail], wrapper_class=wrapper)
+    with anyio.fail_after(10), pytest.raises((StartError, StopError), match="log is full"):
+        async with Hive(cell, log=log).started():
+            pass
+
+
+async def test_where_a_hook_is_written_is_logged_for_a_mock_and_without_a_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("mock", AsyncMock()))
+        lifecycle.append(Hook("function", nothing))
+
+    lines = Lines()
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()  # noqa: ASYNC240  # before the hive
+    async with Hive(invoke(build), log=lines.log).started():
+        pass
+    (mock, function) = [line["at"] for line in lines.lines if line["event"] == "hook started"]
+    assert re.fullmatch(r"/.*/unittest/mock\.py:\d+", mock)
+    assert re.fullmatch(r"/.*/test_events\.py:\d+", function)
 
 
 def hooked(lifecycle: Lifecycle) -> None:
