@@ -12,6 +12,7 @@ that were connected to the pod directly, or that another service sent there, sta
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 
@@ -48,32 +49,45 @@ class SocketTermination:
         self._protocols = (UDP, TCP) if settings.bpf_lb_sock_terminate_all_protos else (UDP,)
         self._pods = settings.bpf_lb_sock_terminate_pod_connections and not sockets.host_only
         self._looked_for: set[ReverseSkKey] = set()
+        self._due = asyncio.Event()
         if sockets.enabled:
-            jobs.observe("end sockets of removed backends", self._removals, self._look)
+            jobs.one_shot("watch for removed backends", self._watch)
+            jobs.observe("end sockets of removed backends", self._looks, self._look)
 
-    async def _removals(self) -> AsyncIterator[None]:
-        """One item at first, for what went while no agent ran, and one after each removal of a backend."""
+    async def _watch(self) -> None:
+        """Have sockets looked at: at first, for what was removed while no agent ran, and after each removal.
+
+        It never waits for a look. Changes of a row that wait are one change: a backend that was added and
+        removed meanwhile would not be in it.
+        """
         changes = self._served.changes()
         await self._served.wait_initialized()
         changes.take()
-        yield
+        self._due.set()
         async for batch in changes:
             if any(lost_backends(each, self._protocols) for each in batch):
-                yield
+                self._due.set()
+
+    async def _looks(self) -> AsyncIterator[None]:
+        """An item for each look that is due."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            yield
 
     async def _look(self, _: None) -> None:
-        frontends = {each.id: each for each in self._served.all()}
-        ended = await to_thread.run_sync(partial(self._end, frontends))
-        if ended:
-            self.ended += ended
-            self._log.info("sockets were connected to removed backends, ended", sockets=ended)
-
-    def _end(self, frontends: Mapping[int, ServedFrontend]) -> int:
-        gone = {key for key, asked in self._kernel.remembered() if not still_serves(frontends, key, asked)}
+        remembered = await to_thread.run_sync(lambda: list(self._kernel.remembered()))
+        frontends = {each.id: each for each in self._served.all()}  # no older than what is remembered
+        gone = {key for key, asked in remembered if not still_serves(frontends, key, asked)}
         fresh = gone - self._looked_for
-        ended = self._kernel.end(fresh, self._protocols, pods=self._pods) if fresh else 0
+        if fresh:
+            ended = await to_thread.run_sync(
+                partial(self._kernel.end, fresh, self._protocols, pods=self._pods)
+            )
+            self.ended += ended
+            if ended:
+                self._log.info("ended sockets that were connected to removed backends", sockets=ended)
         self._looked_for = gone  # only now: after an error they are looked for again
-        return ended
 
 
 def lost_backends(change: Change[ServedFrontend], protocols: Iterable[int]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -12,9 +13,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cells.maps import ReverseSk, ReverseSkKey
 from cells.services.control import Address, ServedFrontend
 from cells.services.control import Backend as ServiceBackend
 from cells.services.model import Frontend, FrontendKey, ServiceName, ServiceType
+from cells.services.sockets.kernel import KernelSockets
 from lifecycle.testing import eventually
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
 from tests.kernel.sockets.place import Served, serving
@@ -119,6 +122,28 @@ async def test_what_went_while_no_agent_ran_is_found(in_node: None, cgroup: Path
         await serve(node, (VIP, (STAYS,)))
         await eventually(lambda: not peer(caller))
         caller.close()
+
+
+async def test_a_backend_that_comes_and_goes_while_sockets_are_looked_at_ends_its_sockets(
+    in_node: None, cgroup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    remembered = KernelSockets.remembered
+
+    def slow(kernel: KernelSockets) -> list[tuple[ReverseSkKey, ReverseSk]]:
+        found = list(remembered(kernel))
+        begun.set()
+        go_on.wait(30)
+        return found
+
+    monkeypatch.setattr(KernelSockets, "remembered", slow)
+    async with serving(cgroup) as node:
+        await eventually(begun.is_set)
+        await serve(node, (VIP, (GONE,)))
+        with connected(VIP) as caller:
+            await serve(node, (VIP, (STAYS,)))
+            go_on.set()
+            await eventually(lambda: not peer(caller))
 
 
 async def test_sockets_of_pods_stay_when_told_so(in_node: None, cgroup: Path) -> None:
