@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hive.lab.kernel import machine_links
+from hive.lab.kernel import lab_links
 from hive.lab.namespaces import mounted_below
 from hive.lab.node import ROOT, Lab
 from tests.support.agents import made, serving
@@ -17,11 +17,11 @@ from tests.support.namespaces import need_root
 def node() -> Iterator[Lab]:
     """A node without an agent."""
     need_root()
-    links = machine_links()
+    links = lab_links()
     lab = Lab(f"agent-{os.getpid()}")
     with made(lab):
         yield lab
-    assert not [link for link in machine_links() - links if link.startswith(("lxc", "cilium", "uplink"))]
+    assert not lab_links() - links
     assert not [point for point in mounted_below(ROOT) if lab.directory in {point, *point.parents}]
     assert not Path(lab.directory).exists()
 

@@ -1,12 +1,14 @@
 """What the kernel holds of a node: maps, programs, rows, links; and whether it is really gone.
 
 For forked children inside a node (look, belongings) and for the machine itself (alive).
-Needs: root, cells.maps, libbpf.   Gives: Kernel, look, Belongings, belongings, alive, machine_links.
+Needs: root, cells.maps, libbpf.
+Gives: Kernel, look, Belongings, belongings, alive, machine_links, lab_links.
 """
 
 import ctypes
 import errno
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +30,8 @@ ROWS = ("cilium_lxc", "cilium_ipcache", "hive_endpoints")
 """Maps with a row for every pod."""
 DISPATCH = "dispatch"
 """Directory of the pins of what is attached."""
+LAB_LINKS = re.compile(r"lxc.+|cilium_.+|uplink|node(-\d+)?|segment-\d+")
+"""Names of the links that a lab and its agents make."""
 GENERATION = "hive_calls_"
 """Pins that belong to one generation of the datapath, and change with it."""
 
@@ -116,6 +120,11 @@ def belongings(root: Path = BPF_ROOT) -> Belongings:
 def machine_links() -> frozenset[str]:
     """Names of the links in the caller's network namespace."""
     return frozenset(name for _, name in socket.if_nameindex())
+
+
+def lab_links() -> frozenset[str]:
+    """Names of those links in the caller's network namespace that a lab, or an agent in one, makes."""
+    return frozenset(name for name in machine_links() if LAB_LINKS.fullmatch(name))
 
 
 def alive(maps: Iterable[int], programs: Iterable[int]) -> list[str]:

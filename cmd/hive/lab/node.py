@@ -27,6 +27,7 @@ from hive import syscalls
 from hive.lab import cgroups
 from hive.lab.children import undisturbed
 from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
+from hive.lab.requirements import missing
 
 if TYPE_CHECKING:
     from hive.lab.cluster.network import LabNetwork
@@ -133,9 +134,9 @@ def labs() -> list[Lab]:
 
 
 def need_root() -> None:
-    """Raise LabError without the privileges a laboratory needs."""
-    if os.geteuid() != 0:
-        raise LabError("the lab makes namespaces and loads BPF programs: run it as root (sudo hive lab ...)")
+    """Raise LabError where a laboratory cannot work: without root, namespaces or BPF."""
+    if reason := missing():
+        raise LabError(reason)
 
 
 @contextmanager

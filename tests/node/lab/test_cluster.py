@@ -15,7 +15,7 @@ from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import Cluster
-from hive.lab.kernel import machine_links
+from hive.lab.kernel import lab_links
 from hive.lab.namespaces import inside
 from hive.lab.node import ROOT, Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
@@ -40,7 +40,7 @@ def hive(*arguments: str) -> str:
 def cluster() -> Iterator[Cluster]:
     """Two nodes with a pod each, both families on."""
     need_root()
-    links = machine_links()
+    links = lab_links()
     found = Cluster(NAME)
     try:
         hive("lab", "up", "--name", f"{NAME}-1", "--nodes", "2", "--pods", "1", *SETTINGS)
@@ -49,7 +49,7 @@ def cluster() -> Iterator[Cluster]:
         with exclusive():
             found.remove(found.nodes())
     assert not list(ROOT.glob(f"{NAME}*"))
-    assert not {link for link in machine_links() - links if link.startswith(("lxc", "cilium", "uplink"))}
+    assert not lab_links() - links
 
 
 def addresses(cluster: Cluster, pod: str) -> list[str]:

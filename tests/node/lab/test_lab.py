@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyroute2 import IPRoute
 
-from hive.lab.kernel import machine_links
+from hive.lab.cluster import Cluster
+from hive.lab.kernel import lab_links
 from hive.lab.node import ROOT, Lab, destroy, wait_gone
 from tests.support.namespaces import need_root
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
@@ -30,9 +33,9 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
-    links, mounts = machine_links(), mount_points()
+    links, mounts = lab_links(), mount_points()
     yield
-    assert not {link for link in machine_links() - links if link.startswith(("lxc", "cilium", "uplink"))}
+    assert not lab_links() - links
     assert not {point for point in mount_points() - mounts if point.startswith(str(ROOT / NAME))}
 
 
@@ -66,6 +69,32 @@ def test_the_demo_holds_and_leaves_nothing(lab: Lab) -> None:
     assert all(before == after for before, after in upgrade["map_ids"].values())
     assert not set(upgrade["program_ids"][0]) & set(upgrade["program_ids"][1])
     assert not lab.directory.exists()
+
+
+def test_links_that_others_make_are_not_the_labs(lab: Lab) -> None:
+    command = [sys.executable, "-m", "hive", "lab", "demo", "--json", "--name", lab.name, "--part", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=TREE) as demo, IPRoute() as ip:
+        eventually(lambda: Cluster(f"{lab.name}-pair").node(1).exists)
+        ip.link("add", ifname="other-1", kind="veth", peer={"ifname": "other-2"})
+        try:
+            account = json.loads(demo.communicate(timeout=240)[0])
+        finally:
+            ip.link("del", ifname="other-1")
+    assert [check for check in account["checks"] if not check["ok"]] == []
+
+
+@pytest.mark.parametrize("command", [("lab", "demo"), ("lab", "up", "--pods", "0")], ids=" ".join)
+def test_where_the_lab_cannot_work_it_reports_that_in_one_line(lab: Lab, command: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-m", "hive", *command, "--name", lab.name],
+        capture_output=True, text=True, timeout=60, env=TREE, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "hive: the lab cannot make network and mount namespaces here (Operation not permitted): run it on a"
+        " machine, in a virtual machine, or in a privileged container\n"
+    )
+    assert not lab.exists
 
 
 def test_the_demo_of_two_nodes_is_told_to_people(lab: Lab) -> None:

@@ -13,7 +13,7 @@ from hive.lab import agent_process
 from hive.lab.children import undisturbed
 from hive.lab.cluster import Cluster
 from hive.lab.demo.story import Story
-from hive.lab.kernel import Kernel, alive, look, machine_links
+from hive.lab.kernel import Kernel, alive, lab_links, look, machine_links
 from hive.lab.namespaces import Namespaces, mounted_below
 from hive.lab.node import Lab, destroy, processes
 
@@ -23,7 +23,7 @@ SETTLE_WITHIN = 30.0
 def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: frozenset[str]) -> None:
     """Stop the agent, remove the node, and check that it is gone; not to be interrupted.
 
-    `kernels` are earlier looks at its BPF objects, `machine` the links this machine had before.
+    `kernels` are earlier looks at its BPF objects, `machine` what lab_links() found before.
     """
     story.step(
         "nothing left",
@@ -39,8 +39,8 @@ def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: froze
         outside = lab.open_outside() if lab.exists else None
         destroy(lab)
         _verify(lab, story, outside)
-        links = sorted(machine_links() - machine)
-        story.check("no link came to this machine", not links, ", ".join(links) or "as before")
+        links = sorted(lab_links() - machine)
+        story.check("no link of the lab is on this machine", not links, ", ".join(links) or "as before")
         _verify_objects(story, known)
 
 
@@ -52,7 +52,7 @@ def nothing_left(cluster: Cluster, story: Story, name: str, title: str, explaine
     """
     with undisturbed():
         cluster.remove(cluster.nodes())  # what one that was killed left
-    machine = machine_links()
+    machine = lab_links()
     try:
         yield
     except click.ClickException as error:
@@ -63,8 +63,8 @@ def nothing_left(cluster: Cluster, story: Story, name: str, title: str, explaine
         story.step(name, title, explained)
         with undisturbed():
             cluster.remove(cluster.nodes())
-            left = settled(lambda: sorted(machine_links() - machine))
-        story.check("no link came to this machine", not left, ", ".join(left) or "as before")
+            left = settled(lambda: sorted(lab_links() - machine))
+        story.check("no link of the lab is on this machine", not left, ", ".join(left) or "as before")
         folders = (cluster.network.directory, cluster.node(1).directory)
         there = [str(path) for path in folders if path.exists()]
         story.check("no namespace is held", not there, ", ".join(there) or "none")

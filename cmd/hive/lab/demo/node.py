@@ -16,7 +16,7 @@ from hive.lab.demo.aftermath import clear_away, settled
 from hive.lab.demo.story import WIDTH, Story
 from hive.lab.demo.talk import Talk
 from hive.lab.demo.upgrade import RATE, ids, second_build, tell, upgrade
-from hive.lab.kernel import Belongings, Kernel, belongings, look, machine_links
+from hive.lab.kernel import Belongings, Kernel, belongings, lab_links, look
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, PREFIX, Lab, LabError, create, destroy
 from hive.lab.pods import Attached
@@ -45,7 +45,7 @@ def run(lab: Lab, story: Story) -> None:
         "and the real CNI plugin; pods are network namespaces, as a container runtime makes them. "
         "What is claimed is checked.",
     )
-    machine = machine_links()
+    machine = lab_links()
     demo = Demo(lab, story)
     try:
         for chapter in (
