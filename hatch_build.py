@@ -1,7 +1,7 @@
 """Build hook: compiles the eBPF objects, the cells' C libraries and the CNI plugin into the package.
 
-Needs: clang, libbpf's headers, gcc, musl-gcc.   Gives: a wheel with a platform tag, or the objects in
-place for an editable install.
+Needs: clang, libbpf's headers, gcc, musl-gcc.   Gives: a wheel with a platform tag. An editable install
+needs no compiler: there ``make`` compiles in place.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class CompileHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile everything; raises RuntimeError with what to install when a compiler is missing."""
-        del version
-        if self.target_name != "wheel":
+        if self.target_name != "wheel" or version == "editable":
             return
         load("cells/datapath/build.py").compile_objects(ROOT / "cells/datapath/objects")
         load("cells/libraries.py").compile_libraries()

@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 
 from tests.bench.stats import Figure, Sample
+from tests.integration.kvstore.test_identities import agent
 from tests.support.etcd import Etcd
-from tests.unit.kvstore.test_identities import agent
 
 IN_A_ROW, AT_ONCE = 100, 300
 

@@ -10,9 +10,9 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.machine import until_the_end
 
-_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the tests end
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache
@@ -23,5 +23,5 @@ def compiled_plugin(*options: str) -> Path:
     assert specification.loader is not None
     build = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(build)
-    _folders.append(tempfile.TemporaryDirectory(prefix="cni-plugin-"))
-    return Path(build.compile_plugin(Path(_folders[-1].name) / "cilium-cni", options=options))
+    folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="cni-plugin-"))
+    return Path(build.compile_plugin(Path(folder) / "cilium-cni", options=options))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.cni_server.plugin import compiled_plugin
+from tests.support.cni_plugin import compiled_plugin
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,9 +24,9 @@ from cells.cni.server.server import CniServer
 from cells.node import netlink
 from cells.node.netlink import HostLinks, PodLink
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
+from tests.support.cni_plugin import Ended, environment, run_plugin
 from tests.support.namespaces import Namespaces, inside
 from tests.unit.cni_server.fakes import FakeNode
-from tests.unit.cni_server.plugin import Ended, environment, run_plugin
 
 SOCKET = Path("/run/cilium/cni.sock")
 OPERATIONAL = 0x40 | 0x10000 | 0x20000

@@ -22,8 +22,8 @@ import anyio
 from tests.kernel.cni_plugin.differences import DIFFERENT, Difference
 from tests.kernel.cni_plugin.kernel_state import POD, read_state
 from tests.kernel.cni_plugin.recorded_agent import RecordedNode, serving
+from tests.support.cni_plugin import Ended, run_plugin
 from tests.support.waiting import eventually
-from tests.unit.cni_server.plugin import Ended, run_plugin
 from tests.unit.conformance.recordings import load
 
 Json = Any

@@ -14,9 +14,7 @@ import pytest
 
 from cells.cni.server.attachment.attach import netns_cookie
 from cells.node.netlink.connection import open_socket
-from tests.support.namespaces import Namespaces, inside, need_root, new_netns
-from tests.support.waiting import eventually
-from tests.unit.cni_server.plugin import (
+from tests.support.cni_plugin import (
     ADD_PATIENCE_SECONDS,
     Ended,
     Patience,
@@ -29,6 +27,8 @@ from tests.unit.cni_server.plugin import (
     reply,
     run_plugin,
 )
+from tests.support.namespaces import Namespaces, inside, need_root, new_netns
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.kernel
 RESULT = b'{"cniVersion":"1.0.0"}\n'

@@ -14,9 +14,9 @@ import pytest
 
 from cells.node.netlink import NetlinkError, PodLink, mac_text
 from tests.kernel.cni_plugin.real_links import add_veth, configuration, look, path_of, serving
+from tests.support.cni_plugin import compiled_plugin, environment, run_plugin
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 from tests.unit.cni_server.harness import until
-from tests.unit.cni_server.plugin import compiled_plugin, environment, run_plugin
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel

@@ -14,8 +14,8 @@ import pytest
 from hive.lab import pods
 from hive.lab.node import Lab
 from tests.support.account import agreed
+from tests.support.cni_plugin import HEADER
 from tests.unit.cni_server.harness import request
-from tests.unit.cni_server.plugin import HEADER
 
 pytestmark = pytest.mark.node
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -30,8 +31,10 @@ def kubeconfig(url: str, ca: Path, token: str = ADMIN_TOKEN) -> str:
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    """Until interrupted."""
+    """Until interrupted, or asked to end: the keys go with it."""
     server = ApiServer()
+    over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     for path in arguments.objects:
         for document in yaml.safe_load_all(Path(path).read_text()):  # noqa: ASYNC240  # before it serves
             if document:
@@ -45,7 +48,7 @@ async def serve(arguments: argparse.Namespace) -> None:
                 Path(arguments.kubeconfig).write_text(text)  # noqa: ASYNC240
             sys.stdout.write(f"{url} token={ADMIN_TOKEN} ca={authority.certificate}\n")
             sys.stdout.flush()
-            await asyncio.Event().wait()
+            await over.wait()
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ from cells.node.local_addresses import LxcMap
 from cells.node.netlink import HostLinks
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
+from cells.proxy.dns.routes import ProxyRoutes
 from cells.services.sockets import SocketHooks
 from cells.tunnel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
 from lifecycle import Cell, Modules, replace
@@ -99,6 +100,10 @@ async def no_routes(name: str) -> list[TunnelRoute]:
     return []
 
 
+async def there() -> None:
+    """Routes to the DNS proxy are there."""
+
+
 class NoHostPolicy:
     """Programs of a node that may do everything."""
 
@@ -135,6 +140,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig, endpoints=dict)),
         replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
         replace(Router, fake(Router, addressing=dict)),
+        replace(ProxyRoutes, fake(ProxyRoutes, there=there)),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Router}),
     ]
 

@@ -26,8 +26,8 @@ from cells.cni.server.protocol.packets import ADDRESSED
 from cells.cni.server.server import CniServer
 from cells.cni.server.times import CallTimes
 from lifecycle import HealthTree, Lifecycle
+from tests.support.cni_plugin import HEADER, environment
 from tests.unit.cni_server.fakes import MTU, FakeNode
-from tests.unit.cni_server.plugin import HEADER, environment
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import structlog
 
 from cells.cni.server.protocol.transport import TURN, Connection, PacketServer, listen
 from lifecycle import HiveError, UsageError
+from tests.support.cni_plugin import HEADER, environment
 from tests.unit.cni_server.harness import Client, Harness, harness, request, until
-from tests.unit.cni_server.plugin import HEADER, environment
 
 pytestmark = pytest.mark.anyio
 CONF = b'{"cniVersion":"1.0.0","name":"cilium"}'

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NEW_PYTHON = "exit 0"
 OLD_PYTHON = 'case "$*" in --version) echo Python 3.9.2;; *) exit 1;; esac'
 WITHOUT_VENV = 'case "$*" in *ensurepip*) exit 1;; esac'
+INSTALLING = "installing Debian packages, usually one to five minutes:"
 TOOLS = ("sed", "mktemp", "rm", "tail", "sh")
 
 
@@ -59,7 +60,7 @@ def test_nothing_is_said_when_everything_is_there(machine: Machine) -> None:
 def test_root_gets_what_is_missing(machine: Machine) -> None:
     machine.has("dpkg-query", 'case "$*" in *clang*) exit 1;; *) echo installed;; esac')
     machine.has("apt-get", "exit 0")
-    assert machine.install() == (0, "installing clang\n")
+    assert machine.install() == (0, f"{INSTALLING} clang\n")
 
 
 def test_one_of_several_packages_does(machine: Machine) -> None:
@@ -68,7 +69,7 @@ def test_one_of_several_packages_does(machine: Machine) -> None:
     assert machine.install() == (0, "")
     machine.has("dpkg-query", "exit 1")
     machine.has("apt-get", "exit 0")
-    assert machine.install() == (0, "installing kubernetes-client\n")
+    assert machine.install() == (0, f"{INSTALLING} kubernetes-client\n")
 
 
 def test_others_hear_what_to_install(machine: Machine) -> None:

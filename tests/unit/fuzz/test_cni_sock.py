@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from cells.cni.server.addition import INTERNAL
 from cells.endpoint.state.saved import encode
+from tests.support.cni_plugin import HEADER
 from tests.unit.cni_server.fakes import FakeNode
 from tests.unit.cni_server.harness import Client, Harness, Reply, harness, until
-from tests.unit.cni_server.plugin import HEADER
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 
 CONF = {

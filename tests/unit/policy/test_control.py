@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import structlog
@@ -124,7 +125,9 @@ async def room(
 ) -> AsyncIterator[Room]:
     """``proxy`` is the port of a DNS proxy, 0 where there is none."""
     maps, kernel = FakeMaps(room=64 if proxy else 9), FakeIpcacheMap()
-    known = AgentConfig(AgentSettings(enable_ipv6=ipv6), Lifecycle("test"), structlog.get_logger())
+    state = TemporaryDirectory(prefix="state-")
+    agent = AgentSettings(enable_ipv6=ipv6, state_dir=Path(state.name))
+    known = AgentConfig(agent, Lifecycle("test"), structlog.get_logger())
 
     def needed(
         _: EndpointPolicies, __: Identities, ___: Table[PolicyObject], ____: RulePolicy, _____: Resources
@@ -148,8 +151,9 @@ async def room(
         *more,
         settings=settings or {"manifests-dir": str(folder)},
     )
-    async with hive.started():
-        yield Room(hive, Path(folder), maps, kernel)
+    with state:
+        async with hive.started():
+            yield Room(hive, Path(folder), maps, kernel)
 
 
 async def test_an_endpoint_without_policies_may_do_everything(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from email.message import Message
@@ -69,8 +68,7 @@ def test_it_needs_five_libraries_and_one_more_for_http(wheel: Path) -> None:
 
 
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    with tarfile.open(built("sdist", SOURCE, tmp_path)) as archive:
-        archive.extractall(tmp_path, filter="data")
+    subprocess.run(["tar", "-xzf", built("sdist", SOURCE, tmp_path), "-C", tmp_path], check=True, timeout=50)
     (source,) = [path for path in tmp_path.iterdir() if path.is_dir()]
     again = built("wheel", source, tmp_path / "again")
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:

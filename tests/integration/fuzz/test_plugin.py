@@ -20,8 +20,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.cni_plugin import HEADER
 from tests.support.plugin import ROOT, compiled_plugin
-from tests.unit.cni_server.plugin import HEADER
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 
 HASTE = ("-DADD_PATIENCE_MS=5", "-DDEL_PATIENCE_MS=5", "-DLOCK_PATIENCE_MS=50", "-DANSWER_PATIENCE_MS=2000")

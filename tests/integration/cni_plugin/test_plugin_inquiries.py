@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cni_server.plugin import (
+from tests.support.cni_plugin import (
     Ended,
     Patience,
     Seen,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cni_server.plugin import (
+from tests.support.cni_plugin import (
     Ended,
     Seen,
     StubAgent,

@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.plugin import ROOT
-from tests.support.waiting import eventually
-from tests.unit.cni_server.plugin import (
+from tests.support.cni_plugin import (
     Patience,
     Seen,
     StubAgent,
@@ -26,6 +24,8 @@ from tests.unit.cni_server.plugin import (
     reply,
     run_plugin,
 )
+from tests.support.plugin import ROOT
+from tests.support.waiting import eventually
 
 QUEUED = "6165ceb541bc14f80799dffd3b18f9166b484c538931c5d3fb992084686c7bb8.delete"
 FLOCK = struct.Struct("hhqqi4x")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.cni_plugin import compiled_plugin, environment, run_plugin
 from tests.support.plugin import ROOT
-from tests.unit.cni_server.plugin import compiled_plugin, environment, run_plugin
 
 VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 CONF = {"cniVersion": "1.0.0", "name": "cilium", "type": "cilium-cni", "enable-debug": False}

@@ -1,0 +1,38 @@
+"""The order in which tests run: unit tests in any, made up from a seed; files of a tier stay together.
+
+Needs: nothing.   Gives: shuffled, tier_of.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+SHUFFLED = ("unit", "integration")
+"""Tiers whose tests share no node: they pass in any order."""
+
+
+def tier_of(nodeid: str) -> str:
+    """The tier that a test belongs to, as ``unit``."""
+    place = nodeid.split("::", maxsplit=1)[0].split("/")
+    return place[1] if place[0] == "tests" and len(place) > 2 else place[0]
+
+
+def shuffled(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Files in another order, and the tests of each: what shares a fixture of a file still does."""
+    chance = random.Random(seed)  # noqa: S311  # an order, no secret
+    tiers: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        file = item.nodeid.split("::", maxsplit=1)[0]
+        tiers.setdefault(tier_of(file), {}).setdefault(file, []).append(item)
+    found: list[pytest.Item] = []
+    for tier, files in tiers.items():
+        groups = list(files.values())
+        if tier in SHUFFLED:
+            chance.shuffle(groups)
+            for group in groups:
+                chance.shuffle(group)
+        found += [item for group in groups for item in group]
+    return found
