@@ -2,16 +2,19 @@
 
 Needs:  tables.
 Gives:  TableInfo, TableRow, TableChange with tables_info(), rows(), changed(); Follower.
-Why:    an API, a shell and a script show tables in different words, and read them in one way.
+Why:    an API, a shell and a script show tables in different words, and read them in one way: in slices, so
+        that a large table does not keep the event loop from other work.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import anyio
 import msgspec
 
 from lifecycle.admin.plain import plain
+from lifecycle.jobs import Stretch
 from lifecycle.tables import Change, ReadTable, Tables
 from lifecycle.tables.changes import Changes
 
@@ -53,9 +56,18 @@ def tables_info(tables: Tables) -> list[TableInfo]:
     ]
 
 
-def rows(table: ReadTable[Any]) -> list[TableRow]:
-    """Every row, least recently changed first."""
-    return [TableRow(revision, plain(key), plain(row)) for key, row, revision in table.snapshot().items()]
+async def rows(found: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[list[TableRow], None]:
+    """Rows as a Snapshot has them, in slices: others have the loop after each."""
+    part: list[TableRow] = []
+    turn = Stretch()
+    for key, row, revision in found:
+        part.append(TableRow(revision, plain(key), plain(row)))
+        if turn.over:
+            yield part
+            part = []
+            await turn.pause()
+    if part:
+        yield part
 
 
 def changed(change: Change[Any]) -> TableChange:
@@ -85,12 +97,22 @@ class Follower:
         self, table: ReadTable[Any], quiet: float | None = None
     ) -> AsyncGenerator[list[TableChange], None]:
         """Every row there is, then what changes, in batches; an empty one after so many quiet seconds."""
-        changes = table.changes()
+        held = table.snapshot()
+        changes = table.changes(held.revision)
         self._watched.add(changes)
         try:
+            async with aclosing(rows(held)) as slices:
+                async for part in slices:
+                    yield [TableChange(one.rev, one.key, one.obj, deleted=False) for one in part]
+                    if self._closed:
+                        return
+            if not len(held):
+                yield []
+            del held, slices  # a snapshot that is held makes the next write copy the table
             while not self._closed:
-                yield [changed(one) for one in changes.take()]
                 with anyio.move_on_after(quiet):
                     await changes.wait()
+                if not self._closed:
+                    yield [changed(one) for one in changes.take()]
         finally:
             self._watched.discard(changes)

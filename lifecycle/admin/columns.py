@@ -1,7 +1,7 @@
 """Records as columns of text, and such text compared with records.
 
 Needs:  nothing.
-Gives:  aligned(), columns_of(), Golden.
+Gives:  aligned(), Columns, columns_of(), Golden.
 Source: cilium/statedb's script commands: where a word of the header stands, there its column begins.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-__all__ = ["Golden", "aligned", "columns_of"]
+__all__ = ["Columns", "Golden", "aligned", "columns_of"]
 
 _GAP = "   "
 
@@ -20,13 +20,36 @@ def columns_of(found: Iterable[Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(name for record in found for name in record))
 
 
+class Columns:
+    """Records as lines, each column as wide as its widest cell: measure() all of them first."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._widths = [len(name) for name in names]
+
+    def measure(self, record: Mapping[str, str]) -> None:
+        """Make room for the cells of a record."""
+        cells = (record.get(name, "") for name in self._names)
+        self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
+
+    def header(self) -> str:
+        """A line of names in upper case."""
+        return self._line([name.upper() for name in self._names])
+
+    def line(self, record: Mapping[str, str]) -> str:
+        """The cells of a record."""
+        return self._line([record.get(name, "") for name in self._names])
+
+    def _line(self, cells: Sequence[str]) -> str:
+        return f"{_line(cells, self._widths)}\n"
+
+
 def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
     """A line of names in upper case, and one for each record; each column as wide as its widest cell."""
-    rows = [[name.upper() for name in columns]]
-    rows += [[record.get(name, "") for name in columns] for record in found]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (_GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    table = Columns(columns)
+    for record in found:
+        table.measure(record)
+    return "".join([table.header(), *map(table.line, found)])
 
 
 class Golden(msgspec.Struct, frozen=True):

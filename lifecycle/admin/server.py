@@ -10,7 +10,7 @@ Source: cilium/hive's shell, whose protocol this is, so that ``cilium-dbg shell`
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,8 +18,10 @@ import msgspec
 
 from lifecycle.admin.script import CommandError, Commands, Engine, State, StopScript, builtin, help_command
 from lifecycle.errors import explain
+from lifecycle.health import Health
 from lifecycle.hints import Member
 from lifecycle.hooks import Lifecycle
+from lifecycle.http.acceptor import Acceptor
 from lifecycle.process import Logger, listen
 
 __all__ = ["END", "FAILED", "AdminServer", "AdminSocket"]
@@ -44,13 +46,19 @@ class AdminServer:
     """Serves every client by itself: commands of one run one after the other."""
 
     def __init__(
-        self, commands: list[Member[Commands]], place: AdminSocket, lifecycle: Lifecycle, log: Logger
+        self,
+        commands: list[Member[Commands]],
+        place: AdminSocket,
+        lifecycle: Lifecycle,
+        log: Logger,
+        health: Health,
     ) -> None:
         own = [help_command(lambda: self.engine.commands)]
         own += [one for one in builtin() if one.name in _SHELL]
         self.engine = Engine([*own, *(one for some in commands for one in some)])
         self._place = place
         self._log = log
+        self._health = health
         self._clients: set[asyncio.Task[None]] = set()
         if place.path is not None:
             lifecycle.enter("serve the admin socket", self._serving)
@@ -60,27 +68,18 @@ class AdminServer:
         path = self._place.path
         assert path is not None  # noqa: S101  # else there is no hook
         listener = listen(path, group=self._place.group)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(listener, self._accept, listener)
+        acceptor = Acceptor(listener, self._accepted, self._log, self._health)
         try:
             self._log.info("admin socket serves", socket=str(path))
             yield
         finally:
-            loop.remove_reader(listener)
-            listener.close()
+            acceptor.close()
             path.unlink(missing_ok=True)
             for client in self._clients:
                 client.cancel()
             await asyncio.gather(*self._clients, return_exceptions=True)
 
-    def _accept(self, listener: socket.socket) -> None:
-        """By hand: asyncio's server forgets a connection that comes while it is closed."""
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:  # the client has gone, or no descriptor is left: the next round tries again
-            self._log.warning("admin socket cannot accept", error=str(error))
-            return
-        connection.setblocking(False)
+    def _accepted(self, connection: socket.socket, _peer: Hashable) -> None:
         client = _Client(self.engine, connection, self._log)
         task = asyncio.create_task(client.serve())
         self._clients.add(task)

@@ -5,16 +5,19 @@ Gives:  TableCommands, to contribute as Member[Commands].
 Source: cilium/statedb's script commands, whose names and flags these are.
 """
 
+import heapq
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
 from lifecycle.admin.browse import Follower, TableRow, rows, tables_info
-from lifecycle.admin.columns import Golden, aligned, columns_of
+from lifecycle.admin.columns import Columns, Golden, aligned, columns_of
 from lifecycle.admin.plain import plain, text
 from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
+from lifecycle.jobs import Stretch
 from lifecycle.tables import ReadTable, Tables
 
 __all__ = ["TableCommands"]
@@ -25,6 +28,12 @@ _FORMAT = Flag("format", "table, yaml or json", default="table", short="f", choi
 _INDEX = Flag("index", "The index whose values are meant, instead of the key", short="i")
 _TIMEOUT = Flag("timeout", "How long to wait", "time", "5s")
 _SHOWN = (_OUT, _COLUMNS, _FORMAT)
+
+Item = tuple[Hashable, Any, int]
+"""A row as a snapshot has it: key, row, revision."""
+
+_PART = 256
+"""Rows that are sorted at once."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two looks at a table."""
@@ -136,23 +145,23 @@ class TableCommands(Commands):
         await state.print(aligned(found, ["name", "rows", "revision", "state"]))
 
     async def _show(self, state: State, given: Arguments) -> None:
-        table = self._table(given.words[0])
-        await _print(state, given, _sorted(table))
+        await _print(state, given, await _sorted(self._table(given.words[0]).snapshot()))
 
     async def _get(self, state: State, given: Arguments) -> None:
-        found = self._found(given, lambda value, wanted: text(value) == wanted)
+        found = await self._found(given, lambda value, wanted: text(value) == wanted)
         if not found:
             raise CommandError(f"table {given.words[0]} has no row with the key {given.words[1]}")
         await _print(state, given, found[:1])
 
     async def _by_value(self, state: State, given: Arguments) -> None:
-        await _print(state, given, self._found(given, lambda value, wanted: text(value) == wanted))
+        await _print(state, given, await self._found(given, lambda value, wanted: text(value) == wanted))
 
     async def _by_prefix(self, state: State, given: Arguments) -> None:
-        await _print(state, given, self._found(given, lambda value, wanted: text(value).startswith(wanted)))
+        found = await self._found(given, lambda value, wanted: text(value).startswith(wanted))
+        await _print(state, given, found)
 
     async def _from(self, state: State, given: Arguments) -> None:
-        await _print(state, given, self._found(given, _at_least))
+        await _print(state, given, await self._found(given, _at_least))
 
     async def _watch(self, state: State, given: Arguments) -> None:
         follower = Follower()
@@ -170,7 +179,7 @@ class TableCommands(Commands):
     async def _initialized(self, state: State, given: Arguments) -> None:
         tables = [self._table(name) for name in given.words] or self._tables.all()
 
-        def waiting() -> list[str]:
+        async def waiting() -> list[str]:
             return [
                 f"{table.name} waits for {', '.join(table.uninitialized_by)}"
                 for table in tables
@@ -193,12 +202,12 @@ class TableCommands(Commands):
         except (ValueError, re.error) as error:
             raise CommandError(f"{file}: {error}") from None
 
-        def records() -> list[dict[str, str]]:
-            found = [_record(row) for row in _sorted(table)]
+        async def records() -> list[dict[str, str]]:
+            found = await _records(await _sorted(table.snapshot()))
             return [one for one in found if wanted.search("  ".join(one.values()))]
 
-        def differences() -> list[str]:
-            found = records()
+        async def differences() -> list[str]:
+            found = await records()
             known = columns_of(found)
             if found and (unknown := [one for one in golden.columns if one not in known]):
                 raise CommandError(
@@ -211,7 +220,7 @@ class TableCommands(Commands):
         except CommandError:
             if not state.updates:
                 raise
-            state.goldens[file] = aligned(records(), golden.columns)
+            state.goldens[file] = aligned(await records(), golden.columns)
 
     def _table(self, name: str) -> ReadTable[Any]:
         try:
@@ -219,69 +228,136 @@ class TableCommands(Commands):
         except LookupError as error:
             raise CommandError(str(error)) from None
 
-    def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[TableRow]:
+    async def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[Item]:
+        """The rows whose key, or value of an index, fits the second word, by key."""
         name, wanted = given.words
         table = self._table(name)
-        every = _sorted(table)
-        if not (index := given.flags["index"]):
-            return [row for row in every if fits(row.key, wanted)]
-        try:
-            found = table.by(index)
-        except LookupError as error:
-            raise CommandError(str(error)) from None
-        values = [value for value in found.values() if fits(plain(value), wanted)]
-        objects = [plain(row) for value in values for row in found.get(value)]
-        return [row for row in every if row.obj in objects]
+        held, turn = table.snapshot(), Stretch()
+        keys: dict[Hashable, None] = {}
+        if index := given.flags["index"]:
+            try:
+                values = table.by(index)
+            except LookupError as error:
+                raise CommandError(str(error)) from None
+            for value in values.values():
+                await turn.pause()
+                if fits(plain(value), wanted):
+                    keys |= dict.fromkeys(values.keys(value))
+        else:
+            for key in held.keys():  # noqa: SIM118  # iterating gives whole rows
+                await turn.pause()
+                if fits(plain(key), wanted):
+                    keys[key] = None
+        return await _sorted(item for key in keys if (item := held.item(key)) is not None)
 
     def _complete(self, before: Sequence[str], _beginning: str) -> Iterable[str]:
         return [] if before else [table.name for table in self._tables.all()]
 
 
-async def _print(state: State, given: Arguments, found: Sequence[TableRow]) -> None:
+async def _print(state: State, given: Arguments, found: Sequence[Item]) -> None:
     form, columns = given.flags["format"], given.parts("columns")
     if columns and form != "table":
         raise CommandError("--columns is for the format table")
-    if form == "json":
-        shown = "".join(
-            msgspec.json.format(msgspec.json.encode(row.obj), indent=2).decode() + "\n" for row in found
-        )
-    elif form == "yaml":
-        shown = "---\n".join(msgspec.yaml.encode(row.obj).decode() for row in found)
-    else:
-        records = [_record(row) for row in found]
-        known = columns_of(records)
-        wanted = [column.lower() for column in columns] or known
-        if records and (unknown := [one for one in wanted if one not in known]):
-            raise CommandError(f"there is no column {unknown[0]}; there are: {', '.join(known)}")
-        shown = aligned(records, wanted) if wanted else ""
-    if given.flags["out"]:
-        state.path(given.flags["out"]).write_text(shown, encoding="utf-8")
-    elif shown:
-        await state.print(shown)
+    out: list[str] | None = [] if given.flags["out"] else None
+    shown = _table(found, columns) if form == "table" else _documents(found, form)
+    async with aclosing(shown) as parts:
+        async for part in parts:
+            if out is None:
+                await state.print(part)
+            else:
+                out.append(part)
+    if out is not None:
+        state.path(given.flags["out"]).write_text("".join(out), encoding="utf-8")
+
+
+async def _documents(found: Sequence[Item], form: str) -> AsyncGenerator[str, None]:
+    """The rows as JSON or YAML, in slices."""
+    first = True
+    async with aclosing(rows(found)) as slices:
+        async for part in slices:
+            if form == "json":
+                yield "".join(
+                    f"{msgspec.json.format(msgspec.json.encode(one.obj), indent=2).decode()}\n"
+                    for one in part
+                )
+            else:
+                text = "---\n".join(msgspec.yaml.encode(one.obj).decode() for one in part)
+                yield text if first else f"---\n{text}"
+            first = False
+
+
+async def _table(found: Sequence[Item], columns: Sequence[str]) -> AsyncGenerator[str, None]:
+    """The rows under the names of their fields, in slices."""
+    records, turn = await _records(found), Stretch()
+    known: dict[str, None] = {}
+    for record in records:
+        known |= dict.fromkeys(record)
+        await turn.pause()
+    wanted = [column.lower() for column in columns] or list(known)
+    if records and (unknown := [one for one in wanted if one not in known]):
+        raise CommandError(f"there is no column {unknown[0]}; there are: {', '.join(known)}")
+    if not wanted:
+        return
+    table = Columns(wanted)
+    for record in records:
+        table.measure(record)
+        await turn.pause()
+    lines = [table.header()]
+    for record in records:
+        lines.append(table.line(record))
+        if turn.over:
+            yield "".join(lines)
+            lines = []
+            await turn.pause()
+    if lines:
+        yield "".join(lines)
+
+
+async def _records(found: Iterable[Item]) -> list[dict[str, str]]:
+    async with aclosing(rows(found)) as slices:
+        return [_record(row) async for part in slices for row in part]
 
 
 async def _until_empty(
     state: State,
     given: Arguments,
-    look: Callable[[], list[str]],
+    look: Callable[[], Awaitable[list[str]]],
     beginning: str = "this did not change in time:",
 ) -> None:
     """Look again and again; raises CommandError with what is left when the time is over."""
     until, pause = state.now() + given.seconds("timeout"), _FIRST_PAUSE
-    while found := look():
+    while found := await look():
         if state.now() >= until:
             raise CommandError("\n".join((beginning, *found)))
         await state.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _sorted(table: ReadTable[Any]) -> list[TableRow]:
-    """By key, so that one order is that of everybody; by its text where keys cannot be compared."""
-    found = rows(table)
-    try:
-        return sorted(found, key=lambda row: row.key)  # type: ignore[arg-type,return-value]  # it raises TypeError
-    except TypeError:
-        return sorted(found, key=lambda row: text(row.key))
+async def _sorted(found: Iterable[Item]) -> list[Item]:
+    """By key, so that one order is that of everybody; by its text where keys cannot be compared.
+
+    Parts are sorted, then merged, with pauses: all at once would hold the loop.
+    """
+    turn = Stretch()
+    items: list[tuple[object, Item]] = []
+    for item in found:
+        items.append((plain(item[0]), item))
+        await turn.pause()
+    order: Callable[[tuple[object, Item]], Any]
+    for order in (lambda one: one[0], lambda one: text(one[0])):
+        parts = [items[begin : begin + _PART] for begin in range(0, len(items), _PART)]
+        merged: list[Item] = []
+        try:
+            for part in parts:
+                part.sort(key=order)
+                await turn.pause()
+            for _, item in heapq.merge(*parts, key=order):
+                merged.append(item)
+                await turn.pause()
+        except TypeError:
+            continue
+        return merged
+    raise AssertionError("texts can be compared")
 
 
 def _record(row: TableRow) -> dict[str, str]:

@@ -14,6 +14,7 @@ import resource
 import socket
 from collections.abc import Callable, Hashable
 
+from lifecycle.health import Health
 from lifecycle.process import Logger
 
 SHARE_SECONDS = 0.0005
@@ -30,11 +31,16 @@ class Acceptor:
     """Hands each connection, set not to block, to ``take`` with who is at its other end."""
 
     def __init__(
-        self, listener: socket.socket, take: Callable[[socket.socket, Hashable], None], log: Logger
+        self,
+        listener: socket.socket,
+        take: Callable[[socket.socket, Hashable], None],
+        log: Logger,
+        health: Health | None = None,
     ) -> None:
         self._listener = listener
         self._take = take
         self._log = log
+        self._health = health
         self._loop = asyncio.get_running_loop()
         self._highest = _highest_descriptor()
         self._pause = 0.0
@@ -66,7 +72,7 @@ class Acceptor:
                 connected.close()
                 self._back_off("the last descriptors are left for others")
                 return
-            self._pause = 0.0
+            self._accepts_again()
             connected.setblocking(False)
             try:
                 peer = _peer_of(connected, address)
@@ -77,11 +83,18 @@ class Acceptor:
             if self._loop.time() >= until:
                 return
 
+    def _accepts_again(self) -> None:
+        if self._pause and self._health is not None:
+            self._health.ok()
+        self._pause = 0.0
+
     def _back_off(self, why: str) -> None:
         """Accept nothing for a while: longer each time, until something is accepted again."""
         if self._loop.time() >= self._quiet_until:
             self._quiet_until = self._loop.time() + QUIET_SECONDS
             self._log.warning("connections have to wait", socket=_name(self._listener), reason=why)
+        if self._health is not None:
+            self._health.degraded(f"connections have to wait: {why}")
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), LAST_PAUSE)
         self._loop.remove_reader(self._listener.fileno())
         self._again = self._loop.call_later(self._pause, self._go_on)

@@ -22,8 +22,13 @@ class Stretch:
     def __init__(self) -> None:
         self._ends = time.monotonic() + LONGEST
 
+    @property
+    def over(self) -> bool:
+        """Whether the loop was held for a few milliseconds."""
+        return time.monotonic() >= self._ends
+
     async def pause(self) -> None:
         """Let others have the loop, if it was held for a few milliseconds."""
-        if time.monotonic() >= self._ends:
+        if self.over:
             await anyio.lowlevel.checkpoint()
             self._ends = time.monotonic() + LONGEST

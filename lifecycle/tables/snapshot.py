@@ -4,7 +4,7 @@ Needs:  its rows.
 Gives:  Snapshot.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
 from lifecycle.tables.indexes import Index, IndexSpec, index_of
@@ -32,6 +32,15 @@ class Snapshot(Rows[Row]):
         self._rows = rows
         self._specs = indexes
         self._indexes: dict[str, Index[Row]] = {}
+
+    def __iter__(self) -> Iterator[tuple[Hashable, Row, int]]:
+        """As items(), one by one: for work in slices, with pauses between them."""
+        return ((key, row, revision) for key, (row, revision) in self._rows.items())
+
+    def item(self, key: Hashable) -> tuple[Hashable, Row, int] | None:
+        """The row with this key, as items() gives it."""
+        found = self._rows.get(key)
+        return None if found is None else (key, *found)
 
     def _current(self) -> Stored[Row]:
         return self._rows

@@ -16,7 +16,7 @@ import msgspec
 from cells.api.models.hive import Failure
 from cells.api.part import ApiPart, Route
 from cells.api.wire import JSON, answer
-from lifecycle import Member, ReadTable, Tables
+from lifecycle import Member, ReadTable, Tables, snapshot
 from lifecycle.admin import Follower, rows, tables_info
 from lifecycle.http import Request, Response
 
@@ -46,7 +46,7 @@ class StateDB:
 
     async def dump_all(self, _request: Request) -> Response:
         """GET /statedb/dump: every row of every table, by the table's name."""
-        return answer(200, {table.name: rows(table) for table in self._tables.all()})
+        return self._dump(*self._tables.all())
 
     async def dump(self, request: Request) -> Response:
         """GET /statedb/dump/{table}: every row of one table, under its name; 404 when there is none."""
@@ -54,7 +54,7 @@ class StateDB:
             table = self._tables.get(request.match_info["table"])
         except LookupError as error:
             return answer(404, Failure(err=str(error)))
-        return answer(200, {table.name: rows(table)})
+        return self._dump(table)
 
     async def changes(self, request: Request) -> Response:
         """GET /statedb/changes/{table}: a line of JSON for every row there is, then for every change.
@@ -74,6 +74,25 @@ class StateDB:
     def close(self) -> None:
         """End the streams: the server stops."""
         self._follower.close()
+
+    def _dump(self, *tables: ReadTable[Any]) -> Response:
+        """An object with the rows of each table, of one moment, sent in slices."""
+        held = snapshot(*tables)
+
+        async def parts() -> AsyncGenerator[bytes, None]:
+            before = b"{"
+            for table in tables:
+                yield before + msgspec.json.encode(table.name) + b":["
+                comma = b""
+                async with aclosing(rows(held[table])) as slices:
+                    async for part in slices:
+                        yield comma + b",".join(map(msgspec.json.encode, part))
+                        comma = b","
+                yield b"]"
+                before = b","
+            yield b"}" if tables else b"{}"
+
+        return Response(200, parts(), JSON)
 
     async def _lines(self, table: ReadTable[Any]) -> AsyncGenerator[bytes, None]:
         try:

@@ -57,6 +57,11 @@ class Index(Generic[Row]):
         rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
         return [rows[key][0] for key in self._keys.get(value, ())]
 
+    def keys(self, value: Hashable) -> list[Hashable]:
+        """The keys of every row with this value, in no particular order."""
+        self._source._current()  # noqa: SLF001
+        return list(self._keys.get(value, ()))
+
     def one(self, value: Hashable) -> Row | None:
         """The row with this value. Raises LookupError when there are several."""
         found = self.get(value)

@@ -83,6 +83,10 @@ class LPMIndex(OrderedKeys[Row]):
         """Every row with exactly this prefix: an address or a network."""
         return super().get(self._value(value))
 
+    def keys(self, value: Hashable) -> list[Hashable]:
+        """The keys of every row with exactly this prefix: an address or a network."""
+        return super().keys(self._value(value))
+
     def values(self) -> list[Hashable]:
         """Every prefix that some row has, IPv4 first, by address."""
         self._source._current()  # noqa: SLF001

@@ -1,16 +1,25 @@
 """The admin cell: commands over a unix socket of a hive that runs."""
 
+import contextlib
+import gc
+import os
+import resource
+import socket
 import stat
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
+import msgspec
 import pytest
 
-from lifecycle import Hive, StartError, Table, log_level, provide, set_log_level
+from lifecycle import HealthStatus, Hive, StartError, Table, invoke, log_level, provide, set_log_level
 from lifecycle.admin import AdminSocket, admin
 from lifecycle.testing import eventually, started
 from tests.unit.lifecycle.testing.script import shop
@@ -110,6 +119,95 @@ async def test_a_failure_is_told_and_marked_for_those_who_ask_for_that(tmp_path:
         assert await client.ask("db/show order") == [line, "<<failed>>"]
         assert await client.ask("db") != ["<<failed>>"]
         assert await client.ask("cat /etc/passwd") == ["cat: no such command", "<<failed>>"]
+
+
+class Thing(msgspec.Struct, frozen=True):
+    number: int
+    kind: str
+    parts: tuple[str, ...] = ("a", "b")
+
+
+def things() -> Table[Thing]:
+    return Table("things", key=lambda one: one.number, indexes={"kind": lambda one: [one.kind]})
+
+
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ("db/show things", "<<end>>"),
+        ("db/show things --format=json", "<<end>>"),
+        ("db/list --index=kind things odd", "<<end>>"),
+        ("db/prefix things 1", "<<end>>"),
+        ("db/get things 19999", "<<end>>"),
+        ("db/watch things", "+ 19999"),
+    ],
+)
+async def test_a_large_table_is_shown_without_holding_the_loop(tmp_path: Path, line: str, last: str) -> None:
+    """No stretch takes long; and what it takes in all grows with the rows, not with their square."""
+    longest = 0.0
+    done = threading.Event()
+
+    def ask(path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.settimeout(60)
+            client.sendall(f"{line}\n".encode())
+            seen = b""
+            while f"\n{last}".encode() not in seen:
+                more = client.recv(1 << 16)
+                assert more
+                seen = seen[-100:] + more
+        done.set()
+
+    async with shell(tmp_path, provide(things), invoke(Table[Thing])) as (_, hive):
+        with hive.get(Table[Thing]).txn() as txn:
+            for number in range(20_000):
+                txn.put(Thing(number, "odd" if number % 2 else "even"))
+        gc.collect()
+        gc.disable()  # its pauses are not what is measured
+        try:
+            asking = threading.Thread(target=ask, args=[tmp_path / "admin.sock"])
+            asking.start()
+            before = time.thread_time()
+            while asking.is_alive():
+                await anyio.lowlevel.checkpoint()
+                longest = max(longest, (now := time.thread_time()) - before)
+                before = now
+        finally:
+            gc.enable()
+    assert done.is_set()
+    assert longest < 0.1
+
+
+async def test_without_descriptors_it_waits_and_says_so(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (_, hive):
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket(socket.AF_UNIX) as late:  # made in time
+            late.setblocking(False)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 1, before[1]))
+            fillers = list(until_none_is_left())
+            try:
+                late.connect(str(tmp_path / "admin.sock"))
+                await eventually(lambda: health(hive, "admin").level == "degraded")
+                cpu = time.thread_time()
+                await anyio.sleep(0.5)
+                assert time.thread_time() - cpu < 0.1, "it turns in circles"
+            finally:
+                for filler in fillers:
+                    os.close(filler)
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            assert "Too many open files" in health(hive, "admin").message
+            await eventually(lambda: health(hive, "admin").level == "ok")
+
+
+def until_none_is_left() -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        while True:
+            yield os.dup(0)
+
+
+def health(hive: Hive, module: str) -> HealthStatus:
+    return next(one for one in hive.health.snapshot() if one.module == module)
 
 
 async def test_words_are_completed(tmp_path: Path) -> None:
