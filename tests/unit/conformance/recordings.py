@@ -16,7 +16,6 @@ DATA: Final = Path(__file__).parents[2] / "conformance_data"
 Json = Any
 """A decoded recording, or a part of one."""
 
-NEWER_CLIENT: Final = "client 1.19: a later issue"
 CLOUD: Final = "cloud IPAM: out of scope"
 NO_REQUEST: Final = "no request reaches the agent"
 STUB_FAULT: Final = "the recorded agent answers what ours never does"
@@ -25,7 +24,7 @@ MONITOR: Final = "the monitor socket: replayed in tests/unit/monitor"
 SERVICES: Final = "changes services: replayed in tests/unit/services"
 NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it had nothing"
 HEALTH_DAEMON: Final = "our table of health is there, and never empty"
-ABSENT: Final = "asks for operations of a later issue: 404 or 405"
+NO_TABLE: Final = "a table of what is not built: 404, and the reason"
 BY_OBJECTS: Final = "rules come from objects of the cluster alone: refused, and the words tell so"
 CHANGES: Final = "changes options that this agent has not got, and refuses"
 
@@ -55,7 +54,6 @@ EXCLUDED_DBG: Final = {
     "config_list_options": NO_REQUEST,
     "config_num_pages": CHANGES,
     "content_type_missing": BROKEN,
-    "encrypt_status_wireguard": "encryption: a later issue",
     "endpoint_config_list_options": NO_REQUEST,
     "endpoint_config_set": CHANGES,
     "endpoint_get_unknown_prefix": NO_REQUEST,
@@ -68,6 +66,7 @@ EXCLUDED_DBG: Final = {
     "bgp_route_policies": NO_SUBSYSTEM,
     "bgp_routes_advertised": NO_SUBSYSTEM,
     "bgp_routes_default": NO_SUBSYSTEM,
+    "bgp_route_policies_client1.19": NO_SUBSYSTEM,
     "identity_list_520": "there is no cluster-wide allocator that could fail",
     "policy_delete_all": BY_OBJECTS,
     "policy_import": BY_OBJECTS,
@@ -80,9 +79,16 @@ EXCLUDED_DBG: Final = {
     "service_get": SERVICES,
     "service_update": SERVICES,
     "service_update_new": SERVICES,
+    "statedb_bandwidth_qdiscs": NO_TABLE,
+    "statedb_dump": "every table is dumped here",
+    "statedb_health_client1.19": "every table is dumped here",
     "statedb_health_empty": HEALTH_DAEMON,
+    "statedb_ipsets": NO_TABLE,
+    "statedb_nat_stats": NO_TABLE,
+    "statedb_node_addresses": "it takes devices with addresses: see tests/node/agent/test_cilium_tables.py",
     "statedb_table_404": HEALTH_DAEMON,
     "status_verbose_with_health_ep_empty_table": HEALTH_DAEMON,
+    "status_verbose_with_health_ep_empty_table_client1.19": HEALTH_DAEMON,
     "status_with_health_ep_empty_table": HEALTH_DAEMON,
     "status_with_health_ep_statedb_404": HEALTH_DAEMON,
     "status_agent_503": "our socket does not exist before the agent serves",
@@ -94,101 +100,6 @@ EXCLUDED_DBG: Final = {
     "version_daemon_down": NO_REQUEST,
 }
 
-REPLAYED_DBG: Final = frozenset(
-    {
-        "bgp_peers_501",
-        "cgroups_list",
-        "config",
-        "config_all_json",
-        "config_get",
-        "config_get_readonly_key",
-        "config_json",
-        "config_read_only",
-        "config_set_400",
-        "content_type_charset",
-        "debuginfo",
-        "debuginfo_json",
-        "encrypt_status_disabled",
-        "endpoint_config",
-        "endpoint_config_json",
-        "endpoint_config_set_unknown",
-        "endpoint_disconnect",
-        "endpoint_disconnect_errors",
-        "endpoint_get",
-        "endpoint_get_400",
-        "endpoint_get_404",
-        "endpoint_get_attachment",
-        "endpoint_get_by_label",
-        "endpoint_get_jsonpath",
-        "endpoint_get_pod_name",
-        "endpoint_health",
-        "endpoint_health_404",
-        "endpoint_health_not_ready",
-        "endpoint_labels",
-        "endpoint_labels_add_delete",
-        "endpoint_list",
-        "endpoint_list_429",
-        "endpoint_list_empty",
-        "endpoint_list_json",
-        "endpoint_log",
-        "fqdn_cache_clean",
-        "fqdn_cache_list",
-        "fqdn_cache_list_400",
-        "fqdn_cache_list_endpoint",
-        "fqdn_cache_list_filtered",
-        "fqdn_names",
-        "host_flag_tcp_style",
-        "identity_get",
-        "identity_get_404",
-        "identity_get_label",
-        "identity_list",
-        "identity_list_endpoints",
-        "identity_list_labels",
-        "ip_list",
-        "ip_list_404",
-        "ip_list_numeric_verbose",
-        "kvstore_get_no_kvstore",
-        "lrp_list",
-        "lrp_list_empty",
-        "map_events",
-        "map_events_404",
-        "map_events_octet",
-        "map_get",
-        "map_get_404",
-        "map_get_empty_cache",
-        "map_get_no_cache",
-        "map_list",
-        "map_list_json",
-        "metrics_list",
-        "node_list",
-        "nodeid_list",
-        "policy_get",
-        "policy_get_json",
-        "policy_selectors",
-        "policy_wait",
-        "prefilter_disabled",
-        "recorder_list",
-        "service_get_404",
-        "service_list",
-        "service_list_json",
-        "status",
-        "status_brief",
-        "status_brief_failure",
-        "status_failure",
-        "status_json",
-        "status_jsonpath",
-        "status_minimal",
-        "status_verbose",
-        "status_with_health_ep",
-        "status_with_health_ep_no_health_socket",
-        "status_with_health_ep_verbose",
-        "statedb_health",
-        "status_verbose_all_features_off",
-        "version",
-        "version_json",
-    }
-)
-
 PLACEHOLDERS: Final = {
     "<MAC:pod:eth0>": "02:00:00:00:00:02",
     "<MAC:host:lxc>": "02:00:00:00:00:01",
@@ -198,22 +109,16 @@ PLACEHOLDERS: Final = {
 }
 
 
-def _reason(name: str, client: str) -> str | None:
+def _reason(name: str) -> str | None:
     """Why a recording is not replayed, None when it is."""
     directory, _, scenario = name.partition("/")
-    if not client.startswith("1.17"):
-        return NEWER_CLIENT
-    if directory == "cni":
-        return EXCLUDED_CNI.get(scenario)
-    if scenario in REPLAYED_DBG:
-        return None
-    return EXCLUDED_DBG.get(scenario, ABSENT)
+    return (EXCLUDED_CNI if directory == "cni" else EXCLUDED_DBG).get(scenario)
 
 
 def _decide() -> tuple[tuple[str, ...], dict[str, str]]:
     index = json.loads((DATA / "index.json").read_text())
-    rows = [(row["file"].removesuffix(".json"), row["client_version"]) for row in index["cni"] + index["dbg"]]
-    reasons = {name: _reason(name, client) for name, client in rows}
+    names = [row["file"].removesuffix(".json") for row in index["cni"] + index["dbg"]]
+    reasons = {name: _reason(name) for name in names}
     replayed = tuple(name for name, reason in reasons.items() if reason is None)
     return replayed, {name: reason for name, reason in reasons.items() if reason is not None}
 
