@@ -1,4 +1,4 @@
-"""Services that nobody serves refuse their clients, wherever these are and by whatever address they ask."""
+"""Services without endpoints refuse their clients, wherever these are and by whatever address they ask."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def own_externally(lab: Lab, outside: Namespaces, version: int) -> None:
 
 
 def test_labels_decide_at_run_time_who_serves(node: Lab, tmp_path: Path) -> None:
-    """A service of another proxy is left alone, and one whose slices are for no proxy has no endpoints."""
+    """A service of another proxy is left alone, and slices for no proxy are no endpoints."""
     with answering(node, tmp_path) as server:
         follow_labels(node, tmp_path, server)
 

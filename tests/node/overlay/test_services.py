@@ -300,7 +300,7 @@ def test_pods_of_both_nodes_are_masqueraded_to_who_is_outside(world: World, vers
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_node_ports_that_nobody_serves_refuse_pods_of_both_nodes_and_clients_outside(
+def test_node_ports_without_endpoints_refuse_pods_of_both_nodes_and_clients_outside(
     world: World, version: int
 ) -> None:
     for node in (1, 2):
