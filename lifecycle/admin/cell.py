@@ -15,7 +15,7 @@ from lifecycle.health import HealthTree
 from lifecycle.hints import Member
 from lifecycle.hive.switch import Modules
 from lifecycle.hive.view import HiveView
-from lifecycle.injection import Cell, config, group, invoke, module, provide_private
+from lifecycle.injection import Cell, ModuleId, config, group, invoke, module, provide_private
 from lifecycle.jobs import JobMetrics
 from lifecycle.settings import Settings
 from lifecycle.tables import Tables
@@ -40,8 +40,7 @@ def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:
         "admin",
         "A look into the running hive",
         *place,
-        commands_cell,
-        provide_private(AdminServer),
+        provide_private(table_commands, served_hive_commands, AdminServer),
         invoke(AdminServer),
     )
 
@@ -60,6 +59,13 @@ def hive_commands(
 ) -> Member[Commands]:
     """Commands that look at the hive."""
     return HiveCommands(view, health, jobs, modules, tables)
+
+
+def served_hive_commands(
+    view: HiveView, health: HealthTree, jobs: JobMetrics, modules: Modules, tables: Tables, own: ModuleId
+) -> Member[Commands]:
+    """The same, which leave the module that serves them running."""
+    return HiveCommands(view, health, jobs, modules, tables, served_by=own)
 
 
 commands_cell = group(provide_private(table_commands, hive_commands))

@@ -10,11 +10,20 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import anyio.to_thread
 
 from lifecycle.admin.columns import aligned
-from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
+from lifecycle.admin.script import (
+    Arguments,
+    Command,
+    CommandError,
+    Commands,
+    ConfirmationNeededError,
+    Flag,
+    State,
+)
 from lifecycle.errors import HiveError
 from lifecycle.health import HealthTree
 from lifecycle.hive.switch import Modules
 from lifecycle.hive.view import HiveView
+from lifecycle.injection import ModuleId
 from lifecycle.jobs import JobMetrics
 from lifecycle.process import log_level, process_age, set_log_level
 from lifecycle.settings import Duration
@@ -32,10 +41,17 @@ class HiveCommands(Commands):
     """Commands about one hive."""
 
     def __init__(
-        self, view: HiveView, health: HealthTree, jobs: JobMetrics, modules: Modules, tables: Tables
+        self,
+        view: HiveView,
+        health: HealthTree,
+        jobs: JobMetrics,
+        modules: Modules,
+        tables: Tables,
+        served_by: ModuleId | None = None,
     ) -> None:
         self._view, self._health, self._jobs = view, health, jobs
         self._modules, self._tables = modules, tables
+        self._served_by = served_by
         everything = Flag("all", "All of them, not only the slowest", "switch")
         modular = self._complete_module
         super().__init__(
@@ -63,6 +79,8 @@ class HiveCommands(Commands):
                 "Stop a module, and what needs it",
                 self._disable,
                 "module",
+                (Flag("yes", "Do it without being asked", "switch", short="y"),),
+                help="It says what would stop, and asks. What this shell runs on is not stopped.",
                 least=1,
                 most=1,
                 complete=modular,
@@ -171,7 +189,23 @@ class HiveCommands(Commands):
         await state.print(aligned(records, columns))
 
     async def _disable(self, state: State, given: Arguments) -> None:
-        affected = await self._switched(self._modules.disable, given.words[0])
+        module = given.words[0]
+        try:
+            stops = self._modules.affected(module)
+        except HiveError as error:
+            raise CommandError(str(error)) from None
+        if self._served_by in stops:
+            raise CommandError(
+                f"{module} is not stopped: {self._served_by}, which runs this shell, would stop with it, "
+                "and nothing could start them again"
+            )
+        if not given.flags["yes"] and module not in self._modules.disabled:
+            count = "1 module" if len(stops) == 1 else f"{len(stops)} modules"
+            raise ConfirmationNeededError(
+                f"this stops {count}: {', '.join(stops)}\n"
+                f"hive/enable {module} starts them again; to stop them, add --yes"
+            )
+        affected = await self._switched(self._modules.disable, module)
         await state.print(f"stopped: {', '.join(affected) or 'nothing'}")
 
     async def _enable(self, state: State, given: Arguments) -> None:

@@ -1,11 +1,12 @@
 """Commands over a unix socket: a line in, text out, an end mark.
 
 Needs:  a path, commands.
-Gives:  AdminServer, AdminSocket, END, FAILED.
+Gives:  AdminServer, AdminSocket, END, FAILED, CONFIRM.
 Source: cilium/hive's shell, whose protocol this is, so that ``cilium-dbg shell`` is a client of it: each line
         is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Ours adds what begins with #,
         a comment to their servers: after ``#marks`` the output of a command that fails ends with
-        ``<<failed>>`` instead, and ``#complete LINE`` tells what the last word of the line may become.
+        ``<<failed>>`` instead, that of one to be repeated with ``--yes`` with ``<<confirm>>``, and
+        ``#complete LINE`` tells what the last word of the line may become.
 """
 
 import asyncio
@@ -16,7 +17,16 @@ from pathlib import Path
 
 import msgspec
 
-from lifecycle.admin.script import CommandError, Commands, Engine, State, StopScript, builtin, help_command
+from lifecycle.admin.script import (
+    CommandError,
+    Commands,
+    ConfirmationNeededError,
+    Engine,
+    State,
+    StopScript,
+    builtin,
+    help_command,
+)
 from lifecycle.errors import explain
 from lifecycle.health import Health
 from lifecycle.hints import Member
@@ -24,9 +34,9 @@ from lifecycle.hooks import Lifecycle
 from lifecycle.http.acceptor import Acceptor
 from lifecycle.process import Logger, listen
 
-__all__ = ["END", "FAILED", "AdminServer", "AdminSocket"]
+__all__ = ["CONFIRM", "END", "FAILED", "AdminServer", "AdminSocket"]
 
-END, FAILED = "<<end>>", "<<failed>>"
+END, FAILED, CONFIRM = "<<end>>", "<<failed>>", "<<confirm>>"
 
 _MARKS, _COMPLETE = "#marks", "#complete "
 _LEAVE = frozenset({"exit", "quit", "stop"})
@@ -140,18 +150,18 @@ class _Client:
         await lines.put(None)
 
     async def _answer(self, line: str) -> None:
-        failed = False
+        mark = END
         if line == _MARKS:
             self._marks = True
         elif line.startswith(_COMPLETE):
             for word in self._engine.complete(line.removeprefix(_COMPLETE)):
                 await self._write(f"{word}\n")
         else:
-            failed = not await self._run(line)
-        await self._write(f"{FAILED if failed and self._marks else END}\n")
+            mark = await self._run(line)
+        await self._write(f"{mark if self._marks else END}\n")
 
-    async def _run(self, line: str) -> bool:
-        """Run a command, an endless one until the client has gone; whether it succeeded."""
+    async def _run(self, line: str) -> str:
+        """Run a command, an endless one until the client has gone; the mark for its result."""
         command = asyncio.create_task(self._engine.line(self._state, line))
         gone = asyncio.create_task(self._gone.wait())
         try:
@@ -165,11 +175,11 @@ class _Client:
             await asyncio.wait({command})
         error = None if command.cancelled() else command.exception()
         if error is None or isinstance(error, StopScript):
-            return True
+            return END
         if isinstance(error, ConnectionError):
             raise error
         await self._write(f"{self._told(line, error)}\n")
-        return False
+        return CONFIRM if isinstance(error, ConfirmationNeededError) else FAILED
 
     def _told(self, line: str, error: BaseException) -> str:
         if isinstance(error, CommandError):

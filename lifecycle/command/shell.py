@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from lifecycle.admin.server import END, FAILED
+from lifecycle.admin.server import CONFIRM, END, FAILED
 from lifecycle.errors import HiveError
 
 __all__ = ["shell"]
@@ -91,10 +91,15 @@ class _Connection:
         list(self.ask("#marks"))
 
     def run(self, line: str) -> bool:
-        """Print the output of a command as it comes; whether the command succeeded."""
+        """Print the output of a command as it comes; whether the command succeeded.
+
+        One that wants to be confirmed is, at a terminal, if the user says so.
+        """
         for text in self.ask(line):
             if text == FAILED:
                 return False
+            if text == CONFIRM:
+                return _confirmed() and self.run(f"{line} --yes")
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
         return True
@@ -105,11 +110,10 @@ class _Connection:
             self._socket.sendall(f"{line}\n".encode())
             for text in self._lines:
                 told = text.rstrip("\n")
-                if told == FAILED:
-                    yield FAILED
-                if told in {END, FAILED}:
+                if told != END:
+                    yield told
+                if told in {CONFIRM, END, FAILED}:
                     return
-                yield told
         except OSError as error:
             raise HiveError(f"{self._path}: the connection broke off: {error.strerror or error}") from error
         raise HiveError(f"{self._path}: the connection was closed: did the process stop?")
@@ -149,12 +153,23 @@ def _complete(readline: ModuleType, connection: _Connection) -> None:
                 answer = list(connection.ask(f"#complete {line}"))
             except HiveError:
                 answer = []
-            found = [word if word.endswith("=") else f"{word} " for word in answer if word != FAILED]
+            found = [
+                word if word.endswith("=") else f"{word} " for word in answer if word not in {CONFIRM, FAILED}
+            ]
         return found[number] if number < len(found) else None
 
     readline.set_completer(next_word)
     readline.set_completer_delims(" ")
     readline.parse_and_bind("tab: complete")
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        return False
+    try:
+        return input("Go on? [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:
+        return False
 
 
 def _line(words: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from lifecycle.injection.constructors import Constructor, Scope
 from lifecycle.injection.profile import Profile
 from lifecycle.injection.resolve import Resolution
 from lifecycle.jobs.jobs import Jobs
+from lifecycle.tables.table import sources_return
 
 __all__ = ["Modules", "Site", "find_scope"]
 
@@ -68,7 +69,8 @@ class Site:
     def put_in(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
         """Construct what is fresh, not what is still to be without; the hooks to start. Raises BuildError."""
         self._profile.forget({(node.scope.id, node.name) for node in fresh})
-        self._build.construct(without)
+        with sources_return():
+            self._build.construct(without)
         for lifecycle in self._lifecycles.values():
             lifecycle.seal()
         return self._hooks(self._build)

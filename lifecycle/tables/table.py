@@ -1,10 +1,12 @@
 """A table: rows by key, written by one, watched by many.
 
 Needs:  nothing.
-Gives:  Table; Transaction, Initializer.
+Gives:  Table; Transaction, Initializer; sources_return().
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -13,9 +15,22 @@ import anyio
 from lifecycle.tables.indexes import IndexSpec
 from lifecycle.tables.read_table import ReadTable
 
-__all__ = ["Initializer", "Table", "Transaction"]
+__all__ = ["Initializer", "Table", "Transaction", "sources_return"]
 
 Row = TypeVar("Row")
+
+
+_returning: ContextVar[bool] = ContextVar("sources come back", default=False)
+
+
+@contextmanager
+def sources_return() -> Iterator[None]:
+    """Inside, what is constructed takes the place of sources that tables had before."""
+    token = _returning.set(True)
+    try:
+        yield
+    finally:
+        _returning.reset(token)
 
 
 class Initializer:
@@ -125,10 +140,17 @@ class Table(ReadTable[Row]):
     def initializer(self, name: str = "") -> Initializer:
         """Announce a source that will fill the table: it is not initialized before that one is done().
 
-        To be called in constructors. Raises RuntimeError once the table counted as initialized for someone.
+        To be called in constructors. Raises RuntimeError once the table counted as initialized for someone;
+        but a source of a module that is enabled again may come back: then the table waits for it again.
         """
+        if _returning.get():
+            self._pending = {one for one in self._pending if one.name != name}  # from before it went
         if self._event is not None and self._event.is_set():
-            raise RuntimeError(f"table {self.name} is initialized already: announce sources in constructors")
+            if not _returning.get():
+                raise RuntimeError(
+                    f"table {self.name} is initialized already: announce sources in constructors"
+                )
+            self._event = None
         initializer = Initializer(self, name)
         self._pending.add(initializer)
         return initializer

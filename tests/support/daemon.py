@@ -14,10 +14,11 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """\
 import sys
 sys.path[:0] = [{root!r}]
-from lifecycle import Hive, main
+from lifecycle import Hive, invoke, main, module
 from lifecycle.admin import admin
 from tests.unit.lifecycle.testing.script import shop
-main(Hive(shop.cell, admin(), name="store"))
+def spare() -> None: ...
+main(Hive(shop.cell, admin(), module("spare", "May be stopped", invoke(spare)), name="store"))
 """
 DEADLINE = 60.0
 

@@ -20,11 +20,25 @@ import msgspec
 
 from lifecycle.settings import Duration
 
-__all__ = ["Arguments", "Command", "CommandError", "Commands", "Flag", "State", "StopScript", "near"]
+__all__ = [
+    "Arguments",
+    "Command",
+    "CommandError",
+    "Commands",
+    "ConfirmationNeededError",
+    "Flag",
+    "State",
+    "StopScript",
+    "near",
+]
 
 
 class CommandError(Exception):
     """A command failed; its text is the message for the user."""
+
+
+class ConfirmationNeededError(CommandError):
+    """Nothing was done: the text says what would happen. With ``--yes`` the command does it."""
 
 
 class StopScript(Exception):  # noqa: N818  # it ends a script well

@@ -114,23 +114,23 @@ class Engine:
         if command is None:  # a mistake of the script, whatever is expected of the line
             raise CommandError(f"{name}: no such command{near(name, self.commands)}")
         given = command.arguments(words)
-        failure: str | None = None
+        failure: CommandError | None = None
         state.take()
         try:
             await command.run(state, given)
         except CommandError as error:
-            failure = str(error)
+            failure = error
         except StopScript:
             raise
         except Exception as error:
             if (told := explain(error)) is None:
                 raise
-            failure = told
+            failure = CommandError(told)
         printed, checks = state.take(), command.name in _LOOK_BACK
         if not checks:  # what looks at the output of the command before leaves it as it is
             state.stdout, state.stderr = printed, f"{failure}\n" if failure else ""
         if failure is not None and line.wanted == "success":
-            raise CommandError(failure)
+            raise failure
         if failure is None and line.wanted == "failure":
             raise CommandError(f"{name}: it succeeded, and was expected to fail")
 

@@ -216,6 +216,19 @@ async def test_an_api_that_was_down_with_what_it_needs_comes_back_whole(
                     assert not got.content.at_eof()
 
 
+async def test_every_module_may_be_disabled_and_comes_back(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    async with started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=settings) as hive:
+        modules = hive.get(Modules)
+        before = {table.name for table in hive.tables.all()}
+        for name in modules.names:
+            down = await modules.disable(name)
+            assert {name, *await modules.enable(name)} == set(down)
+            assert name != "agent.policy" or "agent.shell.admin" not in down, "it could not be stopped there"
+        assert {table.name for table in hive.tables.all()} == before
+
+
 @pytest.mark.timeout(3600 if EVERY else 600)  # the agent is started for every hook
 async def test_whichever_hook_fails_the_agent_ends_cleanly(
     tmp_path: Path, settings: dict[str, object]

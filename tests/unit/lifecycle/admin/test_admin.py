@@ -19,7 +19,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from lifecycle import HealthStatus, Hive, StartError, Table, invoke, log_level, provide, set_log_level
+from lifecycle import HealthStatus, Hive, StartError, Table, invoke, log_level, module, provide, set_log_level
 from lifecycle.admin import AdminSocket, admin
 from lifecycle.testing import eventually, started
 from tests.unit.lifecycle.testing.script import shop
@@ -47,7 +47,7 @@ class Client:
     async def ask(self, line: str) -> list[str]:
         await self.send(line)
         lines = [await self.read_line()]
-        while lines[-1] not in {"<<end>>", "<<failed>>"}:
+        while lines[-1] not in {"<<end>>", "<<failed>>", "<<confirm>>"}:
             lines.append(await self.read_line())
         return lines
 
@@ -284,8 +284,40 @@ async def test_the_socket_may_be_anybodys_setting(tmp_path: Path) -> None:
         assert not [option.name for option in hive.options()]
 
 
-async def test_a_command_that_stops_its_own_module_ends_the_connection(tmp_path: Path) -> None:
+async def test_a_module_is_stopped_when_that_was_confirmed_and_comes_back(tmp_path: Path) -> None:
+    def count(things: Table[Thing]) -> None: ...
+
+    path = tmp_path / "admin.sock"
+    cells = (module("things", "Things", provide(things)), module("count", "Counts", invoke(count)))
+    hive = started(*cells, admin(), settings={"admin-socket": path})
+    async with hive as running, await anyio.connect_unix(path) as stream:
+        client = Client(stream)
+        asked = [
+            "this stops 2 modules: things, count",
+            "hive/enable things starts them again; to stop them, add --yes",
+        ]
+        assert await client.ask("hive/disable things") == [*asked, "<<end>>"]
+        await client.ask("#marks")
+        assert await client.ask("hive/disable things") == [*asked, "<<confirm>>"]
+        assert running.modules.disabled == []
+        assert await client.ask("hive/disable things --yes") == ["stopped: things, count", "<<end>>"]
+        assert await client.ask("hive/enable things") == ["started: things, count", "<<end>>"]
+
+
+@pytest.mark.parametrize("name", ["admin", "shop"])
+async def test_what_runs_the_shell_is_not_stopped_by_it(tmp_path: Path, name: str) -> None:
+    """Nothing could bring it back. The commands that a shop contributes make the shell need it."""
     async with shell(tmp_path) as (client, hive):
-        await client.send("hive/disable admin")
-        await eventually(lambda: hive.modules.disabled == ["admin"])
-        await eventually(lambda: not (tmp_path / "admin.sock").exists())
+        why = "admin, which runs this shell, would stop with it, and nothing could start them again"
+        for flag in ("", " --yes"):
+            assert await client.ask(f"hive/disable {name}{flag}") == [
+                f"{name} is not stopped: {why}",
+                "<<end>>",
+            ]
+        assert hive.modules.disabled == []
+
+
+async def test_a_server_that_stops_ends_its_connections(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (_, hive):
+        await hive.modules.disable("admin")
+        assert not (tmp_path / "admin.sock").exists()

@@ -121,3 +121,19 @@ def test_at_a_terminal_lines_are_completed_remembered_and_interrupted(daemon: Pa
     again.type("\x1b[A\n")  # the last line again
     again.until("\nafter\r\nstore> ")
     assert again.end() == 0
+
+
+def test_a_stop_is_confirmed_at_a_terminal_and_with_a_flag_elsewhere(daemon: Path, tmp_path: Path) -> None:
+    ran = shell(daemon, "hive/disable", "spare")
+    assert (ran.returncode, ran.stdout.splitlines()[0]) == (1, "this stops 1 module: spare")
+    terminal = Terminal(daemon, tmp_path)
+    terminal.until("store> ")
+    for answer, then in (("n", "store> "), ("y", "stopped: spare\r\nstore> ")):
+        terminal.type("hive/disable spare\n")
+        terminal.until("Go on? [y/N] ")
+        terminal.type(f"{answer}\n")
+        terminal.until(then)
+    assert terminal.end() == 0
+    ran = shell(daemon, "hive/enable", "spare")
+    assert (ran.returncode, ran.stdout) == (0, "started: spare\n")
+    assert shell(daemon, "hive/disable", "--yes", "spare").stdout == "stopped: spare\n"

@@ -26,6 +26,7 @@ from lifecycle import (
     Settings,
     StartError,
     StopError,
+    Table,
     config,
     invoke,
     module,
@@ -401,3 +402,41 @@ def _kind(number: int, below: list[type], needs: list[int], running: dict[int, o
     names = ["first", "second"][: len(below)]
     init.__annotations__ = {"lifecycle": Lifecycle, **dict(zip(names, below, strict=True))}
     return type(f"K{number}", (), {"__init__": init})
+
+
+async def test_a_source_that_comes_back_is_waited_for_again() -> None:
+    """Its table is another module's, and has stayed: what is missing in it may still come."""
+    filling = anyio.Event()
+
+    class Source:
+        def __init__(self, names: Table[str], jobs: Jobs) -> None:
+            self.table, self.initializer = names, names.initializer("source")
+            jobs.one_shot("fill", self.fill)
+
+        async def fill(self) -> None:
+            self.table.put("first")
+            await filling.wait()
+            self.initializer.done()
+
+    def names_table() -> Table[str]:
+        return Table("names", key=str)
+
+    cells = (
+        module("names", "Names", provide(names_table)),
+        module("source", "Source", provide(Source), invoke(Source)),
+    )
+    async with no_leaks(), Hive(*cells).started() as hive:
+        names = hive.get(Table[str])
+        for done in (False, True):
+            if done:
+                filling.set()
+                await names.wait_initialized()
+                filling = anyio.Event()
+            await hive.modules.disable("source")
+            assert await hive.modules.enable("source") == ["source"]
+            assert names.uninitialized_by == ["source"]
+        filling.set()
+        with anyio.fail_after(30):
+            await names.wait_initialized()
+        with pytest.raises(RuntimeError, match="table names is initialized already"):
+            names.initializer("late")
