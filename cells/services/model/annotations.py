@@ -60,7 +60,7 @@ NOTHING = Wishes()
 
 def wishes_of(service: Service, options: LoadBalancerOptions) -> Wishes:
     """Read them; what the agent does not let services choose is left out."""
-    given = service.metadata.annotations if options.as_released else None
+    given = service.metadata.annotations
     if not given:
         return NOTHING
     algorithm = given.get(ALGORITHM, "").lower() if options.bpf_lb_algorithm_annotation else ""
@@ -79,10 +79,10 @@ def _types(text: str) -> frozenset[str]:
     return asked if asked <= _TYPES else frozenset()
 
 
-def is_exposed(service: Service, node: Node, options: LoadBalancerOptions) -> bool:
+def is_exposed(service: Service, node: Node) -> bool:
     """Whether this node is to have the service. A selector that cannot be read selects no node."""
     metadata = service.metadata
-    given = (metadata.annotations if options.as_released else None) or {}
+    given = metadata.annotations or {}
     selector = given.get(NODE_SELECTOR)
     if selector is not None:
         try:
@@ -95,7 +95,7 @@ def is_exposed(service: Service, node: Node, options: LoadBalancerOptions) -> bo
 
 def faults_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
     """Annotations that do nothing, with the reason, for the log."""
-    given = service.metadata.annotations if options.as_released else None
+    given = service.metadata.annotations
     for name, text in (given or {}).items():
         if name.startswith(PREFIX) and (fault := _fault(name, text, service, options)):
             yield name, fault

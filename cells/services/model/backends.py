@@ -70,7 +70,7 @@ def _add(
         return
     mark, family = _FAMILIES[slice_.address_type]
     active, weight = BackendState.ACTIVE, DEFAULT_WEIGHT
-    if slice_.metadata.annotations and options.as_released:
+    if slice_.metadata.annotations:
         with suppress(ValueError):  # told when the slice is read
             weight = weight_of(slice_)
     ports = [

@@ -33,7 +33,6 @@ class ServiceCatalog:
         self._backends: dict[ServiceName, Backends] = {}
         """Of the slices, as far as somebody has asked since they changed."""
         self._pods: dict[ServiceName, Pod] = {}
-        self._ready: set[ServiceName] = set()
         self.redirects: dict[ServiceName, Redirect] = {}
         """The redirections to pods of this node."""
         self.redirected: dict[ServiceName, list[Frontend]] = {}
@@ -53,9 +52,6 @@ class ServiceCatalog:
     def delete_service(self, name: ServiceName) -> Iterator[FrontendChange]:
         """A service that is gone."""
         self._services.pop(name, None)
-        self._ready.discard(name)
-        if self._slices.get(name):
-            self._ready.add(name)
         yield from self._changes(name)
         yield from self._redirects_of(name)
 
@@ -66,7 +62,6 @@ class ServiceCatalog:
             return self.delete_slice(name, slice_.metadata.name)
         self._slices.setdefault(name, {})[slice_.metadata.name] = slice_
         self._backends.pop(name, None)
-        self._ready.add(name)
         return self._changes(name)
 
     def delete_slice(self, name: ServiceName, slice_name: str) -> Iterator[FrontendChange]:
@@ -76,8 +71,6 @@ class ServiceCatalog:
         self._backends.pop(name, None)
         if not slices:
             self._slices.pop(name, None)
-            if name not in self._services:
-                self._ready.discard(name)
         return self._changes(name)
 
     def move(self, node: Node) -> Iterator[FrontendChange]:
@@ -157,7 +150,7 @@ class ServiceCatalog:
         """What became of a service's frontends; unchanged ones are left out."""
         service = self._services.get(name)
         frontends: list[Frontend] = []
-        if service is not None and (self._options.as_released or name in self._ready):
+        if service is not None:
             frontends = frontends_of(service, self._backends_of(name), self._node, self._options)
         return self._claims.replace(name, frontends)
 

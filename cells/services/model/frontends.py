@@ -48,7 +48,7 @@ def frontends_of(
     """
     if service.spec.type == "ExternalName" or is_headless(service):
         return []
-    if not is_exposed(service, node, options):
+    if not is_exposed(service, node):
         return []
     return list(_Conversion(service, backends, node, options).frontends())
 
@@ -99,8 +99,7 @@ class _Conversion:
     def _ingress(self) -> list[IPAddress]:
         """Addresses of load balancers; what is sent to a proxy goes there."""
         every = self._service.status.load_balancer.ingress or ()
-        proxies_too = not self._options.as_released
-        return self._addresses([one.ip for one in every if one.is_of_nodes or (proxies_too and one.ip)])
+        return self._addresses([one.ip for one in every if one.is_of_nodes])
 
     def _wants(self, type_: ServiceType) -> bool:
         """Whether the service is to have such frontends."""

@@ -34,9 +34,6 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_maglev_table_size: int = 16381
     bpf_lb_proto_diff: bool = True
     enable_sctp: bool = False
-    as_released: bool = True
-    """As Cilium 1.17 was released: annotations of a service choose its frontends, and addresses of load
-    balancers that are proxies (ipMode) are left to those. The tree that was recorded knew neither."""
     k8s_service_proxy_name: str = ""
     """Whose services are served: by the label ``service.kubernetes.io/service-proxy-name``."""
     cluster_name: str = "default"

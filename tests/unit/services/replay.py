@@ -6,7 +6,7 @@ Needs: a file of tests/conformance_data/services.   Gives: Run, load, names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
@@ -40,6 +40,14 @@ from cells.services.settings import DEFAULT_SEED
 from lifecycle.http import Refusal
 
 DATA: Final = Path(__file__).parents[2] / "conformance_data" / "services"
+SERVED_EARLY: Final = {"ClusterIP", "LoadBalancer", "ExternalIPs", "NodePort"}
+"""Types of frontends that a service has before its slices are there."""
+NUMBER: Final[dict[str, Callable[[str, str], bytes]]] = {
+    "services_v2": lambda key, value: bytes.fromhex(value)[6:8],
+    "reverse_nat": lambda key, value: bytes.fromhex(key),
+    "source_range": lambda key, value: bytes.fromhex(key)[4:6],
+}
+"""Where maps have the number of a frontend."""
 STATES: Final = {one: one.name.lower() for one in BackendState}
 
 Json = Any
@@ -56,16 +64,15 @@ def names(folder: str) -> list[str]:
     return sorted(f"{folder}/{path.stem}" for path in (DATA / folder).glob("*.json"))
 
 
-def options_of(config: Json) -> LoadBalancerOptions:
-    """The recorded options; the recorded tree tells no protocols apart, and reads no annotations."""
+def options_of(config: Json, *, protocols: bool = False) -> LoadBalancerOptions:
+    """The recorded options; the recorded tree could not tell protocols apart, which agents do by default."""
     known = {one.name for one in msgspec.structs.fields(LoadBalancerOptions)}
     given = {key.replace("-", "_"): value for key, value in config.items()}
     if "kube_proxy_replacement" in given:
         switches = ("enable_node_port", "enable_external_ips", "enable_host_port", "enable_session_affinity")
         given = dict.fromkeys(switches, given["kube_proxy_replacement"]) | given
     return msgspec.convert(
-        {key: value for key, value in given.items() if key in known}
-        | {"bpf_lb_proto_diff": False, "as_released": False},
+        {key: value for key, value in given.items() if key in known} | {"bpf_lb_proto_diff": protocols},
         LoadBalancerOptions,
     )
 
@@ -73,8 +80,10 @@ def options_of(config: Json) -> LoadBalancerOptions:
 class Run:
     """One run of an agent: events in, maps as they would be."""
 
-    def __init__(self, recorded: Json, maps: dict[str, dict[str, str]] | None = None) -> None:
-        self.options = options_of(recorded["config"])
+    def __init__(
+        self, recorded: Json, maps: dict[str, dict[str, str]] | None = None, *, protocols: bool = False
+    ) -> None:
+        self.options = options_of(recorded["config"], protocols=protocols)
         self._labels = recorded["node"].get("labels") or {}
         self._name = recorded["node"]["name"]
         self._addresses = recorded["node_addresses"]
@@ -86,6 +95,8 @@ class Run:
         self.balancer = LoadBalancer(self.options, maglev, last_service_id=last)
         self.maps: dict[str, dict[str, str]] = maps if maps is not None else {}
         self.writes: list[Write] = []
+        self._sliced: set[str] = set()
+        """Services that have had a slice."""
         self.results: list[Json] = []
         self.synced = not recorded.get("restore")
         self.broken_before = set(broken_pointers(self.maps))
@@ -178,6 +189,10 @@ class Run:
             case "Service":
                 return self.catalog.upsert_service(msgspec.convert(object_, Service))
             case "EndpointSlice":
+                labels = object_["metadata"].get("labels") or {}
+                self._sliced.add(
+                    f"{object_['metadata']['namespace']}/{labels.get('kubernetes.io/service-name')}"
+                )
                 return self.catalog.upsert_slice(msgspec.convert(object_, EndpointSlice))
             case _:
                 return self.catalog.upsert_pod(msgspec.convert(object_, Pod))
@@ -218,6 +233,13 @@ class Run:
             assert set(broken_pointers(self.maps)) <= self.broken_before
         self.writes += writes
 
+    def _unmarked(self, map_name: str, value: str) -> str:
+        """The value of a backend without the number of its protocol, which was not recorded."""
+        if "backends_v3" not in map_name or not self.options.bpf_lb_proto_diff:
+            return value
+        at = 2 * (6 if "lb4" in map_name else 18)
+        return f"{value[:at]}00{value[at + 2 :]}"
+
     def _looks_at(self, map_name: str) -> bool:
         """Maps of a family or an algorithm that is switched off are left as they are."""
         if "lb6" in map_name and not self.options.enable_ipv6:
@@ -235,14 +257,36 @@ class Run:
         return {"status": answer.status, "body": body, "headers": dict(answer.headers)}
 
     def state(self) -> Json:
-        """What there is, in the form of a recording."""
+        """What there is, in the form of a recording.
+
+        Without services that have never had a slice: the recorded tree did not serve those, releases do.
+        """
+        early = {
+            installed.id
+            for installed in self.balancer.installed.values()
+            if str(installed.frontend.service) not in self._sliced
+            and installed.confirmed
+            and installed.frontend.type.text in SERVED_EARLY
+            and not installed.frontend.backends
+        }
+        maps = {}
+        for name, entries in self.maps.items():
+            number = NUMBER.get(name[len("cilium_lb4_") :])
+            kept = {
+                key: self._unmarked(name, value)
+                for key, value in entries.items()
+                if number is None or int.from_bytes(number(key, value), "big") not in early
+            }
+            if kept and self._looks_at(name):
+                maps[name] = kept
         return {
             "frontends": [
                 _shown(one, {a: r.id for a, r in self.balancer.backends.items()})
                 for one in self.balancer.installed.values()
+                if one.id not in early
             ],
             "backends": [{"id": one.id, "addr": str(one.address)} for one in self.balancer.backends.values()],
-            "maps_after": {name: entries for name, entries in self.maps.items() if self._looks_at(name)},
+            "maps_after": maps,
         }
 
 
