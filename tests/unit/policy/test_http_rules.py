@@ -91,9 +91,9 @@ async def test_without_envoy_what_http_rules_select_is_closed_whatever_others_al
 
         client = End("frontend", frontend.id, LabelSet.parse(FRONTEND))
         server = End("cart", 1, LabelSet.parse(()), policy=policy_of, unread=view.unread)
-        told = explained(client, "cart", [Target(server, 6, 8080)], lambda origin: origin.text)
-        assert told.verdict == "denied"
-        (near,) = told.ways[0].directions[0].near
+        answer = explained(client, "cart", [Target(server, 6, 8080)], lambda origin: origin.text)
+        assert answer.verdict == "denied"
+        (near,) = answer.ways[0].directions[0].near
         assert near.rule == "spec.ingress[0] of CiliumNetworkPolicy shop/requests"
         assert near.missing == rows["requests"].unenforced
         assert view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "drop"
@@ -128,5 +128,5 @@ async def test_rules_say_so_while_envoy_does_not_follow_them(tmp_path: Path) -> 
             message = state.message
             await eventually(lambda wanted=message: unenforced(node) == {"requests": wanted})  # type: ignore[misc]
             assert verdict() == expected
-            told = [one.rpartition(": ")[2] for one in degraded(node)]
-            assert told == ([message] if message else [])
+            messages = [one.rpartition(": ")[2] for one in degraded(node)]
+            assert messages == ([message] if message else [])
