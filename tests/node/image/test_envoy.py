@@ -1,4 +1,4 @@
-"""Envoy's pod as the chart renders it, beside the agent's, from images alone."""
+"""HTTP rules after an install: by Envoy's pod as the chart renders it, or by the agent's image alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import ssl
 import urllib.request
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -60,38 +61,42 @@ IMAGE = {"image": {"tag": "0.1.0-envoy"}}
 """The image with Envoy serves for all; for Envoy it is the chart's default."""
 
 
-def test_a_pod_of_envoy_s_own_reads_requests(node: Lab, envoy_image: Path, tmp_path: Path) -> None:
-    values = VALUES | IMAGE | {"operator": {"replicas": 1, **IMAGE}}
+@pytest.mark.parametrize("beside", [True, False], ids=["a-pod-of-its-own", "the-agent-starts-it"])
+def test_http_rules_are_enforced(node: Lab, envoy_image: Path, tmp_path: Path, beside: bool) -> None:
+    """By what the chart renders by default, or without its DaemonSet by the Envoy of the agent's image."""
+    values: dict[str, Any] = VALUES | IMAGE | {"operator": {"replicas": 1, **IMAGE}}
+    if not beside:
+        values |= {"envoy": {"enabled": False}}
     objects: dict[str, Any] = chart.objects(values)
     with bare_node(node, tmp_path, envoy_image) as kubelet, node.open() as host:
-        for name in ("cilium-config", "cilium-envoy-config"):
+        for name in ("cilium-config", *(["cilium-envoy-config"] if beside else [])):
             kubelet.config_maps[name] = dict(objects[f"ConfigMap/{name}"]["data"])
         agent = kubelet.pod("cilium-x", objects["DaemonSet/cilium"]["spec"]["template"])
         operator = kubelet.pod("cilium-operator-x", objects["Deployment/cilium-operator"]["spec"]["template"])
-        envoy = kubelet.pod("cilium-envoy-x", objects["DaemonSet/cilium-envoy"]["spec"]["template"])
         for name in agent.init:
             agent.run(name)
-        with operator.running("cilium-operator"), agent.running("cilium-agent"):
+        with ExitStack() as running:
+            running.enter_context(operator.running("cilium-operator"))
+            running.enter_context(agent.running("cilium-agent"))
             eventually(node.cni_conf.exists)
-            eventually(lambda: host.run(os.path.exists, "/run/cilium/envoy/listeners.json"))
             first = pods.add(node, "first")
             pods.add(node, "second")
-            with (
-                envoy.running("cilium-envoy"),
-                node.open_pod("first") as there,
-                node.open_pod("second") as here,
-                answering(there),
-            ):
+            if beside:
+                eventually(lambda: host.run(os.path.exists, "/run/cilium/envoy/listeners.json"))
+                envoy = kubelet.pod("cilium-envoy-x", objects["DaemonSet/cilium-envoy"]["spec"]["template"])
+                running.enter_context(envoy.running("cilium-envoy"))
                 eventually(
                     lambda: host.run(ask_http, "127.0.0.1", "/healthz", "GET", None, 9878).status == 200
                 )
+            with node.open_pod("first") as there, node.open_pod("second") as here, answering(there):
                 eventually(lambda: here.run(ask_http, first.ipv4, "/secret").status == 200)
                 path = "/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies"
                 ca = tmp_path / "account" / "ca.crt"
                 assert host.run(create, kubelet.env, ca, path, POLICY) == 201
                 eventually(lambda: here.run(ask_http, first.ipv4, "/secret").status == 403)
                 assert here.run(ask_http, first.ipv4, "/public/1").status == 200
-                told = host.run(ask_http, "127.0.0.1", "/metrics", "GET", None, 9964)
-                assert "envoy_http_downstream_rq" in told.body
+                if beside:
+                    metrics = host.run(ask_http, "127.0.0.1", "/metrics", "GET", None, 9964)
+                    assert "envoy_http_downstream_rq" in metrics.body
         pods.delete(node, "first")
         pods.delete(node, "second")
