@@ -15,6 +15,10 @@ import anyio
 import pytest
 
 from cells.kubernetes import api
+from cells.operator.lb_ipam import LBIPAM, ServiceWish
+from cells.operator.leader import LeaderHive
+from lifecycle import Hive, Table
+from lifecycle.testing import eventually
 from tests.support.counts import Count
 from tests.support.operator import Operators
 from tests.unit.operator import recordings
@@ -64,6 +68,7 @@ class Player:
         self._operators = operators
         self._client = client
         self._running: AsyncExitStack | None = None
+        self._hive: Hive | None = None
         self.outcomes: Counter[str] = Counter()
         self._later: Json = {}
         """Options of every operator but the first: the custom resources are there."""
@@ -106,14 +111,14 @@ class Player:
         await self.stop()
         self._running = AsyncExitStack()
         values = options(self.name, step) | self._later
-        await self._running.enter_async_context(self._operators.running(values))
+        self._hive = await self._running.enter_async_context(self._operators.running(values))
         if self.name not in recordings.WHOLE:
             self._later = {"skip-crd-creation": "true"}
 
     async def stop(self) -> None:
         if self._running is not None:
             await self._running.aclose()
-            self._running = None
+            self._running = self._hive = None
 
     async def _send(self, request: Json) -> None:
         body = self._filled(request.get("body"))
@@ -144,11 +149,24 @@ class Player:
         if (why := DIFFERENT.get((self.name, step["n"]))) is not None:
             self.outcomes[f"different: {why}"] += 1
             return
+        if INGRESS in wanted:
+            await self._planned({name for name, addresses in step["ingress"].items() if addresses})
         for path, recorded in wanted.items():
             right = unnamed(recorded) if path.endswith("/ciliumendpointslices") else plain(recorded)
             found = await until(partial(self._object, path, recorded), lambda it: it == right)  # noqa: B023
             assert found == right, f"{self.name}, step {step['n']}: {step['do']}: {path}"
         self.outcomes["steps that came out the same"] += 1
+
+    async def _planned(self, names: set[str]) -> None:
+        """Return once the operator has planned these services, and all that follows is written.
+
+        What an operator before it wrote may be right, and come to be wrong.
+        """
+        inner = self._hive.get(LeaderHive).current if self._hive is not None else None
+        if inner is None:
+            return
+        ipam, wishes = inner.get(LBIPAM), inner.get(Table[ServiceWish])
+        await eventually(lambda: names <= {name for _, name in ipam.plan.grants} and not wishes.all(), WITHIN)
 
     async def _ranges(self) -> list[bool]:
         """Whether each CiliumNode has ranges, or is told why not."""
