@@ -8,8 +8,9 @@ their first use: a start does not wait for them.
 """
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
+from types import MappingProxyType
 from typing import Final
 
 import anyio.to_thread
@@ -22,14 +23,22 @@ from cells.maps import NO_PREALLOC, Map, Maps, MapSpec, MapType, create_map, run
 from lifecycle import Hook, Lifecycle
 
 _WALK = struct.Struct("<IIIIII")  # struct walk of bpf/gc/walk.h
-_GC: Final = ("hive_ct_gc_tcp4", "hive_ct_gc_any4", "hive_ct_gc_tcp6", "hive_ct_gc_any6")
-_NAT_GC: Final = ("hive_nat_gc_v4", "hive_nat_gc_v6")
-"""In the order of Maps.conntrack, and of Maps.nat, whose flows end with conntrack's."""
+_GC: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cilium_ct4_global": "hive_ct_gc_tcp4",
+        "cilium_ct_any4_global": "hive_ct_gc_any4",
+        "cilium_ct6_global": "hive_ct_gc_tcp6",
+        "cilium_ct_any6_global": "hive_ct_gc_any6",
+        "cilium_snat_v4_external": "hive_nat_gc_v4",
+        "cilium_snat_v6_external": "hive_nat_gc_v6",
+    }
+)
+"""By map: which program walks it."""
 _FORGET: Final = {
     4: ("hive_ct_forget_tcp4", "hive_ct_forget_any4", "hive_ct_forget_nat4"),
     6: ("hive_ct_forget_tcp6", "hive_ct_forget_any6", "hive_ct_forget_nat6"),
 }
-"""By family: of flows, in the order of Maps.conntrack, and of translations."""
+"""By family: of flows, then of translations."""
 FORGOTTEN: Final = MapSpec("hive_ct_gone", MapType.HASH, 16, 4, 1 << 17, NO_PREALLOC)
 """The addresses to forget: as many as two families of endpoints can have."""
 _WALKS: Final = 8
@@ -74,9 +83,9 @@ class Collector:
 
     def _collect(self) -> tuple[Collected, ...]:
         programs = self._programs()
-        return tuple(
-            Collected(table.spec.name, table.spec.max_entries, *walked(programs[name]))
-            for name, table in zip((*_GC, *_NAT_GC), self._tables(), strict=True)
+        return tuple(  # translations last: they end with their flows
+            Collected(table.spec.name, table.spec.max_entries, *walked(programs[_GC[table.spec.name]]))
+            for table in (*self._maps.conntrack, *self._maps.nat)
         )
 
     def _forget(self, addresses: Collection[IPv4Address | IPv6Address]) -> int:
@@ -98,9 +107,6 @@ class Collector:
                 gone.delete_batch(keys)
         return deleted
 
-    def _tables(self) -> tuple[Map, ...]:
-        return *self._maps.conntrack, *self._maps.nat
-
     def _programs(self) -> dict[str, int]:
         if self._loaded is None:
             gone = create_map(FORGOTTEN)
@@ -116,9 +122,9 @@ class Collector:
         path = PACKAGED_OBJECTS / "gc.o"
         loaded = LoadedObject(read_object(path), path.name)
         try:
-            loaded.use_maps({table.spec.name: table.fd for table in (*self._tables(), gone)})
+            loaded.use_maps({table.spec.name: table.fd for table in (*self._maps.all(), gone)})
             loaded.load()
-            loaded.expect((*_GC, *_NAT_GC, *_FORGET[4], *_FORGET[6]))
+            loaded.expect((*_GC.values(), *_FORGET[4], *_FORGET[6]))
         except (LoadError, OSError):
             loaded.close()
             raise

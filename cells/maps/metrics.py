@@ -38,15 +38,15 @@ async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter)
     """
     services = (maps.services4, maps.services6, maps.backends4, maps.backends6, maps.affinity_match)
     translations = (maps.reverse_nat4, maps.reverse_nat6, maps.source_range4, maps.source_range6)
-    told = (maps.lxc, maps.ipcache, *services, *translations)
-    ids = {table.spec.name: table.id for table in told}
+    counted = (maps.lxc, maps.ipcache, *services, *translations)
+    ids = {table.spec.name: table.id for table in counted if table.spec.name not in maps.unused}
     pressure, all_maps, all_programs = await anyio.to_thread.run_sync(
         lambda: (_pressure(ids), loaded_maps(), loaded_programs()), limiter=one
     )
     fullest = _fullest(policies.all())
     if fullest > _NOTEWORTHY:
         pressure[f"{_POLICY}_*"] = fullest
-    tables = [(table.spec.name.removeprefix(_PREFIX), table) for table in maps.all()]
+    tables = [(table.spec.name.removeprefix(_PREFIX), table) for table in maps.used()]
     tables += [(_POLICY, policy.map) for policy in policies.all()]
     return [
         counter(

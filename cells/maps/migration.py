@@ -118,8 +118,12 @@ class Former:
     def settle(self, current: Map) -> int:
         """Catch up for the last time, no program using it any more, and let it go."""
         taken = self.catch_up(current)
-        unpin(self._path)
+        self.remove()
         return taken
+
+    def remove(self) -> None:
+        """Let it go, with what came into it."""
+        unpin(self._path)
 
 
 def formers(directory: Path) -> list[Former]:

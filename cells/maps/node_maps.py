@@ -2,6 +2,9 @@
 
 For:    every cell that reads or writes a map. Needs: MapSettings, AgentConfig. Gives: Maps.
 Pinned maps keep forwarding while no agent runs, so a restart takes them over with their contents.
+
+Every program refers to every map, and a preallocated one takes tens of megabytes. So a map that no cell uses
+has a stand-in: one entry, nothing in it, pinned beside the programs, where no tool takes it for the map.
 """
 
 import errno
@@ -11,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from anyio import to_thread
+from msgspec.structs import replace
 
 from cells.config import AgentConfig
 from cells.maps.bpf.map import EXIST, Map, MapSpec, MapType, create_map, open_map, possible_cpus
 from cells.maps.bpf.map_log import MapLog
-from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin_unfinished
+from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.epochs import Epochs
 from cells.maps.migration import Former, formers, migrate
 from cells.maps.sizes import MapSettings, sizes
-from cells.maps.specs import map_specs
+from cells.maps.specs import ALWAYS, family_of, map_specs
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 
 _SIZE_OPTIONS = {
@@ -143,10 +147,15 @@ class Maps:
 
     created: frozenset[str]
     """Names of the maps this start made. Programs loaded earlier use others, if any: reload them."""
+    unused: frozenset[str] = frozenset()
+    """Names of the maps that no cell uses: their attributes are stand-ins, which stay empty."""
 
     def __init__(self, settings: MapSettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger) -> None:
         self._settings = settings
+        self._families = {0} | ({4} if agent.ipv4 else set()) | ({6} if agent.ipv6 else set())
+        self._used = {each for each in ALWAYS if family_of(each) in self._families}
         self._directory = agent.globals_dir
+        self._stand_ins = agent.programs_dir / "unused"
         self._log = log
         self._open: list[Map] = []
         lifecycle.append(Hook("open the maps", self._start, self._stop))
@@ -160,15 +169,30 @@ class Maps:
                 )
             raise AttributeError(name)
 
+    def use(self, *attributes: str, both_families: bool = False) -> None:
+        """Have these maps, beside those of every node. For constructors of cells that read or write them.
+
+        Of a family that pods do not have a map is used only with ``both_families``. Raises RuntimeError once
+        the maps are open.
+        """
+        if unknown := sorted(set(attributes) - Maps.__annotations__.keys()):
+            raise AttributeError(f"Maps has no {', '.join(unknown)}")
+        if self._open:
+            raise RuntimeError(f"{', '.join(attributes)}: the maps are open, use() belongs in a constructor")
+        self._used |= {each for each in attributes if both_families or family_of(each) in self._families}
+
     @property
     def conntrack(self) -> tuple[Map, ...]:
-        """The maps of flows."""
-        return self.ct4_tcp, self.ct4_any, self.ct6_tcp, self.ct6_any
+        """The maps of flows that are used."""
+        return self._of_these(self.ct4_tcp, self.ct4_any, self.ct6_tcp, self.ct6_any)
 
     @property
     def nat(self) -> tuple[Map, ...]:
-        """The maps of translated flows."""
-        return self.snat4, self.snat6
+        """The maps of translated flows that are used."""
+        return self._of_these(self.snat4, self.snat6)
+
+    def _of_these(self, *tables: Map) -> tuple[Map, ...]:
+        return tuple(table for table in tables if table.spec.name not in self.unused)
 
     @property
     def directory(self) -> Path:
@@ -176,8 +200,19 @@ class Maps:
         return self._directory
 
     def all(self) -> tuple[Map, ...]:
-        """Every open map."""
+        """Every open map, stand-ins too: what programs are loaded onto."""
         return tuple(self._open)
+
+    def used(self) -> tuple[Map, ...]:
+        """The maps without the stand-ins."""
+        return self._of_these(*self._open)
+
+    def pins(self) -> dict[Path, Map]:
+        """Every open map, by where it is pinned."""
+        return {self._place(table.spec.name) / table.spec.name: table for table in self._open}
+
+    def _place(self, name: str) -> Path:
+        return self._stand_ins if name in self.unused else self._directory
 
     async def _start(self) -> None:
         settings = self._settings
@@ -194,13 +229,19 @@ class Maps:
             preallocate=self._settings.preallocate_bpf_maps,
             cpus=possible_cpus(),
         )
-        unpin_unfinished(self._directory, (spec.name for spec in specs.values()))
+        self.unused = frozenset(spec.name for each, spec in specs.items() if each not in self._used)
+        self._stand_ins.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for directory in (self._directory, self._stand_ins):
+            unpin_unfinished(directory, (spec.name for spec in specs.values()))
         created = set()
         for attribute, spec in specs.items():
-            table, is_new = open_or_create(spec, self._directory, self._log)
+            if attribute in self._used:
+                table, is_new = open_or_create(spec, self._directory, self._log)
+                if is_new:
+                    created.add(spec.name)
+            else:
+                table = stand_in(spec, self._stand_ins)
             self._open.append(table)
-            if is_new:
-                created.add(spec.name)
             setattr(self, attribute, table)
         for written in (self.lxc, self.ipcache):
             written.log = MapLog()
@@ -217,16 +258,24 @@ class Maps:
             former.catch_up(current)
 
     async def settle(self) -> None:
-        """Let go of the maps that those of this start replaced, once no program in force uses them."""
+        """Remove maps that this start replaced or no longer uses, once no program in force uses them."""
         await to_thread.run_sync(self._settle)
 
     def _settle(self) -> None:
         for former, current in self._formers():
             taken = former.settle(current)
             self._log.info("former map let go", map=former.name, entries_taken_over=taken)
+        for former in formers(self._directory):
+            if former.name in self.unused:
+                former.remove()
+        for table in self._open:
+            name = table.spec.name
+            other = self._directory if name in self.unused else self._stand_ins
+            if unpin(other / name) and name in self.unused:
+                self._log.info("map removed: nothing uses it any more", map=name)
 
     def _formers(self) -> list[tuple[Former, Map]]:
-        present = {table.spec.name: table for table in self._open}
+        present = {table.spec.name: table for table in self.used()}
         found = formers(self._directory)
         return [(former, present[former.name]) for former in found if former.name in present]
 
@@ -268,6 +317,27 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
     except OSError as error:
         raise HiveError(f"{error}{_advice(error, spec.name)}") from error
     return table, True
+
+
+def stand_in(spec: MapSpec, directory: Path) -> Map:
+    """A map of one entry that programs can be loaded onto in place of such a one, pinned in ``directory``.
+
+    The same at every start, so that programs in force need not be loaded again. Raises HiveError, one line.
+    """
+    small = replace(spec, max_entries=1)
+    path = directory / spec.name
+    try:
+        table = _open_pinned(path)
+        if table is not None and not (small.same_as(table.spec) and takes_inner(table, small)):
+            table.close()
+            table = None
+        if table is None:
+            table = create_map(small)
+            replace_pin(table.fd, path)
+    except OSError as error:
+        raise HiveError(f"{error}{_advice(error, spec.name)}") from error
+    table.spec = small
+    return table
 
 
 def takes_inner(outer: Map, spec: MapSpec) -> bool:

@@ -1,7 +1,7 @@
 """What each map of the node is. Names and layouts of the cilium_* maps are public: bpftool and cilium-dbg
 open them by path and refuse other sizes.
 
-For:    Maps. Needs: MapSizes. Gives: map_specs(), policy_spec().
+For:    Maps. Needs: MapSizes. Gives: map_specs(), policy_spec(), family_of(), ALWAYS.
 """
 
 from typing import Final
@@ -32,6 +32,21 @@ SKIPPED: Final = 100
 _POLICY_PREFIX: Final = "cilium_policy_"
 
 
+ALWAYS: Final = frozenset(
+    {
+        *("lxc", "ipcache", "ct4_tcp", "ct4_any", "ct6_tcp", "ct6_any", "fragments4", "fragments6"),
+        *("metrics", "events", "endpoints", "node", "links", "epoch", "policies", "nodes", "devices"),
+        *("sock", "nodeport", "tunnel", "runtime_config", "entry", "l3_entry", "xdp_entry"),
+    }
+)
+"""Maps of every node, those of a family only where pods have it; cells that need others ask for them."""
+
+
+def family_of(attribute: str) -> int:
+    """The family whose addresses a map of Maps has, 4 or 6; 0 if both or none."""
+    return next((family for family in (4, 6) if str(family) in attribute), 0)
+
+
 def policy_name(endpoint_id: int) -> str:
     """Name and pin of an endpoint's policy map."""
     return f"{_POLICY_PREFIX}{endpoint_id:05d}"
@@ -45,10 +60,7 @@ def policy_spec(endpoint_id: int, max_entries: int) -> MapSpec:
 
 
 def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, MapSpec]:
-    """All maps of the node, by the attribute of Maps that holds them.
-
-    Those of both families whatever the node has: the programs are the same, and an empty one costs little.
-    """
+    """All maps that the programs know, by the attribute of Maps that holds them."""
     hashed = 0 if preallocate else NO_PREALLOC
     of_policies = policy_spec(0, sizes.policy)
     of_maglev = MapSpec("cilium_lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev, 1)

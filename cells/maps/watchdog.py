@@ -56,9 +56,8 @@ class MapWatchdog:
 
     def _pins(self) -> dict[Path, Map]:
         directory = self._maps.directory
-        shared = {directory / table.spec.name: table for table in self._maps.all()}
         own = {directory / policy_name(each.endpoint_id): each.map for each in self._policies.used}
-        return shared | own
+        return self._maps.pins() | own
 
 
 def unpinned(wanted: Mapping[Path, int]) -> list[Path]:

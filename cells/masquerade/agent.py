@@ -2,7 +2,7 @@
 
 Source:     watches the file's directory (inotify), fills the table ``ip-masq-networks``.
 Reconciler: the table in, cilium_ipmasq_v4 and cilium_ipmasq_v6 out.
-Needs:      MasqueradeSettings, Maps.   Gives: IpMasqAgent, Table[MasqueradedNetwork].
+Needs:      MasqueradeSettings, AgentConfig, Maps.   Gives: IpMasqAgent, Table[MasqueradedNetwork].
 Source:     https://github.com/kubernetes-sigs/ip-masq-agent, and Cilium 1.17's reading of its file.
 """
 
@@ -17,6 +17,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from cells.config import AgentConfig
 from cells.maps import Map, Maps
 from cells.masquerade.settings import MasqueradeSettings
 from lifecycle import (
@@ -93,6 +94,7 @@ class IpMasqAgent:
         settings: MasqueradeSettings,
         maps: Maps,
         table: Table[MasqueradedNetwork],
+        agent: AgentConfig,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -102,6 +104,7 @@ class IpMasqAgent:
     ) -> None:
         self._path = settings.ip_masq_agent_config_path
         self._on = settings.enable_ip_masq_agent
+        self._families = (4,) * agent.ipv4 + (6,) * agent.ipv6
         self._table = table
         self._log = log
         self._health = health.child("ip-masq-agent")
@@ -113,6 +116,7 @@ class IpMasqAgent:
         lifecycle.append(Hook("read ip-masq-agent's file", self._start))
         jobs.observe("reconcile networks", reconciler)
         if self._on:
+            maps.use("ipmasq4", "ipmasq6")
             jobs.observe("watch ip-masq-agent's file", self._changes, self._look)
 
     async def _start(self) -> None:
@@ -122,12 +126,13 @@ class IpMasqAgent:
 
     async def _look(self, _: None) -> None:
         try:
-            networks = read_networks(_text(self._path))
+            found = read_networks(_text(self._path))
         except (ValueError, OSError) as error:
             wrong = f"ip-masq-agent-config-path={self._path}: {error}; networks stay as they were"
             self._log.warning(wrong)
             self._health.degraded(wrong)
             return
+        networks = [each for each in found if each.version in self._families]
         with self._table.txn() as rows:
             rows.replace_all(MasqueradedNetwork(each) for each in networks)
         self._health.ok(f"{len(networks)} networks are not masqueraded to")

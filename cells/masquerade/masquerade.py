@@ -82,6 +82,7 @@ class Masquerade:
         """Whether pods' IPv4 packets are masqueraded."""
         self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
         """Whether pods' IPv6 packets are masqueraded."""
+        maps.use(*("snat4",) * self.ipv4, *("snat6",) * self.ipv6)
         self._chosen = bool(selection.devices)
         self._tunnelled = tunnel.tunnelled
         self._serves = (services is not None and services.outside) or (

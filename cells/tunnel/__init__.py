@@ -46,8 +46,10 @@ def tunnel_routes() -> TunnelRoutes:
     return TunnelNetwork()
 
 
-def tunnel_maps(maps: Maps) -> TunnelMaps:
+def tunnel_maps(maps: Maps, settings: TunnelSettings) -> TunnelMaps:
     """This node's."""
+    if settings.tunnelled:
+        maps.use("tunnels")
     return KernelTunnelMaps(maps)
 
 

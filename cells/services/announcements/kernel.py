@@ -1,6 +1,6 @@
 """The maps by which programs answer, and the network that is told.
 
-For:    Elections and Responder. Needs: Maps.
+For:    Elections and Responder. Needs: Maps, AnnouncementSettings.
 Gives:  ResponderKernel (a Protocol), KernelResponder, announcement().
 Source: RFC 826; RFC 5227 section 2.3, announcing an address.
 """
@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from cells.maps import AGENT_LIVENESS, NOEXIST, BpfError, L2ResponderKey, Maps
 from cells.node.netlink import parse_mac
+from cells.services.settings import AnnouncementSettings
 from lifecycle import HiveError
 
 BROADCAST: Final = b"\xff" * 6
@@ -59,8 +60,10 @@ class KernelResponder:
         self._maps = maps
 
     @staticmethod
-    def provided(maps: Maps) -> ResponderKernel:
+    def provided(maps: Maps, settings: AnnouncementSettings) -> ResponderKernel:
         """This node's."""
+        if settings.enable_l2_announcements:
+            maps.use("l2_responder4")
         return KernelResponder(maps)
 
     def held(self) -> list[L2ResponderKey]:

@@ -1,6 +1,6 @@
 """The load-balancing maps in the kernel.
 
-Needs: Maps.   Gives: KernelServices.
+Needs: Maps, ServiceSettings.   Gives: KernelServices.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from cells.maps import Map, Maps, create_map, map_by_id
 from cells.services.balancer import Batch, MapKey, Write
 from cells.services.control.pending import TABLE, Entries, ServiceMaps
 from cells.services.control.shortage import MapFullError
+from cells.services.settings import ServiceSettings
 
 
 class KernelServices:
@@ -24,8 +25,14 @@ class KernelServices:
         self._maps = maps
 
     @staticmethod
-    def provided(maps: Maps) -> ServiceMaps:
-        """The maps of this node."""
+    def provided(maps: Maps, settings: ServiceSettings) -> ServiceMaps:
+        """The maps of this node: those that services of these settings need."""
+        maps.use("services4", "services6", "backends4", "backends6", "reverse_nat4", "reverse_nat6")
+        maps.use("source_range4", "source_range6")
+        if settings.session_affinity:
+            maps.use("affinity4", "affinity6", "affinity_match")
+        if settings.maglev:
+            maps.use("maglev4", "maglev6")
         return KernelServices(maps)
 
     def dump(self) -> Entries:

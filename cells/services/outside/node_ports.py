@@ -81,8 +81,12 @@ class KernelFacts:
         self._maps = maps
 
     @staticmethod
-    def provided(maps: Maps) -> NodePortMap:
-        """This node's."""
+    def provided(maps: Maps, settings: ServiceSettings, datapath: DatapathSettings) -> NodePortMap:
+        """This node's. Clients outside take translations, and programs in drivers their neighbours."""
+        if settings.outside:
+            maps.use("snat4", "snat6")
+            if datapath.accelerates:
+                maps.use("nodeport_neighbours4", "nodeport_neighbours6")
         return KernelFacts(maps)
 
     def read(self) -> NodePortConfig:

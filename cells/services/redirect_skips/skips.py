@@ -44,6 +44,7 @@ class RedirectSkips:
         """Who is left alone."""
         if not settings.enable_local_redirect_policy:
             return
+        maps.use("skip_lb4", "skip_lb6")
         reconciler: Reconciler[SkipLbKey, RedirectSkip] = Reconciler(
             self.wanted, SkipTarget(maps), full_every=SWEEP
         )

@@ -13,9 +13,11 @@ from cells.config import AgentConfig
 from cells.datapath import PACKAGED_OBJECTS, read_object
 from cells.maps import Maps, ReverseSk, ReverseSkKey, SockConfig, map_by_id
 from cells.node.netlink import run_in_each
+from cells.services.settings import ServiceSettings
 from cells.services.sockets.cgroup import CgroupRoot, find_root
 from cells.services.sockets.diag import SocketDiag
 from cells.services.sockets.links import SocketPrograms, detach_all
+from cells.services.sockets.settings import SocketLBSettings
 
 _INDEX: Final = bytes(4)
 
@@ -110,8 +112,10 @@ class KernelSockets:
         self._maps = maps
 
     @staticmethod
-    def provided(maps: Maps) -> SocketKernel:
+    def provided(maps: Maps, settings: SocketLBSettings, services: ServiceSettings) -> SocketKernel:
         """Those of this node."""
+        if settings.serves(services):
+            maps.use("reverse_sk4", "reverse_sk6")
         return KernelSockets(maps)
 
     def remembered(self) -> Iterable[tuple[ReverseSkKey, ReverseSk]]:

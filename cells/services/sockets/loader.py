@@ -42,7 +42,7 @@ class SocketLB:
         health: Health,
         log: Logger,
     ) -> None:
-        self.enabled = settings.bpf_lb_sock or services.kube_proxy_replacement
+        self.enabled = settings.serves(services)
         """Whether services are served at sockets."""
         self.host_only = settings.bpf_lb_sock_hostns_only
         """Of the node's own network namespace alone."""

@@ -5,6 +5,7 @@ Gives: SocketLBSettings.
 
 from pathlib import Path
 
+from cells.services.settings import ServiceSettings
 from lifecycle import Settings
 
 DEFAULT_CGROUP_ROOT = Path("/run/cilium/cgroupv2")
@@ -30,6 +31,10 @@ class SocketLBSettings(Settings, frozen=True):
 
     node_port_bind_protection: bool = True
     """Refuse to let processes of the node bind to the address and port of a service."""
+
+    def serves(self, services: ServiceSettings) -> bool:
+        """Whether services are served at sockets."""
+        return self.bpf_lb_sock or services.kube_proxy_replacement
 
     def validate(self) -> None:
         """Refuse a relative path; raises ValueError with one line."""

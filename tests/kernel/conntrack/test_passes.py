@@ -15,6 +15,7 @@ from cells.datapath.collector import slices
 from cells.maps import CtEntry, CtKey, Map, Maps, NatEntry
 from cells.node import netlink
 from lifecycle import Hive, invoke
+from tests.support.all_maps import every_map
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -39,7 +40,8 @@ async def running(**settings: object) -> AsyncIterator[tuple[Maps, Collector]]:
         "bpf-ct-global-any-max": 4096,
     }
     hive = Hive(
-        *(config.cell, maps.cell, netlink.cell, datapath.cell, invoke(need)), settings=given | settings
+        *(config.cell, maps.cell, netlink.cell, datapath.cell, invoke(need, every_map)),
+        settings=given | settings,
     )
     async with hive.started():
         yield hive.get(Maps), hive.get(Collector)

@@ -7,7 +7,7 @@ What other cells will do is done here by hand, as briefly as it goes.
 import os
 import struct
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -34,6 +34,7 @@ from cells.node import netlink
 from cells.node.netlink import HostLinks, PodLink, VethPair, parse_mac
 from cells.node.netlink.connection import open_socket
 from lifecycle import Hive, invoke
+from tests.support.all_maps import every_map
 from tests.support.namespaces import Namespaces, inside, new_netns
 
 ROUTER, ROUTER6 = IPv4Address("10.1.0.1"), IPv6Address("fd00:10:1::1")
@@ -150,7 +151,7 @@ def root(_datapath: Datapath) -> None:
 
 
 @asynccontextmanager
-async def running(**settings: object) -> AsyncIterator[LiveNode]:
+async def running(uses: Callable[[Maps], None] = every_map, /, **settings: object) -> AsyncIterator[LiveNode]:
     """The datapath's hive, started; its programs and maps stay in the kernel afterwards."""
     small: dict[str, object] = {
         "bpf-ct-global-tcp-max": 4096,
@@ -159,6 +160,8 @@ async def running(**settings: object) -> AsyncIterator[LiveNode]:
         "state-dir": STATE,
     }
     given = {name.replace("_", "-"): value for name, value in settings.items()}
-    hive = Hive(config.cell, maps.cell, netlink.cell, datapath.cell, invoke(root), settings=small | given)
+    hive = Hive(
+        config.cell, maps.cell, netlink.cell, datapath.cell, invoke(root, uses), settings=small | given
+    )
     async with hive.started():
         yield LiveNode(hive.get(Datapath), hive.get(Maps), hive.get(HostLinks))

@@ -30,7 +30,7 @@ NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 def collector(world: World) -> Iterator[Collector]:
     """The programs on the world's maps."""
     conntrack, nat = (tuple(world.maps[name] for name in names) for names in (TABLES, NAT))
-    maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat)
+    maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat, all=lambda: (*conntrack, *nat))
     hooks: list[Hook] = []
     lifecycle: Any = SimpleNamespace(append=hooks.append)
     yield Collector(maps, lifecycle)

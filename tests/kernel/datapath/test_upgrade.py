@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cells.maps import Map, PolicyKey, create_map, open_map, replace_pin
+from cells.maps import Map, Maps, PolicyKey, create_map, open_map, replace_pin
 from lifecycle import StartError
 from tests.kernel.datapath.node import LivePod, running
 from tests.kernel.datapath.traffic import flow, lost
@@ -20,8 +20,12 @@ GLOBALS = Path("/sys/fs/bpf/tc/globals")
 RESIZED = {"bpf_ct_global_any_max": 8192}
 
 
+def pins() -> set[str]:
+    return {path.name for path in GLOBALS.iterdir()}
+
+
 def formers() -> set[str]:
-    return {path.name for path in GLOBALS.iterdir() if "_former_" in path.name}
+    return {name for name in pins() if "_former_" in name}
 
 
 def pin_shorter(table: Map, size: int) -> None:
@@ -49,6 +53,27 @@ async def test_no_packet_is_lost_to_an_upgrade_from_before_ipv6(in_node: None) -
         eventually(lambda: len(pods[0]) > so_far + 100)
     assert (lost(pods), lost(down)) == (set(), set())
     assert formers() == set()
+
+
+def ipv4_alone(maps: Maps) -> None:
+    """Cells that use no more than every node has, whose pods have IPv4 alone."""
+
+
+async def test_no_packet_is_lost_as_maps_go_that_nothing_uses_any_more(in_node: None) -> None:
+    async with running() as node:
+        one, two = node.add_pod(10), node.add_pod(11)
+    with flow(one, two) as pods:
+        eventually(lambda: len(pods[1]) > 100)
+        for start, generation in enumerate((2, 2)):  # the second has nothing to change
+            async with running(ipv4_alone) as node:
+                assert node.datapath.generation == generation, start
+                assert pins() & {*node.maps.unused, "cilium_ct6_global"} == set()
+        async with running() as node:  # and back
+            assert node.datapath.generation == 3
+            assert "cilium_ct6_global" in pins()
+        so_far = len(pods[0])
+        eventually(lambda: len(pods[0]) > so_far + 100)
+    assert lost(pods) == set()
 
 
 def only_answers(pod: LivePod) -> None:

@@ -20,7 +20,7 @@ NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 @pytest.fixture
 def collector(world: World) -> Collector:
     conntrack, nat = (tuple(world.maps[name] for name in names) for names in (CONNTRACK, NAT))
-    maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat)
+    maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat, all=lambda: (*conntrack, *nat))
     return Collector(maps, SimpleNamespace(append=lambda _: None))  # type: ignore[arg-type]
 
 

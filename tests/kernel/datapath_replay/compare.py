@@ -193,9 +193,11 @@ def _tables(recording: Recording, replayed: Replayed) -> Iterator[str]:
     for name in AFFINITY:
         clients = {key: value[8:] for key, (value, _) in recording.after(name).items()}
         yield from _unequal(name, {key: value[8:] for key, value in replayed.tables[name].items()}, clients)
-    for name in () if recording.l3 else NEIGHBOURS:
-        recorded = {key: value for key, (value, _) in recording.after(name).items()}
-        yield from _unequal(name, replayed.tables[name], recorded)
+    for name in NEIGHBOURS:  # Cilium notes them always; of ours those in drivers alone ask for them
+        noted = {key: value for key, value, _ in recording.before(name)}
+        if recording.hook == "xdp":
+            noted = {key: value for key, (value, _) in recording.after(name).items()}
+        yield from _unequal(name, replayed.tables[name], noted)
     fragments = "cilium_ipv4_frag_datagrams"
     recorded = {key: value for key, (value, _) in recording.after(fragments).items()}
     yield from _unequal(fragments, replayed.tables[fragments], recorded)

@@ -24,6 +24,7 @@ from cells.maps import (
     DEVICE_XDP,
     NODEPORT_DSR_TCP,
     NODEPORT_ON,
+    NODEPORT_XDP,
     DeviceConfig,
     EndpointConfig,
     LxcKey,
@@ -178,6 +179,7 @@ class Node:
         self._maps["hive_node"].update(bytes(4), row.pack())
         serves = NODEPORT_ON * ("ENABLE_NODEPORT" in recording.switches)
         serves |= NODEPORT_DSR_TCP * ("ENABLE_DSR" in recording.switches)
+        serves |= NODEPORT_XDP * (recording.hook == "xdp")
         direct = IPv4Address(constants.get("IPV4_DIRECT_ROUTING", 0))
         direct6 = ipv6_told(constants.get("IPV6_DIRECT_ROUTING", "::"))
         self._maps["hive_nodeport"].update(bytes(4), NodePortConfig(serves, direct, direct6).pack())

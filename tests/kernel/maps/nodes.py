@@ -1,6 +1,6 @@
 """A hive with nothing but the maps, on a node of a test's own."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ import structlog
 from cells import config, maps
 from cells.maps import Maps, MapWatchdog, PolicyMaps
 from lifecycle import Hive, invoke
+from tests.support.all_maps import every_map
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 SMALL: Mapping[str, object] = {
@@ -30,17 +31,18 @@ class Node:
     logged: list[structlog.typing.EventDict]
 
 
-def use(_: PolicyMaps) -> None:
-    """Somebody needs them."""
+def use(maps: Maps, _: PolicyMaps) -> None:
+    """Cells that need every map there is, and the pool."""
+    every_map(maps)
 
 
 @asynccontextmanager
-async def agent(**settings: object) -> AsyncIterator[Node]:
-    """The maps of an agent, until the block ends."""
+async def agent(uses: Callable[[Maps, PolicyMaps], None] = use, /, **settings: object) -> AsyncIterator[Node]:
+    """The maps of an agent, until the block ends; ``uses`` says which its cells need."""
     given = {**SMALL, **{name.replace("_", "-"): value for name, value in settings.items()}}
     with structlog.testing.capture_logs() as logged:
         async with Hive(
-            config.cell, maps.cell, maps.watchdog_cell, invoke(use), settings=given
+            config.cell, maps.cell, maps.watchdog_cell, invoke(uses), settings=given
         ).started() as hive:
             yield Node(hive.get(Maps), hive.get(PolicyMaps), hive.get(MapWatchdog), logged)
 

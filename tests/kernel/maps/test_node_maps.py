@@ -1,12 +1,13 @@
 """The node's maps over starts and restarts."""
 
 import json
+from pathlib import Path
 
 import anyio
 import pytest
 
 from cells import config, maps
-from cells.maps import Maps, MapSpec, MapType, create_map, pin
+from cells.maps import Maps, MapSpec, MapType, PolicyMaps, create_map, pin
 from cells.maps.specs import policy_spec
 from lifecycle import Hive, NotStartedError, explain, invoke
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, use
@@ -94,6 +95,84 @@ async def test_metrics_pinned_by_another_hand_are_corrected(in_node: None) -> No
         pin(wrong.fd, GLOBALS / "cilium_metrics")
     async with agent(preallocate_bpf_maps=True) as node:
         assert node.maps.metrics.spec.flags == 1
+
+
+UNUSED = Path("/sys/fs/bpf/cilium/unused")
+
+
+def of_services(maps: Maps, _: PolicyMaps) -> None:
+    """Cells that need some maps."""
+    maps.use("services4", "services6", "snat4", "snat6")
+
+
+def stand_ins() -> set[str]:
+    return {path.name for path in UNUSED.iterdir()}
+
+
+@pytest.mark.parametrize("ipv6", [False, True])
+async def test_a_map_that_nothing_uses_is_not_made(ipv6: bool, in_node: None) -> None:
+    async with agent(of_services, enable_ipv6=ipv6) as node:
+        used = {table.spec.name for table in node.maps.used()}
+        assert {name for name in pins() if not name.startswith("cilium_policy_")} == used
+        assert used == ALL - node.maps.unused
+        assert {"cilium_ct4_global", "cilium_lb4_services_v2", "cilium_snat_v4_external"} <= used
+        other = {"cilium_ct6_global", "cilium_ipv6_frag_datagrams", "cilium_lb6_services_v2"}
+        assert used & other == (other if ipv6 else set())
+        assert not used & {"cilium_lb4_reverse_sk", "cilium_tunnel_map", "cilium_lb4_maglev"}
+        assert {table.spec.name for table in node.maps.conntrack} == {
+            name for name in used if name.startswith("cilium_ct")
+        }
+        assert stand_ins() == node.maps.unused
+        assert {table.spec.max_entries for table in node.maps.all() if table not in node.maps.used()} == {1}
+
+
+async def test_stand_ins_are_the_same_after_a_restart(in_node: None) -> None:
+    async with agent(of_services) as node:
+        before = {table.spec.name: table.id for table in node.maps.all()}
+    async with agent(of_services) as node:
+        assert {table.spec.name: table.id for table in node.maps.all()} == before
+
+
+async def test_a_stand_in_follows_the_layout_of_its_map(in_node: None) -> None:
+    async with agent(of_services) as node:
+        before = node.maps.maglev4.id, node.maps.reverse_sk4.id
+    async with agent(of_services, bpf_lb_maglev_table_size=251) as node:
+        assert node.maps.maglev4.id != before[0]
+        assert node.maps.maglev4.spec.inner is not None
+        assert node.maps.maglev4.spec.inner.value_size == 4 * 251
+        assert node.maps.reverse_sk4.id == before[1]
+
+
+async def test_a_map_that_is_no_longer_used_goes_once_other_programs_are_in_force(in_node: None) -> None:
+    async with agent(enable_ipv6=True) as node:
+        node.maps.ct6_tcp.update(bytes(38), bytes(56))
+        number = node.maps.ct6_tcp.id
+    async with agent(of_services) as node:
+        assert pins() >= {"cilium_ct6_global", "cilium_tunnel_map"}  # which programs in force use until then
+        await node.maps.settle()
+        assert pins() & ALL == ALL - node.maps.unused
+        assert node.maps.ct6_tcp.id != number
+    async with agent(enable_ipv6=True) as node:
+        await node.maps.settle()
+        assert (pins() & ALL, stand_ins()) == (ALL, set())
+        assert node.maps.ct6_tcp.lookup(bytes(38)) is None
+
+
+async def test_turned_back_before_it_went_it_has_its_entries(in_node: None) -> None:
+    async with agent(enable_ipv6=True) as node:
+        node.maps.ct6_tcp.update(bytes(38), bytes(56))
+    async with agent(of_services):
+        pass  # and never got its programs in force
+    async with agent(enable_ipv6=True) as node:
+        assert node.maps.ct6_tcp.lookup(bytes(38)) == bytes(56)
+
+
+async def test_asking_for_a_map_too_late_or_for_none_is_refused(in_node: None) -> None:
+    async with agent(of_services) as node:
+        with pytest.raises(RuntimeError, match=r"^snat6: the maps are open"):
+            node.maps.use("snat6")
+        with pytest.raises(AttributeError, match="no_such_map"):
+            node.maps.use("no_such_map")
 
 
 PUBLIC = {

@@ -26,6 +26,7 @@ from cells.services.sockets import SocketLB
 from lifecycle import Hive, Table, invoke, provide
 from lifecycle import config as settings_of
 from tests.kernel.datapath_services.services import Services
+from tests.support.all_maps import every_map
 from tests.support.cgroups import join
 
 SO_COOKIE = 57
@@ -94,7 +95,7 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
         service_settings.cell,
         sockets.cell,
         provide(served_frontends),
-        invoke(use),
+        invoke(use, every_map),
         settings=SMALL
         | {"bpf-lb-sock": "true", "cgroup-root": str(group)}
         | {name.replace("_", "-"): value for name, value in settings.items()},

@@ -122,6 +122,8 @@ def facts() -> TunnelConfig:
 
 
 def endpoints() -> dict[str, str]:
+    if not (GLOBALS / "cilium_tunnel_map").exists():  # on a node without a tunnel
+        return {}
     with open_map(GLOBALS / "cilium_tunnel_map") as table:
         rows = {TunnelKey.unpack(key): TunnelValue.unpack(value) for key, value in table.items()}
     return {str(key.network): str(value.node) for key, value in rows.items()}

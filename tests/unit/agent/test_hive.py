@@ -89,6 +89,10 @@ async def nothing_ended() -> tuple[Collected, ...]:
     return ()
 
 
+def any_maps(*attributes: str, both_families: bool = False) -> None:
+    """Maps that nobody looks at."""
+
+
 async def no_link(name: str) -> None:
     """A node without a tunnel."""
     del name
@@ -141,7 +145,8 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
         replace(Router, fake(Router, addressing=dict)),
         replace(ProxyRoutes, fake(ProxyRoutes, there=there)),
-        *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Router}),
+        *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Maps, Router}),
+        replace(Maps, fake(Maps, use=any_maps)),
     ]
 
 

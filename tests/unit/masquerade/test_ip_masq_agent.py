@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cells.config import AgentConfig
 from cells.maps import Maps
 from cells.masquerade import MasqueradeSettings
 from cells.masquerade.agent import DEFAULTS, LINK_LOCAL, IpMasqAgent, key_of, network_table, read_networks
@@ -61,9 +62,11 @@ async def test_the_file_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Pa
     path = tmp_path / "config" / "ip-masq-agent"
     maps: Any = Maps.__new__(Maps)
     maps.ipmasq4, maps.ipmasq6 = Listed(), Listed()
+    maps.use = lambda *_: None
     hive = Hive(
         config(MasqueradeSettings),
         supply(maps, Maps),
+        supply(AgentConfig.__new__(AgentConfig)),  # of IPv4 alone
         provide(IpMasqAgent, network_table),
         invoke(IpMasqAgent),
         settings={"enable-ip-masq-agent": "true", "ip-masq-agent-config-path": str(path)},
@@ -80,3 +83,4 @@ async def test_the_file_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Pa
         assert len(maps.ipmasq4) == 2
         path.unlink()
         await eventually(lambda: len(maps.ipmasq4) == len(DEFAULTS) + 1)
+    assert not maps.ipmasq6

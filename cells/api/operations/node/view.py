@@ -187,9 +187,10 @@ def monitor_status(events: EventsSettings, monitor: MonitorSettings) -> wire.Mon
 def map_sizes(maps: Maps) -> dict[str, int]:
     """Capacity of the maps, under the names and in the order of ``cilium-dbg status --verbose``."""
     policy = maps.policies.spec.inner
+    tcp, other, *_ = maps.conntrack  # both families have as many
     return {
-        "Non-TCP connection tracking": maps.ct4_any.spec.max_entries,
-        "TCP connection tracking": maps.ct4_tcp.spec.max_entries,
+        "Non-TCP connection tracking": other.spec.max_entries,
+        "TCP connection tracking": tcp.spec.max_entries,
         "Endpoint policy": policy.max_entries if policy else 0,
         "IP cache": maps.ipcache.spec.max_entries,
         "Metrics": maps.metrics.spec.max_entries,

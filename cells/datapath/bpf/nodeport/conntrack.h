@@ -28,13 +28,14 @@ static __always_inline long nodeport_insert(const struct flow *flow, const struc
 	}
 }
 
-/* Remember the neighbour that the client's packets come by. */
+/* Remember the neighbour that the client's packets come by: only the programs in drivers ask for it. */
 static __always_inline void nodeport_note_neighbour(context_t *ctx, const struct flow *flow, __u8 family)
 {
+	const struct nodeport_config *own = nodeport_facts();
 	const struct ethernet *eth = packet_eth(ctx);
 	struct nodeport_neighbour neighbour = {};
 
-	if (!LINK_HLEN || !eth)
+	if (!LINK_HLEN || !eth || !own || !(own->flags & NODEPORT_XDP))
 		return;
 	neighbour.mac[0] = eth->source[0];
 	neighbour.mac[1] = eth->source[1];

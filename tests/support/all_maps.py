@@ -1,0 +1,14 @@
+"""For hives of a few cells, whose tests read and write maps that other cells would ask for."""
+
+from __future__ import annotations
+
+from cells.maps import Maps
+from cells.maps.sizes import MapSizes
+from cells.maps.specs import map_specs
+
+EVERY = tuple(map_specs(MapSizes(1, 1, 1), preallocate=False, cpus=1))
+
+
+def every_map(maps: Maps) -> None:
+    """A constructor, to be invoked: of both families, whatever pods have."""
+    maps.use(*EVERY, both_families=True)
