@@ -62,7 +62,7 @@ fresh:
 	@configs/debian/fresh $(SUITES)
 
 soak: root install-test
-	CRASH_POINTS=0 $(BIN)/pytest tests/node/crash tests/node/image tests/node/chaining tests/node/trouble \
+	CRASH_POINTS=0 MODES=all $(BIN)/pytest tests/node/crash tests/node/matrix tests/node/image tests/node/chaining tests/node/trouble \
 		tests/node/agent/test_kill.py tests/kernel/agent tests/kernel/datapath/test_killed_upgrade.py \
 		tests/unit/agent/test_hive.py tests/soak
 

@@ -1,12 +1,17 @@
 """Connections that policy gives to a proxy: nothing passes without it, unless policy says so."""
 
+from dataclasses import replace
+
 import pytest
 
 from cells.maps import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import from_host, from_pod, tcp
-from tests.kernel.datapath.world import EGRESS, INGRESS, NET_MAC, REDIRECT, ROUTER, A, B, World
+from tests.kernel.datapath.world import EGRESS, INGRESS, NET_MAC, OK, REDIRECT, ROUTER, A, B, World
 
 pytestmark = pytest.mark.kernel
+
+ROUTED_BY_HOST = 8
+"""Of an endpoint's flags."""
 
 READ = PolicyEntry(proxy_port=15001, only_by_proxy=True)
 """Requests are read, or nothing passes."""
@@ -42,3 +47,20 @@ def test_what_the_host_sends_enters_the_stack_again_for_the_proxy(world: World) 
     outcome = world.host_sends(from_host() / tcp(ROUTER, A.ip, "S"))
     assert outcome.action == REDIRECT
     assert outcome.packet.dst == NET_MAC
+
+
+@pytest.mark.parametrize(("one", "other"), [(A.ip, B.ip), (A.ip6, B.ip6)])
+def test_where_the_stack_serves_pods_a_proxys_packets_go_past_it(world: World, one: str, other: str) -> None:
+    """It would find the proxy's socket, and drop what belongs to a socket of its own and is for the pod."""
+    sender = replace(A, flags=ROUTED_BY_HOST)
+    asked, later = (tcp(one, other, flags) for flags in ("S", "A"))
+    world.allow(B, [(on_port_80(egress=False), READ)])
+    assert world.pod_sends(sender, from_pod(A) / asked).action == OK, "the stack's"
+    given = world.pod_gets(B, from_host() / asked, mark=0x0F00 | A.identity << 16)
+    assert (given.action, given.packet.dst) == (REDIRECT, NET_MAC), "the proxy's"
+    for _ in range(3):
+        brought = world.pod_sends(sender, from_pod(A) / later)
+        assert (brought.action, brought.packet.dst) == (REDIRECT, B.mac), "to the link, whose program decides"
+        assert brought.mark == 0x0F00 | A.identity << 16
+    world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry())])
+    assert world.pod_sends(sender, from_pod(A) / tcp(one, other, "S", dport=81)).action == OK

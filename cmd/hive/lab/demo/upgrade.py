@@ -18,6 +18,7 @@ from hive.lab.traffic.flows import (
     Received,
     Sent,
     Streamed,
+    family_of,
     tcp_listener,
     tcp_receiver,
     tcp_sender,
@@ -69,15 +70,17 @@ def upgrade(
 
     `settings` are what the agent that runs was started with.
     """
+    address = target.ipv4 or target.ipv6
+    family = family_of(address)
     with lab.open() as node, lab.open_pod(source.pod) as sending, lab.open_pod(target.pod) as receiving:
         before = node.run(look)
         with inside(receiving):
-            datagrams, listener = udp_socket(), tcp_listener()
+            datagrams, listener = udp_socket(family), tcp_listener(family)
         with datagrams, listener:
             udp_in = receiving.start(udp_receiver, datagrams)
             tcp_in = receiving.start(tcp_receiver, listener)
-            udp_out = sending.start(udp_sender, (target.ipv4, datagrams.getsockname()[1]), RATE)
-            tcp_out = sending.start(tcp_sender, (target.ipv4, listener.getsockname()[1]))
+            udp_out = sending.start(udp_sender, (address, datagrams.getsockname()[1]), RATE)
+            tcp_out = sending.start(tcp_sender, (address, listener.getsockname()[1]))
         children = (udp_out, tcp_out, udp_in, tcp_in)
         try:
             time.sleep(BEFORE)

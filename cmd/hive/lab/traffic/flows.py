@@ -53,7 +53,7 @@ class Streamed:
 
 def udp_sender(stop: Stop, target: tuple[str, int], rate: float) -> Sent:
     """Send numbered packets at `rate` per second until told to stop; late ones are caught up."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    with socket.socket(family_of(target[0]), socket.SOCK_DGRAM) as sock:
         sock.connect(target)
         began = time.monotonic()
         number = errors = 0
@@ -146,9 +146,14 @@ def _read_stream(sock: socket.socket) -> Streamed:
     return Streamed(octets, continuous and not rest, longest)
 
 
-def udp_socket() -> socket.socket:
+def family_of(address: str) -> socket.AddressFamily:
+    """That of an address as text."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def udp_socket(family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
     """A UDP socket bound to a free port, with room for everything that comes while its reader is delayed."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock = socket.socket(family, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
     sock.bind(("", 0))
     return sock

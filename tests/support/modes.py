@@ -1,0 +1,105 @@
+"""The modes of an agent whose combinations are tried, and which of them this run tries.
+
+Needs: git, to rotate.   Gives: DIMENSIONS, Mode, chosen.
+
+``MODES`` in the environment chooses: ``all`` takes every row, ``name=value,name=value,...`` that one. Without
+it, a few rows are taken by the hash of the commit, so that all have their turn.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.support.pairwise import Row, covering, rotated
+
+DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "kube-proxy-replacement": ("false", "true"),
+    "routing-mode": ("tunnel", "native"),
+    "enable-host-legacy-routing": ("true", "false"),
+    "families": ("4", "6", "46"),
+    "bpf-lb-sock": ("false", "true", "hostns-only"),
+    "enable-endpoint-routes": ("false", "true"),
+    "enable-host-firewall": ("false", "true"),
+    "masquerade": ("true", "false"),
+    "first-identity": ("256", "40000"),
+    "bpf-lb-algorithm": ("random", "maglev"),
+    "bpf-lb-mode": ("snat", "dsr", "hybrid"),
+}
+"""Options of the agent with their values; ``families`` and ``masquerade`` stand for two options each."""
+IN_A_RUN: Final = 2
+"""Rows that a run tries where nothing else is chosen."""
+_POD_RANGES: Final = {"4": "10.10.0.0/16", "6": "fd00:5::/112"}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One combination."""
+
+    row: Row
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value}" for name, value in self.row.items())
+
+    @property
+    def versions(self) -> list[int]:
+        """The IP versions of its pods."""
+        return [int(version) for version in self.row["families"]]
+
+    @property
+    def masquerades(self) -> bool:
+        """Whether servers outside see the node's address."""
+        return self.row["masquerade"] == "true"
+
+    @property
+    def settings(self) -> list[str]:
+        """Of its agent."""
+        plain = {name: value for name, value in self.row.items() if name not in {"families", "masquerade"}}
+        if plain["bpf-lb-sock"] == "hostns-only":
+            plain |= {"bpf-lb-sock": "true", "bpf-lb-sock-hostns-only": "true"}
+        for version in "46":
+            there = version in self.row["families"]
+            plain[f"enable-ipv{version}"] = str(there).lower()
+            plain[f"enable-ipv{version}-masquerade"] = str(there and self.masquerades).lower()
+            plain[f"ipv{version}-range"] = _POD_RANGES[version] if there else "auto"
+            if self.row["routing-mode"] == "native" and there:
+                plain[f"ipv{version}-native-routing-cidr"] = _POD_RANGES[version]
+        plain |= {"enable-node-port": "true", "bpf-lb-maglev-table-size": "1021"}
+        return [f"--{name}={value}" for name, value in plain.items()]
+
+    def blamed(self, refusal: str) -> set[str]:
+        """The dimensions that a refusal of the agent names."""
+        words = {"families": ("enable-ipv4", "enable-ipv6"), "masquerade": ("masquerade",)}
+        return {name for name in self.row if any(word in refusal for word in words.get(name, (name,)))}
+
+    @classmethod
+    def parse(cls, text: str) -> Mode:
+        """As str() writes it. Raises ValueError."""
+        given = dict(part.split("=", 1) for part in text.split(","))
+        row = {name: given.pop(name, values[0]) for name, values in DIMENSIONS.items()}
+        wrong = [name for name, value in row.items() if value not in DIMENSIONS[name]]
+        if given or wrong:
+            raise ValueError(f"MODES={text}: expected all, or of {dict(DIMENSIONS)}")
+        return cls(row)
+
+
+def chosen() -> list[Mode]:
+    """The combinations of this run."""
+    wanted = os.environ.get("MODES", "")
+    if wanted and wanted != "all":
+        return [Mode.parse(wanted)]
+    rows = covering(DIMENSIONS)
+    return [Mode(row) for row in (rows if wanted else rotated(rows, _commit(), IN_A_RUN))]
+
+
+def _commit() -> str:
+    """The hash of what is checked out; empty where this is no repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
