@@ -1,14 +1,13 @@
-"""Every number that becomes bytes does so over its whole range: maps, marks, sockets, netlink, Envoy, events.
+"""Every number that becomes bytes does so over its whole range: maps, marks, netlink, Envoy, events.
 
 The ranges are those of the protocols and of Cilium, not those of the code: identities of every scope,
 endpoint ids and ports of 16 bits, indexes of links as the kernel gives them, marks of 32 bits, addresses of
 both families. State files and monitor events have tests of their own (endpoint/test_state_files.py,
-events/test_records.py, monitor/test_payload.py).
+events/test_records.py, monitor/test_payload.py), marks of sockets in the kernel tier (sockets/test_marks.py).
 """
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_network
@@ -17,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cells import maps
@@ -30,11 +29,9 @@ from cells.observe.events.gob import INT, Type
 from cells.observe.events.gob import decode as read_gob
 from cells.observe.events.gob import encode as write_gob
 from cells.policy.control import HTTPRedirect
-from cells.proxy.dns.sockets import EGRESS_PROXY, upstream
 from cells.proxy.envoy import EnvoySettings
-from cells.proxy.envoy.resources import INGRESS_PROXY, Place, listeners
+from cells.proxy.envoy.resources import EGRESS_PROXY, INGRESS_PROXY, Place, listeners
 from cells.services.balancer import entries
-from tests.support.namespaces import need_root
 
 
 def unsigned(bits: int) -> st.SearchStrategy[int]:
@@ -171,25 +168,6 @@ def test_entries_of_services(
         assert int.from_bytes(entries.maglev_key(number, version).key, "big") == number
     assert struct.unpack("<I", entries.affinity_key(number, backend).key[:4]) == (backend,)
     assert entries.source_range_key(number, clients).key.endswith(clients.network_address.packed)
-
-
-@given(pods, st.sampled_from([4, 6]), st.sampled_from([socket.SOCK_STREAM, socket.SOCK_DGRAM]))
-@example(32768, 4, socket.SOCK_DGRAM)
-@example((1 << 24) - 1, 6, socket.SOCK_STREAM)
-def test_the_mark_of_a_socket_that_asks_in_a_pods_name(
-    identity: int, version: int, kind: socket.SocketKind
-) -> None:
-    need_root()  # the mark
-    with upstream(version, identity, kind) as made:
-        (mark,) = struct.unpack("=I", made.getsockopt(socket.SOL_SOCKET, socket.SO_MARK, 4))
-    assert mark & 0x0F00 == EGRESS_PROXY
-    assert mark >> 16 | (mark & 0xFF) << 16 == identity
-
-
-@given(identities.filter(lambda one: one >> 24))
-def test_an_identity_that_no_mark_holds_is_in_none(identity: int) -> None:
-    with upstream(4, identity, socket.SOCK_DGRAM) as made:
-        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_MARK) == 0
 
 
 @given(pods, u16, st.sampled_from(["ingress", "egress"]))

@@ -1,0 +1,34 @@
+"""The mark of a socket by which the DNS proxy asks in a pod's name: every identity of a pod is in it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cells.proxy.dns.sockets import EGRESS_PROXY, upstream
+
+pytestmark = pytest.mark.kernel
+
+pods = st.sampled_from([256, 32767, 32768, 65535, 1 << 16, 1 << 23]) | st.integers(1, (1 << 24) - 1)
+
+
+@given(pods, st.sampled_from([4, 6]), st.sampled_from([socket.SOCK_STREAM, socket.SOCK_DGRAM]))
+@example(32768, 4, socket.SOCK_DGRAM)
+@example((1 << 24) - 1, 6, socket.SOCK_STREAM)
+def test_the_mark_of_a_socket_that_asks_in_a_pods_name(
+    identity: int, version: int, kind: socket.SocketKind
+) -> None:
+    with upstream(version, identity, kind) as made:
+        (mark,) = struct.unpack("=I", made.getsockopt(socket.SOL_SOCKET, socket.SO_MARK, 4))
+    assert mark & 0x0F00 == EGRESS_PROXY
+    assert mark >> 16 | (mark & 0xFF) << 16 == identity
+
+
+@given(st.integers(1 << 24, (1 << 32) - 1))
+def test_an_identity_that_no_mark_holds_is_in_none(identity: int) -> None:
+    with upstream(4, identity, socket.SOCK_DGRAM) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_MARK) == 0
