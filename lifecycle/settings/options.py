@@ -23,6 +23,7 @@ import msgspec
 
 from lifecycle.hints.keys import type_name, unaliased
 from lifecycle.settings import values
+from lifecycle.settings.limits import Limits
 from lifecycle.settings.secrets import Secret
 
 __all__ = [
@@ -101,6 +102,8 @@ class Option(msgspec.Struct, frozen=True):
     """Old names that still count."""
     prefix: str = ""
     """What config() put before the names."""
+    limits: Limits = Limits()
+    """What msgspec.Meta demands of a value."""
 
     @property
     def group(self) -> Group:
@@ -145,8 +148,11 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def help(self) -> str:
-        """The docstring under the field, in one line; empty without one. Reads the source when asked."""
-        return _docstrings(self.struct).get(self.field, "")
+        """The docstring under the field, in one line, and the limits. Reads the source when asked."""
+        meant = next((meta.description for meta in self.limits.metas if meta.description), "")
+        limits = self.limits.expects(values.bare(self.kind)[0])
+        found = _docstrings(self.struct).get(self.field, meant)
+        return f"{found} Expected: {limits}.".strip() if limits else found
 
 
 @functools.cache
@@ -156,12 +162,23 @@ def options_of(struct: type[Settings], prefix: str = "") -> tuple[Option, ...]:
 
 
 def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str) -> Option:
-    hint = unaliased(info.type)
-    kind, *notes = typing.get_args(hint) if _is_annotated(hint) else (hint,)
+    kind, notes = _unannotated(info.type)
     formerly = tuple(name for note in notes if isinstance(note, Formerly) for name in note.names)
     stem = f"{prefix}-" if prefix else ""
     old = tuple(f"{stem}{name}" for name in formerly)
-    return Option(f"{stem}{info.encode_name}", info.name, kind, struct, info.required, old, prefix)
+    limits = Limits(tuple(note for note in notes if isinstance(note, msgspec.Meta)))
+    return Option(f"{stem}{info.encode_name}", info.name, kind, struct, info.required, old, prefix, limits)
+
+
+def _unannotated(hint: object) -> tuple[object, list[object]]:
+    """A type and what is noted of it, also inside ``Annotated[...] | None``."""
+    hint = unaliased(hint)
+    kind, *notes = typing.get_args(hint) if _is_annotated(hint) else (hint,)
+    inner, optional = values.bare(kind)
+    if optional and _is_annotated(inner):
+        inner, *more = typing.get_args(inner)
+        return typing.Optional[inner], [*notes, *more]  # noqa: UP045  # of a type known only now
+    return kind, notes
 
 
 def _is_annotated(hint: object) -> bool:
@@ -184,8 +201,23 @@ def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
     for option in options:
         if not values.known(option.kind):
             yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
+            continue
+        for limit in option.limits.unfit(option.kind):
+            yield f"field {option.field!r}: Meta({limit}=...) means nothing for {type_name(option.kind)}"
+        if not option.required and (why := _unlimited(option)) is not None:
+            yield f"field {option.field!r}: its default {option.default_text}: {why}"
         if CONFIG_DIR in option.names:
             yield f"field {option.field!r}: {CONFIG_DIR} names the directory of settings; take another name"
+
+
+def _unlimited(option: Option) -> str | None:
+    """Why the default exceeds the limits of its option."""
+    if next(option.limits.unfit(option.kind), None) is None:
+        try:
+            option.limits.check(option.default)
+        except ValueError as error:
+            return str(error)
+    return None
 
 
 @functools.cache

@@ -68,7 +68,7 @@ def schema(options: Iterable[Option], title: str) -> Schema:
             properties[option.file_name] = {"type": "string", "minLength": 1, "description": text}
         for old in option.formerly:
             renamed = {"description": f"Now called {option.name}.", "deprecated": True}
-            properties[old] = type_schema(option.kind) | renamed
+            properties[old] = type_schema(option.kind) | option.limits.schema(option.kind) | renamed
         if option.required:
             needed.append({"anyOf": [{"required": [name]} for name in option.names]})
     found: Schema = {
@@ -122,7 +122,7 @@ def plain(value: object) -> object:
 
 
 def _property(option: Option) -> Schema:
-    found = type_schema(option.kind)
+    found = type_schema(option.kind) | option.limits.schema(option.kind)
     if option.help:
         found["description"] = option.help
     if not option.required and not option.secret:

@@ -182,7 +182,9 @@ def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
     for option in group.options:
         if (found := given.get(option.name)) is not None:
             try:
-                settings.append(Setting(option, _read(found, option, loaded), found.place))
+                value = _read(found, option, loaded)
+                option.limits.check(value)
+                settings.append(Setting(option, value, found.place))
             except ValueError as error:
                 loaded.fault(f"{found.shown}: {error}")
         elif option.required:
