@@ -24,7 +24,7 @@ from lifecycle.process.logs import configure_logging
 __all__ = ["COMMANDS", "main", "run_command"]
 
 COMMANDS: dict[str, str] = {
-    "run": "Run until SIGTERM, SIGINT or SIGHUP; the default command.",
+    "run": "Run until a signal ends it; the default command.",
     "check": "Say whether it could run with these settings, without starting anything.",
     "inspect": f"Show what it is made of: inspect [{'|'.join(views.VIEWS)}] [NAME].",
     "shell": "Talk to one that runs, by its admin socket: shell [--socket=PATH] [COMMAND...].",

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jsonschema_rs
+import msgspec
 import pytest
 from msgspec import Meta
 
@@ -86,7 +87,7 @@ def test_help_reference_and_schema_show_limits() -> None:
         page(hive, COMMANDS, version=False).split()
     )
     assert "Where it listens. Expected: at least 1, at most 65535." in markdown(
-        sections(config(Limited)), "Title"
+        sections(config(Limited)), "Title", "", Sources()
     )
     found = schema(options_of(Limited), "web")
     properties = found["properties"]
@@ -96,7 +97,15 @@ def test_help_reference_and_schema_show_limits() -> None:
     }
     valid = jsonschema_rs.validator_for(found)
     assert valid.is_valid({"port": 1, "even": None, "every": "2s", "name": "web", "hosts": ["a"]})
-    for wrong in ({"port": 0}, {"old-port": 0}, {"share": 1}, {"even": 3}, {"name": "A"}, {"hosts": []}):
+    beyond: list[dict[str, object]] = [
+        {"port": 0},
+        {"old-port": 0},
+        {"share": 1},
+        {"even": 3},
+        {"name": "A"},
+        {"hosts": []},
+    ]
+    for wrong in beyond:
         assert not valid.is_valid(wrong), wrong
 
 
@@ -110,8 +119,9 @@ def test_help_reference_and_schema_show_limits() -> None:
     ],
 )
 def test_limits_that_cannot_hold_are_faults_of_the_graph(kind: Any, default: object, told: str) -> None:
-    body = {"__annotations__": {"value": kind}, "value": default, "__module__": __name__}
-    odd = type(Settings)("Odd", (Settings,), body, frozen=True)
+    odd: Any = msgspec.defstruct(
+        "Odd", [("value", kind, default)], bases=(Settings,), frozen=True, rename="kebab"
+    )
     with pytest.raises(GraphError) as caught:
         Hive(config(odd)).check()
     assert f"field 'value': {told}" in str(caught.value)
