@@ -3,6 +3,7 @@
 Needs: the agent's GET /v1/healthz.   Gives: command.   Source of the lines: cilium-dbg status.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from hive.client import ask, socket_option, timeout_option
 from hive.output import BAD, GOOD, QUIET, document, fact_lines, output_option, terminal_width
 
 HEALTHY = {"Ok", "Disabled"}
+PAUSE = 0.1
+"""Seconds between two questions while it waits."""
 
 
 @click.command()
@@ -22,10 +25,18 @@ HEALTHY = {"Ok", "Disabled"}
 @output_option
 @click.option("--brief", is_flag=True, help="One line: OK, or what is wrong.")
 @click.option("--verbose", is_flag=True, help="Also all addresses, controllers and modules.")
-def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbose: bool) -> None:
+@click.option(
+    "--wait",
+    "wanted",
+    type=click.Choice(["ok", "degraded"]),
+    help="Wait until it is so, for --timeout seconds at most, and show it then.",
+)
+def command(
+    agent_socket: Path, timeout: float, output: str, brief: bool, verbose: bool, wanted: str | None
+) -> None:
     """Show the status of the running agent. Exits 1 if it, or any part of it, is unhealthy."""
     headers = {"Brief": "true" if brief else "false"}
-    answer = ask("/v1/healthz", agent_socket, headers, timeout)
+    answer = _answer(wanted, agent_socket, headers, timeout)
     if (text := document(answer, output)) is not None:
         click.echo(text)
         return
@@ -38,6 +49,25 @@ def command(agent_socket: Path, timeout: float, output: str, brief: bool, verbos
             click.echo(line)
     if wrong:
         raise click.exceptions.Exit(1)
+
+
+def _answer(wanted: str | None, agent_socket: Path, headers: dict[str, str], timeout: float) -> Any:
+    """What the agent answers once it is as wanted. Raises click.ClickException when it does not get so."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        late = left < PAUSE
+        try:
+            answer = ask("/v1/healthz", agent_socket, headers, max(left, PAUSE))
+        except click.ClickException:  # not there yet, or busy
+            if wanted != "ok" or late:
+                raise
+        else:
+            if wanted is None or bool(trouble(answer)) == (wanted == "degraded"):
+                return answer
+            if late:
+                raise click.ClickException(f"the agent is not {wanted} within {timeout:g} s")
+        time.sleep(PAUSE)
 
 
 def trouble(answer: dict[str, Any]) -> str:

@@ -1,10 +1,11 @@
 """The agent of a lab node: started as the child process a node would have, waited for, found again, ended.
 
 Needs: a made node (hive.lab.node).
-Gives: start, wait_ready, wait_known, api_socket, running, terminate, crash, birth.
+Gives: start, last_settings, wait_ready, wait_known, api_socket, running, terminate, crash, birth.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -36,7 +37,7 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
         "hive",
         "agent",
         f"--write-cni-conf-when-ready={lab.cni_conf}",
-        *([f"--manifests-dir={lab.manifests}"] if lab.cluster else []),
+        *([f"--manifests-dir={lab.manifests}"] if lab.manifests.is_dir() else []),
         *_numbering(settings),
         *settings,
         *cgroups.settings_of(lab.name, settings),
@@ -53,6 +54,7 @@ def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
     # It is found again by its pid: we do not wait for it as its parent.
     process.returncode = 0
     _pidfile(lab).write_text(f"{process.pid} {birth(process.pid)}")
+    _settings_file(lab).write_text(json.dumps(settings))
     return process.pid
 
 
@@ -62,10 +64,23 @@ def _numbering(settings: Sequence[str]) -> list[str]:
     return [] if named else [f"--first-identity={FIRST_IDENTITY}"]
 
 
+def last_settings(lab: Lab) -> list[str]:
+    """The settings its agent was started with last; none if it never was."""
+    try:
+        found: list[str] = json.loads(_settings_file(lab).read_text())
+    except FileNotFoundError:
+        return []
+    return found
+
+
+def _settings_file(lab: Lab) -> Path:
+    return lab.directory / "settings.json"
+
+
 def _environment(lab: Lab) -> dict[str, str]:
-    """Ours without an agent's settings; a node of a cluster goes by its own name."""
+    """Ours without an agent's settings; a node that has objects goes by its own name."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")}
-    return found | ({"K8S_NODE_NAME": lab.name} if lab.cluster else {})
+    return found | ({"K8S_NODE_NAME": lab.name} if lab.manifests.is_dir() else {})
 
 
 def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:

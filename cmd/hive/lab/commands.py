@@ -6,7 +6,7 @@ Needs: root; what a subcommand needs is imported when it runs.   Gives: command.
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,38 +15,18 @@ from typing import NoReturn
 import click
 
 from hive.agent.command import pass_settings, settings_argument
-from hive.lab.cluster import MOST_NODES, TUNNEL, Cluster
-from hive.lab.cluster.commands import apply, get, up_cluster
+from hive.lab.cluster import MOST_NODES, TUNNEL, Cluster, add_pod
+from hive.lab.cluster.commands import up_cluster
+from hive.lab.cluster.manifests import Manifests, namespace_object
 from hive.lab.cluster.network import MOST_SEGMENTS
+from hive.lab.names import name_option, node_named, nodes_named, number_option
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
+from hive.lab.objects import apply, delete, get
 from hive.output import BAD, GOOD, document, json_text, output_option, table
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
-
-
-class _LabName(click.ParamType[Lab]):
-    name = "name"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Lab:
-        if isinstance(value, Lab):
-            return value
-        try:
-            return Lab(str(value))
-        except LabError as error:
-            self.fail(error.message, param, ctx)
-
-
-def name_option(default: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """The ``--name`` every subcommand has."""
-    return click.option(
-        "--name",
-        "lab",
-        type=_LabName(),
-        default=default,
-        show_default=True,
-        envvar="HIVE_LAB",
-        help="Which node (also: HIVE_LAB).",
-    )
+SOURCES = ("--manifests-dir", "--k8s-api-server", "--k8s-kubeconfig-path", "--config-dir")
+"""Settings that may name another source of objects than the lab's own manifests."""
 
 
 @click.group()
@@ -54,13 +34,13 @@ def command() -> None:
     """Run whole nodes on this machine, each in network namespaces of its own."""
 
 
-command.add_command(apply)
-command.add_command(get)
+for _of_objects in (apply, delete, get):
+    command.add_command(_of_objects)
 
 
 @command.command(context_settings=pass_settings)
 @settings_argument
-@name_option("node-1")
+@name_option()
 @click.option(
     "--pods",
     "count",
@@ -90,7 +70,7 @@ def up(
 ) -> int:
     """Make a node with a running agent and pods; what is there already stays.
 
-    With --nodes it is several, joined by a bridge, that reach each other's pods: node-1, node-2, and so on.
+    With --nodes it is several, joined by a bridge, that reach each other's pods: NAME-1, NAME-2, and so on.
 
     Settings are the agent's, as in --enable-policy=always. One that runs already keeps its own.
     """
@@ -119,17 +99,22 @@ def _up(lab: Lab, count: int, settings: tuple[str, ...]) -> None:
     if fresh:
         destroy(lab)  # half of one
         create(lab)
+        if not any(one.startswith(SOURCES) for one in settings):
+            Manifests([lab]).write("namespaces", [namespace_object()])
     try:
         pid = agent_process.running(lab)
         if pid is None:
-            pid = agent_process.start(lab, *settings)
+            pid = agent_process.start(lab, *(settings or agent_process.last_settings(lab)))
             click.echo(f"{lab.name}  starting the agent, pid {pid}")
         elif settings:
             _too_late(lab, pid)
         agent_process.wait_ready(lab, pid)
         for pod in (f"pod-{number}" for number in range(1, count + 1)):
             if pod not in lab.pods():
-                attached = pods.add(lab, pod)
+                has_objects = lab.manifests.is_dir()
+                attached = (
+                    add_pod(Manifests([lab]), lab, NODE_ADDRESS, pod) if has_objects else pods.add(lab, pod)
+                )
                 click.echo(f"{lab.name}  {pod} attached, {attached.ipv4}")
     except BaseException:
         if fresh:
@@ -182,13 +167,23 @@ def list_nodes(output: str) -> None:
 
 
 @command.command("exec", context_settings={"ignore_unknown_options": True})
-@name_option("node-1")
+@name_option()
+@number_option
 @click.option("--pod", help="In this pod instead of the node.")
+@click.option(
+    "--outside", is_flag=True, help="As a client outside: in the network that the node's link leads to."
+)
 @click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def execute(lab: Lab, pod: str | None, arguments: tuple[str, ...]) -> None:
-    """Run a command inside a node or one of its pods; its exit code is ours."""
+def execute(lab: Lab, number: int | None, pod: str | None, outside: bool, arguments: tuple[str, ...]) -> None:
+    """Run a command inside a node or one of its pods, or outside; its exit code is ours."""
     need_root()
-    namespaces = lab.open_pod(pod) if pod else lab.open()
+    if pod and outside:
+        raise click.UsageError("--pod and --outside are two places: choose one")
+    node = node_named(lab, number)
+    if outside:
+        namespaces = Cluster(node.cluster).network.open() if node.cluster else node.open_outside()
+    else:
+        namespaces = node.open_pod(pod) if pod else node.open()
     directory = Path.cwd()
     namespaces.enter()
     if directory.is_dir():
@@ -207,7 +202,7 @@ def execute(lab: Lab, pod: str | None, arguments: tuple[str, ...]) -> None:
 
 
 @command.command()
-@name_option("node-1")
+@name_option()
 @click.option("--all", "everything", is_flag=True, help="All nodes of this machine.")
 def down(lab: Lab, everything: bool) -> None:
     """Remove a node and everything in it, or all nodes of a cluster. A missing node is no error."""
@@ -215,8 +210,7 @@ def down(lab: Lab, everything: bool) -> None:
     from hive.lab import agent_process
 
     with _orderly(), exclusive():
-        of_cluster = [] if lab.exists else Cluster(lab.name).nodes()
-        for one in labs() if everything else of_cluster or [lab]:
+        for one in labs() if everything else nodes_named(lab):
             there = one.directory.exists()
             if one.cluster:
                 Cluster.of(one).remove([one])
@@ -224,6 +218,55 @@ def down(lab: Lab, everything: bool) -> None:
                 agent_process.terminate(one)
                 destroy(one)
             click.echo(f"{one.name}  {'removed' if there else 'is not there'}")
+
+
+@command.command(context_settings=pass_settings)
+@settings_argument
+@name_option()
+def restart(lab: Lab, settings: tuple[str, ...]) -> int:
+    """Restart the agent of a node, or those of all nodes of a cluster, with the settings it had.
+
+    Settings that are given here are added, as in --enable-policy=always, and stay.
+    """
+    need_root()
+    if settings and (wrong := _refused(settings)):
+        return wrong
+    from hive.lab import agent_process
+
+    with _orderly(), exclusive():
+        for one in nodes_named(lab):
+            node = node_named(one)
+            if not agent_process.terminate(node):
+                raise LabError(f"the agent of node {node.name} does not end: see {node.agent_log}")
+            pid = agent_process.start(node, *agent_process.last_settings(node), *settings)
+            agent_process.wait_ready(node, pid)
+            click.echo(f"{node.name}  the agent is restarted, pid {pid}")
+    return 0
+
+
+@command.command()
+@name_option()
+@number_option
+@click.option("--etcd", is_flag=True, help="The etcd of the cluster instead.")
+def crash(lab: Lab, number: int | None, etcd: bool) -> None:
+    """Kill the agent of a node with -9, as a machine that is out of memory would; pods stay."""
+    need_root()
+    from hive.lab import agent_process
+
+    node = node_named(lab, number)
+    if etcd:
+        Cluster(node.cluster).store.crash()
+    else:
+        agent_process.crash(node)
+    click.echo(f"{node.cluster if etcd else node.name}  {'etcd' if etcd else 'the agent'} is killed")
+
+
+@command.command()
+@name_option()
+@number_option
+def path(lab: Lab, number: int | None) -> None:
+    """Print the directory of a node: agent.log, cni/ (its network configuration), manifests/."""
+    click.echo(node_named(lab, number).directory)
 
 
 @command.command()

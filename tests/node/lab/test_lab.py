@@ -234,3 +234,84 @@ def test_an_unknown_node_is_one_line(lab: Lab) -> None:
     assert f"no lab node named {lab.name}" in done.stderr
     gone = hive("lab", "down", "--name", lab.name)
     assert (gone.returncode, gone.stdout) == (0, f"{lab.name}  is not there\n")
+
+
+DENY = """
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: deny, namespace: default}
+spec: {podSelector: {}, policyTypes: [Ingress]}
+"""
+WRONG = """
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: wrong, namespace: default}
+spec: {endpointSelector: {}, ingress: [{toPorts: [{ports: [{port: "70000"}]}]}]}
+"""
+WEB = """
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: default}
+spec: {type: NodePort, selector: {app: pod-1}, ports: [{port: 80, targetPort: 8080}]}
+"""
+
+
+def test_objects_are_applied_waited_for_and_deleted(lab: Lab, tmp_path: Path) -> None:
+    name = ("--name", lab.name)
+    for file, text in {"deny": DENY, "wrong": WRONG, "web": WEB}.items():
+        (tmp_path / f"{file}.yaml").write_text(text, encoding="utf-8")
+
+    def apply(file: str) -> subprocess.CompletedProcess[str]:
+        return hive("lab", "apply", *name, "--wait", "-f", str(tmp_path / f"{file}.yaml"))
+
+    def reached() -> bool:
+        (pod,) = json.loads(hive("lab", "get", *name, "pod", "pod-1", "-o", "json").stdout)
+        ping = ("ping", "-c1", "-W1", pod["status"]["podIP"])
+        return hive("lab", "exec", *name, "--pod", "pod-2", "--", *ping).returncode == 0
+
+    def endpoints() -> list[object]:
+        (found,) = json.loads(hive("lab", "get", *name, "endpointslice", "-o", "json").stdout)
+        return [each["targetRef"]["name"] for each in found["endpoints"]]
+
+    assert hive("lab", "up", *name).returncode == 0
+    assert reached()
+    assert apply("deny").stdout == "networkpolicy/deny applied\n"
+    assert not reached(), "it holds once it is waited for"
+    done = apply("wrong")
+    assert done.returncode == 1
+    assert "ciliumnetworkpolicy/wrong refused: spec.ingress[0].toPorts[0].ports[0]: " in done.stdout
+    deleted = hive("lab", "delete", *name, "--wait", "networkpolicy", "deny")
+    assert deleted.stdout == "networkpolicy/deny deleted\n"
+    assert reached()
+    assert apply("web").stdout == "service/web applied\n"
+    (service,) = json.loads(hive("lab", "get", *name, "service", "web", "-o", "json").stdout)
+    assert service["spec"]["clusterIP"].startswith("10.96.")
+    assert service["spec"]["ports"][0]["nodePort"] >= 30000
+    assert endpoints() == ["pod-1"]
+    assert hive("lab", "delete", *name, "pod", "pod-1").stdout == "pod/pod-1 deleted\n"
+    assert endpoints() == []
+    assert hive("lab", "up", *name).returncode == 0
+    assert endpoints() == ["pod-1"], "the pod is back"
+    assert apply("web").returncode == 0
+    assert json.loads(hive("lab", "get", *name, "service", "web", "-o", "json").stdout) == [service]
+    assert hive("lab", "delete", *name, "-f", str(tmp_path / "web.yaml")).stdout == "service/web deleted\n"
+    again = hive("lab", "delete", *name, "service", "web")
+    assert again.returncode == 1
+    assert "nothing was applied of service web" in again.stderr
+
+
+def test_an_agent_is_restarted_as_it_was_made(lab: Lab) -> None:
+    name = ("--name", lab.name)
+
+    def setting(which: str) -> str:
+        return hive("lab", "exec", *name, "--", sys.executable, "-m", "hive", "config", "get", which).stdout
+
+    assert hive("lab", "up", *name, "--pods", "0", "--mtu=1400").returncode == 0
+    assert hive("lab", "restart", *name, "--enable-policy=always").returncode == 0
+    assert (setting("mtu"), setting("enable-policy")) == ("1400\n", "always\n")
+    assert hive("lab", "crash", *name).returncode == 0
+    assert hive("lab", "up", *name, "--pods", "0").returncode == 0
+    assert (setting("mtu"), setting("enable-policy")) == ("1400\n", "always\n")
+    outside = hive("lab", "exec", *name, "--outside", "--", "ip", "-4", "-brief", "address")
+    assert "192.168.50.1/24" in outside.stdout
+    assert hive("lab", "path", *name).stdout.strip() == str(lab.directory)

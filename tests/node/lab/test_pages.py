@@ -12,7 +12,10 @@ from tests.support.pages import ROOT, blocks, play, shell
 
 pytestmark = pytest.mark.node
 
-PAGES = ("follow-a-packet.md", "follow-a-pod.md", "startup.md", "operating.md", "troubleshooting.md")
+PAGES = (
+    *("default-deny.md", "names.md", "follow-a-packet.md", "follow-a-pod.md"),
+    *("startup.md", "operating.md", "troubleshooting.md"),
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -22,7 +25,9 @@ def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> 
     try:
         with shell(tmp_path, {"HIVE_LAB": lab.name}) as process:
             for block in blocks(path.read_text(encoding="utf-8")):
-                if block.language == "console":
+                if block.file:
+                    (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+                elif block.language == "console":
                     play(path, block, process, columns=False)
         assert not lab.exists, "the page ends with hive lab down"
     finally:

@@ -3,6 +3,6 @@
 Needs: root.   Gives: Cluster, TUNNEL, MOST_NODES.
 """
 
-from hive.lab.cluster.cluster import MOST_NODES, TUNNEL, Cluster
+from hive.lab.cluster.cluster import MOST_NODES, TUNNEL, Cluster, add_pod, remove_pod
 
-__all__ = ["MOST_NODES", "TUNNEL", "Cluster"]
+__all__ = ["MOST_NODES", "TUNNEL", "Cluster", "add_pod", "remove_pod"]

@@ -116,19 +116,8 @@ class Cluster:
         return [*found, *between, *more]
 
     def add_pod(self, lab: Lab, name: str) -> pods.Attached:
-        """Tell everybody of a pod, attach it, tell where it is."""
-        manifests, place = self.manifests, self.place(lab)
-        manifests.write(f"pod-{name}", [pod_object(lab, place, name)])
-        try:
-            # As kubelet, which runs a pod because there is an object of it.
-            agent_process.wait_known(lab, "k8s-pods", ["default", name])
-            attached = pods.add(lab, name)
-        except BaseException:
-            manifests.remove(f"pod-{name}")
-            raise
-        addresses = [ip for ip in (attached.ipv4, attached.ipv6) if ip]
-        manifests.write(f"pod-{name}", [pod_object(lab, place, name, addresses)])
-        return attached
+        """Attach a pod of which every node knows the object."""
+        return add_pod(self.manifests, lab, self.place(lab).ipv4, name)
 
     def remove(self, gone: Sequence[Lab]) -> None:
         """Take these nodes down; with the last one the network goes."""
@@ -139,7 +128,31 @@ class Cluster:
             if self.nodes() and self.network.exists:
                 for pod in pods_gone:
                     self.manifests.remove(f"pod-{pod}")
+                self.manifests.follow_services()
                 self._tell_nodes()
         if not self.nodes():
             self.store.remove()
             remove_network(self.network)
+
+
+def add_pod(manifests: Manifests, lab: Lab, host_ip: str, name: str) -> pods.Attached:
+    """Write the object of a pod, attach it, write its addresses and the slices of services that select it."""
+    manifests.write(f"pod-{name}", [pod_object(lab, host_ip, name)])
+    try:
+        # As kubelet, which runs a pod because there is an object of it.
+        agent_process.wait_known(lab, "k8s-pods", ["default", name])
+        attached = pods.add(lab, name)
+    except BaseException:
+        manifests.remove(f"pod-{name}")
+        raise
+    addresses = [ip for ip in (attached.ipv4, attached.ipv6) if ip]
+    manifests.write(f"pod-{name}", [pod_object(lab, host_ip, name, addresses)])
+    manifests.follow_services()
+    return attached
+
+
+def remove_pod(manifests: Manifests, lab: Lab, name: str) -> None:
+    """Take a pod out of services, detach it, remove its object."""
+    manifests.remove(f"pod-{name}")
+    manifests.follow_services()
+    pods.delete(lab, name)

@@ -6,20 +6,26 @@ Needs: the nodes' directories.   Gives: Manifests, node_objects, pod_object.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
+from hive.endpoint_slices import SERVICE_NAME, endpoint_slices
 from hive.lab.cluster.network import Place
 from hive.lab.node import Lab, LabError
 
 Object = dict[str, Any]
+SLICES, CONTROLLER = "endpoint-slices", "hive-lab"
+"""The file of the slices that the lab writes, and who manages them."""
+CLUSTER_IPS, NODE_PORTS = IPv4Network("10.96.0.0/16"), range(30000, 32768)
+"""Of services that have none, as an API server gives them."""
 
 
 class Manifests:
     """The folders of several nodes, written alike: what an API server would be to them."""
 
     def __init__(self, nodes: Sequence[Lab]) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
 
     def write(self, name: str, objects: Iterable[Object]) -> None:
         """Put a file into every folder; a reader sees the old one or the new one."""
@@ -30,7 +36,7 @@ class Manifests:
 
     def copy(self, name: str, text: str) -> None:
         """Put a file with this text into every folder."""
-        for node in self._nodes:
+        for node in self.nodes:
             node.manifests.mkdir(exist_ok=True)
             fresh = node.manifests / f".{name}.new"
             fresh.write_text(text, encoding="utf-8")
@@ -38,7 +44,7 @@ class Manifests:
 
     def remove(self, name: str) -> None:
         """Take a file out of every folder; gone already is fine."""
-        for node in self._nodes:
+        for node in self.nodes:
             (node.manifests / f"{name}.yaml").unlink(missing_ok=True)
 
     def join(self, newcomer: Lab) -> None:
@@ -48,9 +54,20 @@ class Manifests:
             if not (newcomer.manifests / file.name).exists():
                 (newcomer.manifests / file.name).write_bytes(file.read_bytes())
 
+    def follow_services(self) -> None:
+        """Write the slices of services with a selector, but of those whose slices were applied."""
+        objects = [one for one, file in self.objects() if file != f"{SLICES}.yaml"]
+        pods = [one for one in objects if one["kind"] == "Pod"]
+        given = {_service_of(one) for one in objects if one["kind"] == "EndpointSlice"}
+        services = [one for one in objects if one["kind"] == "Service" and _name(one) not in given]
+        slices = [each for one in services for each in endpoint_slices(one, pods, CONTROLLER)]
+        there = self.files()
+        if slices or any(file.name == f"{SLICES}.yaml" for file in there):
+            self.write(SLICES, slices)
+
     def files(self) -> list[Path]:
         """The files of the first folder there is, in order."""
-        for node in self._nodes:
+        for node in self.nodes:
             if node.manifests.is_dir():
                 return sorted(path for path in node.manifests.iterdir() if not path.name.startswith("."))
         return []
@@ -82,6 +99,50 @@ def read_objects(file: Path) -> list[Object]:
     return objects
 
 
+def with_defaults(objects: Sequence[Object], known: Iterable[Object]) -> list[Object]:
+    """Objects with what an API server adds: of services addresses and node ports, the same as before.
+
+    ``known`` are those there are.
+    """
+    services = [one for one in known if one["kind"] == "Service"]
+    before = {_name(one): one.get("spec") or {} for one in services}
+    specs = [one.get("spec") or {} for one in (*services, *objects) if one["kind"] == "Service"]
+    taken = {ip for spec in specs for ip in (spec.get("clusterIP"), *(spec.get("clusterIPs") or ()))}
+    ports = {port.get("nodePort") for spec in specs for port in spec.get("ports") or ()}
+    free_ips = (str(ip) for ip in CLUSTER_IPS.hosts() if str(ip) not in taken)
+    free_ports = (port for port in NODE_PORTS if port not in ports)
+    return [
+        _with_addresses(one, before.get(_name(one), {}), free_ips, free_ports)
+        if one["kind"] == "Service" and (one.get("spec") or {}).get("type") != "ExternalName"
+        else one
+        for one in objects
+    ]
+
+
+def _with_addresses(
+    service: Object, before: Object, free_ips: Iterator[str], free_ports: Iterator[int]
+) -> Object:
+    spec = dict(service.get("spec") or {})
+    if not spec.get("clusterIP") and not spec.get("clusterIPs"):
+        spec["clusterIP"] = before.get("clusterIP") or next(free_ips)
+    if spec.get("type") in {"NodePort", "LoadBalancer"}:
+        had = {port["port"]: port["nodePort"] for port in before.get("ports") or () if port.get("nodePort")}
+        spec["ports"] = [
+            port if port.get("nodePort") else {**port, "nodePort": had.get(port["port"]) or next(free_ports)}
+            for port in spec.get("ports") or ()
+        ]
+    return {**service, "spec": spec}
+
+
+def _name(object_: Object) -> tuple[str, str]:
+    return object_["metadata"].get("namespace") or "default", object_["metadata"]["name"]
+
+
+def _service_of(slice_: Object) -> tuple[str, str]:
+    labels = slice_["metadata"].get("labels") or {}
+    return slice_["metadata"].get("namespace") or "default", labels.get(SERVICE_NAME, "")
+
+
 def node_objects(lab: Lab, place: Place) -> list[Object]:
     """The Node and the CiliumNode of a node of the lab."""
     addresses = [place.ipv4, place.ipv6]
@@ -106,18 +167,18 @@ def node_objects(lab: Lab, place: Place) -> list[Object]:
     ]
 
 
-def pod_object(lab: Lab, place: Place, name: str, addresses: Sequence[str] = ()) -> Object:
+def pod_object(lab: Lab, host_ip: str, name: str, addresses: Sequence[str] = ()) -> Object:
     """The Pod of a pod of the lab; without addresses it is yet to be attached."""
     found: Object = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
         "spec": {"nodeName": lab.name, "containers": [{"name": "main"}]},
-        "status": {"phase": "Pending", "hostIP": place.ipv4},
+        "status": {"phase": "Pending", "hostIP": host_ip},
     }
     if addresses:
         ips = {"podIP": addresses[0], "podIPs": [{"ip": ip} for ip in addresses]}
-        found["status"] = {"phase": "Running", "hostIP": place.ipv4} | ips
+        found["status"] = {"phase": "Running", "hostIP": host_ip} | ips
     return found
 
 

@@ -1,0 +1,79 @@
+"""The ``--name`` of every lab command: a node, or a cluster by the name that its nodes begin with.
+
+Gives: name_option, number_option, node_named, nodes_named, manifests_named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from hive.lab.cluster import Cluster
+from hive.lab.cluster.manifests import Manifests
+from hive.lab.node import Lab, LabError, labs
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class _LabName(click.ParamType[Lab]):
+    name = "name"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Lab:
+        if isinstance(value, Lab):
+            return value
+        try:
+            return Lab(str(value))
+        except LabError as error:
+            self.fail(error.message, param, ctx)
+
+
+def name_option(default: str = "node") -> Callable[[F], F]:
+    """The ``--name`` of a command, as the parameter ``lab``; it may be a cluster's."""
+    return click.option(
+        "--name",
+        "lab",
+        type=_LabName(),
+        default=default,
+        show_default=True,
+        envvar="HIVE_LAB",
+        help="A node, or a cluster of nodes NAME-1, NAME-2, ... (also: HIVE_LAB).",
+    )
+
+
+number_option = click.option(
+    "--node", "number", type=click.IntRange(min=1), help="The node of this number of the cluster."
+)
+
+
+def node_named(lab: Lab, number: int | None = None) -> Lab:
+    """The node of this name, or of a cluster the one of a number, without one the first. Raises LabError."""
+    if number is None and lab.exists:
+        return lab
+    cluster = _cluster(lab)
+    found = cluster.node(number or 1)
+    if not found.exists:
+        known = ", ".join(one.name for one in labs()) or "none"
+        wanted = found.name if cluster.nodes() else lab.name
+        raise LabError(f"there is no lab node named {wanted} (there are: {known}): make it with hive lab up")
+    return found
+
+
+def nodes_named(lab: Lab) -> list[Lab]:
+    """The node of this name, also one that is not there, or all of the cluster of this name."""
+    return [lab] if lab.exists else Cluster(lab.name).nodes() or [lab]
+
+
+def manifests_named(lab: Lab) -> Manifests:
+    """The objects of a node and, if it is of a cluster, of all its nodes. Raises LabError."""
+    nodes = _cluster(lab).nodes() or [node_named(lab)]
+    if not nodes[0].manifests.is_dir():
+        raise LabError(f"node {nodes[0].name} takes its objects from elsewhere, as its settings say")
+    return Manifests(nodes)
+
+
+def _cluster(lab: Lab) -> Cluster:
+    """The cluster of this name, or that a node of this name is of."""
+    named = Cluster(lab.name)
+    return named if named.nodes() else Cluster.of(lab)
