@@ -43,7 +43,11 @@ class TunnelRoutes(Protocol):
         ...
 
     async def set_route(self, name: str, route: TunnelRoute) -> None:
-        """In place of another one to there."""
+        """In place of another one of ours to there."""
+        ...
+
+    async def foreign(self) -> Mapping[IPNetwork, str]:
+        """Destinations of routes that are not ours, and how each goes on."""
         ...
 
     async def remove_route(self, name: str, destination: IPNetwork) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -16,7 +16,7 @@ import anyio.to_thread
 import msgspec
 
 from cells.ipam import IPAddress, IPNetwork
-from cells.node.netlink import FoundVxlan, NetlinkError, VxlanLinks, routes_over
+from cells.node.netlink import FoundVxlan, NetlinkError, VxlanLinks, foreign_routes, routes_over
 from cells.tunnel.objects import TunnelDevice
 
 if TYPE_CHECKING:
@@ -75,8 +75,12 @@ class TunnelNetwork:
             return []
         return await self._do("list routes", lambda ip: list(_routes(ip, ifindex)))
 
+    async def foreign(self) -> Mapping[IPNetwork, str]:
+        """Destinations of routes that are not ours, and how each goes on."""
+        return await anyio.to_thread.run_sync(foreign_routes)
+
     async def set_route(self, name: str, route: TunnelRoute) -> None:
-        """In place of another route to there."""
+        """In place of another route of ours to there."""
         ifindex = _index(name)
         told: dict[str, Any] = {"dst": str(route.destination), "oif": ifindex, "proto": RTPROT_KERNEL}
         told["scope"] = _LINK_SCOPE if route.gateway is None and route.destination.version == 4 else _UNIVERSE

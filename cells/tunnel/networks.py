@@ -23,8 +23,6 @@ class RemoteNetwork(msgspec.Struct, frozen=True):
     """``cluster/name``."""
     endpoint: IPv4Address
     """Where the tunnel to it ends: the address of the node."""
-    rivals: tuple[str, ...] = ()
-    """Other nodes that claim the range; the first by name has it."""
 
 
 def remote_networks(
@@ -35,21 +33,13 @@ def remote_networks(
     ``name``: ``cluster/name`` of this node, which objects may name before its agent does.
     """
     found: dict[IPNetwork, RemoteNetwork] = {}
-    rows = sorted(nodes, key=lambda node: node.full_name)
-    own = {cidr for node in rows if _is(node, name) for cidr in node.all_cidrs()}
-    for node in rows:
+    for node in nodes:
         endpoint = node.node_ip(Family.IPV4)
         if _is(node, name) or not isinstance(endpoint, IPv4Address):
             continue
         for cidr in node.all_cidrs():
-            if Family.of(cidr) not in families or cidr in own:
-                continue
-            first = found.get(cidr)
-            if first is None:
+            if Family.of(cidr) in families:
                 found[cidr] = RemoteNetwork(cidr, node.full_name, endpoint)
-            else:
-                rivals = (*first.rivals, node.full_name)
-                found[cidr] = RemoteNetwork(cidr, first.node, first.endpoint, rivals)
     return found
 
 
@@ -58,25 +48,10 @@ def _is(node: ClusterNode, name: str) -> bool:
     return node.local or node.full_name == name
 
 
-def troubles(nodes: Iterable[ClusterNode], networks: Iterable[RemoteNetwork], name: str) -> list[str]:
+def troubles(nodes: Iterable[ClusterNode], name: str) -> list[str]:
     """What keeps pods of other nodes from being reached, in words."""
-    rows = sorted(nodes, key=lambda node: node.full_name)
-    own = {cidr for node in rows if _is(node, name) for cidr in node.all_cidrs()}
-    found = [
+    return [
         f"node {node.full_name} has no IPv4 address, which the tunnel needs"
-        for node in rows
+        for node in sorted(nodes, key=lambda node: node.full_name)
         if not _is(node, name) and node.node_ip(Family.IPV4) is None
     ]
-    found += [
-        f"{each.network} is claimed by {each.node} and {', '.join(each.rivals)}: it goes to {each.node}"
-        for each in networks
-        if each.rivals
-    ]
-    found += [
-        f"{cidr} is claimed by {node.full_name}, and is this node's own"
-        for node in rows
-        if not _is(node, name)
-        for cidr in node.all_cidrs()
-        if cidr in own
-    ]
-    return found

@@ -113,7 +113,7 @@ class RemoteNetworks:
         if not self._settings.tunnelled:
             return
         networks = self.table.all()
-        wrong = troubles(self._nodes.all(), networks, self._own)
+        wrong = troubles(self._nodes.all(), self._own)
         if wrong:
             self._health.degraded("; ".join(wrong[:3]))
         else:

@@ -12,9 +12,10 @@ from anyio import to_thread
 
 from cells.ipam import IPNetwork
 from cells.maps import Maps, TunnelConfig, TunnelKey, TunnelValue, map_by_id
+from cells.node.netlink import ForeignRouteError
 from cells.tunnel.edges import TunnelMaps, TunnelRoutes
 from cells.tunnel.network import TunnelRoute
-from lifecycle import BatchFailures
+from lifecycle import BatchFailures, HiveError
 
 HOST_LINK: Final = "cilium_host"
 
@@ -92,9 +93,12 @@ class NetworkRoutes:
 
     async def put(self, batch: Mapping[IPNetwork, TunnelRoute]) -> None:
         """Set routes. Raises BatchError."""
-        with BatchFailures(OSError) as failures:
+        foreign = await self._kernel.foreign()
+        with BatchFailures(OSError, HiveError) as failures:
             for route in batch.values():
                 with failures.of(route.key):
+                    if route.key in foreign:
+                        raise ForeignRouteError(route.key, foreign[route.key])
                     await self._kernel.set_route(HOST_LINK, route)
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:

@@ -10,10 +10,12 @@ Gives:  ReadTable[ClusterNode] (table ``nodes``, initialized once all sources an
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, cast
 
 from cells.cluster.nodes.annotate import NodeAnnotations
 from cells.cluster.nodes.counts import NodeCounts, node_metrics
+from cells.cluster.nodes.guard import RefusedClaims, guarded
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
@@ -25,7 +27,9 @@ from cells.config import AgentConfig
 from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, IpamSettings
 from cells.kubernetes import CiliumNode, Node
 from cells.node.addresses import InternalIP
+from cells.node.devices import Device
 from lifecycle import (
+    Derived,
     Named,
     ReadTable,
     Table,
@@ -71,15 +75,23 @@ def node_table(
     read: NodeReader,
     local: LocalNodeStore,
     others: SharedNodes | None,
+    devices: Table[Device] | None,
+    agent: AgentConfig,
     tables: Tables,
 ) -> ReadTable[ClusterNode]:
-    """The table ``nodes``, by ``cluster/name``."""
+    """The table ``nodes``, by ``cluster/name``: what objects say, without what nodes may not claim."""
     parsed = nodes.outer_join(cilium_nodes, read.read).flat_map(
         lambda node: (node,), key=lambda node: node.full_name, name="nodes-of-objects"
     )
     if others is not None:
         parsed = parsed.outer_join(others, _second_first, name="nodes-shared")
-    table = parsed.outer_join(local.table, _own_first, name="nodes", indexes={"address": _addresses})
+    claimed = parsed.outer_join(local.table, _own_first, name="claimed-nodes")
+
+    def granted(nodes: list[ClusterNode], own: Sequence[Device] = ()) -> Mapping[str, ClusterNode]:
+        return guarded(nodes, own, f"{agent.cluster_name}/{agent.node_name}")
+
+    sources = (claimed, devices) if devices is not None else (claimed,)
+    table: ReadTable[ClusterNode] = Derived("nodes", granted, *sources, indexes={"address": _addresses})
     tables.add(table)
     return table
 
@@ -139,6 +151,8 @@ cell = group(
         "The nodes of the cluster",
         provide(node_table, node_metrics, LocalNodeStore),
         provide_private(NodeCounts),
+        provide(RefusedClaims),
+        invoke(RefusedClaims),
     ),
     module(
         "local-node",

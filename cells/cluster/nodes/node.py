@@ -49,6 +49,10 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     provider_id: str = ""
     boot_id: str = ""
     node_identity: int = 0
+    created: str = ""
+    """When its object was made, in RFC 3339; empty where nothing says so."""
+    refused: tuple[str, ...] = ()
+    """What it claims and does not get, and why."""
 
     @property
     def full_name(self) -> str:

@@ -63,6 +63,7 @@ class NodeReader:
             boot_id=(cilium.spec.boot_id if cilium is not None else "")
             or (node.status.node_info.boot_id if node is not None else ""),
             node_identity=cilium.spec.node_identity if cilium is not None else 0,
+            created=known.metadata.creation_timestamp if known is not None else "",
         )
 
 

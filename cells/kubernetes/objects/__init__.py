@@ -60,7 +60,7 @@ from cells.kubernetes.objects.known_endpoint import (
     owner_of,
     said,
 )
-from cells.kubernetes.objects.meta import Condition, Key, Meta, Object, Requirement, Selector
+from cells.kubernetes.objects.meta import Condition, DatedMeta, Key, Meta, Object, Requirement, Selector
 from cells.kubernetes.objects.nulls import convert
 from cells.kubernetes.objects.services import (
     ENDPOINT_SLICES,
@@ -143,6 +143,7 @@ __all__ = [
     "Condition",
     "ContainerPort",
     "CoreEndpoint",
+    "DatedMeta",
     "EndpointConditions",
     "EndpointSlice",
     "Key",

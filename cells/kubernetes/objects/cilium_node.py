@@ -12,7 +12,7 @@ from msgspec import Meta as Limits
 from msgspec import field
 
 from cells.kubernetes.objects.kind import AGE, Column, Kind
-from cells.kubernetes.objects.meta import Object, Wire
+from cells.kubernetes.objects.meta import DatedMeta, Object, Wire
 
 Count = Annotated[int, Limits(ge=0)]
 PoolName = Annotated[str, Limits(min_length=1)]
@@ -128,6 +128,7 @@ class CiliumNodeStatus(Wire, frozen=True, gc=False):
 class CiliumNode(Object, frozen=True, gc=False):
     """A node as its agent tells it; the operator writes its ranges."""
 
+    metadata: DatedMeta
     spec: CiliumNodeSpec = CiliumNodeSpec()
     status: CiliumNodeStatus = CiliumNodeStatus()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec import field
 
 from cells.kubernetes.objects.kind import Kind
-from cells.kubernetes.objects.meta import Condition, Object, Wire
+from cells.kubernetes.objects.meta import Condition, DatedMeta, Object, Wire
 
 
 class Taint(Wire, frozen=True, gc=False):
@@ -56,6 +56,7 @@ class NodeStatus(Wire, frozen=True, gc=False):
 class Node(Object, frozen=True, gc=False):
     """A node of the cluster."""
 
+    metadata: DatedMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 

@@ -1,6 +1,6 @@
 """What every object of Kubernetes has.
 
-Needs: nothing.   Gives: Meta, Object, Selector, Requirement, Condition, Key.
+Needs: nothing.   Gives: Meta, DatedMeta, Object, Selector, Requirement, Condition, Key.
 Source: Kubernetes API conventions, metadata; k8s.io/apimachinery/pkg/apis/meta/v1.
 
 The structs are narrow: what is not read is not decoded. ``resourceVersion`` and ``managedFields`` are left
@@ -39,6 +39,12 @@ class Meta(Wire, frozen=True, gc=False):
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
     owner_references: tuple[OwnerReference, ...] | None = None
+
+
+class DatedMeta(Meta, frozen=True, gc=False):
+    """The same, of kinds whose age matters."""
+
+    creation_timestamp: str = ""
 
 
 class Object(Wire, frozen=True, gc=False):

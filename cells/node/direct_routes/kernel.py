@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from cells.ipam import IPAddress, IPNetwork
 from cells.node.direct_routes.routes import UnreachableError
-from cells.node.netlink import NetlinkError
+from cells.node.netlink import ForeignRouteError, NetlinkError, foreign_routes
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -73,9 +73,13 @@ def _put(routes: Mapping[IPNetwork, IPAddress]) -> dict[IPNetwork, Exception]:
     from pyroute2 import NetlinkError as Refused
 
     failures: dict[IPNetwork, Exception] = {}
+    foreign = foreign_routes()
     with _opened() as ip:
         links: dict[IPAddress, int | Exception] = {}
         for destination, gateway in routes.items():
+            if destination in foreign:
+                failures[destination] = ForeignRouteError(destination, foreign[destination])
+                continue
             if gateway not in links:
                 links[gateway] = _link(ip, gateway)
             link = links[gateway]

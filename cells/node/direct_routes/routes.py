@@ -55,8 +55,6 @@ class DirectRoute(msgspec.Struct, frozen=True):
     """The node's own address; None when it has none of the family."""
     node: str
     """``cluster/name``."""
-    rivals: tuple[str, ...] = ()
-    """Other nodes that say the range is theirs."""
 
 
 class RouteKernel(Protocol):
@@ -80,29 +78,13 @@ class UnreachableError(HiveError):
 
 
 def wanted(nodes: Iterable[ClusterNode]) -> dict[IPNetwork, DirectRoute]:
-    """A route for each range of each other node; of several nodes with one range, the first by name has it.
-
-    A range inside our own is left out: our pods stay reachable whatever others say.
-    """
-    rows = sorted(nodes, key=lambda node: node.full_name)
-    own = [cidr for node in rows if node.local for cidr in node.all_cidrs()]
-    found: dict[IPNetwork, DirectRoute] = {}
-    for node in rows:
-        if node.local:
-            continue
-        for cidr in node.all_cidrs():
-            if any(_inside(cidr, ours) for ours in own):
-                continue
-            if (before := found.get(cidr)) is not None:
-                rivals = (*before.rivals, node.full_name)
-                found[cidr] = msgspec.structs.replace(before, rivals=rivals)
-                continue
-            found[cidr] = DirectRoute(cidr, node.node_ip(Family.of(cidr)), node.full_name)
-    return found
-
-
-def _inside(cidr: IPNetwork, ours: IPNetwork) -> bool:
-    return cidr.version == ours.version and cidr.network_address in ours and cidr.prefixlen >= ours.prefixlen
+    """A route for each range of each other node; the table ``nodes`` gives no two nodes the same."""
+    return {
+        cidr: DirectRoute(cidr, node.node_ip(Family.of(cidr)), node.full_name)
+        for node in nodes
+        if not node.local
+        for cidr in node.all_cidrs()
+    }
 
 
 class Routes:
@@ -131,8 +113,6 @@ class Routes:
         failures: dict[IPNetwork, Exception] = {}
         ways: dict[IPNetwork, IPAddress] = {}
         for destination, route in batch.items():
-            if route.rivals:
-                self._tell(f"{destination} is {route.node}'s, and {', '.join(route.rivals)} say it is theirs")
             if route.gateway is None:
                 text = f"node {route.node} has no {Family.of(destination).text} address"
                 failures[destination] = HiveError(f"{text} to reach {destination} by")

@@ -52,6 +52,16 @@ class NetlinkError(OSError, HiveError):
         return f"{self.what}: {self.strerror}"
 
 
+class ForeignRouteError(HiveError):
+    """Raised instead of replacing a route that another program, or a person, has set."""
+
+    def __init__(self, destination: object, way: str) -> None:
+        super().__init__(
+            f"a route to {destination} that is not the agent's is there ({way}): it is left in place;"
+            " remove it, or give the node another range"
+        )
+
+
 def open_socket(*, strict: bool = False) -> int:
     """A bound, non-blocking route netlink socket of the current network namespace; the caller closes it.
 

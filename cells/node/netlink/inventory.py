@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from cells.node.netlink import messages as m
 from cells.node.netlink.connection import Connection, open_socket
-from cells.node.netlink.rows import address_at, number_at, read_address, read_link
+from cells.node.netlink.rows import address_at, mtu_of, number_at, read_address, read_link, read_route
 from cells.node.netlink.wire import Message, Request, attributes
 
 _IFLA_MASTER: Final = 10
@@ -63,6 +63,20 @@ def list_addresses() -> list[AddressRow]:
 def list_routes() -> list[RouteRow]:
     """Every route of every table, IPv4 and IPv6."""
     return [row for row in map(_route, _dump(m.dump_routes(socket.AF_UNSPEC))) if row is not None]
+
+
+def foreign_routes() -> dict[m.IPNetwork, str]:
+    """Destinations of unicast routes of the main table that the agent did not set for other nodes, and how
+    each goes on. Its own have the kernel's protocol and a gateway or an MTU, as no route of the kernel has.
+    """
+    found: dict[m.IPNetwork, str] = {}
+    for message in _dump(m.dump_routes(socket.AF_UNSPEC)):
+        route = read_route(message)
+        if route is None or (route.by_kernel and (route.gateway is not None or mtu_of(message))):
+            continue
+        device = f"over link {route.ifindex}" if route.ifindex else "over several links"
+        found[route.destination] = f"via {route.gateway}" if route.gateway is not None else device
+    return found
 
 
 def _dump(request: Request) -> list[Message]:

@@ -10,17 +10,16 @@ from typing import Final
 
 import msgspec
 
-from cells.kubernetes import CILIUM_LOAD_BALANCER_IP_POOLS, Condition, Kind, Meta, Object, Selector
+from cells.kubernetes import CILIUM_LOAD_BALANCER_IP_POOLS, Condition, DatedMeta, Kind, Object, Selector
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """A part of an object."""
 
 
-class PoolMeta(Meta, frozen=True, gc=False):
-    """With what says which of two is older."""
+class PoolMeta(DatedMeta, frozen=True, gc=False):
+    """With its generation."""
 
-    creation_timestamp: str = ""
     generation: int = 0
 
 

@@ -126,6 +126,19 @@ async def test_a_route_that_somebody_removes_comes_back_and_those_of_others_stay
         assert routes()["203.0.113.0/24"] == "192.0.2.9"
 
 
+async def test_a_route_that_is_not_ours_is_never_replaced() -> None:
+    furnish()
+    with netlink() as ip:
+        ip("route", "add", dst="10.2.0.0/24", gateway="192.0.2.9", proto="static")
+    async with agent(table(OWN, node(2, "10.2.0.0/24", "10.5.0.0/24"))) as hive:
+        await eventually(lambda: "10.5.0.0/24" in routes())
+        assert routes()["10.2.0.0/24"] == "192.0.2.9"
+        await eventually(lambda: len(failed(hive)) == 1)
+        (error,) = failed(hive)
+        assert "a route to 10.2.0.0/24 that is not the agent's is there (via 192.0.2.9)" in error
+    assert routes()["10.2.0.0/24"] == "192.0.2.9"
+
+
 async def test_what_an_earlier_agent_left_goes_once_all_nodes_are_known() -> None:
     furnish()
     change("add", "10.9.0.0/24", "192.0.2.9")

@@ -26,12 +26,23 @@ PLAIN: tuple[tuple[type[inspect.Type], Any], ...] = (
 )
 
 
+WORDS = {
+    "type": "ClusterIP",
+    "sessionAffinity": "ClientIP",
+    "externalTrafficPolicy": "Local",
+    "internalTrafficPolicy": "Local",
+    "protocol": "TCP",
+    "addressType": "IPv4",
+}
+"""Fields of services and slices that take certain words only; others with these names take any."""
+
+
 def example(of: inspect.Type) -> Any:
     """A value of this type that says something in every field."""
     if isinstance(of, inspect.UnionType):
         return example(next(one for one in of.types if not isinstance(one, inspect.NoneType)))
     if isinstance(of, inspect.StructType):
-        return {one.encode_name: example(one.type) for one in of.fields}
+        return {one.encode_name: WORDS.get(one.encode_name) or example(one.type) for one in of.fields}
     if isinstance(of, inspect.DictType):
         return {"a": example(of.value_type)}
     if isinstance(of, (inspect.ListType, inspect.VarTupleType)):
@@ -80,6 +91,14 @@ def from_manifest(value: dict[str, Any]) -> Any:
     return one.row
 
 
+def outcome(value: dict[str, Any]) -> Any:
+    """The row, or why it is refused, without the place."""
+    try:
+        return from_manifest(value)
+    except Problem as problem:
+        return str(problem).split(": ", 1)[1]
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=repr)
 def test_null_means_absent(kind: Kind[Any]) -> None:
     value, count = whole(kind), 0
@@ -94,7 +113,7 @@ def test_null_means_absent(kind: Kind[Any]) -> None:
         else:
             assert kind.decode(text) == kind.decode(json.dumps(absent).encode()), way
             if way != ("metadata", "name"):
-                assert from_manifest(null) == from_manifest(absent), way
+                assert outcome(null) == outcome(absent), way
         count += 1
     assert count >= 8
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cells.kubernetes import CiliumNode, api
 from cells.kubernetes.objects.cilium_node import CiliumNodeSpec, IPAMSpec
-from cells.kubernetes.objects.meta import Meta
+from cells.kubernetes.objects.meta import DatedMeta
 from cells.operator.pod_cidrs.allocator import Pools
 from cells.operator.pod_cidrs.ledger import Ledger, NodeWish
 from tests.support.apiserver import ApiServer, Fault, on
@@ -25,7 +25,7 @@ NODES = Resource("cilium.io", "ciliumnodes")
 
 def node(name: str, cidrs: tuple[str, ...] = (), uid: str = "") -> CiliumNode:
     spec = CiliumNodeSpec(ipam=IPAMSpec(pod_cidrs=cidrs or None))
-    return CiliumNode(Meta(name=name, uid=uid or f"uid-{name}"), spec)
+    return CiliumNode(DatedMeta(name=name, uid=uid or f"uid-{name}"), spec)
 
 
 class Cluster:

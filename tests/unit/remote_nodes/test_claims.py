@@ -91,21 +91,6 @@ def test_a_route_for_each_range_of_each_other_node() -> None:
     }
 
 
-def test_of_two_nodes_with_one_range_the_first_by_name_has_it() -> None:
-    rows = [node(3, "10.2.0.0/24"), node(2, "10.2.0.0/24")]
-    (route,) = wanted(rows).values()
-    assert (route.node, route.rivals) == ("default/n2", ("default/n3",))
-
-
-@pytest.mark.parametrize("claimed", ["10.1.0.0/24", "10.1.0.64/28"])
-def test_nobody_takes_our_own_range(claimed: str) -> None:
-    assert not wanted([node(1, "10.1.0.0/24", source=Source.LOCAL), node(2, claimed)])
-
-
-def test_a_wider_range_than_ours_has_a_route_as_ours_is_more_exact() -> None:
-    assert len(wanted([node(1, "10.1.0.0/24", source=Source.LOCAL), node(2, "10.0.0.0/8")])) == 1
-
-
 @asynccontextmanager
 async def claiming(
     nodes: Table[ClusterNode], kernel: FakeIpcacheMap, *, labelled: bool = False, by_cidr: bool = False

@@ -54,24 +54,10 @@ def test_a_family_that_is_off_has_no_ranges() -> None:
     assert [str(cidr) for cidr in found] == ["fd00:2::/112"]
 
 
-def test_of_two_nodes_with_one_range_the_first_by_name_has_it_and_that_is_told() -> None:
-    rows = [node("c", "192.0.2.3", cidrs=("10.2.0.0/24",)), node("b", "192.0.2.2", cidrs=("10.2.0.0/24",))]
-    assert ends(*rows) == {"10.2.0.0/24": "192.0.2.2"}
-    told = troubles(rows, remote_networks(rows, BOTH, SELF).values(), SELF)
-    assert told == ["10.2.0.0/24 is claimed by default/b and default/c: it goes to default/b"]
-
-
-def test_nobody_takes_this_nodes_own_range() -> None:
-    own = node("self", "192.0.2.1", cidrs=("10.1.0.0/24",), local=True)
-    rows = [own, node("b", "192.0.2.2", cidrs=("10.1.0.0/24",))]
-    assert ends(*rows) == {}
-    assert troubles(rows, (), SELF) == ["10.1.0.0/24 is claimed by default/b, and is this node's own"]
-
-
 def test_a_node_without_ipv4_address_cannot_be_reached_and_that_is_told() -> None:
     rows = [node("b", "2001:db8::2", cidrs=("fd00:2::/112",), router="10.2.0.1")]
     assert ends(*rows) == {}
-    assert troubles(rows, (), SELF) == ["node default/b has no IPv4 address, which the tunnel needs"]
+    assert troubles(rows, SELF) == ["node default/b has no IPv4 address, which the tunnel needs"]
 
 
 def numbers(ids: NodeIDs, *nodes: ClusterNode) -> dict[str, int]:

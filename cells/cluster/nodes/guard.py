@@ -1,0 +1,201 @@
+"""What other nodes may have: no address or range that is this node's, another one's, or nobody's.
+
+Needs: rows of nodes, Table[Device].   Gives: guarded(), OwnNetworks, own_networks(), RefusedClaims.
+Why:    routes, the tunnel and the ipcache follow what CiliumNodes say. A mistaken or hostile one would take
+        over this node's default route, its own network, or other nodes' pods. All of them pass here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Final
+
+import msgspec
+
+from cells.cluster.nodes.node import ClusterNode, NodeIP
+from cells.ipam import IPAddress, IPNetwork
+from cells.node.devices import Device
+from lifecycle import Change, Health, Jobs, Logger, ReadTable
+
+_OURS: Final = "cilium_"
+_LOOPBACK: Final = "lo"
+_SHOWN: Final = 3
+_SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
+    map(ip_network, ("127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::1/128", "fe80::/10", "ff00::/8"))
+)
+"""Loopback, link-local and multicast (RFC 6890)."""
+
+
+class OwnNetworks(msgspec.Struct, frozen=True):
+    """What is this node's."""
+
+    addresses: frozenset[IPAddress] = frozenset()
+    connected: tuple[IPNetwork, ...] = ()
+    """Networks of its devices."""
+    ranges: tuple[IPNetwork, ...] = ()
+    """Those of its pods."""
+
+
+def own_networks(devices: Iterable[Device], local: ClusterNode | None) -> OwnNetworks:
+    """This node's addresses and networks; ranges of pods are those it hands out."""
+    found = [
+        address
+        for device in devices
+        if device.name != _LOOPBACK and not device.name.startswith(_OURS)
+        for address in device.addresses
+    ]
+    networks = {address.network for address in found if address.network.num_addresses > 1}
+    own = {each.ip for each in local.addresses} if local is not None else set[IPAddress]()
+    return OwnNetworks(
+        frozenset(address.ip for address in found) | own,
+        tuple(sorted(networks, key=str)),
+        tuple(local.all_cidrs()) if local is not None else (),
+    )
+
+
+def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) -> dict[str, ClusterNode]:
+    """The rows by ``cluster/name``, without what is refused; ``refused`` has what that is, and why.
+
+    ``name`` is that of this node, which is refused nothing. Of others that claim the same, or ranges that
+    overlap, the one whose object is oldest has it.
+    """
+    rows = sorted(nodes, key=lambda node: (node.full_name != name, node.created or "~", node.full_name))
+    own = own_networks(devices, next((node for node in rows if node.full_name == name), None))
+    owner: dict[IPAddress, str] = {}
+    checked = []
+    for node in rows:
+        if node.full_name == name:
+            owner.update((each.ip, node.full_name) for each in node.addresses)
+            checked.append(node)
+        else:
+            checked.append(_checked(node, own, owner))
+    overlapping = set(_overlapping(checked))
+    if overlapping:
+        taken: list[tuple[IPNetwork, str]] = []
+        checked = [_first_come(node, taken) if node.full_name in overlapping else node for node in checked]
+    return {node.full_name: node for node in checked}
+
+
+def _checked(node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str]) -> ClusterNode:
+    """Without what no other node may have. ``owner`` gets its addresses."""
+    refused: list[str] = []
+    addresses: list[NodeIP] = []
+    for each in node.addresses:
+        reason = _wrong_address(each.ip, own) or _taken(each.ip, node, owner)
+        if reason:
+            refused.append(f"address {each.ip} {reason}")
+        else:
+            owner[each.ip] = node.full_name
+            addresses.append(each)
+    ranges: dict[int, list[IPNetwork]] = {4: [], 6: []}
+    for cidr in node.all_cidrs():
+        if reason := _wrong_range(cidr, own):
+            refused.append(f"range {cidr} {reason}")
+        else:
+            ranges[cidr.version].append(cidr)
+    return _without(node, refused, addresses, ranges) if refused else node
+
+
+def _without(
+    node: ClusterNode,
+    refused: Iterable[str],
+    addresses: Iterable[NodeIP],
+    ranges: Mapping[int, Iterable[IPNetwork]],
+) -> ClusterNode:
+    return msgspec.structs.replace(
+        node,
+        addresses=tuple(addresses),
+        ipv4_alloc_cidrs=tuple(ranges[4]),
+        ipv6_alloc_cidrs=tuple(ranges[6]),
+        refused=(*node.refused, *refused),
+    )
+
+
+def _wrong_address(ip: IPAddress, own: OwnNetworks) -> str:
+    if ip.is_unspecified or any(ip in network for network in _SPECIAL if network.version == ip.version):
+        return "is no address of a node"
+    return "is this node's own" if ip in own.addresses else ""
+
+
+def _taken(ip: IPAddress, node: ClusterNode, owner: Mapping[IPAddress, str]) -> str:
+    held = owner.get(ip)
+    return f"is that of {held}" if held is not None and held != node.full_name else ""
+
+
+def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
+    if not cidr.prefixlen:
+        return "is every address"
+    if any(_overlap(cidr, each) for each in _SPECIAL):
+        return "has addresses that are no pod's (loopback, link-local, multicast)"
+    if held := next((ip for ip in own.addresses if ip.version == cidr.version and ip in cidr), None):
+        return f"has this node's own address {held}"
+    for what, networks in (("this node's network", own.connected), ("this node's pods", own.ranges)):
+        if held_network := next((each for each in networks if _overlap(cidr, each)), None):
+            return f"overlaps {held_network}, {what}"
+    return ""
+
+
+def _overlap(one: IPNetwork, other: IPNetwork) -> bool:
+    if isinstance(one, IPv4Network) and isinstance(other, IPv4Network):
+        return one.overlaps(other)
+    return isinstance(one, IPv6Network) and isinstance(other, IPv6Network) and one.overlaps(other)
+
+
+def _overlapping(nodes: Iterable[ClusterNode]) -> Iterator[str]:
+    """Nodes with a range that overlaps one of another node; sorted, only neighbours can overlap first."""
+    rows = sorted(
+        (cidr.version, int(cidr.network_address), cidr.prefixlen, int(cidr.broadcast_address), node.full_name)
+        for node in nodes
+        for cidr in node.all_cidrs()
+    )
+    open_: list[tuple[int, int, str]] = []
+    for version, start, _, end, name in rows:
+        while open_ and (open_[-1][0] != version or open_[-1][1] < start):
+            open_.pop()
+        for _, _, other in open_:
+            if other != name:
+                yield from (name, other)
+        open_.append((version, end, name))
+
+
+def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> ClusterNode:
+    """Without ranges that overlap those ``taken`` by nodes before it; those it has are added."""
+    refused: list[str] = []
+    ranges: dict[int, list[IPNetwork]] = {4: [], 6: []}
+    for cidr in node.all_cidrs():
+        held = next((each for each in taken if each[1] != node.full_name and _overlap(cidr, each[0])), None)
+        if held is not None:
+            refused.append(f"range {cidr} overlaps {held[0]} of {held[1]}")
+        else:
+            ranges[cidr.version].append(cidr)
+            taken.append((cidr, node.full_name))
+    return _without(node, refused, node.addresses, ranges) if refused else node
+
+
+class RefusedClaims:
+    """Reports what is refused: in the log when it changes, and as health for as long as it is so."""
+
+    def __init__(self, nodes: ReadTable[ClusterNode], *, jobs: Jobs, health: Health, log: Logger) -> None:
+        self._health = health.child("claims")
+        self._log = log
+        self._known: dict[str, tuple[str, ...]] = {}
+        jobs.observe("refused claims", nodes.changes, self._follow)
+
+    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+        before = dict(self._known)
+        for change in changes:
+            name = str(change.key)
+            refused = change.row.refused if change.row is not None else ()
+            if refused:
+                self._known[name] = refused
+            else:
+                self._known.pop(name, None)
+            for text in set(refused) - set(before.get(name, ())):
+                self._log.warning("refusing what a node claims", node=name, claim=text)
+        if not self._known:
+            self._health.ok("no node claims what is not its own")
+            return
+        texts = [f"{name}: {text}" for name, several in sorted(self._known.items()) for text in several]
+        more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+        self._health.degraded(f"refused claims of nodes: {'; '.join(texts[:_SHOWN])}{more}")

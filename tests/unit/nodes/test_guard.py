@@ -1,0 +1,152 @@
+"""What other nodes may claim: not this node's addresses and networks, not another one's, not everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Network, ip_address, ip_interface, ip_network
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cells.cluster.ipcache import Source
+from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes.guard import RefusedClaims, guarded
+from cells.node.devices import Device
+from lifecycle import Hive, ReadTable, Table, invoke, module, provide, supply
+from lifecycle.testing import eventually
+
+SELF = "default/n1"
+DEVICES = [
+    Device(1, "lo", "", bytes(6), 65536, True, (ip_interface("127.0.0.1/8"),)),
+    Device(
+        2, "eth0", "", bytes(6), 1500, True, (ip_interface("192.0.2.1/24"), ip_interface("2001:db8::1/64"))
+    ),
+]
+
+
+def node(number: int, *cidrs: str, ip: str = "", created: str = "", local: bool = False) -> ClusterNode:
+    networks = [ip_network(cidr) for cidr in cidrs]
+    return ClusterNode(
+        cluster="default",
+        name=f"n{number}",
+        source=Source.LOCAL if local else Source.CUSTOM_RESOURCE,
+        addresses=(NodeIP(INTERNAL_IP, ip_address(ip or f"192.0.2.{number}")),),
+        ipv4_alloc_cidrs=tuple(one for one in networks if one.version == 4),
+        ipv6_alloc_cidrs=tuple(one for one in networks if one.version == 6),
+        created=created,
+    )
+
+
+OWN = node(1, "10.1.0.0/24", "fd01::/112", local=True)
+
+
+def found(*nodes: ClusterNode) -> dict[str, ClusterNode]:
+    return guarded([OWN, *nodes], DEVICES, SELF)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "reason"),
+    [
+        ("0.0.0.0/0", "is every address"),
+        ("::/0", "is every address"),
+        ("192.0.0.0/16", "has this node's own address 192.0.2.1"),
+        ("192.0.2.128/25", "overlaps 192.0.2.0/24, this node's network"),
+        ("2001:db8::/96", "has this node's own address 2001:db8::1"),
+        ("10.1.0.64/28", "overlaps 10.1.0.0/24, this node's pods"),
+        ("10.0.0.0/8", "overlaps 10.1.0.0/24, this node's pods"),
+        ("127.1.0.0/24", "has addresses that are no pod's (loopback, link-local, multicast)"),
+        ("ff00::/16", "has addresses that are no pod's (loopback, link-local, multicast)"),
+    ],
+)
+def test_a_range_that_no_other_node_may_have_is_refused(claimed: str, reason: str) -> None:
+    other = found(node(2, claimed, "10.2.0.0/24"))["default/n2"]
+    assert [str(cidr) for cidr in other.all_cidrs()] == ["10.2.0.0/24"]
+    assert other.refused == (f"range {claimed} {reason}",)
+
+
+@pytest.mark.parametrize(
+    ("ip", "reason"),
+    [
+        ("127.0.0.1", "is no address of a node"),
+        ("0.0.0.0", "is no address of a node"),
+        ("224.0.0.1", "is no address of a node"),
+        ("192.0.2.1", "is this node's own"),
+        ("192.0.2.3", "is that of default/n3"),
+    ],
+)
+def test_an_address_that_no_other_node_may_have_is_refused(ip: str, reason: str) -> None:
+    older = node(3, created="2026-01-01T00:00:00Z")
+    other = found(older, node(2, "10.2.0.0/24", ip=ip, created="2026-01-02T00:00:00Z"))["default/n2"]
+    assert (other.addresses, other.refused) == ((), (f"address {ip} {reason}",))
+
+
+def test_of_nodes_with_ranges_that_overlap_the_oldest_object_keeps_its_own() -> None:
+    rows = found(
+        node(2, "10.2.0.0/16", created="2026-01-02T00:00:00Z"),
+        node(3, "10.2.3.0/24", created="2026-01-01T00:00:00Z"),
+        node(4, "10.2.3.0/24", "10.4.0.0/24", created="2026-01-03T00:00:00Z"),
+    )
+    assert rows["default/n3"].refused == ()
+    assert rows["default/n2"].refused == ("range 10.2.0.0/16 overlaps 10.2.3.0/24 of default/n3",)
+    assert rows["default/n4"].refused == ("range 10.2.3.0/24 overlaps 10.2.3.0/24 of default/n3",)
+    assert [str(cidr) for cidr in rows["default/n4"].all_cidrs()] == ["10.4.0.0/24"]
+
+
+def test_this_node_is_refused_nothing_also_where_only_its_object_is_known() -> None:
+    own = node(1, "10.1.0.0/24", "192.0.2.0/25")
+    assert guarded([own], DEVICES, SELF) == {SELF: own}
+
+
+RANGES = st.builds(
+    lambda start, bits: IPv4Network((start << 24 | 10 << 24, bits), strict=False),
+    st.integers(0, 2),
+    st.integers(8, 12),
+) | st.builds(
+    lambda start, bits: IPv4Network((0x0A000000 + (start << 8), bits), strict=False),
+    st.integers(0, 600),
+    st.integers(14, 32),
+)
+
+
+@given(st.lists(st.tuples(st.lists(RANGES, max_size=3), st.integers(0, 5), st.sampled_from(["", "1", "2"]))))
+def test_no_address_leads_to_two_nodes(claims: Iterable[tuple[list[IPv4Network], int, str]]) -> None:
+    claimed = [
+        msgspec.structs.replace(
+            node(number, ip=f"198.51.100.{address}", created=created), ipv4_alloc_cidrs=tuple(ranges)
+        )
+        for number, (ranges, address, created) in enumerate(claims, 2)
+    ]
+    rows = found(*claimed)
+    owned = [(cidr, name) for name, row in rows.items() for cidr in row.all_cidrs() if cidr.version == 4]
+    for at, (one, its) in enumerate(owned):
+        assert all(its == name or not one.overlaps(other) for other, name in owned[:at])
+    addresses = [each.ip for row in rows.values() for each in row.addresses]
+    assert len(addresses) == len(set(addresses))
+    for before in claimed:
+        after = rows[before.full_name]
+        lost = [*before.addresses, *before.all_cidrs()]
+        kept = [*after.addresses, *after.all_cidrs()]
+        assert len(lost) - len(kept) == len(after.refused)
+        assert after.refused or after is before
+
+
+@pytest.mark.anyio
+async def test_what_is_refused_is_logged_and_health_shows_it_until_it_is_over() -> None:
+    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    cell = module("nodes", "Nodes", provide(RefusedClaims), invoke(RefusedClaims))
+    hive = Hive(cell, supply(nodes, type=ReadTable[ClusterNode]))
+
+    def health() -> list[tuple[str, str]]:
+        rows = hive.health.snapshot()
+        return [(row.level, row.message) for row in rows if row.module.endswith("nodes.claims")]
+
+    async with hive.started():
+        with nodes.txn() as txn:
+            txn.put(found(node(2, "0.0.0.0/0"))["default/n2"])
+        text = "refused claims of nodes: default/n2: range 0.0.0.0/0 is every address"
+        await eventually(lambda: health() == [("degraded", text)])
+        with nodes.txn() as txn:
+            txn.put(node(2))
+        await eventually(lambda: [level for level, _ in health()] == ["ok"])
