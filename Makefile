@@ -3,7 +3,7 @@
 #
 # Each tier of it alone:
 # make unit         tests that need Python only: no root, no Debian package (two minutes)
-# make integration  tests that need other programs, such as compilers, etcd and kubectl (no root once these are installed)
+# make integration  tests that need other programs, such as compilers, etcd, kubectl and Helm (no root once they are installed)
 # make browser      the page of hive inspect in Chromium
 # make kernel       the datapath, maps and netlink in the kernel (root)
 # make node         real agents, runtimes and labs in namespaces (root)

@@ -51,9 +51,10 @@ class Progress:
         self._running[nodeid] = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A part of a test is over."""
+        """A part of a test is over. What failed is named at once, and shown at the end."""
         if report.failed:
             self._failed[tier_of(report.nodeid)] += 1
+            self._terminal.write_line(f"failed: {report.nodeid} ({report.when})")
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """A test is over."""

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from cells.operator.crds.definitions import definitions
+from tests.integration.deploy.test_chart import CONFIG, load
 from tests.integration.deploy.test_helm import Here, here
 from tests.support.pages import ROOT, blocks, play, shell
-from tests.unit.deploy.test_chart import CONFIG, load
 
 __all__ = ["here"]
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")

@@ -11,13 +11,13 @@ import pytest
 from hive.lab import pods
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
+from tests.integration.deploy.test_chart import CONFIG
+from tests.integration.deploy.test_chart_upgrade import OLDER
 from tests.node.image.test_image import bare_node
 from tests.support import chart
 from tests.support.kubelet import Kubelet, KubePod
 from tests.support.talk import talking
 from tests.support.waiting import eventually
-from tests.unit.deploy.test_chart import CONFIG
-from tests.unit.deploy.test_chart_upgrade import OLDER
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]

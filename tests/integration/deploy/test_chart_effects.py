@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pytest
 
+from tests.integration.deploy.test_chart import CONFIG, DATA, known_keys
+from tests.integration.deploy.test_chart_objects import compared, places, why
 from tests.support import chart
 from tests.support.counts import Count
-from tests.unit.deploy.test_chart import CONFIG, DATA, known_keys
-from tests.unit.deploy.test_chart_objects import compared, places, why
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 

