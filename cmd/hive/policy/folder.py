@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cells.kubernetes import ENDPOINT_SLICES, SERVICES, EndpointSlice, Service
+from cells.kubernetes import ENDPOINT_SLICES, SERVICES, EndpointSlice, Service, served_by
 from cells.policy.compute import NamedPort, PolicyConflictError
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.explain import (
@@ -215,6 +215,8 @@ class FolderDirectory:
         if is_headless(service):
             return list(self._headless(name, client))
         found = self._served(name, client)
+        if not found:
+            raise UnanswerableError(f"service {name} is left to another proxy, or has no ports")
         meant = [one for one in found if (one.type is ServiceType.CLUSTER_IP) != client.is_outside] or found
         return [self._shown(name, one, client) for one in meant]
 
@@ -229,6 +231,8 @@ class FolderDirectory:
 
     def _served(self, name: str, client: End) -> list[ServedAt]:
         service, node = self._services[name], self._node_of(client)
+        if not served_by(service.labels, OPTIONS.k8s_service_proxy_name):
+            return []
         if not node:  # which backends are local is not known: all count
             spec = replace(service.spec, internal_traffic_policy="Cluster", external_traffic_policy="Cluster")
             service = replace(service, spec=spec)

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any, NamedTuple, TypeVar
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.api.operations.node.node_status import NodeStatus
 from cells.api.operations.policy.directory import AgentDirectory, AgentEnds, AgentServices
+from cells.api.operations.policy.explain import ExplainOperations
 from cells.api.operations.policy.other_nodes import OtherNodes
 from cells.cluster.identity import CLUSTER, Identities, Identity, NodeAllocator
 from cells.cluster.ipcache import IpcacheEntry, Source
-from cells.cluster.nodes import ClusterNode
+from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
 from cells.endpoint import Endpoint, Endpoints, State
 from cells.kubernetes import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Kind, Pod, Service
 from cells.kubernetes.resources import INDEXES
@@ -26,6 +28,7 @@ from cells.policy.explain import (
     Directory,
     Explained,
     Located,
+    UnanswerableError,
     explained,
     parse_destination,
     source_of,
@@ -63,6 +66,7 @@ NAMES = {number: f"shop/{''.join(sorted(labels.values()))}" for number, labels i
 }
 ADDRESS = {number: f"10.244.{number % 2}.{number % 100 + 1}" for number in NAMES}
 """Odd ones are of node-1, the others of node-0."""
+NODES = ("192.168.7.10", "192.168.7.11")
 STRANGERS = {"app": "shop"}
 NUMBERS = {"TCP": TCP, "UDP": UDP}
 ASKED = ((TCP, 80), (TCP, 443), (UDP, 80), (TCP, 81))
@@ -141,9 +145,18 @@ def services(offered: Sequence[Offer]) -> list[Object]:
             "kind": "Service",
             "metadata": {"name": f"s{number}", "namespace": "shop"},
             "spec": {
+                "type": "ClusterIP" if one.headless else "NodePort",
                 "selector": dict(one.selector),
                 "clusterIP": "None" if one.headless else f"10.96.0.{number + 1}",
-                "ports": [{"name": "p", "port": 80, "targetPort": one.target, "protocol": one.protocol}],
+                "ports": [
+                    {
+                        "name": "p",
+                        "port": 80,
+                        "targetPort": one.target,
+                        "protocol": one.protocol,
+                        "nodePort": 0 if one.headless else 30000 + number,
+                    }
+                ],
             },
         }
         for number, one in enumerate(offered)
@@ -288,6 +301,59 @@ def test_what_an_agent_explains_is_what_the_rules_say(made: tuple[list[Object], 
     Check(agent(specs, offered), Plain(specs, offered), [one for one in NAMES if one % 2]).everything()
 
 
+SHOP = Offer({"app": "shop"}, 80, "TCP", headless=False)
+
+
+def test_what_this_node_does_not_decide_is_of_another() -> None:
+    """The cart is here, the shops are not: node-0 has one of them."""
+    directory = agent([], [SHOP])
+    here, there = NAMES[1001], NAMES[1002]
+    found = ask(directory, here, f"{there}:80")
+    assert (found.verdict, found.headline) == ("elsewhere", "egress allowed here, ingress decided on node-0")
+    found = ask(directory, there, f"{here}:80")
+    assert found.headline == "ingress allowed here, egress decided on node-0"
+    for address in NODES:  # nothing here serves node ports: kube-proxy does, or the other node
+        found = ask(directory, here, f"{address}:30000")
+        assert found.verdict == "elsewhere", address
+        assert found.headline.endswith("ingress decided on the node of a backend of service shop/s0")
+        assert ask(directory, here, f"{address}:30001").verdict == "allowed"
+    found = ask(directory, here, "10.244.0.200:80")
+    assert found.headline == "egress allowed here, ingress decided on node-0"
+    assert found.ways[0].note == "the address is in the range of node-0, and this node knows no pod there"
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "why"),
+    [
+        (NAMES[1002], NAMES[1004], "neither end is an endpoint of this node: ask the agent of node-0"),
+        (NAMES[1001], "10.0.0.0/8", "10.0.0.0/8 is a network: ask of an address in it"),
+        (
+            NAMES[1001],
+            "a.example.org",
+            "a.example.org is no pod and no name that pods of this node have asked",
+        ),
+        (NAMES[1001], "shop/s0:81", "service shop/s0 has no port 81 (it has: p 80/TCP)"),
+        (NAMES[1001], f"{NAMES[1002]}:http", "has no port named http (it has: web)"),
+        ("shop/s0", NAMES[1001], "shop/s0 is a service, which connects to nothing"),
+        (NAMES[1001], "shop/shopfrnt", "did you mean "),
+    ],
+)
+def test_what_cannot_be_answered_is_one_line(source: str, destination: str, why: str) -> None:
+    directory = agent([], [SHOP])
+    with pytest.raises(UnanswerableError) as refused:
+        answer(directory, source, destination)
+    assert why in str(refused.value)
+
+
+def answer(directory: AgentDirectory, source: str, destination: str) -> Explained:
+    """As the API answers."""
+    name, asked = parse_destination(destination)
+    client = source_of(directory, source)
+    return ExplainOperations(None, directory).explain(
+        client, name, targets_of(directory, name, asked, client)
+    )
+
+
 # An agent of node-1, with tables as its cells fill them
 
 
@@ -313,12 +379,18 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
             here.append(endpoint(number))
     claims = [
         entry("0.0.0.0/0", 2),
+        entry(f"{NODES[0]}/32", 6),
+        entry(f"{NODES[1]}/32", 1),
         *(entry(str(prefix), number) for prefix, number in prefixes),
         *(entry(f"{ADDRESS[number]}/32", number) for number in NAMES),
     ]
     rows = [PODS.convert(one) for one in pods()]
     nodes = filled(
-        Table[ClusterNode]("nodes", key=lambda one: one.full_name, indexes={"address": lambda _: ()}),
+        Table[ClusterNode](
+            "nodes",
+            key=lambda one: one.full_name,
+            indexes={"address": lambda one: tuple(each.ip for each in one.addresses)},
+        ),
         [node(0, Source.KUBERNETES), node(1, Source.LOCAL)],
     )
     known = filled(Table[Identity]("identities", key=lambda one: one.id), [*identities, *cidrs])
@@ -411,6 +483,7 @@ def node(number: int, source: Source) -> ClusterNode:
         cluster="default",
         name=f"node-{number}",
         source=source,
+        addresses=(NodeIP(INTERNAL_IP, IPv4Address(NODES[number])),),
         ipv4_alloc_cidrs=(IPv4Network(f"10.244.{number}.0/24"),),
     )
 

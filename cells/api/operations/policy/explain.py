@@ -52,7 +52,7 @@ class ExplainOperations:
             asked = _asked(query)
             source = source_of(self._directory, query.get("source", ""))
             targets = targets_of(self._directory, name, asked, source)
-            found = self._explained(source, name, targets)
+            found = self.explain(source, name, targets)
         except UnanswerableError as refused:
             return answer(400, Failure(err=str(refused)))
         return answer(200, found)
@@ -86,7 +86,7 @@ class ExplainOperations:
 
     def _reached(self, source: End, destination: End, asked: Asked) -> Reached:
         targets = targets_of(self._directory, f"pod/{destination.title}", asked, source)
-        found = self._explained(source, destination.title, targets)
+        found = self.explain(source, destination.title, targets)
         return Reached(
             source=source.title,
             destination=destination.title,
@@ -97,7 +97,8 @@ class ExplainOperations:
         )
 
     @staticmethod
-    def _explained(source: End, name: str, targets: Sequence[Target]) -> Explained:
+    def explain(source: End, name: str, targets: Sequence[Target]) -> Explained:
+        """How a connection fares. Raises UnanswerableError where no end is here."""
         if source.policy is None and not any(one.end.policy or one.problem for one in targets):
             nodes = dict.fromkeys(one.end.elsewhere for one in targets if one.end.elsewhere)
             where = source.elsewhere or next(iter(nodes), "the node of one of them")
