@@ -20,6 +20,7 @@ import pytest
 from cells.datapath.build import compile_objects
 from cells.proxy.envoy import end_envoy
 from hive.lab import agent_process, pods
+from hive.lab.children import Stop
 from hive.lab.demo.upgrade import upgrade
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab, LabError
@@ -195,13 +196,31 @@ def generations(place: Place, build: Path) -> None:
     server = place.address(place.server, place.mode.versions[-1])
     place.until(403, server, "/secret")
     settings = [f"--manifests-dir={place.folder}", *place.mode.settings]
-    seen = upgrade(place.node, place.client, place.dns, build, settings)
+    asking = place.here.start(_asked_on, server)
+    try:
+        seen = upgrade(place.node, place.client, place.dns, build, settings)
+        asked = asking.finish(within=60)
+    finally:
+        asking.kill()
+    assert len(asked) > 20
+    assert set(asked) == {"200"}, "requests pass Envoy all the while"
     assert (seen.sent.errors, seen.lost, seen.received.duplicates) == (0, 0, 0)
     assert seen.read.continuous
     assert seen.read.octets == seen.written.octets > 0
     assert set(seen.after.entries.values()).isdisjoint(seen.before.entries.values())
     place.until(200, server)
     assert place.get(server, "/secret").status == 403
+
+
+def _asked_on(stop: Stop, server: str) -> list[str]:
+    """What each of many requests was answered, or why it was not."""
+    found = []
+    while not stop.wait(0.02):
+        try:
+            found.append(str(ask_http(server, "/public/1").status))
+        except OSError as error:
+            found.append(str(error))
+    return found
 
 
 ANY: dict[str, Any] = {
