@@ -2,7 +2,7 @@
 
 Source: tables of pods, namespaces and nodes in; claims in the ipcache out.
 Needs:  KubernetesPods, Identities, EndpointPolicies, Ipcache.   Gives: ManifestPods.
-Why:    without an API server or a kvstore nobody agrees upon the numbers of identities, and nobody publishes
+Why:    without an API server or a kvstore nodes do not agree upon numbers of identities, and publish no
         CiliumEndpoints. Manifests say all that an identity is made of, so each node gives the labels of other
         nodes' pods numbers of its own. Packets need none: this node knows their source by its address.
 """
@@ -159,8 +159,8 @@ class ManifestPods:
         """
         addresses = [ip_address(text) for text in pod.addresses]
         left = self._ipcache.leftovers.get(prefix_of(addresses[0]))
-        former = left.identity if left is not None else 0
-        found = self._identities.acquire_now(labels, former)
+        previous = left.identity if left is not None else 0
+        found = self._identities.acquire_now(labels, previous)
         if found is None:
             raise NoIdentityError(f"labels {', '.join(labels)} have no identity")
         self._policies.introduce(found.id, found.labels)

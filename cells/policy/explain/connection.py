@@ -1,7 +1,7 @@
 """How a connection fares: both ends' policies, for every way that it may take.
 
-A service has a way for each backend, and a question without a port one for each port that policies tell from
-others. Pure values; who knows the ends is a Directory (directory.py).
+A service has a way for each backend, and a question without a port one for each port that policies
+distinguish. Pure values; who knows the ends is a Directory (directory.py).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Target(NamedTuple):
     end: End
     protocol: int = 0
     port: int | None = None
-    """None: every port that policies tell from others, of every protocol."""
+    """None: every port that policies distinguish, of every protocol."""
     via: str = ""
     """The frontend that leads to it."""
     problem: str = ""

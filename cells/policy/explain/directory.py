@@ -342,9 +342,9 @@ def _of_service(directory: Directory, name: str, asked: Asked, client: End) -> I
 def _of_frontend(frontend: Frontend, asked: Asked) -> Iterator[Target]:
     protocol = frontend.protocol or (asked.protocols[0] if asked.protocol else PROTOCOLS["TCP"])
     if frontend.problem or not frontend.backends:
-        nobody = End(f"service {frontend.service}", 0, LabelSet(()))
+        no_backend = End(f"service {frontend.service}", 0, LabelSet(()))
         problem = frontend.problem or f"service {frontend.service} has no ready backend"
-        yield Target(nobody, protocol, frontend.port, via=frontend.text, problem=problem)
+        yield Target(no_backend, protocol, frontend.port, via=frontend.text, problem=problem)
         return
     for one in frontend.backends:
         yield Target(one.end, protocol, one.port, frontend.text, one.problem, frontend.note)

@@ -107,7 +107,7 @@ def _up(lab: Lab, count: int, settings: tuple[str, ...]) -> None:
             pid = agent_process.start(lab, *(settings or agent_process.last_settings(lab)))
             click.echo(f"{lab.name}  starting the agent, pid {pid}")
         elif settings:
-            _too_late(lab, pid)
+            _too_late(lab, settings)
         agent_process.wait_ready(lab, pid)
         for pod in (f"pod-{number}" for number in range(1, count + 1)):
             if pod not in lab.pods():
@@ -124,10 +124,10 @@ def _up(lab: Lab, count: int, settings: tuple[str, ...]) -> None:
     click.echo(f"Look around:  hive lab exec --name {lab.name} -- hive endpoint list")
 
 
-def _too_late(lab: Lab, pid: int) -> NoReturn:
+def _too_late(lab: Lab, settings: tuple[str, ...]) -> NoReturn:
     raise LabError(
         f"the agent of node {lab.name} runs already, and settings count at its start: "
-        f"end it first (kill {pid}), or take the node down (hive lab down --name {lab.name})"
+        f"restart it with them (hive lab restart --name {lab.name} {' '.join(settings)})"
     )
 
 

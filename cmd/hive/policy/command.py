@@ -75,7 +75,7 @@ def check(folder: Path, output: str) -> int:
     help="Use a folder of manifests, not the agent: pods, namespaces, nodes, services, policies, groups.",
 )
 @click.option(
-    "--all", "namespace", metavar="NAMESPACE", help="A table instead: who reaches whom in NAMESPACE."
+    "--all", "namespace", metavar="NAMESPACE", help="A table instead: which pods of NAMESPACE reach which."
 )
 @click.option("--port", "table_port", metavar="PORT[/PROTO]", help="With --all: on this port only.")
 @socket_option
@@ -95,7 +95,7 @@ def explain(
 
     SRC and DST are pods or services (NAMESPACE/NAME), addresses, names, or identities, reserved (host,
     world, ...) or by number; of a folder also networks. A service means each of its backends. PORT is a
-    number or a name; without it every port is asked of that policies tell from others. The agent knows the
+    number or a name; without it every port is asked of that policies distinguish. The agent knows the
     names that its pods have asked DNS for.
 
     \b

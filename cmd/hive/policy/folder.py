@@ -168,7 +168,7 @@ class FolderDirectory:
         return End(text, number, self._cluster.cache.identities[number], network=network)
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
-        """Whoever has the address; of a node both that it may be to the client, if nothing tells which."""
+        """Whoever has the address; a node is the client's own or another, both where that is not certain."""
         if (pod := self._pods.get(address)) is not None:
             return [(self._end(pod), "")]
         if address not in self._nodes:
