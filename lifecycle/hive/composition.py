@@ -7,11 +7,11 @@ Gives:  Composition, the base of Hive.
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lifecycle.errors import Fault, GraphError, SettingsError
-from lifecycle.hints.keys import Key
+from lifecycle.hints.keys import Key, origin_class, plain, type_name
 from lifecycle.hints.places import Place
 from lifecycle.hive.nesting import Findings, Nesting, plan_of
 from lifecycle.injection.assembly import assemble
@@ -21,6 +21,8 @@ from lifecycle.injection.constructors import Constructor, Scope
 from lifecycle.injection.resolve import Resolution
 from lifecycle.settings.options import Group, Option
 from lifecycle.settings.sources import Loaded, Setting, Sources, load
+from lifecycle.tables.frozen import unfrozen_rows
+from lifecycle.tables.read_table import ReadTable
 
 __all__ = ["Composition"]
 
@@ -117,7 +119,8 @@ class Composition(ABC):
 
     @functools.cached_property
     def _faults(self) -> list[Fault]:
-        found = [*check(self._resolution), *(fault for inner in self._nested for fault in inner.faults)]
+        inside = (fault for inner in self._nested for fault in inner.faults)
+        found = [*check(self._resolution), *_unfrozen(self._resolution.active), *inside]
         if self._refuses_circles and not found:
             from lifecycle.graph.circles import circle_faults  # only who refuses them pays for it
 
@@ -154,3 +157,12 @@ class Composition(ABC):
             if empty or any(need in without for need in node.needs.values()):
                 without.add(node)
         return without
+
+
+def _unfrozen(nodes: Iterable[Constructor]) -> Iterator[Fault]:
+    """Tables that are declared to have rows that may change in place."""
+    for node in nodes:
+        hint = plain(node.key)
+        is_table = isinstance(kind := origin_class(hint), type) and issubclass(kind, ReadTable)
+        if is_table and (why := unfrozen_rows(hint)) is not None:
+            yield Fault("constructor", f"{node} gives {type_name(hint)}, but {why}", (), (node,))

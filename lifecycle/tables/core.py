@@ -13,6 +13,7 @@ from typing import TypeVar
 from weakref import ref
 
 from lifecycle.tables.changes import Changes, Only
+from lifecycle.tables.frozen import FROZEN, unfrozen
 from lifecycle.tables.indexes import Index, IndexSpec, Plan, index_of
 from lifecycle.tables.key_waits import KeyWaits
 from lifecycle.tables.rows import Listener, Rows, Stored
@@ -161,19 +162,13 @@ class TableCore(Rows[Row]):
         for key, row in writes.items():
             found = self._rows.get(key)
             old = found[0] if found is not None else None
+            if row.__class__ not in FROZEN:
+                self._check_frozen(row)
             if old is not row and old != row:
                 changed[key] = old
         if not changed:
             return
-        plans: list[tuple[Index[Row], Plan]] = []
-        if self._indexes:
-            new = {key: writes[key] for key in changed}
-            try:
-                plans = [(index, index.plan(new)) for index in self._indexes.values()]
-            except BaseException:
-                for index in self._indexes.values():
-                    index.cancel()
-                raise
+        plans = self._plans({key: writes[key] for key in changed}) if self._indexes else ()
         # what may raise has happened
         revision = self._apply(changed, writes)
         for index, plan in plans:
@@ -181,6 +176,19 @@ class TableCore(Rows[Row]):
         if self._listeners:
             for listener in self._listening():
                 listener.tell(changed, revision)
+
+    def _plans(self, new: Mapping[Hashable, Row | None]) -> list[tuple[Index[Row], Plan]]:
+        """What each index is to hold. Raises what their functions raise; they are as before then."""
+        try:
+            return [(index, index.plan(new)) for index in self._indexes.values()]
+        except BaseException:
+            for index in self._indexes.values():
+                index.cancel()
+            raise
+
+    def _check_frozen(self, row: object) -> None:
+        if (why := unfrozen(type(row))) is not None:
+            raise TypeError(f"table {self.name}: a row of type {why}")
 
     def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
         if self._snapshot is not None:

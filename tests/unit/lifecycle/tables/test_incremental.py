@@ -155,10 +155,10 @@ def test_groups_come_change_and_go() -> None:
 
 def test_rows_of_a_group_come_least_recently_changed_first() -> None:
     table = pods(WEB, CACHE)
-    names = table.group(lambda pod: pod.node, lambda _, found: [pod.name for pod in found])
-    assert names.get("one") == ["web", "cache"]
+    names = table.group(lambda pod: pod.node, lambda _, found: tuple(pod.name for pod in found))
+    assert names.get("one") == ("web", "cache")
     put(table, replace(WEB, cpu=7))
-    assert names.get("one") == ["cache", "web"]
+    assert names.get("one") == ("cache", "web")
 
 
 def test_an_aggregate_adds_and_subtracts_what_changed() -> None:

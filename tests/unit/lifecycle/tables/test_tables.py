@@ -1,8 +1,29 @@
 """The tables of a hive, found by their names."""
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import msgspec
 import pytest
 
-from lifecycle import Hive, HiveError, Table, Tables, invoke, module, provide, provide_private
+from lifecycle import (
+    Derived,
+    GraphError,
+    Hive,
+    HiveError,
+    ReadTable,
+    Table,
+    Tables,
+    invoke,
+    module,
+    provide,
+    provide_private,
+)
 
 
 def letters() -> Table[str]:
@@ -68,3 +89,79 @@ def test_it_comes_from_the_hive() -> None:
 
     with pytest.raises(HiveError, match="Tables comes from the hive itself"):
         Hive(provide(mine), invoke(Tables)).check()
+
+
+@dataclass
+class Loose:
+    name: str
+
+
+class LooseStruct(msgspec.Struct):
+    name: str
+
+
+class ByIdentity:
+    pass
+
+
+class Named(NamedTuple):
+    name: str
+
+
+@dataclass(frozen=True)
+class Firm:
+    name: str
+
+
+class FirmStruct(msgspec.Struct, frozen=True):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (Loose("a"), "Loose is a dataclass that is not frozen"),
+        (LooseStruct("a"), "LooseStruct is a Struct that is not frozen"),
+        (ByIdentity(), "ByIdentity is compared by identity, not by value"),
+        ({"name": "a"}, "dict can be changed in place"),
+        ([1], "list can be changed in place"),
+    ],
+)
+def test_rows_that_may_change_in_place_are_refused_at_the_first_write(row: Any, why: str) -> None:
+    """Changed and put again, they would equal what is there: nobody would learn of it."""
+    table: Table[Any] = Table("things", key=lambda _: 1)
+    with pytest.raises(TypeError, match=f"table things: a row of type {why}: expected a frozen dataclass or"):
+        table.put(row)
+    assert len(table) == 0
+    mapped: ReadTable[Any] = table.map(lambda _: row)
+    table.put("seed")
+    with pytest.raises(TypeError, match=why):
+        mapped.all()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [Named("a"), Firm("a"), FirmStruct("a"), "a", 1, 1.5, b"a", True, (1, 2), frozenset({1}), Path("a"),
+     ip_address("192.0.2.1"), ip_network("192.0.2.0/24"), datetime.now(UTC), Decimal(1), uuid4()],
+)  # fmt: skip
+def test_rows_that_stay_as_they_are_are_taken(row: Any) -> None:
+    table: Table[Any] = Table("things", key=lambda _: 1)
+    table.put(row)
+    assert table.all() == [row]
+
+
+def test_a_table_that_is_declared_with_rows_that_may_change_is_a_fault_of_the_graph() -> None:
+    def loose() -> Table[Loose]:
+        return Table("loose", key=lambda one: one.name)
+
+    def perhaps() -> Derived[LooseStruct | None]:
+        raise NotImplementedError
+
+    def firm() -> Table[Firm]:
+        return Table("firm", key=lambda one: one.name)
+
+    with pytest.raises(GraphError) as caught:
+        Hive(module("m", "M", provide(loose, perhaps, firm))).check()
+    first, second = caught.value.faults
+    assert "gives Table[Loose], but Loose is a dataclass that is not frozen: expected" in first.text
+    assert "gives Derived[LooseStruct | None], but LooseStruct is a Struct that is not frozen" in second.text

@@ -1,0 +1,60 @@
+"""Whether the values of a type stay as they are.
+
+Needs:  nothing.
+Gives:  unfrozen(), why those of a type may change; FROZEN, the types of which that was asked and is not so;
+        unfrozen_rows(), the same for the rows of a table by its hint.
+Why:    a row that is changed in place and put again equals what is there: nobody would learn of the change.
+"""
+
+import dataclasses
+import enum
+import typing
+
+import msgspec
+
+from lifecycle.hints.keys import is_union, origin_class
+
+__all__ = ["FROZEN", "unfrozen", "unfrozen_rows"]
+
+FROZEN: set[type] = {type(None), str, int, float, bool, bytes, tuple, frozenset}
+"""Known to be frozen: a set, so that a table can ask at every write."""
+
+_ADVICE = "a frozen dataclass or msgspec Struct, a NamedTuple, a tuple or a plain value"
+
+
+def unfrozen(kind: type) -> str | None:
+    """Why values of this type may change, with what is expected instead; None for one whose values do not.
+
+    Looks at the type alone: what is in a frozen row may be a list, which is then not to be changed.
+    """
+    if kind in FROZEN:
+        return None
+    if (why := _why(kind)) is not None:
+        return f"{kind.__qualname__} {why}: expected {_ADVICE}"
+    FROZEN.add(kind)
+    return None
+
+
+def unfrozen_rows(hint: object) -> str | None:
+    """Why rows of a table with this hint, such as ``Table[Pod]``, may change; None for those of any type."""
+    for row in typing.get_args(hint):
+        kinds = typing.get_args(row) if is_union(row) else (row,)
+        for kind in (origin_class(one) for one in kinds):
+            if isinstance(kind, type) and kind is not object and (why := unfrozen(kind)) is not None:
+                return why
+    return None
+
+
+def _why(kind: type) -> str | None:
+    if issubclass(kind, msgspec.Struct):
+        return None if kind.__struct_config__.frozen else "is a Struct that is not frozen"
+    if dataclasses.is_dataclass(kind):
+        frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]  # of every dataclass
+        return None if frozen else "is a dataclass that is not frozen"
+    if issubclass(kind, tuple | enum.Enum):
+        return None
+    if kind.__hash__ is None:
+        return "can be changed in place"
+    if kind.__hash__ is object.__hash__:
+        return "is compared by identity, not by value"
+    return None
