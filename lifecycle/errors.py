@@ -24,6 +24,7 @@ __all__ = [
     "ShutdownRequestedError",
     "StartError",
     "StopError",
+    "TableClosedError",
     "UnexpectedCancelError",
     "UsageError",
     "as_failure",
@@ -53,6 +54,10 @@ class UsageError(HiveError):
 
 class NotStartedError(HiveError):
     """Something was asked for that exists only once the hive, or the hook that makes it, has started."""
+
+
+class TableClosedError(HiveError):
+    """A change of a table was waited for, of which there will be none: its module was disabled."""
 
 
 class ShutdownRequestedError(HiveError):

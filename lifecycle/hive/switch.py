@@ -10,6 +10,7 @@ is not touched, nor are values that were there already: settings, supplied value
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import anyio
 
@@ -25,6 +26,7 @@ from lifecycle.injection.constructors import Constructor, Scope
 from lifecycle.injection.profile import Profile
 from lifecycle.injection.resolve import Resolution
 from lifecycle.jobs.jobs import Jobs
+from lifecycle.tables.read_table import ReadTable
 from lifecycle.tables.table import sources_return
 
 __all__ = ["Modules", "Site", "find_scope"]
@@ -65,6 +67,11 @@ class Site:
                 jobs.forget()
         self._build.discard(nodes)
         return hooks
+
+    def tables(self, nodes: Collection[Constructor]) -> list[ReadTable[Any]]:
+        """Those among the instances of these constructors."""
+        found = (self._build.instances.get(node) for node in nodes)
+        return [one for one in found if isinstance(one, ReadTable)]
 
     def put_in(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
         """Construct what is fresh, not what is still to be without; the hooks to start. Raises BuildError."""
@@ -127,14 +134,17 @@ class Modules:
             return []
         affected = self.affected(module)
         self._off[module] = self._down_with(scope)
-        built = self._site.built
-        hooks = self._site.take_out([node for node in built if node in self._off[module]])
+        built = [node for node in self._site.built if node in self._off[module]]
+        tables = self._site.tables(built)
+        hooks = self._site.take_out(built)
         self._tell(module, affected)
         failures: list[HookFailure] = []
         self._busy, self._ending = f"{module} is being disabled", hooks
         supervisor.end(hooks, failures)
         for hook in hooks:
             await hook.gone.wait()
+        for table in tables:  # who still watches them, without a need of them in the graph
+            table.close(f"module {module} was disabled; look it up again once that is enabled")
         self._busy = ""
         self._events.emit(ModuleEvent("disabled", module, tuple(affected)))
         if failures:

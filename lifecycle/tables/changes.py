@@ -99,9 +99,13 @@ class Changes(Generic[Row]):
         self.wake()
 
     async def wait(self) -> None:
-        """Until there may be something to take() that came after the last one."""
+        """Until there may be something to take() that came after the last one.
+
+        Raises TableClosedError when nothing will come: the module of the table was disabled.
+        """
         if self._pending or self._woken:
             return
+        self._table.check_open()
         self._busy = False
         waiter = asyncio.get_running_loop().create_future()  # a third of what an anyio.Event costs
         self._waiters.append(waiter)

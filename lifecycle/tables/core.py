@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 from typing import TypeVar
 from weakref import ref
 
+from lifecycle.errors import TableClosedError
 from lifecycle.tables.changes import Changes, Only
 from lifecycle.tables.frozen import FROZEN, unfrozen
 from lifecycle.tables.indexes import Index, IndexSpec, Plan, index_of
@@ -42,6 +43,7 @@ class TableCore(Rows[Row]):
         self._indexes = {name: index_of(self, name, spec) for name, spec in self._specs.items()}
         self._snapshot: ref[Snapshot[Row]] | None = None
         self._waits: KeyWaits[Row] | None = None
+        self._closed = ""
 
     @property
     def revision(self) -> int:
@@ -112,6 +114,17 @@ class TableCore(Rows[Row]):
         """
         return await self._key_waits().changed(key, seen)
 
+    def close(self, why: str) -> None:
+        """Nothing changes any more: end every wait for a change with TableClosedError; rows can be read."""
+        self._closed = why
+        for listener in self._listening():
+            listener.wake()
+
+    def check_open(self) -> None:
+        """Raise TableClosedError when nothing is to be waited for."""
+        if self._closed:
+            raise TableClosedError(f"table {self.name} is closed: {self._closed}")
+
     @property
     def initialized(self) -> bool:
         """Whether every announced source has written what it knew. Before that, absence means nothing."""
@@ -142,7 +155,7 @@ class TableCore(Rows[Row]):
 
     def _key_waits(self) -> KeyWaits[Row]:
         if self._waits is None:
-            self._waits = KeyWaits(self.get, self._listen)
+            self._waits = KeyWaits(self.get, self._listen, self.check_open)
         return self._waits
 
     def _refresh(self) -> None:

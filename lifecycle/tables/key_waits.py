@@ -19,20 +19,30 @@ Row = TypeVar("Row")
 class KeyWaits(Generic[Row]):
     """Those who wait for keys of a table; it listens to the table only while there are any."""
 
-    def __init__(self, get: Callable[[Hashable], Row | None], listen: Callable[[Listener], None]) -> None:
+    def __init__(
+        self,
+        get: Callable[[Hashable], Row | None],
+        listen: Callable[[Listener], None],
+        check_open: Callable[[], None],
+    ) -> None:
         self._get = get
         self._listen = listen
+        self._check_open = check_open
         self._events: dict[Hashable, tuple[anyio.Event, int]] = {}
         """By key the event of all who wait for it, and how many they are."""
         self._ear: _Ear | None = None
 
     async def changed(self, key: Hashable, seen: Row | None) -> Row | None:
-        """Wait until the row with this key is another one than `seen`; the new one."""
+        """Wait until the row with this key is another one than `seen`; the new one.
+
+        Raises TableClosedError when there will be none.
+        """
         while (row := self._get(key)) == seen:
             await self._wait(key)
         return row
 
     async def _wait(self, key: Hashable) -> None:
+        self._check_open()
         if self._ear is None:
             self._ear = _Ear(self._events)
             self._listen(self._ear)

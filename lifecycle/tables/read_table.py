@@ -192,6 +192,12 @@ class _Following(ReadTable[Row]):
         """Who is still to be waited for."""
         return list(dict.fromkeys(name for source in self._sources for name in source.uninitialized_by))
 
+    def check_open(self) -> None:
+        """Raise TableClosedError when it, or one of its sources, is closed."""
+        super().check_open()
+        for source in self._sources:
+            source.check_open()
+
     async def wait_initialized(self) -> None:
         """Wait until every source is initialized."""
         for source in self._sources:

@@ -96,6 +96,9 @@ class Rows(ABC, Generic[Row]):
             f"table {self.name}: index {index!r} is not {kind}; make the table with {index!r}: {kind}(...)"
         )
 
+    def check_open(self) -> None:
+        """Raise TableClosedError when nothing is to be waited for."""
+
     @abstractmethod
     def _index(self, name: str) -> Index[Any] | None:
         """The index of this name, up to date with _current()."""

@@ -161,12 +161,20 @@ class Table(ReadTable[Row]):
         return sorted(initializer.name for initializer in self._pending)
 
     async def wait_initialized(self) -> None:
-        """Wait until the table is initialized."""
+        """Wait until the table is initialized. Raises TableClosedError when it will not be."""
         if self._event is None:
             self._event = anyio.Event()
-            if not self._pending:
+            if not self._pending or self._closed:
                 self._event.set()
         await self._event.wait()
+        if self._pending:
+            self.check_open()
+
+    def close(self, why: str) -> None:
+        """Nothing changes any more: end every wait with TableClosedError; rows can be read."""
+        super().close(why)
+        if self._event is not None:
+            self._event.set()
 
     def _initializer_done(self, initializer: Initializer) -> None:
         self._pending.discard(initializer)

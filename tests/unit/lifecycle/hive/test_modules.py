@@ -1,5 +1,6 @@
 """Modules switched off and on while the hive runs."""
 
+import asyncio
 import gc
 import random
 import weakref
@@ -32,6 +33,7 @@ from lifecycle import (
     module,
     provide,
 )
+from lifecycle.errors import TableClosedError
 from lifecycle.testing import VirtualClock, no_leaks
 from tests.unit.lifecycle.hive.acts import act, behaviour, boom, fresh, hook, log
 
@@ -440,3 +442,44 @@ async def test_a_source_that_comes_back_is_waited_for_again() -> None:
             await names.wait_initialized()
         with pytest.raises(RuntimeError, match="table names is initialized already"):
             names.initializer("late")
+
+
+async def test_who_watches_a_table_of_a_disabled_module_gets_a_clear_error() -> None:
+    """The watcher has found the table by its name, as a shell does: nothing stops it with the module."""
+
+    def names_table() -> Table[str]:
+        return Table("names", key=str)
+
+    def keep(_: Table[str]) -> None: ...
+
+    async with Hive(module("names", "Names", provide(names_table), invoke(keep))).started() as hive:
+        table = hive.tables.get("names")
+        table.put("before")  # type: ignore[attr-defined]  # it is a Table
+        changes, mapped = table.changes(), table.map(str.upper)
+        mapped_changes = mapped.changes()
+        waits = [
+            asyncio.ensure_future(wait)
+            for wait in (
+                follow(changes),
+                follow(mapped_changes),
+                table.wait_for("never"),
+                table.wait_gone("before"),
+            )
+        ]
+        await anyio.wait_all_tasks_blocked()
+        await hive.modules.disable("names")
+        with anyio.fail_after(30):
+            ended = await asyncio.gather(*waits, return_exceptions=True)
+        why = "table names is closed: module names was disabled; look it up again once that is enabled"
+        assert [str(one) for one in ended] == [why] * 4
+        assert {type(one) for one in ended} == {TableClosedError}
+        assert table.all() == ["before"]
+        await hive.modules.enable("names")
+        again = hive.tables.get("names").changes()
+        hive.get(Table[str]).put("after")
+        assert [one.row for one in await anext(again)] == ["after"]
+
+
+async def follow(changes: AsyncIterator[object]) -> None:
+    async for _ in changes:
+        pass
