@@ -30,9 +30,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(autouse=True)
-def _signals() -> Iterator[None]:
-    """An agent that a test runs to its end here leaves signals as a process has them that ends."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def _signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An agent that a test runs to its end here leaves signals as a process has them that ends.
+
+    It does not end the process some seconds later, as it would its own.
+    """
+    monkeypatch.setattr("lifecycle.hive.signals.bound_end", lambda name, code: None)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
