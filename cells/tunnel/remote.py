@@ -19,7 +19,7 @@ from cells.node.netlink import news
 from cells.node.router import Router
 from cells.tunnel.edges import TunnelMaps, TunnelRoutes
 from cells.tunnel.mtu import RouteMtu
-from cells.tunnel.network import RTPROT_KERNEL, TunnelRoute
+from cells.tunnel.network import TunnelRoute
 from cells.tunnel.networks import RemoteNetwork, remote_networks, troubles
 from cells.tunnel.settings import TunnelSettings
 from cells.tunnel.targets import EndpointRows, NetworkRoutes
@@ -31,13 +31,14 @@ INTERVAL: Final = seconds(30)
 _RTMGRP_IPV4_ROUTE: Final = 0x40
 _RTMGRP_IPV6_ROUTE: Final = 0x400
 _RTM_DELROUTE: Final = 25
+_RTPROT_KERNEL: Final = 2
 _TABLE, _PROTOCOL, _TYPE, _MAIN, _UNICAST = 20, 21, 23, 254, 1
 """Of an rtmsg, behind the header of 16 bytes: the table a route is in, who made it, what it is."""
 ROUTES_GONE: Final = news.passing(
     (
         news.kinds(_RTM_DELROUTE),
         news.Field(news.LOAD_BYTE, _TABLE, (_MAIN,)),
-        news.Field(news.LOAD_BYTE, _PROTOCOL, (RTPROT_KERNEL,)),
+        news.Field(news.LOAD_BYTE, _PROTOCOL, (_RTPROT_KERNEL,)),
         news.Field(news.LOAD_BYTE, _TYPE, (_UNICAST,)),
     )
 )

@@ -17,6 +17,7 @@ from cells.node.netlink.inventory import (
     list_addresses,
     list_links,
     list_routes,
+    nftables_rows,
 )
 from cells.node.netlink.links import (
     CreatedLink,
@@ -69,6 +70,7 @@ __all__ = [
     "list_routes",
     "mac_text",
     "news",
+    "nftables_rows",
     "own_netns_cookie",
     "parse_mac",
     "programs_of",

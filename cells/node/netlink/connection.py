@@ -62,13 +62,13 @@ class ForeignRouteError(HiveError):
         )
 
 
-def open_socket(*, strict: bool = False) -> int:
-    """A bound, non-blocking route netlink socket of the current network namespace; the caller closes it.
+def open_socket(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -> int:
+    """A bound, non-blocking netlink socket of the current network namespace; the caller closes it.
 
     ``strict``: dumps heed what a request selects, where the kernel can (since 4.20).
     """
     made = socket.socket(
-        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, socket.NETLINK_ROUTE
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol
     )
     try:
         made.bind((0, 0))
@@ -160,7 +160,7 @@ def _is_success(datagram: bytes, sequence: int) -> bool:
 
 def _asks(request: Request) -> bool:
     """Whether the answer itself ends the exchange: rtnetlink numbers in fours (new, delete, get, set)."""
-    return request.type & 3 == 2
+    return request.type & 3 == 2 or request.flags & NLM_F_DUMP == NLM_F_DUMP
 
 
 def _ends(message: Message, final: Request) -> bool:

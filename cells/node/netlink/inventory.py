@@ -1,4 +1,5 @@
-"""Every link, address and route of this network namespace, as ``ip`` shows them: for people who look.
+"""Every link, address and route of this network namespace, as ``ip`` shows them, and what
+nftables has: for people who look.
 
 Source: rtnetlink(7), linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h.
 Each function opens a socket of its own, for a worker thread, and raises NetlinkError or OSError.
@@ -6,16 +7,20 @@ Each function opens a socket of its own, for a worker thread, and raises Netlink
 
 import os
 import socket
+import struct
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final, NamedTuple
 
 from cells.node.netlink import messages as m
 from cells.node.netlink.connection import Connection, open_socket
 from cells.node.netlink.rows import address_at, mtu_of, number_at, read_address, read_link, read_route
-from cells.node.netlink.wire import Message, Request, attributes
+from cells.node.netlink.wire import NLM_F_DUMP, Message, Request, attributes
 
 _IFLA_MASTER: Final = 10
 _IFA_F_SECONDARY: Final = 0x01
+_NETLINK_NETFILTER: Final = 12
+_NFTABLES: Final = 10  # NFNL_SUBSYS_NFTABLES
+_NFGENMSG: Final = struct.Struct(">BBH")  # family, version, resource
 
 
 class LinkRow(NamedTuple):
@@ -121,3 +126,16 @@ def _route(message: Message) -> RouteRow | None:
         address_at(found.get(m.RTA_PREFSRC)),
         address_at(found.get(m.RTA_GATEWAY)),
     )
+
+
+def nftables_rows(kind: int, family: int) -> list[dict[int, bytes]]:
+    """The attributes of all that nftables has of a kind (NFT_MSG_GET*) in a family. Raises NetlinkError."""
+    request = Request(
+        "read tables of nftables", _NFTABLES << 8 | kind, NLM_F_DUMP, _NFGENMSG.pack(family, 0, 0)
+    )
+    descriptor = open_socket(protocol=_NETLINK_NETFILTER)
+    try:
+        rows = Connection(descriptor).dump(request)
+    finally:
+        os.close(descriptor)
+    return [dict(attributes(row.body, _NFGENMSG.size)) for row in rows]

@@ -288,6 +288,7 @@ def add_route(
     source: IPAddress | None = None,
     mtu: int = 0,
     replace: bool = False,
+    protocol: int = RTPROT_BOOT,
 ) -> Request:
     """A unicast route of the main table: through ``via``, or on the link itself when there is none.
 
@@ -299,7 +300,7 @@ def add_route(
         0,
         0,
         RT_TABLE_MAIN,
-        RTPROT_BOOT,
+        protocol,
         RT_SCOPE_LINK if via is None else RT_SCOPE_UNIVERSE,
         RTN_UNICAST,
         0,
@@ -337,13 +338,12 @@ def set_neighbour(ifindex: int, address: IPAddress, mac: bytes) -> Request:
     return Request(f"set neighbour {address}", RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 
-def delete_route(ifindex: int, destination: IPNetwork) -> Request:
-    """Remove the route of the main table over this link; one that is gone is fine."""
-    body = ROUTE.pack(
-        family_of(destination), destination.prefixlen, 0, 0, RT_TABLE_MAIN, 0, RT_SCOPE_NOWHERE, 0, 0
-    )
+def delete_route(ifindex: int, destination: IPNetwork, protocol: int = 0) -> Request:
+    """Remove the route of the main table over this link, of a protocol if given; what is gone is fine."""
+    head = (family_of(destination), destination.prefixlen, 0, 0)
+    body = ROUTE.pack(*head, RT_TABLE_MAIN, protocol, RT_SCOPE_NOWHERE, 0, 0)
     body += attribute(RTA_DST, destination.network_address.packed) + u32(RTA_OIF, ifindex)
-    return Request(f"remove route {destination}", RTM_DELROUTE, 0, body, (errno.ESRCH,))
+    return Request(f"remove route {destination}", RTM_DELROUTE, 0, body, (errno.ESRCH, errno.ENODEV))
 
 
 def add_clsact(ifindex: int) -> Request:

@@ -119,7 +119,9 @@ class RouteInfo(NamedTuple):
     source: m.IPAddress | None
     """The address of this node that packets on it prefer."""
     by_kernel: bool
-    """Whether the kernel made it, for an address."""
+    """Whether it has the kernel's protocol: the kernel made it, for an address, or it shall count as such."""
+    mtu: int = 0
+    """Of its own; 0: that of its link."""
 
 
 def read_route(message: Message) -> RouteInfo | None:
@@ -141,6 +143,7 @@ def read_route(message: Message) -> RouteInfo | None:
         address_at(found.get(m.RTA_GATEWAY)),
         address_at(found.get(m.RTA_PREFSRC)),
         protocol == m.RTPROT_KERNEL,
+        _mtu_in(found.get(m.RTA_METRICS, b"")),
     )
 
 
@@ -190,8 +193,11 @@ def read_program(rows: Iterable[Message]) -> int:
 
 def mtu_of(message: Message) -> int:
     """The MTU that an RTM_NEWROUTE has of its own; 0 for that of its link."""
-    metrics = dict(attributes(message.body, m.ROUTE.size)).get(m.RTA_METRICS, b"")
-    return number_at(dict(attributes(metrics, 0)).get(m.RTAX_MTU, b""))
+    return _mtu_in(dict(attributes(message.body, m.ROUTE.size)).get(m.RTA_METRICS, b""))
+
+
+def _mtu_in(metrics: bytes) -> int:
+    return number_at(dict(attributes(metrics, 0)).get(m.RTAX_MTU, b"")) if metrics else 0
 
 
 def with_mtu(message: Message, mtu: int) -> bytes | None:

@@ -77,6 +77,34 @@ class VxlanLinks:
         with _connection() as connection:
             connection.run(m.delete_link(ifindex))
 
+    def set_route(
+        self,
+        ifindex: int,
+        destination: m.IPNetwork,
+        gateway: m.IPAddress | None,
+        source: m.IPAddress | None,
+        mtu: int,
+    ) -> None:
+        """A route in place of another one to there. Of the kernel's protocol, as Cilium's.
+
+        What manages routes by their protocol, like systemd-networkd, leaves these alone.
+        """
+        request = m.add_route(
+            *(ifindex, destination),
+            via=gateway,
+            source=source,
+            mtu=mtu,
+            replace=True,
+            protocol=m.RTPROT_KERNEL,
+        )
+        with _connection() as connection:
+            connection.run(request)
+
+    def remove_route(self, ifindex: int, destination: m.IPNetwork) -> None:
+        """Remove a route of that protocol; gone already is fine."""
+        with _connection() as connection:
+            connection.run(m.delete_route(ifindex, destination, m.RTPROT_KERNEL))
+
 
 def new_vxlan(name: str, mtu: int, port: int, source_ports: tuple[int, int]) -> Request:
     """The message of :meth:`VxlanLinks.create`: the device learns nothing, each packet says where it goes."""

@@ -13,11 +13,18 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from cells.node.netlink import nftables_rows
 
 _CHAINS: Final = frozenset({"KUBE-SERVICES", "KUBE-FORWARD", "KUBE-POSTROUTING"})
 _TABLE: Final = "kube-proxy"
 _FAMILIES: Final = {"inet": 1, "ip": 2, "ip6": 10}  # NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6
+_GET_TABLE, _GET_CHAIN = 1, 4  # NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN
+_TABLE_NAME = 1
+_CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_USE = 1, 3, 4, 6
+_NO_NFTABLES: Final = frozenset({errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL, errno.EPROTONOSUPPORT})
+"""What kernels without it say."""
 _GET_INFO, _GET_ENTRIES = 64, 65
 _HOOKS_AT, _COUNT_AT = 32, 76
 """Where struct ipt_getinfo, of 84 bytes, has the hooks of a table, and how many entries and bytes it has."""
@@ -58,21 +65,17 @@ def found_rules() -> FoundRules:
 
 
 def _by_nftables() -> Iterator[tuple[bool, str]]:
-    from pyroute2.netlink.exceptions import NetlinkError
-    from pyroute2.nftables.main import NFTables
-
     for family, number in _FAMILIES.items():
         try:
-            with NFTables(nfgen_family=number) as nftables:
-                tables = {one.get_attr("NFTA_TABLE_NAME") for one in nftables.get_tables()}
-                chains = [
-                    (one.get_attr("NFTA_CHAIN_TABLE"), one.get_attr("NFTA_CHAIN_NAME"), _rules_of(one))
-                    for one in nftables.get_chains()
-                ]
-        except NetlinkError as error:
-            if error.code in {errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL}:
-                return  # no nftables in this kernel
-            raise OSError(error.code, f"read tables of nftables: {error}") from error
+            tables = {_name(one[_TABLE_NAME]) for one in nftables_rows(_GET_TABLE, number)}
+            chains = [
+                (_name(one[_CHAIN_TABLE]), _name(one[_CHAIN_NAME]), _rules_of(one))
+                for one in nftables_rows(_GET_CHAIN, number)
+            ]
+        except OSError as error:
+            if error.errno in _NO_NFTABLES:
+                return
+            raise
         if _TABLE in tables:
             yield True, f"nftables ({family})"
         by_iptables = {table for table, chain, _ in chains if chain in _CHAINS}
@@ -83,9 +86,13 @@ def _by_nftables() -> Iterator[tuple[bool, str]]:
             yield False, f"nftables {family} {table}"
 
 
-def _rules_of(chain: Any) -> int:  # pyroute2's messages are not typed
+def _name(text: bytes) -> str:
+    return text.rstrip(b"\0").decode(errors="replace")
+
+
+def _rules_of(chain: dict[int, bytes]) -> int:
     """How many rules a chain has that packets come to; none of one that others only jump to."""
-    return int(chain.get_attr("NFTA_CHAIN_USE") or 0) if chain.get_attr("NFTA_CHAIN_HOOK") else 0
+    return int.from_bytes(chain.get(_CHAIN_USE, b""), "big") if _CHAIN_HOOK in chain else 0
 
 
 def _by_iptables_legacy() -> Iterator[tuple[bool, str]]:

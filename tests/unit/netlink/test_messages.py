@@ -72,8 +72,10 @@ def address(kind: int, flags: int, attributes: list[Any], other: dict[str, int] 
     return filled(ifaddrmsg(), kind, REQUEST | ACK | flags, fields, attributes)
 
 
-def route(flags: int, prefix: int, scope: int, attributes: list[Any], family: int = 2) -> bytes:
-    fields = {"family": family, "dst_len": prefix, "table": 254, "proto": 3, "scope": scope, "type": 1}
+def route(
+    flags: int, prefix: int, scope: int, attributes: list[Any], family: int = 2, proto: int = 3
+) -> bytes:
+    fields = {"family": family, "dst_len": prefix, "table": 254, "proto": proto, "scope": scope, "type": 1}
     return filled(rtmsg(), 24, REQUEST | ACK | flags, fields, attributes)
 
 
@@ -247,6 +249,34 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
             253,
             [("RTA_DST", "fd00:1::"), ("RTA_PREFSRC", "fd00:1::5"), ("RTA_OIF", 3)],
             family=10,
+        ),
+    ),
+    "route to the pods of another node": (
+        messages.add_route(
+            3, IPv4Network("10.0.2.0/24"), via=ROUTER, source=ROUTER, mtu=1450, replace=True, protocol=2
+        ),
+        lambda: route(
+            CREATE | REPLACE,
+            24,
+            0,
+            [
+                ("RTA_DST", "10.0.2.0"),
+                ("RTA_GATEWAY", "10.0.1.5"),
+                ("RTA_PREFSRC", "10.0.1.5"),
+                ("RTA_OIF", 3),
+                ("RTA_METRICS", {"attrs": [("RTAX_MTU", 1450)]}),
+            ],
+            proto=2,
+        ),
+    ),
+    "remove the route to the pods of another node": (
+        messages.delete_route(3, IPv4Network("10.0.2.0/24"), 2),
+        lambda: filled(
+            rtmsg(),
+            25,
+            REQUEST | ACK,
+            {"family": 2, "dst_len": 24, "table": 254, "proto": 2, "scope": 255},
+            [("RTA_DST", "10.0.2.0"), ("RTA_OIF", 3)],
         ),
     ),
     "remove an IPv6 route": (
