@@ -1,7 +1,7 @@
 """The manifests: what Kubernetes' own schemas say of them, and what hangs together."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import kubernetes_validate
 import pytest
@@ -9,6 +9,7 @@ import yaml
 
 from cells.agent import agent
 from cells.operator.process import operator
+from cells.unserved import OTHERS
 from lifecycle import Hive, Sources
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -50,7 +51,8 @@ def test_agent_and_operator_start_from_the_config_map(tmp_path: Path) -> None:
         (tmp_path / key).write_text(value)
     used: set[str] = set()
     for process in (agent, operator):
-        sources = Sources([f"--config-dir={tmp_path}"], {}, yaml_name="cilium-config.yaml", unknown="ignore")
+        unknown: Literal["refuse", "ignore"] = "refuse" if process is agent else "ignore"
+        sources = Sources([f"--config-dir={tmp_path}"], {}, unknown=unknown, others=OTHERS)
         hive = Hive(process, settings=sources)
         hive.check()
         used |= {one.option.name for one in hive.settings() if one.origin.startswith("file ")}
