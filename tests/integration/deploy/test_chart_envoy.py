@@ -118,7 +118,12 @@ def test_values_of_envoy_reach_the_agent_and_the_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [{"baseID": 5}, {"initialFetchTimeoutSeconds": 60}, {"debug": {"admin": {"enabled": True}}}]
+    "value",
+    [
+        {"baseID": 5},
+        {"prometheus": {"serviceMonitor": {"enabled": True}}},
+        {"debug": {"admin": {"enabled": True}}},
+    ],
 )
 def test_what_is_not_served_of_envoy_is_refused_by_name(value: dict[str, Any]) -> None:
     with pytest.raises(chart.RenderError, match=rf"envoy\.{next(iter(value))}.*not served here yet"):
