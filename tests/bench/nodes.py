@@ -131,11 +131,14 @@ def lab(name: str) -> Iterator[Lab]:
 def our_lab(name: str, *settings: str) -> Iterator[tuple[Lab, int]]:
     """A lab node whose agent serves, with more settings."""
     with lab(name) as made:
-        pid = agent_process.start(
-            made, "--ipv4-range=10.200.0.0/16", f"--api-rate-limit={UNLIMITED}", *settings
-        )
-        agent_process.wait_ready(made, pid)
-        yield made, pid
+        yield made, _serving(made, *settings)
+
+
+def _serving(made: Lab, *settings: str) -> int:
+    """An agent that serves, with more settings; its pid."""
+    pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16", f"--api-rate-limit={UNLIMITED}", *settings)
+    agent_process.wait_ready(made, pid)
+    return pid
 
 
 @contextlib.contextmanager
@@ -151,8 +154,16 @@ def our_pair() -> Iterator[Pair]:
 @contextlib.contextmanager
 def our_node(folder: Path, count: int, name: str = "bench-ours", *settings: str) -> Iterator[PluginNode]:
     """A node with our agent and plugin."""
-    with our_lab(name, *settings) as (made, pid), made.open() as namespaces:
-        netconf = folder / f"{name}.json"
+    with lab(name) as made, serving_node(folder, made, count, *settings) as node:
+        yield node
+
+
+@contextlib.contextmanager
+def serving_node(folder: Path, made: Lab, count: int, *settings: str) -> Iterator[PluginNode]:
+    """The same of a lab's node that is there."""
+    pid = _serving(made, *settings)
+    with made.open() as namespaces:
+        netconf = folder / f"{made.name}.json"
         netconf.write_bytes(pods.network_configuration(made))
         yield PluginNode("ours", made, namespaces, pods.PLUGIN, netconf, hold(made, count), "lxc", pid)
 

@@ -1,4 +1,4 @@
-"""Cold start to serving, and what of memory the agent takes.
+"""Cold start to serving, and what of memory the agent takes, and its maps of the kernel's.
 
 Needs: root, the lab, the compiled plugin.   Gives: starts, memories, compiled, wait_serving.
 A start is cold: new node, no maps, no programs; only Python's bytecode is compiled, as an installed package's
@@ -7,29 +7,41 @@ is. It serves once the API answers Ok and the runtime is told of the network. Ro
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from compileall import compile_dir
 from importlib.util import find_spec
 from pathlib import Path
 
+import yaml
+
 from hive.lab import agent_process
 from hive.lab.node import Lab
-from tests.bench.nodes import lab, our_node
+from tests.bench.nodes import lab, our_node, serving_node
 from tests.bench.podadd import run
 from tests.bench.stats import Figure, Row, Sample
 from tests.bench.tools import tool
+from tests.unit.apiserver.replay import RECORDINGS
 
 PODS = 100
 TARGET = 8
 """Times the start of a Python that imports asyncio."""
 MEMORY_EMPTY, MEMORY_POD = 60 * 1024, 20
 """KiB: an agent without pods, and what each adds."""
+CHART = Path(__file__).resolve().parents[2] / "configs" / "manifests" / "configmap.yaml"
+OF_CONTAINERS = {"write-cni-conf-when-ready", "cni-log-file"}
+"""Settings of the chart with paths that only its containers have."""
+IN_A_CLUSTER = ("--ipam=kubernetes", "--kube-proxy-replacement=true", "--k8s-client-qps=0")
+CILIUM_MAPS = 144.0
+"""MiB of kernel memory that Cilium's maps took on an IPv4 node, as found in a trial of November 2026."""
 LOOK_EVERY = 0.0005
 SERVES_WITHIN = 60.0
 
@@ -136,7 +148,75 @@ def starts(folder: Path, rounds: int) -> list[Row]:
     ]
 
 
+def maps_memory(pid: int) -> float:
+    """MiB that the kernel charges for the maps of an agent: those it has open, each once."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        rows = dict(line.split(":", 1) for line in entry.read_text(encoding="ascii").splitlines())
+        if "map_id" in rows:
+            found[rows["map_id"]] = int(rows["memlock"])
+    return sum(found.values()) / (1 << 20)
+
+
+@contextlib.contextmanager
+def api_server(made: Lab, folder: Path) -> Iterator[tuple[str, ...]]:
+    """The fake API server in a node's network, over TLS; settings of an agent of a cluster, the chart's."""
+    kubeconfig, objects, settings = folder / "kubeconfig", folder / "objects.yaml", folder / "config"
+    definitions = [json.loads(path.read_bytes()) for path in sorted(RECORDINGS.glob("fixtures/crd_*.json"))]
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": os.uname().nodename}}
+    kept = [one for one in definitions if one.get("kind") == "CustomResourceDefinition"]
+    objects.write_text("---\n".join(json.dumps(one) + "\n" for one in [node, *kept]), encoding="utf-8")
+    settings.mkdir(exist_ok=True)
+    for key, value in yaml.safe_load(CHART.read_text(encoding="utf-8"))["data"].items():
+        if key not in OF_CONTAINERS:
+            (settings / key).write_text(value, encoding="utf-8")
+    kubeconfig.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.support.apiserver", "--kubeconfig", str(kubeconfig)]
+    with made.open() as inside:
+        process = inside.popen([*command, "--objects", str(objects)], stdout=subprocess.PIPE, cwd=Path.cwd())
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline(), "the API server ended"
+        yield (f"--config-dir={settings}", f"--k8s-kubeconfig-path={kubeconfig}", *IN_A_CLUSTER)
+    finally:
+        process.terminate()  # it removes its keys
+        process.wait()
+
+
 def memories(folder: Path, rounds: int) -> list[Figure]:
+    """Without an API server, then with one."""
+    return [*alone(folder, rounds), *in_a_cluster(folder, rounds)]
+
+
+def in_a_cluster(folder: Path, rounds: int) -> list[Figure]:
+    """What agent and maps hold with an API server, the chart's settings and kube-proxy replacement."""
+    compiled()
+    spawn = tool("spawn", folder)
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        with (
+            lab("bench-cluster") as made,
+            api_server(made, folder) as settings,
+            serving_node(folder, made, PODS, *settings) as node,
+        ):
+            assert node.agent is not None
+            for when, pods in (("without pods", 0), (f"with {PODS} pods", PODS)):
+                if pods:
+                    run(node, spawn, "ADD", pods, 10)
+                    node.verify_added(pods)
+                held = memory(node.agent)
+                found[f"API server, {when}: PSS"].append(held["Pss"])
+                found[f"API server, {when}: RSS"].append(held["Rss"])
+                found[f"API server, {when}: BPF maps"].append(maps_memory(node.agent))
+    return [
+        Figure(what, "MiB", Sample(tuple(values)), CILIUM_MAPS)
+        if what.endswith("maps")
+        else Figure(what, "KiB", Sample(tuple(values)), MEMORY_EMPTY if "without pods: PSS" in what else None)
+        for what, values in found.items()
+    ]
+
+
+def alone(folder: Path, rounds: int) -> list[Figure]:
     """What the agent holds without pods, with pods, and after they have gone; a new agent each round."""
     compiled()
     spawn = tool("spawn", folder)
