@@ -29,6 +29,6 @@ class Stretch:
 
     async def pause(self) -> None:
         """Let others have the loop, if it was held for a few milliseconds."""
-        if self.over:
+        if time.monotonic() >= self._ends:  # as over: this is asked at every step
             await anyio.lowlevel.checkpoint()
             self._ends = time.monotonic() + LONGEST

@@ -7,14 +7,14 @@ Everything runs on one event loop, so reads between awaits are consistent and no
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import islice, takewhile
 from typing import TypeVar
 from weakref import ref
 
 from lifecycle.errors import TableClosedError
 from lifecycle.tables.changes import Changes, Only
-from lifecycle.tables.frozen import FROZEN, unfrozen
+from lifecycle.tables.frozen import unfrozen
 from lifecycle.tables.indexes import Index, IndexSpec, Plan, index_of
 from lifecycle.tables.key_waits import KeyWaits
 from lifecycle.tables.rows import Listener, Rows, Stored
@@ -44,6 +44,8 @@ class TableCore(Rows[Row]):
         self._snapshot: ref[Snapshot[Row]] | None = None
         self._waits: KeyWaits[Row] | None = None
         self._closed = ""
+        self._is_frozen = False
+        """Whether the rows that were written first are of frozen types; asking for each costs too much."""
 
     @property
     def revision(self) -> int:
@@ -172,11 +174,11 @@ class TableCore(Rows[Row]):
     def _commit(self, writes: Mapping[Hashable, Row | None]) -> None:
         """Write all that is new, or raise and write nothing."""
         changed: dict[Hashable, Row | None] = {}  # key -> the row before
+        if not self._is_frozen:
+            self._check_frozen(writes.values())
         for key, row in writes.items():
             found = self._rows.get(key)
             old = found[0] if found is not None else None
-            if row.__class__ not in FROZEN:
-                self._check_frozen(row)
             if old is not row and old != row:
                 changed[key] = old
         if not changed:
@@ -199,9 +201,12 @@ class TableCore(Rows[Row]):
                 index.cancel()
             raise
 
-    def _check_frozen(self, row: object) -> None:
-        if (why := unfrozen(type(row))) is not None:
-            raise TypeError(f"table {self.name}: a row of type {why}")
+    def _check_frozen(self, rows: Iterable[object]) -> None:
+        """Raise TypeError for a row that may change in place."""
+        for kind in {*map(type, rows)} - {type(None)}:
+            if (why := unfrozen(kind)) is not None:
+                raise TypeError(f"table {self.name}: a row of type {why}")
+            self._is_frozen = True
 
     def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
         if self._snapshot is not None:

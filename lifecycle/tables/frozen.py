@@ -1,8 +1,8 @@
 """Whether the values of a type stay as they are.
 
 Needs:  nothing.
-Gives:  unfrozen(), why those of a type may change; FROZEN, the types of which that was asked and is not so;
-        unfrozen_rows(), the same for the rows of a table by its hint.
+Gives:  unfrozen(), why those of a type may change; unfrozen_rows(), the same for the rows of a table by its
+        hint.
 Why:    a row that is changed in place and put again equals what is there: nobody would learn of the change.
 """
 
@@ -14,10 +14,7 @@ import msgspec
 
 from lifecycle.hints.keys import is_union, origin_class
 
-__all__ = ["FROZEN", "unfrozen", "unfrozen_rows"]
-
-FROZEN: set[type] = {type(None), str, int, float, bool, bytes, tuple, frozenset}
-"""Known to be frozen: a set, so that a table can ask at every write."""
+__all__ = ["unfrozen", "unfrozen_rows"]
 
 _ADVICE = "a frozen dataclass or msgspec Struct, a NamedTuple, a tuple or a plain value"
 
@@ -27,12 +24,8 @@ def unfrozen(kind: type) -> str | None:
 
     Looks at the type alone: what is in a frozen row may be a list, which is then not to be changed.
     """
-    if kind in FROZEN:
-        return None
-    if (why := _why(kind)) is not None:
-        return f"{kind.__qualname__} {why}: expected {_ADVICE}"
-    FROZEN.add(kind)
-    return None
+    why = _why(kind)
+    return None if why is None else f"{kind.__qualname__} {why}: expected {_ADVICE}"
 
 
 def unfrozen_rows(hint: object) -> str | None:
