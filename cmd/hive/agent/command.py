@@ -60,7 +60,7 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
 def share_heap() -> None:
     """Have all threads take memory from one heap of glibc's, before there is a thread; elsewhere nothing.
 
-    Else each gets one of its own, and keeps what libbpf takes for an object and frees: 5 MB after a start.
+    Else each gets one of its own, and keeps what libbpf takes and frees: some 4 MB after a start.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
