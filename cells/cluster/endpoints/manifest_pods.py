@@ -39,7 +39,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class ManifestPods:
-    """Follows pods of other nodes once the rules are known; no leftover of the ipcache goes before.
+    """Follows pods of other nodes; before all are known no leftover of the ipcache goes, and no rule counts.
 
     CiliumEndpoints and CiliumIdentities in the same manifests take precedence.
     """
@@ -74,6 +74,8 @@ class ManifestPods:
         self._health = health.child("pods-by-manifests")
         self._known: dict[Key, _Known] = {}
         self._refused: dict[Key, str] = {}
+        self._identified = identities.table.initializer("manifest-pods")
+        """Rules are not known without it: restored endpoints would be closed to the pods they select."""
         self._claimed = ipcache.table.initializer("manifest-pods")
         jobs.observe("pods", self._rounds, self._follow)
         jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
@@ -84,7 +86,6 @@ class ManifestPods:
         await self._pods.wait_initialized()
         await self._namespaces.wait_initialized()
         await self._nodes.wait_initialized()
-        await self._labels.ready()
         changes = self._pods.changes(self._pods.revision)
         yield None
         async for batch in changes:
@@ -93,6 +94,7 @@ class ManifestPods:
     async def _follow(self, keys: Collection[Key] | None) -> None:
         if keys is None:
             await self._look(self._all())
+            self._identified.done()
             self._claimed.done()
         else:
             await self._look(keys)
@@ -124,8 +126,7 @@ class ManifestPods:
         pod = self._pods.get(key)
         if pod is None or not self._is_elsewhere(pod) or pod.finished or not pod.addresses:
             return None
-        labels = self._labels.of(*key, pod.metadata.uid)
-        return (pod, texts(self._identities.filter.split(labels)[0])) if labels is not None else None
+        return pod, texts(self._identities.filter.split(self._labels.labels_of(pod))[0])
 
     def _is_elsewhere(self, pod: Pod) -> bool:
         node = pod.spec.node_name

@@ -87,6 +87,10 @@ class KubernetesPods:
         row = self._pods.get((namespace, name))
         return None if row is None or not is_meant(row, uid) else self.lookup(PodName(namespace, name, uid))
 
+    def labels_of(self, pod: Pod) -> list[Label]:
+        """Every label that objects give a pod, whether or not the rules are known."""
+        return self._labels(pod.namespace, pod, self._namespaces.get(("", pod.namespace)))
+
     async def resolve(self, pod: PodName) -> list[Label] | None:
         """Wait until the watch or a request to the API server brings the pod; None if neither does."""
         with anyio.move_on_after(WATCH_SECONDS):

@@ -91,9 +91,16 @@ def test_every_agent_knows_both_nodes(cluster: Cluster) -> None:
     assert known[f"{place.ipv6}/128"] == 6
 
 
-def test_no_packet_between_nodes_is_lost_while_an_agent_is_killed_and_comes_back(cluster: Cluster) -> None:
+@pytest.mark.parametrize("policy", [None, "pod-1-1"])
+def test_no_packet_between_nodes_is_lost_while_an_agent_is_killed_and_comes_back(
+    cluster: Cluster, policy: str | None
+) -> None:
+    """Also by a policy that selects the sender by labels, which its node alone has given an identity."""
     first, second = cluster.nodes()
     target = addresses(cluster, "pod-2-1")[0]
+    cluster.manifests.write("policy", [allowing(policy)] if policy else [])
+    if policy:
+        eventually(lambda: "'policy-enabled': 'ingress'" in str(rows(second, "/v1/endpoint")))
     with first.open_pod("pod-1-1") as one, second.open_pod("pod-2-1") as two:
         with inside(two):
             sock = udp_socket()
@@ -108,6 +115,19 @@ def test_no_packet_between_nodes_is_lost_while_an_agent_is_killed_and_comes_back
             received = receiver.finish(within=60)
     assert sent.packets > 200
     assert received.packets == sent.packets
+
+
+def allowing(app: str) -> dict[str, object]:
+    """Only pods of this app reach the pod of the second node."""
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": "only", "namespace": "default"},
+        "spec": {
+            "endpointSelector": {"matchLabels": {"app": "pod-2-1"}},
+            "ingress": [{"fromEndpoints": [{"matchLabels": {"app": app}}]}],
+        },
+    }
 
 
 def test_a_node_that_goes_takes_its_routes_with_it(cluster: Cluster) -> None:
