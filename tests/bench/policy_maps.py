@@ -99,7 +99,7 @@ class Node:
 
     def know(self, identity: Identity) -> None:
         """An identity, up to the last write."""
-        self.policies.introduce(identity.id, identity.labels)
+        self.policies.ensure_identity(identity.id, identity.labels)
 
     def forget(self, identity: Identity) -> None:
         """One that goes, up to the last write."""

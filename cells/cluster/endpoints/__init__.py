@@ -1,7 +1,7 @@
 """Pods of other nodes: their addresses in the ipcache, with identity and node.
 
 Source: CiliumEndpoint objects, or CiliumEndpointSlices, in; claims of prefixes out. Pods of manifests, too.
-Needs:  Resources, the table ``nodes``, Identities, EndpointPolicies, Ipcache.
+Needs:  Resources, the table ``nodes``, Identities, Ipcache.
 Gives:  RemoteEndpoints, Table[RemoteEndpoint], EndpointObjects.
 Why:    by its address alone a packet is known to be a pod's, and whose.
 """

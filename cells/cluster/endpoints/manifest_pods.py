@@ -1,7 +1,7 @@
 """Pods of other nodes by their Pod objects, for agents that share manifests and nothing else.
 
 Source: tables of pods, namespaces and nodes in; claims in the ipcache out.
-Needs:  KubernetesPods, Identities, EndpointPolicies, Ipcache.   Gives: ManifestPods.
+Needs:  KubernetesPods, Identities, Ipcache.   Gives: ManifestPods.
 Why:    without an API server or a kvstore nodes do not agree upon numbers of identities, and publish no
         CiliumEndpoints. Manifests say all that an identity is made of, so each node gives the labels of other
         nodes' pods numbers of its own. Packets need none: this node knows their source by its address.
@@ -24,7 +24,6 @@ from cells.config import AgentConfig
 from cells.endpoint import KubernetesPods
 from cells.ipam import Family
 from cells.kubernetes import KubernetesSettings, Namespace, Pod
-from cells.policy.maps import EndpointPolicies
 from lifecycle import Change, Health, Jobs, ReadTable, Table
 
 Key = tuple[str, str]
@@ -55,7 +54,6 @@ class ManifestPods:
         labels: KubernetesPods,
         *,
         identities: Identities,
-        policies: EndpointPolicies,
         ipcache: Ipcache,
         jobs: Jobs,
         health: Health,
@@ -69,7 +67,6 @@ class ManifestPods:
         self._nodes = nodes
         self._labels = labels
         self._identities = identities
-        self._policies = policies
         self._ipcache = ipcache
         self._health = health.child("pods-by-manifests")
         self._known: dict[Key, _Known] = {}
@@ -137,7 +134,7 @@ class ManifestPods:
         self._refused.pop(key, None)
         if wanted is not None:
             try:
-                known = self._introduced(key, *wanted)
+                known = self._acquired(key, *wanted)
             except (NoIdentityError, ValueError) as error:
                 self._refused[key] = str(error)
         claims = known.claims if known is not None else ()
@@ -153,8 +150,8 @@ class ManifestPods:
         else:
             self._known.pop(key, None)
 
-    def _introduced(self, key: Key, pod: Pod, labels: tuple[str, ...]) -> _Known:
-        """Policies know an identity before the ipcache gives it to packets.
+    def _acquired(self, key: Key, pod: Pod, labels: tuple[str, ...]) -> _Known:
+        """An identity of this node's own for a pod, and the claims of its addresses.
 
         Raises NoIdentityError, and ValueError for an address that is none.
         """
@@ -164,7 +161,6 @@ class ManifestPods:
         found = self._identities.acquire_now(labels, previous)
         if found is None:
             raise NoIdentityError(f"labels {', '.join(labels)} have no identity")
-        self._policies.introduce(found.id, found.labels)
         claims = tuple(
             IpcacheEntry(
                 prefix=prefix_of(address),

@@ -2,7 +2,7 @@
 
 Source: the kinds KNOWN_ENDPOINTS or KNOWN_ENDPOINT_SLICES in; Table[RemoteEndpoint] and claims out.
         Objects and rows are the same values: there is one of each pod.
-Needs:  Resources, ReadTable[ClusterNode], Identities, EndpointPolicies, Ipcache.   Gives: RemoteEndpoints.
+Needs:  Resources, ReadTable[ClusterNode], Identities, Ipcache.   Gives: RemoteEndpoints.
 Source: Cilium 1.17, CiliumEndpoint watcher. An address that two nodes claim is the latest one's.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import anyio.lowlevel
 
 from cells.cluster.endpoints.settings import ClusterEndpointSettings, EndpointObjects
-from cells.cluster.identity import Identities
+from cells.cluster.identity import INIT, Identities, Scope, scope_of
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
 from cells.cluster.nodes import ClusterNode
 from cells.ipam import IPAddress
@@ -29,8 +29,7 @@ from cells.kubernetes import (
     KnownEndpointSlice,
     Resources,
 )
-from cells.policy.maps import EndpointPolicies
-from lifecycle import Change, Jobs, ReadTable, Table
+from lifecycle import Change, Jobs, Logger, ReadTable, Table
 
 Item = TypeVar("Item")
 STRETCH: Final = 50
@@ -77,14 +76,14 @@ class RemoteEndpoints:
         table: Table[RemoteEndpoint],
         *,
         identities: Identities,
-        policies: EndpointPolicies,
         ipcache: Ipcache,
         jobs: Jobs,
+        log: Logger,
     ) -> None:
         self.table = table
+        self._log = log
         self._nodes = nodes
         self._identities = identities
-        self._policies = policies
         self._ipcache = ipcache
         self._claimed = ipcache.table.initializer("cluster-endpoints")
         self._first = table.initializer("cluster-endpoints")
@@ -141,7 +140,23 @@ class RemoteEndpoints:
         if row is None:
             return ()
         found = row.endpoints if isinstance(row, KnownEndpointSlice) else (row,)
-        return tuple(one for one in found if one.is_reached and not self._is_here(one.node))
+        reached = (one for one in found if one.is_reached and not self._is_here(one.node))
+        return tuple(one for one in reached if self._may_be_of_a_pod(one))
+
+    def _may_be_of_a_pod(self, endpoint: RemoteEndpoint) -> bool:
+        """Whether its identity is one that a pod can have.
+
+        Who writes a CiliumEndpoint must not make an address the host's, the API server's or another node's.
+        """
+        number = endpoint.identity
+        if number == INIT or scope_of(number) in (Scope.CLUSTER, Scope.WELL_KNOWN):
+            return True
+        self._log.warning(
+            "refusing a CiliumEndpoint with an identity that no pod has",
+            endpoint="/".join(endpoint.key),
+            identity=number,
+        )
+        return False
 
     def _take(self, told: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
         """Set the endpoints that these objects contain. Raises OSError if the ipcache cannot be updated."""
@@ -179,10 +194,6 @@ class RemoteEndpoints:
                 self._told[key] = names
 
     def _claim(self, endpoints: Collection[RemoteEndpoint]) -> None:
-        """Policies know an identity before the ipcache gives it to packets."""
-        for number in {one.identity for one in endpoints}:
-            if (known := self._identities.get(number)) is not None:
-                self._policies.introduce(number, known.labels)
         for one in endpoints:
             before = self.table.get(one.key)
             if before is not None and (left := set(before.prefixes).difference(one.prefixes)):

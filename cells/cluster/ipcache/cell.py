@@ -1,6 +1,6 @@
 """How the ipcache cell is put together.
 
-Needs: Maps, Identities, where they are restored.   Gives: cell.
+Needs: Maps, Identities, where they are restored, Member[IdentityFollower].   Gives: cell.
 """
 
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Final
 
 from cells.cluster.identity import Identities
 from cells.cluster.ipcache.entry import IpcacheEntry
-from cells.cluster.ipcache.ipcache import Ipcache
+from cells.cluster.ipcache.ipcache import IdentityFollower, Ipcache
 from cells.cluster.ipcache.kernel import KernelIpcache
 from cells.cluster.ipcache.rows import IpcacheMap, IpcacheRows
 from cells.cluster.ipcache.sweep import IpcacheSweep
@@ -44,6 +44,8 @@ def ipcache_map(maps: Maps) -> IpcacheMap:
 def ipcache(
     table: Table[IpcacheEntry],
     kernel: IpcacheMap,
+    identities: Identities | None,
+    followers: list[Member[IdentityFollower]],
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
@@ -60,7 +62,7 @@ def ipcache(
     lifecycle.append(Hook("read the ipcache", rows.read))
     sweep = jobs.timer("sweep", compared.run, SWEEP)
     sweep.trigger()
-    return Ipcache(table, rows, sweep.trigger)
+    return Ipcache(table, rows, sweep.trigger, identities, followers)
 
 
 def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:

@@ -7,9 +7,10 @@ sweep is for what others changed, what the kernel refused, and what a former age
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
+from cells.cluster.identity import Identities
 from cells.cluster.ipcache.entry import IpcacheEntry, Prefix, claimed, prefix_of, withdrawn
 from cells.cluster.ipcache.rows import IpcacheRows
 from cells.ipam import IPAddress
@@ -23,8 +24,19 @@ WEAKER_WITHDRAWN: Final = "delete", "cannot_overwrite_by_source"
 NEVER_CLAIMED: Final = "delete", "no_such_prefix"
 
 
+class IdentityFollower(Protocol):
+    """What has to know an identity before a packet carries it."""
+
+    def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
+        """Know this identity from now on. Every claim calls this, so it is cheap for known ones."""
+        ...
+
+
 class Ipcache:
     """Whose every prefix is.
+
+    An identity is made known to all followers before a prefix gets it, whoever claims the prefix: by a number
+    that policy maps do not know, no rule would deny.
 
     A source that has claims from the start announces itself by ``table.initializer()`` in its constructor.
     Until all of them are done, no row of the map goes for want of a claim.
@@ -35,8 +47,12 @@ class Ipcache:
         table: Table[IpcacheEntry],
         rows: IpcacheRows,
         refused: Callable[[], object] = lambda: None,
+        identities: Identities | None = None,
+        followers: Sequence[IdentityFollower] = (),
     ) -> None:
         """``refused`` is called when the kernel refused a row: a sweep is due."""
+        self._identities = identities
+        self._followers = followers
         self.table = table
         """The claims that count, by prefix."""
         self.errors = Counter(dict.fromkeys((WEAKER_CLAIM, WEAKER_WITHDRAWN, NEVER_CLAIMED), 0))
@@ -72,6 +88,7 @@ class Ipcache:
         Raises OSError when the kernel refuses a row: then none is claimed, and rows written until then go
         with the next sweep.
         """
+        self._ensure_identities({claim.identity for claim in claims})
         rows: dict[Prefix, IpcacheEntry] = {}
         values: dict[Prefix, IpcacheValue | None] = {}
         for claim in claims:
@@ -123,6 +140,15 @@ class Ipcache:
         gone = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
         self._write(dict.fromkeys(gone))
         self._rows.settled(gone)
+
+    def _ensure_identities(self, numbers: Iterable[int]) -> None:
+        """Those whose labels are known; others no rule by labels can select until their labels come."""
+        if self._identities is None or not self._followers:
+            return
+        for number in numbers:
+            if (known := self._identities.get(number)) is not None:
+                for follower in self._followers:
+                    follower.ensure_identity(number, known.labels)
 
     def _write(self, values: Mapping[Prefix, IpcacheValue | None]) -> None:
         try:

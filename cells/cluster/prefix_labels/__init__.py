@@ -2,7 +2,7 @@
 
 Controller: the table ``prefix-labels``, which any source may add to, and the claims of the ipcache in; claims
         of the ipcache, and labels of the host's identity, out.
-Needs:  Ipcache, Identities, EndpointPolicies, AgentConfig.   Gives: PrefixMetadata, PrefixLabels.
+Needs:  Ipcache, Identities, AgentConfig.   Gives: PrefixMetadata, PrefixLabels.
 Why:    an address may be another node's and an API server's, or one of a network that a policy names.
         No source knows of the others, and packets have one identity.
 """

@@ -1,10 +1,9 @@
 """Identities of prefixes that have labels: their claims in the ipcache.
 
-For:    the datapath.   Needs: PrefixMetadata, Ipcache, Identities, EndpointPolicies, AgentConfig.
+For:    the datapath.   Needs: PrefixMetadata, Ipcache, Identities, AgentConfig.
 Gives:  PrefixClaims.
 
-Each is an identity of this node's own, unless its labels are a reserved one's. Policies know it before
-packets have it.
+Each is an identity of this node's own, unless its labels are a reserved one's.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from cells.cluster.prefix_labels.metadata import PrefixLabels, PrefixMetadata
 from cells.cluster.prefix_labels.resolve import Known, labels_of, resolved
 from cells.config import AgentConfig
 from cells.ipam import IPNetwork
-from cells.policy.maps import EndpointPolicies
 from lifecycle import Change, Jobs
 
 RESOURCE: Final = "prefix-labels"
@@ -50,7 +48,6 @@ class PrefixClaims:
         metadata: PrefixMetadata,
         ipcache: Ipcache,
         identities: Identities,
-        policies: EndpointPolicies,
         agent: AgentConfig,
         *,
         jobs: Jobs,
@@ -58,7 +55,6 @@ class PrefixClaims:
         self._said = metadata.table
         self._ipcache = ipcache
         self._identities = identities
-        self._policies = policies
         self._dual_stack = agent.ipv4 and agent.ipv6
         self._claimed: dict[Prefix, IpcacheEntry] = {}
         self._generated: dict[Prefix, IPNetwork] = {}
@@ -161,7 +157,6 @@ class PrefixClaims:
         row = self._ipcache.table.get(prefix)
         try:
             if claim != claimed or (row is not None and row.resource != RESOURCE):
-                self._policies.introduce(identity.id, identity.labels)
                 self._ipcache.upsert(claim)
                 self._claimed[prefix] = claim
         finally:

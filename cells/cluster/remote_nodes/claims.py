@@ -1,7 +1,7 @@
 """Whose the addresses of other nodes are: claims, made and withdrawn as nodes come, change and go.
 
 For:    the datapath, through the ipcache.   Needs: ReadTable[ClusterNode], Ipcache, Identities,
-        EndpointPolicies, AgentConfig, NodeSettings.
+        AgentConfig, NodeSettings.
 Gives:  RemoteNodes, NodeClaim, claims_of().
 Source: Cilium 1.17, NodeManager.nodeUpdated.
 """
@@ -33,7 +33,6 @@ from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, Source, prefix_
 from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode, NodeSettings
 from cells.config import AgentConfig
 from cells.ipam import Family, IPAddress, IPNetwork
-from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, ReadTable, Reconciler, Tables, minutes
 
 NOWHERE: Final = IPv4Address(0)
@@ -173,10 +172,9 @@ def node_claims(
 class ClaimTarget:
     """The ipcache as a reconciler's target: what this cell has claimed of it."""
 
-    def __init__(self, ipcache: Ipcache, identities: Identities, policies: EndpointPolicies) -> None:
+    def __init__(self, ipcache: Ipcache, identities: Identities) -> None:
         self._ipcache = ipcache
         self._identities = identities
-        self._policies = policies
         self._claimed: dict[Key, NodeClaim] = {}
         self._numbers: dict[Key, int] = {}
         """The identities of nodes by their labels, which are held."""
@@ -195,7 +193,6 @@ class ClaimTarget:
                 identity = self._identities.acquire_now(claim.labels)
                 assert identity is not None  # noqa: S101  # this node gives it
                 numbers[key] = identity.id
-                self._policies.introduce(identity.id, identity.labels)
                 entry = msgspec.structs.replace(entry, identity=identity.id)
             entries.append(entry)
         try:
@@ -230,7 +227,6 @@ class RemoteNodes:
         claims: ReadTable[NodeClaim],
         ipcache: Ipcache,
         identities: Identities,
-        policies: EndpointPolicies,
         *,
         jobs: Jobs,
         tables: Tables,
@@ -238,7 +234,7 @@ class RemoteNodes:
     ) -> None:
         self._first = ipcache.table.initializer("remote-nodes")
         self._reconciler: Reconciler[Key, NodeClaim] = Reconciler(
-            claims, ClaimTarget(ipcache, identities, policies), full_every=SWEEP
+            claims, ClaimTarget(ipcache, identities), full_every=SWEEP
         )
         self._health = health
         tables.add(self._reconciler.statuses)

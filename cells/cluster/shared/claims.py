@@ -1,7 +1,7 @@
 """Addresses of other nodes' pods, as claims in the ipcache.
 
 Controller: ``shared-addresses`` in, claims out.
-Needs:  SharedTables, ReadTable[ClusterNode], Identities, EndpointPolicies, Ipcache.   Gives: SharedClaims.
+Needs:  SharedTables, ReadTable[ClusterNode], Identities, Ipcache.   Gives: SharedClaims.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from cells.cluster.kvstore import KVStore
 from cells.cluster.nodes import ClusterNode
 from cells.cluster.shared.addresses import SharedAddress, resource_of
 from cells.cluster.shared.tables import SharedTables
-from cells.policy.maps import EndpointPolicies
 from lifecycle import Change, Jobs, ReadTable
 
 Item = TypeVar("Item")
@@ -37,14 +36,12 @@ class SharedClaims:
         nodes: ReadTable[ClusterNode],
         *,
         identities: Identities,
-        policies: EndpointPolicies,
         ipcache: Ipcache,
         jobs: Jobs,
     ) -> None:
         self._addresses = shared.addresses
         self._nodes = nodes
         self._identities = identities
-        self._policies = policies
         self._ipcache = ipcache
         self._claimed: dict[str, Prefix] = {}
         if store.enabled:
@@ -83,10 +80,6 @@ class SharedClaims:
                 claimed.append(row)
             elif (prefix := self._claimed.pop(key, None)) is not None:
                 self._ipcache.withdraw(resource_of(key), [prefix])
-        # Policies know an identity before the ipcache gives it to packets.
-        for number in {row.identity for row in claimed}:
-            if (known := self._identities.get(number)) is not None:
-                self._policies.introduce(number, known.labels)
         self._ipcache.upsert(*(row.claim for row in claimed))
         self._claimed.update((row.address, row.prefix) for row in claimed)
 

@@ -6,6 +6,7 @@ Needs: PolicyMaps, PolicySettings.   Gives: cell.
 import math
 from collections.abc import Iterable
 
+from cells.cluster.ipcache import IdentityFollower
 from cells.datapath import Datapath
 from cells.maps import NODE_AUDITS_POLICY, PolicyMaps
 from cells.observe import metrics
@@ -62,6 +63,11 @@ def endpoint_policies(
     return policies
 
 
+def identity_follower(policies: EndpointPolicies) -> Member[IdentityFollower]:
+    """Policy maps, which know identities before packets carry them."""
+    return policies
+
+
 def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[metrics.Collector]:
     """Policies as metrics."""
 
@@ -85,6 +91,6 @@ cell = group(
         "policy",
         "What endpoints may do, in their policy maps",
         provide(policy_table, realized_table, policy_computer, policy_map_pool),
-        provide(endpoint_policies, policy_metrics),
+        provide(endpoint_policies, identity_follower, policy_metrics),
     ),
 )

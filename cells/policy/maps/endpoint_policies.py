@@ -126,7 +126,7 @@ class EndpointPolicies:
         """
         return endpoint_id in self._former and bool(self.unknown_rules())
 
-    def introduce(self, identity: int, labels: Collection[str]) -> None:
+    def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
         """Have the maps of all endpoints know this identity, before any packet carries it.
 
         A map that refuses is tried again, see apply().
@@ -155,7 +155,7 @@ class EndpointPolicies:
         Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
         had, or a part of the change, and its status says so.
         """
-        self.introduce(identity, labels)
+        self.ensure_identity(identity, labels)
         if self.awaits_rules(endpoint_id):
             return
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address
 
@@ -24,9 +24,8 @@ from cells.cluster.prefix_labels import PrefixLabels, PrefixMetadata
 from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes import EndpointSlice, Meta
 from cells.kubernetes.objects.services import Endpoint, EndpointConditions
-from cells.policy.maps import EndpointPolicies
-from lifecycle import Hive, Lifecycle, Table, replace, supply
-from lifecycle.testing import eventually, fake
+from lifecycle import Hive, Lifecycle, Table, supply
+from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 
 pytestmark = pytest.mark.anyio
@@ -38,14 +37,15 @@ class World:
 
     def __init__(self) -> None:
         self.kernel = FakeIpcacheMap()
-        self.ipcache = IpcacheOver(self.kernel)
         self.identities = Identities(identity_table(), NodeAllocator(CLUSTER))
+        self.ipcache = IpcacheOver(self.kernel, self.identities, [self])
         self.slices: Table[EndpointSlice] = Table(
             "slices",
             key=lambda row: row.key,
             indexes={"service": lambda row: ((row.namespace, row.service),)},
         )
-        self.introduced: list[int] = []
+        self.known: set[int] = set()
+        """Identities that policies know."""
 
     def servers(self, *addresses: str, ready: bool | None = True) -> None:
         """The slices of the Service name these."""
@@ -87,12 +87,15 @@ class World:
         known = self.identities.get(number)
         return known.labels if known else ()
 
+    def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
+        """As policies do."""
+        del labels
+        packets_have = self.kernel.identities.get(f"{SERVER}/32") == identity
+        assert identity in self.known or not packets_have, "policies know it before packets"
+        self.known.add(identity)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        def introduce(identity: int, labels: object) -> None:
-            assert self.kernel.identities.get(f"{SERVER}/32") != identity, "policies know it before packets"
-            self.introduced.append(identity)
-
         known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
         hive = Hive(
             prefix_labels.cell,
@@ -101,7 +104,6 @@ class World:
             supply(self.slices, type=Table[EndpointSlice]),
             supply(self.ipcache, type=Ipcache),
             supply(self.identities),
-            replace(EndpointPolicies, fake(EndpointPolicies, introduce=introduce)),
         )
         async with hive.started():
             self.metadata = hive.get(PrefixMetadata)
@@ -114,7 +116,7 @@ async def test_a_server_outside_has_an_identity_of_its_own() -> None:
     async with world.running():
         await eventually(lambda: world.identity != 0)
         assert world.labels(world.identity) == ("reserved:kube-apiserver", "reserved:world")
-        assert world.introduced == [world.identity]
+        assert world.known == {world.identity}
         number = world.identity
         world.servers(SERVER, ready=False)
         await eventually(lambda: world.identity == 0)

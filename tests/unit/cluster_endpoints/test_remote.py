@@ -181,6 +181,19 @@ async def test_the_nodes_own_pods_and_nonsense_are_left_out(tmp_path: Path) -> N
         assert {row.name for row in one.table.all()} == {"web"}
 
 
+@pytest.mark.parametrize("number", [1, 2, 6, 7, (1 << 24) + 5, (2 << 24) + 5])
+async def test_an_endpoint_cannot_make_its_address_the_hosts_or_the_api_servers(
+    tmp_path: Path, number: int
+) -> None:
+    async with room(tmp_path) as one:
+        one.write(cep("web", "10.0.2.7", number), cep("init", "10.0.2.8", 5), cep("app", "10.0.2.9", 300))
+        await eventually(lambda: one.row("10.0.2.9/32") == (300, THERE))
+        assert one.row("10.0.2.8/32") == (5, THERE)
+        assert one.row("10.0.2.7/32") is None
+        one.write(cep("web", "10.0.2.7", 301), name="objects")
+        await eventually(lambda: one.row("10.0.2.7/32") == (301, THERE))
+
+
 async def test_an_address_that_two_claim_is_the_others_when_one_goes(tmp_path: Path) -> None:
     async with room(tmp_path) as one:
         one.write(cep("first", "10.0.2.7", 300))

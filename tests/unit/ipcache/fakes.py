@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 
 import structlog
 
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheRows, Prefix, prefix_of
+from cells.cluster.identity import Identities
+from cells.cluster.ipcache import IdentityFollower, Ipcache, IpcacheEntry, IpcacheRows, Prefix, prefix_of
 from cells.cluster.ipcache.sweep import IpcacheSweep
 from cells.ipam import IPAddress
 from cells.maps import IpcacheValue
@@ -72,10 +73,15 @@ class FakeIpcacheMap:
 class IpcacheOver(Ipcache):
     """An ipcache over such a map that is not swept."""
 
-    def __init__(self, kernel: FakeIpcacheMap) -> None:
+    def __init__(
+        self,
+        kernel: FakeIpcacheMap,
+        identities: Identities | None = None,
+        followers: Sequence[IdentityFollower] = (),
+    ) -> None:
         table: Table[IpcacheEntry] = Table("ipcache", key=lambda entry: entry.prefix)
         self._held, self._kernel = IpcacheRows(kernel), kernel
-        super().__init__(table, self._held)
+        super().__init__(table, self._held, identities=identities, followers=followers)
         self.read()
 
     async def sweep(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from ipaddress import IPv4Address
 
 import anyio
@@ -11,6 +11,7 @@ from anyio import from_thread, to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cells.cluster.identity import CLUSTER, Identities, NodeAllocator, identity_table
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source, prefix_of
 from cells.cluster.ipcache.cell import ipcache, ipcache_table
 from cells.maps import IpcacheValue
@@ -37,6 +38,42 @@ def test_a_claim_is_in_the_map_at_once_and_goes_with_its_withdrawal() -> None:
     assert kernel.identities == {}
     assert kernel.voided == 2
     assert known.table.all() == []
+
+
+class Follower:
+    """IdentityFollower."""
+
+    def __init__(self, kernel: FakeIpcacheMap) -> None:
+        self._kernel = kernel
+        self.known: dict[int, tuple[str, ...]] = {}
+
+    def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
+        assert identity in self.known or identity not in self._kernel.identities.values()
+        self.known[identity] = tuple(labels)
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), max_size=4), max_size=6))
+def test_no_caller_can_give_packets_an_identity_that_policies_do_not_know(
+    batches: list[list[tuple[int, int]]],
+) -> None:
+    """A caller only claims: it has no way to forget the policies."""
+    kernel = FakeIpcacheMap()
+    follower = Follower(kernel)
+    identities = Identities(identity_table(), NodeAllocator(CLUSTER))
+    numbers = [identities.acquire_now((f"k8s:app=a{one}",)) for one in range(5)]
+    known = IpcacheOver(kernel, identities, [follower])
+    for batch in batches:
+        claims = [
+            claim(f"10.0.0.{host}/32", found.id, resource=f"test//{host}")
+            for host, which in batch
+            if (found := numbers[which]) is not None
+        ]
+        known.upsert(*claims)
+        assert set(kernel.identities.values()) <= follower.known.keys()
+    for number, labels in follower.known.items():
+        found = identities.get(number)
+        assert found is not None
+        assert found.labels == labels
 
 
 def test_the_node_beats_an_endpoint_of_its_address_and_gives_it_back() -> None:

@@ -21,15 +21,14 @@ from cells.cluster.identity import (
     NodeAllocator,
     identity_table,
 )
-from cells.cluster.ipcache import IpcacheEntry, IpcacheMap, Source
+from cells.cluster.ipcache import IdentityFollower, IpcacheEntry, IpcacheMap, Source
 from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP, NodeSettings
 from cells.cluster.remote_nodes import claims_of
 from cells.config import AgentConfig, AgentSettings
 from cells.ipam import Family
 from cells.node.direct_routes import wanted
-from cells.policy.maps import EndpointPolicies
-from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, replace, supply
-from lifecycle.testing import eventually, fake
+from lifecycle import Hive, Lifecycle, Member, ReadTable, Table, invoke, provide, replace, supply
+from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 
 pytestmark = pytest.mark.anyio
@@ -99,11 +98,16 @@ async def claiming(
 
     known: set[int] = set()
 
-    def introduced(identity: int, labels: Collection[str]) -> None:
-        there = {value.identity for value in kernel.rows.values()}
-        assert identity in known or identity not in there, "policies know it first"
-        assert "reserved:remote-node" in labels
-        known.add(identity)
+    class Policies:
+        """IdentityFollower."""
+
+        def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
+            there = {value.identity for value in kernel.rows.values()}
+            assert identity in known or identity not in there, "policies know it first"
+            known.add(identity)
+
+    def follower() -> Member[IdentityFollower]:
+        return Policies()
 
     agent = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
     hive = Hive(
@@ -117,7 +121,7 @@ async def claiming(
             )
         ),
         supply(Identities(identity_table(), NodeAllocator(CLUSTER))),
-        replace(EndpointPolicies, fake(EndpointPolicies, introduce=introduced)),
+        provide(follower),
         replace(IpcacheMap, kernel),
         invoke(needed),
     )
