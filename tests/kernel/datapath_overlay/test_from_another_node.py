@@ -114,8 +114,15 @@ def test_another_node_may_be_known_as_more_than_that(overlay: OverlayWorld) -> N
     assert overlay.tunnel_brings(FRAME / udp("10.2.0.1", A.ip), vni=6).action == REDIRECT
     overlay.allow(A, only_from(6))
     assert overlay.tunnel_brings(FRAME / udp("10.2.0.2", A.ip), vni=6).action == REDIRECT
-    overlay.allow(A, only_from(1))  # an address of this node inside is a lie
-    assert overlay.tunnel_brings(FRAME / udp(NODE, A.ip), vni=6).dropped == (133, INGRESS)
+
+
+@pytest.mark.parametrize("source", [NODE, ROUTER, B.ip, A.ip, "127.0.0.1", NODE6, ROUTER6, B.ip6, "::1"])
+def test_an_address_of_this_node_inside_is_forged(overlay: OverlayWorld, source: str) -> None:
+    pod, router = (A.ip6, ROUTER6) if ":" in source else (A.ip, ROUTER)
+    for target in (pod, router):
+        for vni in (6, REMOTE_IDENTITY):
+            packet = FRAME / udp(source, target)
+            assert overlay.tunnel_brings(packet, vni=vni).dropped == (132, INGRESS)
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ class Node:
         others = {route(recording).ifindex} - {constants.get("NATIVE_DEV_IFINDEX")}
         for ifindex in {1} | others:
             self._maps["hive_devices"].update(struct.pack("<I", ifindex), row.pack())
-        if step:
+        if step and program_of(recording) == "hive_to_device":
             pod = LxcValue(7, 7, bytes(6), bytes(6), 1000)
             source = IPv4Address(recording.packet[26:30])
             self._maps["cilium_lxc"].update(LxcKey(source).pack(), pod.pack())

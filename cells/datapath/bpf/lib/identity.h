@@ -37,6 +37,20 @@ static __always_inline struct address_info *address_lookup(const struct address 
 	return bpf_map_lookup_elem(&cilium_lxc, &key);
 }
 
+/* Whether only this node sends from the address, and none of its devices brings that: it is the node's, one of its pods',
+ * or loopback's.
+ */
+static __always_inline bool is_local_source(const struct address *ip, __u8 family)
+{
+	if (family == FAMILY_IPV4) {
+		if (unlikely((ip->words[0] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000)))
+			return true;
+	} else if (unlikely(!(ip->words[0] | ip->words[1] | ip->words[2]) && ip->words[3] == bpf_htonl(1))) {
+		return true;
+	}
+	return address_lookup(ip, family);
+}
+
 /* Whether it is another node: 6, 7, or a number of its own, where labels of nodes count. */
 static __always_inline bool is_remote_node(__u32 identity)
 {

@@ -4,10 +4,12 @@
  */
 #pragma once
 
+#include "lib/mark.h"
 #include "netdev/announce.h"
 #include "nodeport/dsr.h"
 #include "nodeport/forward.h"
 #include "overlay/tunnel.h"
+#include "pod/neighbours.h"
 #include "xdp/handover.h"
 
 /* What another node has passed on to a backend here, which answers by itself: the verdict, or UNDECIDED. */
@@ -31,6 +33,37 @@ static __always_inline int device_brings(context_t *ctx, struct flow *flow, cons
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
+/* Whether another plugin's bridge, itself a native device, brings what a pod of this node has sent: the program at the pod's
+ * link has marked it, which nothing from outside is.
+ */
+static __always_inline bool pod_sent(const context_t *ctx, const struct address_info *source)
+{
+	__u32 mark = mark_read(ctx);
+
+	return (mark & MARK_KIND) == MARK_IDENTITY && marked_identity(mark) == source->identity;
+}
+
+/* The verdict on what seems to come from this node, or UNDECIDED if it does. Only the stack hears who else claims its address
+ * (RFC 4862, 5.4.4), and that on the link alone.
+ */
+static __always_inline int device_gets_local(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
+					     __u32 now, __u8 family)
+{
+	const struct address_info *source = address_lookup(&flow->saddr, family);
+	bool pods = source && !(source->flags & ADDRESS_IS_HOST);
+
+	if (pods && pod_sent(ctx, source))
+		return UNDECIDED;
+	if (parse_payload(ctx, flow, false, family))
+		return DROP(INGRESS, DROP_INVALID_SOURCE);
+	if (family == FAMILY_IPV6 && finds_neighbours(flow) && link_scoped(&flow->daddr))
+		return TC_ACT_OK;
+	if (pods && own && dsr_serves(own, flow) &&
+	    (family == FAMILY_IPV4 ? dsr4_comes_back(ctx, flow, now) : dsr6_comes_back(ctx, flow, now)))
+		return UNDECIDED;
+	return DROP(INGRESS, DROP_INVALID_SOURCE);
+}
+
 /* Whether it goes on with a connection from outside that a proxy has. The stack would find the proxy's socket first (early
  * demux), and drop what belongs to a socket of its own and is to be sent on to the pod.
  */
@@ -44,8 +77,7 @@ static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
 	return entry && entry->proxy_redirect;
 }
 
-/* Bring what is for a pod of this node into it, past the stack: the verdict. UNDECIDED: it is for none, or seems to be from
- * one. What is addressed to another machine's MAC the pod's own stack will not take.
+/* Bring what is for a pod of this node into it, past the stack: the verdict. UNDECIDED: it is for none. What is addressed to another machine's MAC the pod's own stack will not take.
  */
 static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
@@ -54,7 +86,7 @@ static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __
 	if (flow->ttl <= 1 || (!host_routing() && !device_proxied(flow, family)))
 		return UNDECIDED;
 	local = address_lookup(&flow->daddr, family);
-	if (!local || local->flags & ADDRESS_IS_HOST || address_lookup(&flow->saddr, family))
+	if (!local || local->flags & ADDRESS_IS_HOST)
 		return UNDECIDED;
 	return family == FAMILY_IPV4 ? nodeport4_deliver(ctx, flow, local, now)
 				     : nodeport6_deliver(ctx, flow, local, now);

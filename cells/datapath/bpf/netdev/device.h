@@ -2,6 +2,8 @@
 /* The two programs of a native device, whether it has Ethernet headers (datapath.c) or none (l3.c). */
 #pragma once
 
+#include <linux/if_packet.h>
+
 #include "host/policy.h"
 #include "lib/finish.h"
 #include "netdev/egress.h"
@@ -11,8 +13,11 @@
 static __always_inline int device_in(struct __sk_buff *skb)
 {
 	struct flow flow = {};
-	int verdict = device_gets(skb, &flow);
+	int verdict;
 
+	if (unlikely(skb->pkt_type == PACKET_LOOPBACK)) /* what the node itself has sent to a group that it is in */
+		return TC_ACT_OK;
+	verdict = device_gets(skb, &flow);
 	if (verdict == TC_ACT_OK)
 		verdict = device_gives_proxy(skb, &flow);
 	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))

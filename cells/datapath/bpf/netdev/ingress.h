@@ -68,7 +68,15 @@ static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u
 	int verdict;
 
 	/* What cannot be read, or is a fragment before its first, is not ours to judge. */
-	if (parse(ctx, flow, family))
+	if (parse_network(ctx, flow, family))
+		return VERDICT_PASS;
+	/* What the program in the driver has translated may come from the node by now; it looked before. */
+	if (likely(!handed) && unlikely(is_local_source(&flow->saddr, family))) {
+		verdict = device_gets_local(ctx, flow, own, now, family);
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
+	if (parse_payload(ctx, flow, true, family))
 		return VERDICT_PASS;
 	if (family == FAMILY_IPV4 && brings_tunnel(flow))
 		return VERDICT_PASS;

@@ -155,6 +155,33 @@ static __always_inline bool dsr6_read(context_t *ctx, struct address *service, _
 	return true;
 }
 
+/* Whether the packet is one of a pod of this node to a service at another node, which has passed it on to a backend here. The
+ * pod's flow to the service is known.
+ */
+static __always_inline bool dsr_comes_back(context_t *ctx, const struct flow *flow, __u32 now, __u8 family)
+{
+	struct flow asked = { .saddr = flow->saddr, .sport = flow->sport, .protocol = flow->protocol };
+	const struct ct_entry *entry = ct_entry_of(flow, EGRESS, false, family);
+
+	if (entry && entry->lifetime >= now && entry->dsr_internal)
+		return true;
+	if (!(family == FAMILY_IPV4 ? dsr4_read(ctx, &asked.daddr, &asked.dport)
+				    : dsr6_read(ctx, &asked.daddr, &asked.dport)))
+		return false;
+	entry = ct_entry_of(&asked, EGRESS, false, family);
+	return entry && entry->lifetime >= now;
+}
+
+VERIFIED_ALONE dsr4_comes_back(context_t *ctx, struct flow *flow, __u32 now)
+{
+	return flow ? dsr_comes_back(ctx, flow, now, FAMILY_IPV4) : false;
+}
+
+VERIFIED_ALONE dsr6_comes_back(context_t *ctx, struct flow *flow, __u32 now)
+{
+	return flow ? dsr_comes_back(ctx, flow, now, FAMILY_IPV6) : false;
+}
+
 /* What the answers of the flow come from: its translation, as of packets on their way out. */
 static __always_inline bool dsr_service(const struct flow *answer, struct nat_entry *service, __u8 family)
 {

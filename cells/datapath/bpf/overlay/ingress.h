@@ -85,9 +85,14 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct address_info *local;
-	int refused = parse(skb, flow, family), verdict;
+	int refused = parse_network(skb, flow, family), verdict;
 	enum ct_status status;
 
+	if (refused)
+		return DROP(INGRESS, refused);
+	if (unlikely(is_local_source(&flow->saddr, family)))
+		return DROP(INGRESS, DROP_INVALID_SOURCE);
+	refused = parse_payload(skb, flow, true, family);
 	if (refused)
 		return DROP(INGRESS, refused);
 	flow->source_identity = sender_in_tunnel(flow, identity, family);
