@@ -43,7 +43,9 @@ from cells.node.router import Addressing
 from cells.observe import controllers, metrics
 from cells.observe.health import Probes, StatusCollector
 from cells.policy import maps as policy_maps
-from cells.policy.maps import PolicyEntries, PolicyMapPool
+from cells.policy.control import PolicyView, RulePolicy
+from cells.policy.maps import PolicyEntries, PolicyMapPool, RuleComputer
+from cells.policy.rules import PolicyOptions
 from cells.services.control.by_hand import ServicesByHand, said_services, said_states
 from cells.services.control.redirects import local_redirects
 from cells.services.control.served import served_frontends
@@ -303,6 +305,15 @@ def untouched(kind: type[T]) -> T:
 NOTHING_TO_REGENERATE = replace(RegeneratedEndpoints, untouched(RegeneratedEndpoints))
 
 
+def rules_in_force(policy: RulePolicy) -> RuleComputer:
+    """Policies by rules, of which there are none."""
+    return policy
+
+
+BY_RULES = (supply(PolicyOptions()), provide(RulePolicy, PolicyView, rules_in_force))
+"""What a node needs that explains its policies."""
+
+
 @asynccontextmanager
 async def running_node(
     directory: Path,
@@ -311,6 +322,7 @@ async def running_node(
     *,
     settings: Mapping[str, object] | None = None,
     regenerated: Cell = NOTHING_TO_REGENERATE,
+    more: Iterable[Cell] = (),
 ) -> AsyncIterator[Node]:
     """A node whose API serves: the real cells of API, endpoints and addresses in a hive of their own.
 
@@ -346,6 +358,7 @@ async def running_node(
         replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         regenerated,
+        *more,
         replace(DeleteQueue, untouched(DeleteQueue)),
         replace(QueueLock, untouched(QueueLock)),
         replace(HostIPSync, untouched(HostIPSync)),

@@ -21,7 +21,7 @@ from cells.api.openapi import DESCRIBED, Described
 from cells.maps import IpcacheKey, IpcacheValue
 from lifecycle.process.loop_lag import measured_loop
 from tests.unit.api.described_requests import LINKED, SCHEMA, Socket, check, example
-from tests.unit.api.node import ROUTER, UNLIMITED, running_node
+from tests.unit.api.node import BY_RULES, ROUTER, UNLIMITED, running_node
 from tests.unit.fuzz.inputs import bounded
 
 
@@ -30,7 +30,7 @@ def serving(directory: Path) -> Iterator[Socket]:
     """A node with a row and a change in its maps."""
     directory.mkdir()
     with start_blocking_portal("asyncio", {"loop_factory": measured_loop}) as portal:
-        manager = running_node(directory, cidr6="fd00:1::/112", settings=UNLIMITED)
+        manager = running_node(directory, cidr6="fd00:1::/112", settings=UNLIMITED, more=BY_RULES)
         with portal.wrap_async_context_manager(manager) as node:
             node.maps.ipcache.rows[IpcacheKey.host(ROUTER).pack()] = IpcacheValue(identity=1).pack()
             assert node.maps.lxc.log is not None
