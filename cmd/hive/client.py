@@ -22,9 +22,16 @@ TIMEOUT = 30.0
 class RefusedError(click.ClickException):
     """Raised when the agent answers a question with an error; ``reason`` is the agent's own line."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: str, status: int) -> None:
         super().__init__(message)
         self.reason = reason
+        self.status = status
+
+
+class _WrongQuestionError(RefusedError):
+    """The agent cannot make sense of what it was asked."""
+
+    exit_code = 2
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -78,7 +85,7 @@ def ask(
     finally:
         connection.close()
     if answer.status != http.client.OK:
-        raise RefusedError(_refusal(path, answer, content, missing), _text(content, answer.reason))
+        raise _refusal(method, path, answer, content, missing)
     try:
         return json.loads(content) if content else None
     except ValueError as error:
@@ -104,7 +111,7 @@ def follow(
         wire = connection.sock  # an answer without keep-alive takes it over
         answer = connection.getresponse()
         if answer.status != http.client.OK:
-            raise click.ClickException(_refusal(path, answer, answer.read(), missing))
+            raise _refusal("GET", path, answer, answer.read(), missing)
         wire.settimeout(None)
         while line := answer.readline():
             if line.strip():
@@ -119,10 +126,23 @@ def follow(
         raise click.ClickException(f"the agent at {agent_socket} has ended the answer: did it stop?")
 
 
-def _refusal(path: str, answer: http.client.HTTPResponse, body: bytes, missing: str) -> str:
-    if answer.status == http.client.NOT_FOUND and missing:
-        return missing
-    return f"the agent answered GET {path} with {answer.status}: {_text(body, answer.reason)}"
+def _refusal(
+    method: str, path: str, answer: http.client.HTTPResponse, body: bytes, missing: str
+) -> RefusedError:
+    """What went wrong in the agent's words; with ``hive --debug``, what it was asked, too."""
+    reason = _text(body, answer.reason)
+    message = reason
+    if answer.status == http.client.NOT_FOUND:
+        message = missing or reason
+    elif answer.status == http.client.SERVICE_UNAVAILABLE:
+        message = f"the agent cannot answer now: {reason}"
+    elif answer.status >= http.client.INTERNAL_SERVER_ERROR:
+        message = f"the agent failed: {reason}; its log has more"
+    context = click.get_current_context(silent=True)
+    if context is not None and context.find_root().params.get("debug"):
+        message = f"{message} ({method} {path} was answered with {answer.status})"
+    kind = _WrongQuestionError if answer.status == http.client.BAD_REQUEST else RefusedError
+    return kind(message, reason, answer.status)
 
 
 def change(
@@ -133,14 +153,14 @@ def change(
     try:
         connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        text = _text(answer.read(), answer.reason)
+        content = answer.read()
     except (OSError, http.client.HTTPException) as error:
         reason = _explain(error, agent_socket, timeout) if isinstance(error, OSError) else repr(error)
         raise click.ClickException(reason) from error
     finally:
         connection.close()
     if answer.status >= http.client.MULTIPLE_CHOICES:
-        raise click.ClickException(f"the agent refused: {text}")
+        raise click.ClickException(f"the agent refused: {_text(content, answer.reason)}")
 
 
 @contextmanager

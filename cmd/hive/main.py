@@ -103,8 +103,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     callback=_print_version,
     help="Show the version.",
 )
-def cli() -> None:
+@click.option("--debug", is_flag=True, help="With an error of the agent, show what it was asked.")
+def cli(debug: bool) -> None:
     """A Kubernetes network plugin (CNI) on eBPF: its agent, its operator, and tools to look into them."""
+    del debug  # read by the client, from the context
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -1,7 +1,7 @@
 """How the command prints: aligned tables, colour on terminals only; JSON, YAML or single values for programs.
 
 Needs: click (it drops colours when the output is not a terminal).
-Gives: table(), fitted(), fact_lines(), cell_text(), document(), json_text(), the options.
+Gives: table(), detailed(), fitted(), fact_lines(), cell_text(), document(), json_text(), the option; widths.
 """
 
 import json
@@ -17,15 +17,17 @@ import click
 
 GOOD, BAD, QUIET = "green", "red", "bright_black"
 
-TABLE = "table"
+TABLE, WIDE = "table", "wide"
 _JSONPATH = "jsonpath="
 _GAP = 3
 _BELOW = 6
 """Columns by which a text is indented that stands below its name."""
+_LEAST = 10
+"""Columns that a text which is cut short keeps."""
 
 
 class _Form(click.ParamType[str]):
-    """``table``, ``json``, ``yaml`` or ``jsonpath=TEMPLATE``."""
+    """``table``, ``wide``, ``json``, ``yaml`` or ``jsonpath=TEMPLATE``."""
 
     name = "form"
 
@@ -36,8 +38,8 @@ class _Form(click.ParamType[str]):
                 list(_parts(form.removeprefix(_JSONPATH)))
             except ValueError as error:
                 self.fail(f"{form!r}: {error}", param, ctx)
-        elif form not in {TABLE, "json", "yaml"}:
-            self.fail(f"{form!r}: expected table, json, yaml or jsonpath='{{.path}}'", param, ctx)
+        elif form not in {TABLE, WIDE, "json", "yaml"}:
+            self.fail(f"{form!r}: expected table, wide, json, yaml or jsonpath='{{.path}}'", param, ctx)
         return form
 
 
@@ -48,7 +50,7 @@ output_option = click.option(
     default=TABLE,
     show_default=True,
     metavar="FORM",
-    help="Output format: table, json, yaml or jsonpath='{.path}'.",
+    help="Output format: table, wide (all columns), json, yaml or jsonpath='{.path}'.",
 )
 
 
@@ -58,7 +60,7 @@ def document(value: object, form: str) -> str | None:
     In a jsonpath every ``{.path}`` (RFC 9535, with the leading ``$`` left out as kubectl has it) is replaced
     by what it finds: strings as they are, anything else as JSON, several with a blank between them.
     """
-    if form == TABLE:
+    if form in {TABLE, WIDE}:
         return None
     if form == "yaml":
         import yaml  # 25 ms that nobody else needs
@@ -109,6 +111,11 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def table_width(form: str) -> int | None:
+    """Columns that a table may take: those of the terminal, or None with ``-o wide``."""
+    return None if form == WIDE else terminal_width()
+
+
 def table(rows: Sequence[Sequence[str]], header_lines: int = 1) -> list[str]:
     """Lines with columns padded to their widest cell; the header is bold on a terminal.
 
@@ -139,7 +146,7 @@ def fact_lines(facts: Sequence[tuple[str, str]], width: int | None) -> Iterator[
             if width is None or len(click.unstyle(beside)) <= width:
                 yield beside.rstrip()
             elif (indented and column > width // 2) or _widest(text) > width - column:
-                yield name
+                yield from filter(None, [name])
                 yield from (" " * _BELOW + line for line in _wrapped(text, width - _BELOW))
             else:
                 first, *others = _wrapped(text, width - column)
@@ -179,25 +186,107 @@ def cell_text(value: object) -> str:
     return json.dumps(value)
 
 
+def detailed(
+    header: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], Sequence[str]]],
+    width: int | None,
+    below: Sequence[str] = (),
+) -> list[str]:
+    """A table of cells and their details: these are its last column, or stand below where that is too wide.
+
+    So do columns named `below`, as many as need be; then the longest texts of the others are cut short.
+    """
+    beside = [header]
+    for cells, details in rows:
+        first, *others = details or [""]
+        beside.append((*cells, first))
+        beside.extend((*("",) * len(cells), other) for other in others)
+    lines = table(beside)
+    if width is None or _fits(lines, width):
+        return lines
+    columns = [header[:-1], *(cells for cells, _ in rows)]
+    texts = [list(details) for _, details in rows]
+    for name in below:
+        if _fits(table(columns), width):
+            break
+        place = columns[0].index(name)
+        for cells, under in zip(columns[1:], texts, strict=True):
+            under.insert(0, cells[place])
+        columns = [(*cells[:place], *cells[place + 1 :]) for cells in columns]
+    head, *body = table(_cut(columns, width))
+    result = [head]
+    for line, under in zip(body, texts, strict=True):
+        result.append(line)
+        for text in filter(None, under):
+            result += [click.style(f"    {part}", fg=QUIET) for part in _wrapped(text, width - 4)]
+    return result
+
+
+def _fits(lines: Sequence[str], width: int) -> bool:
+    return all(len(click.unstyle(line)) <= width for line in lines)
+
+
+def _cut(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """Cells of which the longest are cut short until a line fits, or none can be any shorter."""
+    widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    while (excess := sum(widths) + _GAP * (len(widths) - 1) - width) > 0 and max(widths) > _LEAST:
+        second, longest = sorted(widths)[-2:] if len(widths) > 1 else (0, widths[0])
+        widths[widths.index(longest)] = max(longest - excess, min(second, longest - 1), _LEAST)
+    return [[_short(cell, most) for cell, most in zip(row, widths, strict=True)] for row in rows]
+
+
+def _wrap_last(rows: list[list[str]], width: int) -> list[list[str]]:
+    """Rows that fit: what the last column says in words goes on below; else long texts are cut short."""
+    others = [max(map(len, column)) + _GAP for column in list(zip(*rows, strict=True))[:-1]]
+    left = width - sum(others)
+    longest = max(rows, key=lambda row: len(row[-1]))[-1]
+    if len(longest) <= left or left < 2 * _LEAST or " " not in longest:
+        return _cut(rows, width)
+    wrapped = []
+    for row in rows:
+        start, *more = _wrapped(row[-1], left)
+        wrapped += [[*row[:-1], start], *([*("",) * len(others), part] for part in more)]
+    return _cut(wrapped, width)
+
+
+def _short(text: str, most: int) -> str:
+    """A text of so many columns at most, without its middle: names differ at their ends."""
+    if len(click.unstyle(text)) <= most:
+        return text
+    start = most // 2
+    return f"{text[:start]}…{text[len(text) - (most - start - 1) :]}"
+
+
 def fitted(
-    records: Sequence[Mapping[str, object]], width: int | None, more: str, columns: Sequence[str] = ()
+    records: Sequence[Mapping[str, object]],
+    width: int | None,
+    more: str,
+    columns: Sequence[str] = (),
+    first: Sequence[str] = (),
 ) -> list[str]:
     """Records as a table: `columns`, or every one that holds something, as far as `width` goes.
 
-    The narrow ones go first, for they tell most; the others are named below with what shows `more`.
+    Those that matter most are the `first`, without them that of the first name: always shown, with long
+    texts cut short, or wrapped in the last column. Of the others, the narrow ones go first; what is left is
+    named below with what shows `more`.
     """
     names = columns or list(dict.fromkeys(name for record in records for name in record))
     cells = {name: [cell_text(record.get(name)) for record in records] for name in names}
     filled = [name for name in cells if columns or any(cells[name])]
     needs = {name: max(map(len, (name, *cells[name]))) + _GAP for name in filled}
-    fits, used = set(filled[:1]), sum(needs[name] for name in filled[:1]) - _GAP
-    for name in sorted(filled[1:], key=needs.__getitem__):
+    fits = {name for name in filled if name in first} or set(filled[:1])
+    used = sum(needs[name] for name in fits) - _GAP
+    for name in sorted((name for name in filled if name not in fits), key=needs.__getitem__):
         if width is None or used + needs[name] <= width:
             fits.add(name)
             used += needs[name]
     shown = [name for name in filled if name in fits]
     hidden = [name for name in filled if name not in fits]
-    lines = table([[name.upper() for name in shown], *zip(*(cells[name] for name in shown), strict=True)])
+    body = zip(*(cells[name] for name in shown), strict=True)
+    rows = [[name.upper() for name in shown], *map(list, body)]
+    if first and width is not None and shown:
+        rows = _wrap_last(rows, width)
+    lines = table(rows)
     if not records:
         lines = [click.style("no rows", fg=QUIET)]
     if hidden:

@@ -12,6 +12,9 @@ from lifecycle.tables.read_table import ReadTable
 
 __all__ = ["Tables"]
 
+_LISTED = 20
+"""Tables that an error names, at most."""
+
 
 class Tables:
     """Every table that a constructor of the hive gives, and those that were added.
@@ -53,5 +56,6 @@ class Tables:
 
         names = [table.name for table in tables]
         near = get_close_matches(name, names, 1)
-        hint = f": did you mean {near[0]}?" if near else f"; there are: {', '.join(names) or 'none'}"
+        there = f"are: {', '.join(names) or 'none'}" if len(names) <= _LISTED else f"are {len(names)} others"
+        hint = f": did you mean {near[0]}?" if near else f"; there {there}"
         raise LookupError(f"no table is named {name}{hint}")

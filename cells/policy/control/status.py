@@ -17,6 +17,9 @@ class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     valid: bool
+    """Whether it is in force as it is written."""
+    refused: bool = False
+    """Whether its latest version is refused, and the previous one is in force, if there was one."""
     message: str
     """``Policy validation succeeded``, or why the object is refused and its previous version is in force, or
     what of it is in force otherwise than it is written."""

@@ -376,6 +376,7 @@ class PolicyWatch:
                 namespace=source.namespace,
                 name=source.name,
                 valid=False,
+                refused=True,
                 message=str(error),
                 path=error.path,
                 unenforced=self._enforced(source),

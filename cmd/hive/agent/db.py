@@ -13,7 +13,17 @@ from urllib.parse import quote
 import click
 
 from hive.client import ask, follow, socket_option, timeout_option
-from hive.output import BAD, GOOD, cell_text, document, fitted, output_option, table, terminal_width
+from hive.output import (
+    BAD,
+    GOOD,
+    cell_text,
+    document,
+    fitted,
+    output_option,
+    table,
+    table_width,
+    terminal_width,
+)
 
 
 @click.group()
@@ -72,7 +82,7 @@ def show(
         _print(table([(f"{field}:", cell_text(value)) for field, value in _fields(rows[0])], header_lines=0))
     else:
         wanted = [] if columns is None else columns.split(",")
-        _print(render(rows, None if wide or wanted else terminal_width(), wanted))
+        _print(render(rows, None if wide or wanted else table_width(output), wanted))
 
 
 @command.command()

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option, table
+from hive.output import document, fitted, output_option, table_width
 
-HEAD = ("NAME", "IPV4 ADDRESS", "ENDPOINT CIDR", "IPV6 ADDRESS", "ENDPOINT CIDR", "SOURCE")
+_FIRST = ("name", "ipv4 address", "ipv6 address", "source")
 
 
 @click.group()
@@ -32,17 +32,18 @@ def list_nodes(agent_socket: Path, timeout: float, output: str) -> None:
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    rows = [HEAD, *(_row(node) for node in found)]
-    both = any(row[3] or row[4] for row in rows[1:])
-    for line in table([row if both else (*row[:3], row[5]) for row in rows]):
+    if not found:
+        click.echo("No nodes: the agent does not know its own node yet.", err=True)
+        return
+    for line in fitted([_row(node) for node in found], table_width(output), "-o wide", first=_FIRST):
         click.echo(line)
 
 
-def _row(node: dict[str, Any]) -> tuple[str, ...]:
+def _row(node: dict[str, Any]) -> dict[str, str]:
     primary = node.get("primary-address") or {}
-    ends = [
-        (primary.get(family) or {}).get(key, "")
+    ends = {
+        f"{family} {column}": (primary.get(family) or {}).get(key, "")
         for family in ("ipv4", "ipv6")
-        for key in ("ip", "alloc-range")
-    ]
-    return (node["name"], *ends, node.get("source", ""))
+        for column, key in (("address", "ip"), ("pod range", "alloc-range"))
+    }
+    return {"name": node["name"], **ends, "source": node.get("source", "")}

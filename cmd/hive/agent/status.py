@@ -1,20 +1,23 @@
 """``hive status``: how the running agent is, line by line as operators know it.
 
-Needs: the agent's GET /v1/healthz.   Gives: command.   Source of the lines: cilium-dbg status.
+Needs: the agent's GET /v1/healthz, its tables policies and http-proxy, and how many rows others have.
+Gives: command.   Source of the lines: cilium-dbg status.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from http.client import NOT_FOUND
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
+from hive.client import RefusedError, ask, socket_option, timeout_option
 from hive.output import BAD, GOOD, QUIET, document, fact_lines, output_option, terminal_width
 
 HEALTHY = {"Ok", "Disabled"}
+DONE = "Done"
 PAUSE = 0.1
 """Seconds between two questions while it waits."""
 
@@ -44,7 +47,8 @@ def command(
     if brief:
         click.echo(f"error in {wrong}" if wrong else "OK")
     else:
-        facts = [(f"{name}:", text) for name, text in lines(answer, verbose=verbose)]
+        served = list(_served(answer, agent_socket, timeout))
+        facts = [(f"{name}:", text) for name, text in lines(answer, served, verbose=verbose)]
         for line in fact_lines(facts, terminal_width()):
             click.echo(line)
     if wrong:
@@ -86,19 +90,69 @@ def _failing(controllers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in controllers if one.get("status", {}).get("consecutive-failure-count")]
 
 
-def lines(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]:
-    """Name and text of every line, for the parts the agent reports."""
-    for key, name in (
-        ("kvstore", "KVStore"),
-        ("container-runtime", "ContainerRuntime"),
-        ("kubernetes", "Kubernetes"),
-    ):
-        if key in answer:
-            yield name, _state(answer[key])
-    if "cni-chaining" in answer:
-        yield "CNI Chaining", answer["cni-chaining"].get("mode", "none")
-    if "cni-file" in answer:
-        yield "CNI Config file", answer["cni-file"].get("msg") or _state(answer["cni-file"])
+def _served(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Iterator[tuple[str, str]]:
+    """What the agent serves, in numbers; nothing of another agent, such as Cilium's."""
+    try:
+        tables = ask("/statedb/tables", agent_socket, timeout=timeout)
+        policies, proxies = (
+            [row["obj"] for row in ask(f"/statedb/dump/{name}", agent_socket, timeout=timeout)[name]]
+            for name in ("policies", "http-proxy")
+        )
+    except RefusedError as error:
+        if error.status == NOT_FOUND:
+            return
+        raise
+    rows = {one["name"]: one["rows"] for one in tables}
+    conflicts = rows.get("service-conflicts", 0)
+    wrong = f", {_count(conflicts, 'conflict')} (hive db show service-conflicts)" if conflicts else ""
+    yield "Services", f"{_count(rows.get('frontends', 0), 'frontend')}{click.style(wrong, fg=BAD)}"
+    yield "Policies", policies_text(policies)
+    yield "Envoy", _envoy(proxies, rows.get("http-redirects", 0))
+    if "modules" in answer:
+        yield "DNS Proxy", _dns_proxy(answer["modules"])
+
+
+def policies_text(policies: list[dict[str, Any]]) -> str:
+    """How many are in force as they are written, and how many are not."""
+    refused = sum(1 for one in policies if one["refused"])
+    unlike = sum(1 for one in policies if not one["refused"] and (not one["valid"] or one.get("unenforced")))
+    text = f"{len(policies) - refused - unlike} in force"
+    wrong = [f"{refused} refused"] * bool(refused) + [f"{unlike} not enforced as written"] * bool(unlike)
+    if wrong:
+        text += click.style(f", {', '.join(wrong)} (hive policy list --refused)", fg=BAD)
+    return text
+
+
+def _envoy(proxies: list[dict[str, Any]], redirects: int) -> str:
+    if not proxies:
+        if redirects:
+            return click.style("does not run: what HTTP rules select is dropped", fg=BAD)
+        return f"{click.style('not in use', fg=QUIET)}   no policy here has rules for HTTP"
+    proxy = proxies[0]
+    if proxy["runs"] and not proxy["message"]:
+        return f"{click.style('Ok', fg=GOOD)}   {_count(redirects, 'redirect')} to it"
+    return click.style(proxy["message"] or "does not run: what HTTP rules select is dropped", fg=BAD)
+
+
+def _dns_proxy(modules: list[dict[str, Any]]) -> str:
+    ours = [one for one in modules if ".dns-proxy" in one["module-id"]]
+    if not ours:
+        return f"{click.style('Disabled', fg=QUIET)}   (enable-l7-proxy)"
+    for one in ours:
+        if one["level"] == "Degraded":
+            return click.style(f"Degraded   {one.get('message', '')}", fg=BAD)
+    return click.style("Ok", fg=GOOD)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def lines(
+    answer: dict[str, Any], served: Iterable[tuple[str, str]] = (), *, verbose: bool
+) -> Iterator[tuple[str, str]]:
+    """Name and text of every line, for the parts the agent reports; `served` among them."""
+    yield from _around(answer)
     yield "Cilium", _state(answer["cilium"])
     yield from _watching(answer)
     if "ipam" in answer:
@@ -107,11 +161,51 @@ def lines(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]
             for address, owner in sorted((answer["ipam"].get("allocations") or {}).items()):
                 yield "  allocated", f"{address} ({owner})"
     yield from _datapath(answer)
+    if (nodes := answer.get("cluster", {}).get("nodes")) is not None:
+        yield "Nodes", f"{len(nodes)} known, this one is {answer['cluster'].get('self', '')}"
+    yield from served
     yield from _controllers(answer.get("controllers"), verbose=verbose)
     yield from _modules(answer.get("modules"), verbose=verbose)
     if "identity-range" in answer:
         identities = answer["identity-range"]
         yield "Global Identity Range", f"min {identities['min-identity']}, max {identities['max-identity']}"
+
+
+def _around(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the agent depends on, and how it stands beside other programs of the node."""
+    for key, name in (
+        ("kvstore", "KVStore"),
+        ("container-runtime", "ContainerRuntime"),
+        ("kubernetes", "Kubernetes"),
+    ):
+        if key in answer:
+            yield name, _state(answer[key])
+    if "kube-proxy-replacement" in answer:
+        yield "KubeProxyReplacement", _replacement(answer["kube-proxy-replacement"])
+    if answer.get("host-firewall", {}).get("mode", "Disabled") != "Disabled":
+        yield "Host firewall", f"Enabled   [{', '.join(answer['host-firewall'].get('devices') or ())}]"
+    if "cni-chaining" in answer:
+        yield "CNI Chaining", answer["cni-chaining"].get("mode", "none")
+    if "cni-file" in answer:
+        yield "CNI Config file", answer["cni-file"].get("msg") or _state(answer["cni-file"])
+
+
+def _replacement(found: dict[str, Any]) -> str:
+    """Whether it replaces kube-proxy, at which devices, and what of it is on."""
+    on = found.get("mode") == "True"
+    devices = [
+        f"{one['name']} {' '.join(one.get('ip') or ())}".rstrip() for one in found.get("deviceList") or ()
+    ]
+    if not on:
+        return f"{click.style('False', fg=QUIET)}   kube-proxy serves services outside of pods"
+    features = found.get("features") or {}
+    parts = []
+    if (ports := features.get("nodePort", {})).get("enabled"):
+        parts.append(
+            f"node ports {ports['portMin']}-{ports['portMax']} ({ports['mode']}, {ports['algorithm']})"
+        )
+    parts += ["sockets"] * bool(features.get("socketLB", {}).get("enabled"))
+    return f"True   [{', '.join(devices)}]   {', '.join(parts)}".rstrip()
 
 
 def _watching(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -177,13 +271,22 @@ def _runs(worked: int, failed: int) -> str:
 def _modules(modules: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:
     if modules is None:
         return
-    levels = Counter(one["level"] for one in modules)
-    yield "Modules Health", " ".join(f"{level}({levels[level]})" for level in ("Stopped", "Degraded", "OK"))
+    levels = Counter(_level(one) for one in modules)
+    counts = " ".join(f"{level}({levels[level]})" for level in ("Stopped", "Degraded", "OK"))
+    done = f"   {_count(levels[DONE], 'job')} done" if levels[DONE] else ""
+    yield "Modules Health", f"{counts}{done}"
     for one in modules:
-        if not verbose and one["level"] != "Degraded":
+        level = _level(one)
+        if not verbose and level != "Degraded":
             continue
-        colour = {"OK": GOOD, "Degraded": BAD}.get(one["level"], QUIET)
-        yield f"  {one['module-id']}", f"{click.style(one['level'], fg=colour)}   {one.get('message', '')}"
+        colour = {"OK": GOOD, "Degraded": BAD}.get(level, QUIET)
+        text = "" if level == DONE else one.get("message", "")
+        yield f"  {one['module-id']}", f"{click.style(level, fg=colour)}   {text}"
+
+
+def _level(module: dict[str, Any]) -> str:
+    """Its level; of a job that has ended because there is nothing left to do, that."""
+    return DONE if (module["level"], module.get("message")) == ("Stopped", "done") else str(module["level"])
 
 
 def _state(status: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import click
 
 from hive.client import change, socket_option, timeout_option
 from hive.endpoint.detail import ask_one, endpoint_argument, one_path
-from hive.output import cell_text, document, fitted, output_option, terminal_width
+from hive.output import cell_text, document, fitted, output_option, table_width
 
 
 @click.command()
@@ -30,7 +30,10 @@ def labels(
     timeout: float,
     output: str,
 ) -> None:
-    """Show the labels of endpoint ID, and which of them count for policy; or change those of the user."""
+    """Show the labels of an endpoint (a number, pod or address), and which of them count for policy.
+
+    Or change those that users gave it.
+    """
     found = ask_one(endpoint, "/labels", agent_socket, timeout)
     if added or removed:
         _relabel(endpoint, found, added, removed, agent_socket, timeout)
@@ -46,7 +49,7 @@ def labels(
         "switched off": status.get("disabled"),
     }
     rows = [{"label": label, "kind": kind} for kind, some in kinds.items() for label in some or ()]
-    for line in fitted(rows, terminal_width(), "-o json"):
+    for line in fitted(rows, table_width(output), "-o wide", first=("label", "kind")):
         click.echo(line)
 
 
@@ -62,14 +65,16 @@ def _relabel(
     for label in removed:
         if (named := _named(label)) not in map(_named, user):
             has = ", ".join(user) or "none"
-            raise click.ClickException(f"{label} is no user's label of endpoint {endpoint}, which has: {has}")
+            raise click.ClickException(
+                f"{label} is not a label that a user gave endpoint {endpoint}, which has: {has}"
+            )
         user = [one for one in user if _named(one) != named]
     for label in added:
         if _named(label).endswith(":"):
             raise click.UsageError(f"{label!r}: expected [source:]key[=value], such as tier=front")
     replaced = {_named(label) for label in added}
     wanted = {"user": [*(label for label in user if _named(label) not in replaced), *added]}
-    change("PATCH", one_path(endpoint, "/labels"), wanted, agent_socket, timeout)
+    change("PATCH", one_path(endpoint, "/labels", agent_socket, timeout), wanted, agent_socket, timeout)
 
 
 def _named(label: str) -> str:
@@ -85,15 +90,15 @@ def _named(label: str) -> str:
 @timeout_option
 @output_option
 def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the options of endpoint ID, or change them: SourceIPVerification=Disabled.
+    """Show the options of an endpoint (a number, pod or address), or change them.
 
-    Its programs go by them from the next packet on.
+    OPTION=VALUE is such as SourceIPVerification=Disabled; its programs go by it from the next packet on.
     """
     found = ask_one(endpoint, "/config", agent_socket, timeout)
     known = found.get("realized", {}).get("options") or {}
     if options:
         wanted = {"options": known | _wanted(options, known)}
-        change("PATCH", one_path(endpoint, "/config"), wanted, agent_socket, timeout)
+        change("PATCH", one_path(endpoint, "/config", agent_socket, timeout), wanted, agent_socket, timeout)
         return
     if (text := document(found, output)) is not None:
         click.echo(text)

@@ -2,6 +2,7 @@
 
 Needs: the agent's /v1/endpoint/{id} and what is below it.
 Gives: COMMANDS; endpoint_argument, one_path and ask_one for those that change it.
+An endpoint is named by its number, its pod or its address.
 Source: cilium-dbg's commands of the same names.
 """
 
@@ -13,22 +14,34 @@ from urllib.parse import quote
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, document, fact_lines, fitted, output_option, table, terminal_width
+from hive.names import endpoint_number, labels_text
+from hive.output import (
+    BAD,
+    GOOD,
+    document,
+    fact_lines,
+    fitted,
+    output_option,
+    table,
+    table_width,
+    terminal_width,
+)
 
 _STATES = {"OK": GOOD, "Warning": BAD, "Failure": BAD}
 
-endpoint_argument = click.argument("endpoint", metavar="ID")
+endpoint_argument = click.argument("endpoint", metavar="ENDPOINT")
 
 
-def one_path(endpoint: str, below: str) -> str:
-    """Its path in the API, by any of its names."""
-    return f"/v1/endpoint/{quote(endpoint, safe='')}{below}"
+def one_path(endpoint: str, below: str, agent_socket: Path, timeout: float) -> str:
+    """Its path in the API, by any of its names. Raises click.ClickException."""
+    return f"/v1/endpoint/{quote(endpoint_number(endpoint, agent_socket, timeout), safe='')}{below}"
 
 
 def ask_one(endpoint: str, below: str, agent_socket: Path, timeout: float) -> Any:
     """An endpoint from the API. Raises click.ClickException with one line."""
-    missing = f"there is no endpoint {endpoint}"
-    return ask(one_path(endpoint, below), agent_socket, timeout=timeout, missing=missing)
+    path = one_path(endpoint, below, agent_socket, timeout)
+    missing = f"there is no endpoint {endpoint}; hive endpoint list shows all"
+    return ask(path, agent_socket, timeout=timeout, missing=missing)
 
 
 @click.command()
@@ -37,7 +50,7 @@ def ask_one(endpoint: str, below: str, agent_socket: Path, timeout: float) -> An
 @timeout_option
 @output_option
 def get(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show endpoint ID: a number, ipv4:ADDRESS, pod-name:NAMESPACE:POD, cni-attachment-id:CONTAINER:eth0."""
+    """Show an endpoint: by its number, POD or NAMESPACE/POD, an address, cni-attachment-id:CONTAINER:eth0."""
     found = ask_one(endpoint, "", agent_socket, timeout)
     if (text := document([found], output)) is not None:  # a list, as cilium-dbg has it
         click.echo(text)
@@ -63,8 +76,9 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield "MAC:", networking.get("mac", "")
     yield "Host MAC:", networking.get("host-mac", "")
-    yield "Identity:", str(status.get("identity", {}).get("id", ""))
-    for number, label in enumerate(status.get("labels", {}).get("security-relevant", [])):
+    labels = status.get("labels", {}).get("security-relevant", [])
+    yield "Identity:", f"{status.get('identity', {}).get('id', '')} ({labels_text(labels)})"
+    for number, label in enumerate(labels):
         yield "" if number else "Labels:", label
     yield "Enforced:", policy.get("policy-enabled", "none")
     yield "Policy revision:", str(policy.get("policy-revision", 0))
@@ -78,13 +92,13 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @timeout_option
 @output_option
 def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the log of endpoint ID, latest entry first."""
+    """Show the log of an endpoint (a number, pod or address), latest entry first."""
     found = ask_one(endpoint, "/log", agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
     rows = [{name: one.get(name, "") for name in ("timestamp", "code", "state", "message")} for one in found]
-    for line in fitted(rows, terminal_width(), "-o json"):
+    for line in fitted(rows, table_width(output), "-o wide", first=("timestamp", "state", "message")):
         click.echo(line)
 
 
@@ -94,7 +108,7 @@ def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
 @timeout_option
 @output_option
 def health(endpoint: str, agent_socket: Path, timeout: float, output: str) -> int:
-    """Show the health of endpoint ID. Exits 1 on a warning or failure."""
+    """Show the health of an endpoint (a number, pod or address). Exits 1 on a warning or failure."""
     found = ask_one(endpoint, "/healthz", agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)

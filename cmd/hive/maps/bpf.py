@@ -13,10 +13,15 @@ from cells.maps import BpfError, Map, MapType, open_map
 from hive.maps.bpf_rows import Row
 from hive.maps.pinned import directory_of, refusal, root_option, rows_in
 from hive.maps.policy import command as policy_command
-from hive.output import document, fitted, output_option, terminal_width
+from hive.output import document, fitted, output_option, table_width
 from hive.services.lookup import command as maglev_command
 from hive.services.maps import command as lb_command
 
+FIRST = (
+    *("protocol", "direction", "source", "destination", "address", "prefix", "endpoint", "verdict"),
+    *("identity", "source identity", "port/protocol", "reason", "packets"),
+)
+"""Columns of maps that matter most."""
 _NO_ROWS = {MapType.PERF_EVENT_ARRAY}
 
 
@@ -39,7 +44,7 @@ def list_maps(bpf_root: Path, output: str) -> None:
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    for line in fitted(found, terminal_width(), "-o json"):
+    for line in fitted(found, table_width(output), "-o wide", first=("name", "type", "rows", "max")):
         click.echo(line)
 
 
@@ -65,7 +70,7 @@ def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
     if (text := document(rows, output)) is not None:
         click.echo(text)
         return
-    for line in fitted(rows, None if wide else terminal_width(), "--wide or -o json"):
+    for line in fitted(rows, None if wide else table_width(output), "--wide or -o json", first=FIRST):
         click.echo(line)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import click
 
 from hive.client import ask, follow, socket_option, timeout_option
-from hive.output import document, fitted, output_option, table, terminal_width
+from hive.output import document, fitted, output_option, table, table_width
 
 
 @click.group()
@@ -60,7 +60,7 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
         {"key": row["key"], "value": row["value"], "state": row["desired-action"], "error": row["last-error"]}
         for row in found["cache"]
     ]
-    for line in fitted(rows, terminal_width(), "-o json"):
+    for line in fitted(rows, table_width(output), "-o wide", first=("key", "value", "error")):
         click.echo(line)
 
 

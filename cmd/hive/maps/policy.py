@@ -9,36 +9,63 @@ from typing import Any
 
 import click
 
+from hive.client import socket_option, timeout_option
 from hive.maps.bpf_rows import Row, family_of
 from hive.maps.pinned import directory_of, root_option, rows_of
-from hive.output import document, fitted, output_option, terminal_width
+from hive.names import Names, endpoint_number
+from hive.output import document, fitted, output_option, table_width
 
-_LARGEST = 0xFFFF
+_FIRST = ("endpoint", "pod", "verdict", "direction", "identity", "peer", "port/protocol")
 
 
 @click.command()
-@click.argument("endpoint", type=click.IntRange(1, _LARGEST), metavar="[ENDPOINT]", required=False)
+@click.argument("endpoint", metavar="[ENDPOINT]", required=False)
 @root_option
+@socket_option
+@timeout_option
 @output_option
 @click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
-def command(endpoint: int | None, bpf_root: Path, output: str, wide: bool) -> None:
-    """Show the policy map of ENDPOINT, or of every endpoint.
+def command(
+    endpoint: str | None, bpf_root: Path, agent_socket: Path, timeout: float, output: str, wide: bool
+) -> None:
+    """Show the policy map of ENDPOINT (a number, pod or address), or of every endpoint.
 
-    Denies come first. Identity 0 is any peer, ANY any protocol; `hive identity get` shows the labels of one.
+    Denies come first. Identity 0 is any peer, ANY any protocol. Names of pods and labels are the agent's:
+    without an agent there are numbers alone.
     """
     directory = directory_of(bpf_root)
     pins = {int(path.name.rpartition("_")[2]): path for path in directory.iterdir() if _is_policy(path)}
-    if endpoint is not None and endpoint not in pins:
+    chosen = sorted(pins) if endpoint is None else [_number(endpoint, agent_socket, timeout)]
+    if endpoint is not None and chosen[0] not in pins:
         raise click.ClickException(
             f"endpoint {endpoint} has no policy map at {directory}; `hive bpf policy` shows all that have one"
         )
-    chosen = sorted(pins) if endpoint is None else [endpoint]
+    names = Names(agent_socket, timeout, quiet=True)
     rows = [{"endpoint": one, **row} for one in chosen for row in sorted(rows_of(pins[one]), key=_place)]
     if (text := document(rows, output)) is not None:
         click.echo(text)
         return
-    for line in fitted(rows, None if wide else terminal_width(), "--wide or -o json"):
+    named = [_named(row, names) for row in rows]
+    for line in fitted(named, None if wide else table_width(output), "--wide or -o json", first=_FIRST):
         click.echo(line)
+
+
+def _number(endpoint: str, agent_socket: Path, timeout: float) -> int:
+    number = endpoint_number(endpoint, agent_socket, timeout)
+    if not number.isdigit():
+        raise click.UsageError(f"{endpoint}: expected an endpoint's number, its pod or its address")
+    return int(number)
+
+
+def _named(row: dict[str, Any], names: Names) -> Row:
+    """A row with the endpoint's pod and the peer's labels."""
+    others = dict(row)
+    endpoint, verdict, direction, identity = (
+        others.pop(name) for name in ("endpoint", "verdict", "direction", "identity")
+    )
+    peer = names.identity(identity) if identity else "any"
+    first = {"endpoint": endpoint, "pod": names.endpoint(endpoint), "verdict": verdict}
+    return {**first, "direction": direction, "identity": identity, "peer": peer, **others}
 
 
 def _is_policy(path: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, document, output_option, table
+from hive.output import BAD, GOOD, detailed, document, output_option, table, table_width
 
 NAME, NAMESPACE = "io.cilium.k8s.policy.name", "io.cilium.k8s.policy.namespace"
 
@@ -37,14 +37,21 @@ def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    rows = [("KIND", "NAMESPACE", "NAME", "VALID", "REVISION", "MESSAGE")]
+    if not found:
+        click.echo(
+            "No policies: none is refused." if refused else "No policies: the agent has no object.", err=True
+        )
+        return
+    rows = []
     for one in found:
         path = f"{one['path']}: " if one.get("path") else ""
         valid = click.style("yes", fg=GOOD) if one["valid"] else click.style("no", fg=BAD)
         refusal = "" if one["valid"] else f"{path}{one['message']}"
         message = "; ".join(filter(None, (refusal, one.get("unenforced", ""))))
-        rows.append((one["kind"], one["namespace"], one["name"], valid, str(one["revision"]), message))
-    click.echo("\n".join(table(rows)))
+        cells = (one["kind"], one["namespace"], one["name"], valid, str(one["revision"]))
+        rows.append((cells, [message] if message else []))
+    header = ("KIND", "NAMESPACE", "NAME", "VALID", "REVISION", "MESSAGE")
+    click.echo("\n".join(detailed(header, rows, table_width(output))))
 
 
 @click.command()

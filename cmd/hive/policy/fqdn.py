@@ -5,12 +5,13 @@ Source of the columns: cilium-dbg fqdn cache list.
 """
 
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option, table
+from hive.names import Names, endpoint_number
+from hive.output import document, fitted, output_option, table, table_width
 
 PATTERN = "Only names like PATTERN, such as *.example.org."
 
@@ -26,7 +27,7 @@ def cache() -> None:
 
 
 @cache.command("list")
-@click.option("-e", "--endpoint", default="", help="Only of one endpoint.")
+@click.option("-e", "--endpoint", default="", help="Only of this endpoint: a number, pod or address.")
 @click.option("-p", "--matchpattern", default="", metavar="PATTERN", help=PATTERN)
 @click.option(
     "-s", "--source", type=click.Choice(["lookup", "connection"]), help="Only names from this source."
@@ -47,17 +48,32 @@ def list_names(
     """List names and their addresses; source connection: the TTL is over, and the pod is still connected."""
     asked = {"matchpattern": matchpattern, "source": source or "", "cidr": cidr}
     query = urlencode({name: value for name, value in asked.items() if value})
-    path = f"/v1/fqdn/cache/{endpoint}" if endpoint else "/v1/fqdn/cache"
+    if endpoint:
+        endpoint = endpoint_number(endpoint, agent_socket, timeout)
+    path = f"/v1/fqdn/cache/{quote(endpoint, safe='')}" if endpoint else "/v1/fqdn/cache"
     missing = f"there is no endpoint {endpoint}"
     found = ask(f"{path}?{query}" if query else path, agent_socket, timeout=timeout, missing=missing)
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    rows = [("ENDPOINT", "SOURCE", "FQDN", "TTL", "EXPIRATION TIME", "IPS")]
-    for one in found:
-        number, ttl = str(one["endpoint-id"]), str(one["ttl"])
-        rows.append((number, one["source"], one["fqdn"], ttl, one["expiration-time"], ",".join(one["ips"])))
-    click.echo("\n".join(table(rows)))
+    if not found:
+        click.echo("No names: pods have looked up none through the DNS proxy.", err=True)
+        return
+    pods = Names(agent_socket, timeout)
+    rows = [
+        {
+            "endpoint": one["endpoint-id"],
+            "pod": pods.endpoint(one["endpoint-id"]),
+            "source": one["source"],
+            "fqdn": one["fqdn"],
+            "ttl": one["ttl"],
+            "expiration time": one["expiration-time"],
+            "ips": ",".join(one["ips"]),
+        }
+        for one in found
+    ]
+    first = ("endpoint", "pod", "fqdn", "ips")
+    click.echo("\n".join(fitted(rows, table_width(output), "-o wide", first=first)))
 
 
 @cache.command()
@@ -83,6 +99,9 @@ def names(agent_socket: Path, timeout: float, output: str) -> None:
     found = ask("/v1/fqdn/names", agent_socket, timeout=timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
+        return
+    if not found["FQDNPolicySelectors"]:
+        click.echo("No names: no policy selects any (toFQDNs).", err=True)
         return
     rows = [("SELECTOR", "EXPRESSION")]
     rows += [(one["selectorString"], one["regexString"]) for one in found["FQDNPolicySelectors"]]

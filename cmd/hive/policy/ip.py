@@ -11,7 +11,8 @@ from urllib.parse import quote
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import document, fitted, output_option, terminal_width
+from hive.names import labels_text, prefix_pod
+from hive.output import document, fitted, output_option, table_width
 
 NONE = "there are no prefixes yet"
 
@@ -70,11 +71,11 @@ def _show(
     labels = {}
     if not numeric:
         known = ask("/v1/identity", agent_socket, timeout=timeout)
-        labels = {one["id"]: ", ".join(one.get("labels", ())) for one in known}
+        shown = ", ".join if table_width(output) is None else labels_text
+        labels = {one["id"]: shown(one.get("labels", ())) for one in known}
     rows = []
     for one in entries:
-        metadata, number = one.get("metadata", {}), one["identity"]
-        pod = "/".join(filter(None, (metadata.get("namespace"), metadata.get("name"))))
-        rows.append({"ip": one["cidr"], "identity": labels.get(number, str(number)), "pod": pod})
-    for line in fitted(rows, terminal_width(), "-o json"):
+        number = one["identity"]
+        rows.append({"ip": one["cidr"], "pod": prefix_pod(one), "identity": labels.get(number, str(number))})
+    for line in fitted(rows, table_width(output), "-o wide", first=("ip", "pod", "identity")):
         click.echo(line)

@@ -9,7 +9,10 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option, table
+from hive.names import Names, service_of, services_of
+from hive.output import detailed, document, output_option, table_width
+
+HEADER = ("ID", "FRONTEND", "TYPE", "SERVICE", "BACKENDS")
 
 
 @click.group()
@@ -30,39 +33,50 @@ def list_services(words: tuple[str, ...], agent_socket: Path, timeout: float, ou
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    _show(found)
+    if not found:
+        wanted = f" has {' and '.join(words)} in its name, address or type" if words else " is known here"
+        click.echo(f"No services: none{wanted}.", err=True)
+        return
+    _show(found, output, agent_socket, timeout)
 
 
 @command.command()
-@click.argument("number", type=click.IntRange(min=1))
+@click.argument("service")
 @socket_option
 @timeout_option
 @output_option
-def get(number: int, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the service NUMBER: its address, its backends, how it is served."""
-    missing = f"there is no service {number}; `hive service list` numbers them"
-    found = ask(f"/v1/service/{number}", agent_socket, timeout=timeout, missing=missing)
+def get(service: str, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show SERVICE: a name, NAMESPACE/NAME, an address, ADDRESS:PORT, or a frontend's number of the list.
+
+    By a number it is one frontend, else all frontends of the service.
+    """
+    found: Any
+    if service.isdigit():
+        missing = f"there is no service {service}; `hive service list` numbers them"
+        found = ask(f"/v1/service/{service}", agent_socket, timeout=timeout, missing=missing)
+    else:
+        found = services_of(service, agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    _show([found])
+    _show(found if isinstance(found, list) else [found], output, agent_socket, timeout)
 
 
-def _show(found: list[dict[str, Any]]) -> None:
-    rows = [("ID", "FRONTEND", "TYPE", "SERVICE", "BACKENDS")]
+def _show(found: list[dict[str, Any]], output: str, agent_socket: Path, timeout: float) -> None:
+    names = Names(agent_socket, timeout)
+    rows = []
     for one in found:
         spec = one["spec"]
-        backends = [_backend(each) for each in spec.get("backend-addresses") or ()]
-        first, *more = backends or [""]
-        rows.append((str(spec["id"]), _frontend(spec), _type(spec), _name(spec), first))
-        rows.extend(("", "", "", "", each) for each in more)
-    for line in table(rows):
+        backends = [_backend(each, names) for each in spec.get("backend-addresses") or ()]
+        cells = (str(spec["id"]), _frontend(spec), _type(spec), service_of(one))
+        rows.append((cells, backends or ["no backend: connections are refused"]))
+    for line in detailed(HEADER, rows, table_width(output)):
         click.echo(line)
 
 
 def _line(one: dict[str, Any]) -> str:
     spec = one["spec"]
-    return " ".join((_frontend(spec), _type(spec), _name(spec)))
+    return " ".join((_frontend(spec), _type(spec), service_of(one)))
 
 
 def _frontend(spec: dict[str, Any]) -> str:
@@ -82,14 +96,10 @@ def _type(spec: dict[str, Any]) -> str:
     return f"{flags.get('type', '')}{suffix}"
 
 
-def _name(spec: dict[str, Any]) -> str:
-    flags = spec.get("flags") or {}
-    return f"{flags.get('namespace', '')}/{flags.get('name', '')}".strip("/")
-
-
-def _backend(backend: dict[str, Any]) -> str:
+def _backend(backend: dict[str, Any], names: Names) -> str:
     words = [backend.get("state", "active"), *(("preferred",) if backend.get("preferred") else ())]
-    return f"{_address(backend)} ({', '.join(words)})"
+    name = names.address(backend.get("ip", ""))
+    return f"{_address(backend)}{f' {name}' if name else ''} ({', '.join(words)})"
 
 
 def _address(one: dict[str, Any]) -> str:

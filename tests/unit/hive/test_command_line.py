@@ -26,6 +26,7 @@ ENDPOINTS = [
             "state": "ready",
             "identity": {"id": 24583},
             "labels": {"security-relevant": ["k8s:io.kubernetes.pod.namespace=default", "k8s:app=web"]},
+            "external-identifiers": {"pod-name": "shop/web-0"},
             "networking": {"addressing": [{"ipv4": "10.0.1.77", "ipv6": "fd00:10:1::77"}]},
             "policy": {"realized": {"policy-enabled": "both"}},
         },
@@ -36,8 +37,20 @@ ENDPOINTS = [
             "state": "not-ready",
             "identity": {"id": 24584},
             "labels": {"security-relevant": ["k8s:app=db"]},
+            "external-identifiers": {"pod-name": "shop/db"},
             "networking": {"addressing": [{"ipv4": "10.0.1.80"}]},
             "policy": {"realized": {"policy-enabled": "audit-ingress"}},
+        },
+    },
+    {
+        "id": 901,
+        "status": {
+            "state": "ready",
+            "identity": {"id": 24585},
+            "labels": {"security-relevant": ["k8s:app=db"]},
+            "external-identifiers": {"pod-name": "store/db"},
+            "networking": {"addressing": [{"ipv4": "10.0.1.81"}]},
+            "policy": {"realized": {"policy-enabled": "none"}},
         },
     },
 ]
@@ -74,31 +87,37 @@ def test_endpoints_are_listed_in_the_columns_operators_know(
         result = hive(capsys, "endpoint", "list", "--socket", agent.socket)
     assert result.code == 0
     assert [" ".join(line.split()) for line in result.out.splitlines()] == [
-        "ENDPOINT POLICY (ingress) POLICY (egress) IDENTITY LABELS (source:key[=value]) IPv6 IPv4 STATUS",
-        "ENFORCEMENT ENFORCEMENT",
-        "900 Disabled (Audit) Disabled 24584 k8s:app=db 10.0.1.80 not-ready",
-        "1234 Enabled Enabled 24583 k8s:app=web fd00:10:1::77 10.0.1.77 ready",
+        "ENDPOINT POD POLICY IDENTITY IPv4 IPv6 STATUS LABELS (source:key[=value])",
+        "900 shop/db audit-ingress 24584 10.0.1.80 not-ready k8s:app=db",
+        "901 store/db none 24585 10.0.1.81 ready k8s:app=db",
+        "1234 shop/web-0 both 24583 10.0.1.77 fd00:10:1::77 ready k8s:app=web",
         "k8s:io.kubernetes.pod.namespace=default",
     ]
 
 
 def test_a_narrow_terminal_gets_labels_below() -> None:
-    status = {**ENDPOINTS[0]["status"], "networking": {"addressing": [{"ipv4": "10.0.100.177"}]}}  # type: ignore[dict-item]
+    status = {
+        **ENDPOINTS[0]["status"],  # type: ignore[dict-item]
+        "networking": {"addressing": [{"ipv4": "10.0.100.177"}]},
+        "external-identifiers": {"pod-name": "shop/coredns-668d6bf9bc-x2v4k"},
+    }
     lines = [click.unstyle(line) for line in render([{"id": 1234, "status": status}], 60)]
     assert lines == [
-        "ENDPOINT   INGRESS   EGRESS    IDENTITY   IPv4           STATUS",
-        "1234       Enabled   Enabled   24583      10.0.100.177   ready",
+        "ENDPOINT   POLICY   IDENTITY   IPv4           STATUS",
+        "1234       both     24583      10.0.100.177   ready",
+        "    shop/coredns-668d6bf9bc-x2v4k",
         "    k8s:app=web",
         "    k8s:io.kubernetes.pod.namespace=default",
     ]
 
 
-def test_no_endpoints_is_a_header_and_nothing_more(
+def test_endpoints_without_a_header_are_rows_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with stub_agent(tmp_path, {"/v1/endpoint": (200, [])}) as agent:
-        assert len(hive(capsys, "endpoint", "list", "-H", f"unix://{agent.socket}").out.splitlines()) == 2
-        assert hive(capsys, "endpoint", "list", "--no-headers", "-H", agent.socket).out == ""
+    with stub_agent(tmp_path, {"/v1/endpoint": (200, ENDPOINTS[1:])}) as agent:
+        all_lines = hive(capsys, "endpoint", "list", "-H", f"unix://{agent.socket}").out.splitlines()
+        rows = hive(capsys, "endpoint", "list", "--no-headers", "-H", agent.socket).out.splitlines()
+    assert (len(rows), rows) == (2, all_lines[1:])
 
 
 def test_json_is_what_the_agent_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +142,74 @@ def test_status_shows_what_the_agent_reports(tmp_path: Path, capsys: pytest.Capt
         "Device Mode": "         veth",
         "Controller Status": "   0/0 healthy",
     }
+
+
+REPLACEMENT = {
+    "mode": "True",
+    "deviceList": [{"name": "eth0", "ip": ["192.0.2.1"]}],
+    "features": {
+        "nodePort": {
+            "enabled": True,
+            "mode": "SNAT",
+            "algorithm": "Random",
+            "portMin": 30000,
+            "portMax": 32767,
+        },
+        "socketLB": {"enabled": True},
+    },
+}
+
+
+def _policy(name: str, *, valid: bool = True, refused: bool = False, unenforced: str = "") -> object:
+    return {"obj": {"name": name, "valid": valid, "refused": refused, "unenforced": unenforced}}
+
+
+def test_status_shows_what_is_served_and_what_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies = [
+        *(_policy("a"), _policy("b")),
+        *(_policy("c", valid=False, refused=True), _policy("d", valid=False), _policy("e", unenforced="no")),
+    ]
+    modules = [
+        {"module-id": "agent.dns-proxy.serve", "level": "OK", "message": "running"},
+        {"module-id": "agent.dns-proxy.restore", "level": "Stopped", "message": "done"},
+        {"module-id": "agent.inner", "level": "Stopped", "message": "not running"},
+    ]
+    answers = {
+        "/v1/healthz": (
+            200,
+            HEALTHY
+            | {
+                "modules": modules,
+                "kube-proxy-replacement": REPLACEMENT,
+                "cluster": {"self": "default/one", "nodes": [{}, {}, {}]},
+            },
+        ),
+        "/statedb/tables": (
+            200,
+            [{"name": "frontends", "rows": 4}, {"name": "service-conflicts", "rows": 1}],
+        ),
+        "/statedb/dump/policies": (200, {"policies": policies}),
+        "/statedb/dump/http-proxy": (200, {"http-proxy": [{"obj": {"runs": False, "message": "no Envoy"}}]}),
+    }
+    with stub_agent(tmp_path, answers) as agent:
+        result = hive(capsys, "status", "--socket", agent.socket)
+        verbose = hive(capsys, "status", "--verbose", "--socket", agent.socket)
+    assert result.code == 0
+    shown = {
+        name: text.strip() for name, _, text in (line.partition(":") for line in result.out.splitlines())
+    }
+    assert {
+        "KubeProxyReplacement": "True   [eth0 192.0.2.1]   node ports 30000-32767 (SNAT, Random), sockets",
+        "Nodes": "3 known, this one is default/one",
+        "Services": "4 frontends, 1 conflict (hive db show service-conflicts)",
+        "Policies": "2 in force, 1 refused, 2 not enforced as written (hive policy list --refused)",
+        "Envoy": "no Envoy",
+        "DNS Proxy": "Ok",
+        "Modules Health": "Stopped(1) Degraded(0) OK(1)   1 job done",
+    }.items() <= shown.items()
+    assert "agent.dns-proxy.restore:   Done" in verbose.out
 
 
 def test_what_is_degraded_is_told_without_being_asked_for(
@@ -245,13 +332,24 @@ def _become_nobody() -> None:
     os.setuid(65534)
 
 
-def test_an_error_answer_is_told_with_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with stub_agent(tmp_path, {"/v1/endpoint": (503, "the agent is starting")}) as agent:
+@pytest.mark.parametrize(
+    ("status", "text", "code", "line"),
+    [
+        (503, "the agent is starting", 1, "the agent cannot answer now: the agent is starting"),
+        (500, "no such luck", 1, "the agent failed: no such luck; its log has more"),
+        (404, "no such thing", 1, "no such thing"),
+        (400, "limit: expected a number", 2, "limit: expected a number"),
+    ],
+)
+def test_an_error_of_the_agent_is_its_own_words_and_with_debug_what_it_was_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int, text: str, code: int, line: str
+) -> None:
+    with stub_agent(tmp_path, {"/v1/endpoint": (status, text)}) as agent:
         result = hive(capsys, "endpoint", "list", "--socket", agent.socket)
-    assert (result.code, result.err) == (
-        1,
-        "hive: the agent answered GET /v1/endpoint with 503: the agent is starting\n",
-    )
+        debugged = hive(capsys, "--debug", "endpoint", "list", "--socket", agent.socket)
+    assert (result.code, result.out, result.err) == (code, "", f"hive: {line}\n")
+    asked = f" (GET /v1/endpoint was answered with {status})"
+    assert (debugged.code, debugged.err) == (code, f"hive: {line}{asked}\n")
 
 
 def test_an_answer_that_is_no_json_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,11 @@ PREFIXES = [
         "identity": 256,
         "metadata": {"source": "k8s", "namespace": "default", "name": "web-0"},
     },
+    {
+        "cidr": "10.0.1.20/32",
+        "identity": 256,
+        "metadata": {"source": "k8s", "namespace": "kube-system", "name": "dns-0"},
+    },
 ]
 ROW = {"key": "10.0.1.7:0", "value": "id=1", "desired-action": "sync", "last-error": ""}
 MAPS = {"maps": [{"path": "/x/cilium_lxc", "cache": [ROW]}, {"path": "/x/cilium_ct4_global"}]}
@@ -36,8 +41,8 @@ LOOKUP = {
     "source": "lookup",
 }
 SELECTOR = {"selectorString": "MatchName: a, MatchPattern: ", "regexString": "^a[.]$"}
-LOOKED = ["ENDPOINT SOURCE FQDN TTL EXPIRATION TIME IPS"]
-LOOKED += ["1234 lookup web.example.org. 30 2026-01-01T00:00:30Z 192.0.2.1,192.0.2.2"]
+LOOKED = ["ENDPOINT POD SOURCE FQDN TTL EXPIRATION TIME IPS"]
+LOOKED += ["1234 shop/web-0 lookup web.example.org. 30 2026-01-01T00:00:30Z 192.0.2.1,192.0.2.2"]
 SERVICE = {
     "id": 2,
     "frontend-address": {"ip": "10.96.0.10", "port": 53, "protocol": "UDP", "scope": "external"},
@@ -49,8 +54,10 @@ SERVICE = {
 }
 INSIDE = SERVICE | {"id": 3, "frontend-address": {"ip": "fd00::1", "port": 80, "scope": "internal"}}
 SERVICES = [{"spec": INSIDE | {"backend-addresses": [], "flags": {"type": "NodePort"}}}, {"spec": SERVICE}]
+NO_BACKEND = "no backend: connections are refused"
+DNS_BACKEND = "10.0.1.20:53 kube-system/dns-0 (active, preferred)"
 SHOWN_SERVICE = [
-    "2 10.96.0.10:53/UDP ClusterIP (int Local) kube-system/dns 10.0.1.20:53 (active, preferred)",
+    f"2 10.96.0.10:53/UDP ClusterIP (int Local) kube-system/dns {DNS_BACKEND}",
     "10.0.2.21:53 (terminating)",
 ]
 ANSWERS = {
@@ -63,10 +70,12 @@ ANSWERS = {
     "/v1/identity/endpoints": (200, [{"identity": IDENTITIES[0], "refCount": 2}]),
     "/v1/identity/256": (200, IDENTITIES[0]),
     "/v1/ip": (200, PREFIXES),
-    "/v1/ip?cidr=10.0.1.0%2F24": (200, PREFIXES[1:]),
+    "/v1/ip?cidr=10.0.1.0%2F24": (200, PREFIXES[1:2]),
     "/v1/map": (200, MAPS),
     "/v1/map/cilium_lxc": (200, MAPS["maps"][0]),
     "/v1/map/cilium_ct4_global": (200, MAPS["maps"][1]),
+    "/v1/cluster/nodes": (200, {}),
+    "/v1/endpoint": (200, ENDPOINTS),
     "/v1/map/cilium_lxc/events?follow=false": (200, json.dumps(CHANGE).encode() + b"\n"),
     "/v1/endpoint/1234": (200, ENDPOINTS[0]),
     "/v1/endpoint/1234/log": (200, [{"timestamp": "t", "code": "OK", "state": "ready", "message": "made"}]),
@@ -78,21 +87,28 @@ ANSWERS = {
     ("arguments", "lines"),
     [
         ("fqdn cache list", LOOKED),
-        ("fqdn cache list -e 1234 -p *.example.org -s lookup", LOOKED),
+        ("fqdn cache list -e web-0 -p *.example.org -s lookup", LOOKED),
         ("fqdn cache clean -f -p web.example.org", ["FQDN proxy cache cleared"]),
         ("fqdn names", ["SELECTOR EXPRESSION", "MatchName: a, MatchPattern: ^a[.]$"]),
         (
             "service list",
-            ["ID FRONTEND TYPE SERVICE BACKENDS", *SHOWN_SERVICE, "3 [fd00::1]:80/ANY/i NodePort"],
+            [
+                "ID FRONTEND TYPE SERVICE BACKENDS",
+                *SHOWN_SERVICE,
+                f"3 [fd00::1]:80/ANY/i NodePort {NO_BACKEND}",
+            ],
         ),
         ("service list dns UDP", ["ID FRONTEND TYPE SERVICE BACKENDS", *SHOWN_SERVICE]),
-        ("service get 2", ["ID FRONTEND TYPE SERVICE BACKENDS", *SHOWN_SERVICE]),
+        *(
+            (f"service get {name}", ["ID FRONTEND TYPE SERVICE BACKENDS", *SHOWN_SERVICE])
+            for name in ("2", "dns", "kube-system/dns", "10.96.0.10", "10.96.0.10:53")
+        ),
         ("identity list", ["ID LABELS", "1 reserved:host", "256 k8s:app=web", "k8s:tier=front"]),
         ("identity list k8s:app=web", ["ID LABELS", "256 k8s:app=web", "k8s:tier=front"]),
         ("identity list --endpoints", ["ID ENDPOINTS LABELS", "256 2 k8s:app=web", "k8s:tier=front"]),
         ("identity get 256", ["ID LABELS", "256 k8s:app=web", "k8s:tier=front"]),
-        ("ip get 10.0.1.0/24", ["IP IDENTITY POD", "10.0.1.7/32 k8s:app=web, k8s:tier=front default/web-0"]),
-        ("ip get 10.0.1.7 -n", ["IP IDENTITY POD", "10.0.1.7/32 256 default/web-0"]),
+        ("ip get 10.0.1.0/24", ["IP POD IDENTITY", "10.0.1.7/32 default/web-0 k8s:app=web, k8s:tier=front"]),
+        ("ip get 10.0.1.7 -n", ["IP POD IDENTITY", "10.0.1.7/32 default/web-0 256"]),
         ("ip get 192.0.2.9 -n", ["IP IDENTITY", "0.0.0.0/0 2"]),
         ("map list", ["NAME ROWS ERRORS", "cilium_lxc 1 0", "cilium_ct4_global"]),
         ("map get lxc", ["KEY VALUE STATE", "10.0.1.7:0 id=1 sync"]),
@@ -122,6 +138,16 @@ def test_what_there_is_is_listed(
         ("map get cilium_ct4_global", "hive bpf dump cilium_ct4_global reads the kernel's"),
         ("map events nope", "the agent knows no map cilium_nope"),
         ("endpoint get 7", "there is no endpoint 7"),
+        ("endpoint get web", "there is no pod web on this node; did you mean shop/web-0?"),
+        (
+            "endpoint get db",
+            "db is several pods: name one of shop/db (endpoint 900), store/db (endpoint 901)",
+        ),
+        ("endpoint log 10.0.1.9", "no pod here has the address 10.0.1.9; hive endpoint list shows all"),
+        ("endpoint health qqq", "there is no pod qqq on this node; hive endpoint list shows all"),
+        ("service get dnss", "there is no service dnss; did you mean kube-system/dns?"),
+        ("service get 10.96.0.9:53", "no service here has the address 10.96.0.9:53; hive service list"),
+        ("service get 9", "there is no service 9"),
     ],
 )
 def test_what_there_is_not_is_told_in_a_line(
@@ -137,6 +163,35 @@ def test_a_prefix_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) 
     assert (told.code, "expected an address or a network, such as 10.0.1.0/24" in told.err) == (2, True)
 
 
+@pytest.mark.parametrize("name", ["web-0", "shop/web-0", "10.0.1.77", "fd00:10:1:0::77", "1234"])
+def test_an_endpoint_has_the_names_that_people_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with stub_agent(tmp_path, ANSWERS) as agent:
+        told = hive(capsys, "endpoint", "get", name, "-H", agent.socket, "-o", "jsonpath={[0].id}")
+    assert (told.code, told.out, told.err) == (0, "1234\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("endpoint list", "No endpoints: no pod runs on this node, or none was given to this agent."),
+        ("service list", "No services: none is known here."),
+        ("service list web TCP", "No services: none has web and TCP in its name, address or type."),
+        ("fqdn cache list", "No names: pods have looked up none through the DNS proxy."),
+        ("node list", "No nodes: the agent does not know its own node yet."),
+    ],
+)
+def test_nothing_is_a_sentence_and_not_a_header(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, line: str
+) -> None:
+    answers: dict[str, tuple[int, object]] = {"/v1/cluster/nodes": (200, {"self": "a"})}
+    answers |= {path: (200, []) for path in ("/v1/endpoint", "/v1/service", "/v1/fqdn/cache")}
+    with stub_agent(tmp_path, answers) as agent:
+        told = hive(capsys, *arguments.split(), "-H", agent.socket)
+    assert (told.code, told.out, told.err) == (0, "", f"{line}\n")
+
+
 def test_an_endpoint_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
         told = hive(capsys, "endpoint", "get", "1234", "-H", agent.socket)
@@ -144,9 +199,13 @@ def test_an_endpoint_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixtur
             capsys, "endpoint", "get", "1234", "-H", agent.socket, "-o", "jsonpath={[0].status.state}"
         )
     lines = [" ".join(line.split()) for line in told.out.splitlines()]
-    assert {"Endpoint: 1234", "State: ready", "IPv4: 10.0.1.77", "Identity: 24583", "Enforced: both"} <= {
-        *lines
-    }
+    assert {
+        "Endpoint: 1234",
+        "State: ready",
+        "IPv4: 10.0.1.77",
+        "Identity: 24583 (app=web)",
+        "Enforced: both",
+    } <= {*lines}
     assert state.out == "ready\n"
 
 
@@ -209,7 +268,7 @@ def test_what_of_an_endpoint_can_be_changed_is(
         (
             "labels 7 -d nope",
             1,
-            "nope is no user's label of endpoint 7, which has: unspec:tier=front, ",
+            "nope is not a label that a user gave endpoint 7, which has: unspec:tier=front, ",
         ),
         ("labels 7 -a =x", 2, "'=x': expected [source:]key[=value], such as tier=front"),
         ("labels 8 -a x=1", 1, "there is no endpoint 8"),
@@ -239,7 +298,7 @@ def test_a_bundle_has_what_can_be_had_and_says_what_cannot(
         )
         again = hive(capsys, "debug", "bundle", "-f", target, "-H", agent.socket)
     assert told.code == 0
-    assert "not collected: agent/healthz.json: the agent answered GET /v1/healthz with 404" in told.err
+    assert "not collected: agent/healthz.json: not found" in told.err
     assert f"not collected: kernel/maps.json: there are no maps at {tmp_path}/none/tc/globals" in told.err
     assert target.stat().st_mode & 0o777 == 0o600
     with tarfile.open(target) as archive:

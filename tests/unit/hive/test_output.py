@@ -6,7 +6,7 @@ import click
 import pytest
 import yaml
 
-from hive.output import document, fact_lines, fitted
+from hive.output import detailed, document, fact_lines, fitted
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import HEALTHY, hive
 
@@ -41,7 +41,7 @@ def test_a_table_is_the_commands_own() -> None:
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
-        ("xml", "'xml': expected table, json, yaml or jsonpath='{.path}'"),
+        ("xml", "'xml': expected table, wide, json, yaml or jsonpath='{.path}'"),
         ("jsonpath=", "expected a path in braces, such as {.cilium.state}"),
         ("jsonpath={.a[}", "{.a[} is no path such as {.cilium.state}: "),
         (
@@ -72,6 +72,49 @@ def test_what_does_not_fit_is_named() -> None:
     ]
     assert len(fitted(rows, None, "--wide")) == 2
     assert [click.unstyle(line) for line in fitted([], 40, "--wide")] == ["no rows"]
+
+
+def test_what_matters_most_is_shown_before_what_is_narrow() -> None:
+    rows = [{"name": "kube-system/coredns-668d6bf9bc-x2v4k", "on": True, "direction": "ingress", "id": 12}]
+    shown = [click.unstyle(line) for line in fitted(rows, 40, "-o wide", first=("name", "direction"))]
+    assert shown == [
+        "NAME                           DIRECTION",
+        "kube-system/co…d6bf9bc-x2v4k   ingress",
+        "not shown: on, id (-o wide)",
+    ]
+
+
+def test_words_of_the_last_column_go_on_below() -> None:
+    rows = [{"state": "ready", "message": "Completed endpoint regeneration with no pending requests"}]
+    assert [click.unstyle(line) for line in fitted(rows, 40, "-o wide", first=("state", "message"))] == [
+        "STATE   MESSAGE",
+        "ready   Completed endpoint regeneration",
+        "        with no pending requests",
+    ]
+    wide = [click.unstyle(line) for line in fitted(rows, None, "-o wide", first=("state", "message"))]
+    assert len(wide) == 2
+
+
+def test_details_stand_below_where_they_do_not_fit_beside() -> None:
+    header, rows = ("ID", "POD", "LABELS"), [(("1", "default/web"), ["k8s:app=web", "k8s:tier=front"])]
+    assert [click.unstyle(line) for line in detailed(header, rows, 40)] == [
+        "ID   POD           LABELS",
+        "1    default/web   k8s:app=web",
+        "                   k8s:tier=front",
+    ]
+    assert [click.unstyle(line) for line in detailed(header, rows, 30)] == [
+        "ID   POD",
+        "1    default/web",
+        "    k8s:app=web",
+        "    k8s:tier=front",
+    ]
+    assert [click.unstyle(line) for line in detailed(header, rows, 12, below=["POD"])] == [
+        "ID",
+        "1",
+        "    default/web",
+        "    k8s:app=web",
+        "    k8s:tier=front",
+    ]
 
 
 def test_texts_go_on_below_where_a_terminal_is_narrow() -> None:

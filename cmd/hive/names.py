@@ -1,0 +1,212 @@
+"""Names that people know for what the agent numbers: pods for endpoints and addresses, services, labels.
+
+Needs: the agent's /v1/endpoint, /v1/ip, /v1/service, /v1/identity, /v1/cluster/nodes.
+Gives: Names; endpoint_number() and services_of() for what people type; pod_of(), service_of(), labels_text().
+"""
+
+import difflib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from hive.client import RefusedError, ask
+
+HELD: Final = 10.0
+"""Seconds for which names hold."""
+_PAUSE: Final = 1.0
+"""Seconds between two questions for what was not found."""
+_SERVED_AT: Final = {"ClusterIP", "LoadBalancer", "ExternalIPs"}
+"""Types of services whose address is theirs alone, not a node's."""
+_MOST: Final = 5
+"""Candidates that an error names."""
+
+
+def pod_of(endpoint: dict[str, Any]) -> str:
+    """``namespace/name`` of its pod; ``host`` and the like for what is none; empty where it has no name."""
+    status = endpoint.get("status", {})
+    name: str = (status.get("external-identifiers") or {}).get("pod-name", "")
+    labels = (status.get("labels") or {}).get("security-relevant") or ()
+    reserved = (label for label in labels if label.startswith("reserved:"))
+    return name or next(reserved, "").removeprefix("reserved:")
+
+
+def service_of(one: dict[str, Any]) -> str:
+    """``namespace/name`` of a frontend's service."""
+    flags = one["spec"].get("flags") or {}
+    return f"{flags.get('namespace', '')}/{flags.get('name', '')}".strip("/")
+
+
+def labels_text(labels: Iterable[str]) -> str:
+    """Labels that tell one identity from another, without what Cilium adds to those of all pods."""
+    short = [label.removeprefix("k8s:").removeprefix("reserved:") for label in labels]
+    own = [label for label in short if not label.startswith(("io.kubernetes.", "io.cilium."))]
+    return ", ".join(own or [label for label in short if label.startswith("io.kubernetes.pod.namespace")])
+
+
+class Names:
+    """Names as the agent has them, asked for when the first is needed; without an agent there are none."""
+
+    def __init__(self, agent_socket: Path, timeout: float, *, quiet: bool = False) -> None:
+        """``quiet``: not to mention that there are no names, where an agent need not run."""
+        self._socket, self._timeout, self._quiet = agent_socket, timeout, quiet
+        self._silent = False
+        self._held: dict[str, tuple[float, dict[Any, str]]] = {}
+
+    def endpoint(self, number: int) -> str:
+        """The pod of an endpoint of this node, or what it is instead; empty if not known."""
+        return self._find("/v1/endpoint", number, _pods)
+
+    def identity(self, number: int) -> str:
+        """The labels of an identity in short; empty if not known."""
+        return self._find("/v1/identity", number, _labels)
+
+    def address(self, address: str) -> str:
+        """The pod, else the service, else the node that has an address; empty if none is known."""
+        return (
+            self._find("/v1/ip", address, _pod_addresses)
+            or self._find("/v1/service", address, _service_addresses)
+            or self._find("/v1/cluster/nodes", address, _node_addresses)
+        )
+
+    def _find(self, path: str, key: object, names: Callable[[Any], dict[Any, str]]) -> str:
+        asked, known = self._held.get(path, (-HELD, {}))
+        age = time.monotonic() - asked
+        if not self._silent and (age > HELD or (key not in known and age > _PAUSE)):
+            known = names(self._ask(path))
+            self._held[path] = time.monotonic(), known
+        return known.get(key, "")
+
+    def _ask(self, path: str) -> Any:
+        try:
+            return ask(path, self._socket, timeout=self._timeout) or ()
+        except RefusedError as error:
+            if error.status == 404:  # there is none yet
+                return ()
+            self._give_up(error)
+        except click.ClickException as error:
+            self._give_up(error)
+        return ()
+
+    def _give_up(self, error: click.ClickException) -> None:
+        self._silent = True
+        if not self._quiet:
+            click.echo(f"names are not shown: {error.message}", err=True)
+
+
+def _pods(found: Sequence[dict[str, Any]]) -> dict[Any, str]:
+    return {one["id"]: pod_of(one) for one in found}
+
+
+def _labels(found: Sequence[dict[str, Any]]) -> dict[Any, str]:
+    return {one["id"]: labels_text(one.get("labels") or ()) for one in found}
+
+
+def _pod_addresses(found: Sequence[dict[str, Any]]) -> dict[Any, str]:
+    return {one["cidr"].partition("/")[0]: name for one in found if (name := prefix_pod(one))}
+
+
+def prefix_pod(one: dict[str, Any]) -> str:
+    """``namespace/name`` of the pod that has a prefix of /v1/ip; empty for any other."""
+    metadata = one.get("metadata") or {}
+    return "/".join(filter(None, (metadata.get("namespace"), metadata.get("name"))))
+
+
+def _service_addresses(found: Sequence[dict[str, Any]]) -> dict[Any, str]:
+    return {
+        one["spec"]["frontend-address"].get("ip", ""): service_of(one)
+        for one in found
+        if (one["spec"].get("flags") or {}).get("type") in _SERVED_AT
+    }
+
+
+def _node_addresses(answer: Any) -> dict[Any, str]:
+    names = {}
+    for node in (answer or {}).get("nodes-added") or ():
+        primary = node.get("primary-address") or {}
+        elements = [primary.get("ipv4"), primary.get("ipv6"), *(node.get("secondary-addresses") or ())]
+        for element in elements:
+            if element and element.get("ip"):
+                names[element["ip"]] = f"node {node['name'].rpartition('/')[2]}"
+    return names
+
+
+def endpoint_number(text: str, agent_socket: Path, timeout: float) -> str:
+    """The number of the endpoint that `text` names: by itself, its pod's name or its address.
+
+    Cilium's own forms, such as ``container-id:...``, are left as they are. Raises click.ClickException, with
+    names that are near.
+    """
+    if text.isdigit() or (":" in text and not _is_address(text)):
+        return text
+    endpoints = ask("/v1/endpoint", agent_socket, timeout=timeout)
+    if _is_address(text):
+        found = [one for one in endpoints if _has_address(one, text)]
+    else:
+        found = [one for one in endpoints if _means(text, pod_of(one))]
+    names = sorted(pod_of(one) for one in endpoints)
+    _check("pod", text, [f"{pod_of(one)} (endpoint {one['id']})" for one in found], names, "endpoint")
+    return str(found[0]["id"])
+
+
+def _has_address(endpoint: dict[str, Any], text: str) -> bool:
+    pairs = (endpoint["status"].get("networking") or {}).get("addressing") or ()
+    wanted = ip_address(text)
+    return any(ip_address(one) == wanted for pair in pairs for one in _families(pair))
+
+
+def _families(pair: dict[str, str]) -> list[str]:
+    return [pair[family] for family in ("ipv4", "ipv6") if pair.get(family)]
+
+
+def services_of(text: str, agent_socket: Path, timeout: float) -> list[dict[str, Any]]:
+    """The frontends of the service that `text` names: its name, an address of it, or ADDRESS:PORT.
+
+    Raises click.ClickException, with names that are near.
+    """
+    frontends = ask("/v1/service", agent_socket, timeout=timeout)
+    found = [one for one in frontends if _means(text, service_of(one)) or text in _addresses(one)]
+    by_name = [one for one in found if _means(text, service_of(one))]
+    names = sorted({service_of(one) for one in frontends} - {""})
+    chosen = sorted({service_of(one) for one in by_name}) or [""] * bool(found)
+    _check("service", text, chosen, names, "service")
+    return sorted(found, key=lambda one: int(one["spec"]["id"]))
+
+
+def _addresses(one: dict[str, Any]) -> set[str]:
+    frontend = one["spec"]["frontend-address"]
+    address, port = frontend.get("ip", ""), frontend.get("port", 0)
+    return {address, f"[{address}]:{port}" if ":" in address else f"{address}:{port}"}
+
+
+def _means(text: str, name: str) -> bool:
+    """Whether a name, or what follows its namespace, is this text."""
+    return text in (name, name.rpartition("/")[2])
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check(kind: str, text: str, found: Sequence[str], names: Sequence[str], command: str) -> None:
+    """Raises click.ClickException unless there is one."""
+    if len(found) == 1:
+        return
+    if found:
+        raise click.ClickException(f"{text} is several {kind}s: name one of {', '.join(found[:_MOST])}")
+    if _is_address(text.rpartition(":")[0] if text.count(":") == 1 else text):
+        raise click.ClickException(f"no {kind} here has the address {text}; hive {command} list shows all")
+    short = {name.rpartition("/")[2]: name for name in names}
+    near = [name for name in names if text in name]
+    near += [short.get(one, one) for one in difflib.get_close_matches(text, [*short, *names], _MOST)]
+    candidates = ", ".join(list(dict.fromkeys(near))[:_MOST])
+    where = " on this node" if kind == "pod" else ""
+    hint = f"; did you mean {candidates}?" if candidates else f"; hive {command} list shows all"
+    raise click.ClickException(f"there is no {kind} {text}{where}{hint}")
