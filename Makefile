@@ -25,7 +25,8 @@ OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
 LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/node/netlink/ahead/objects/libahead.so
 # One process more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
-SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A process that dies is not replaced: the replacement would wait for tests without end.
+SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: root demo test unit integration browser kernel node soak lint bench fresh install install-test clean
 .DELETE_ON_ERROR:
