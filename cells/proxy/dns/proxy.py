@@ -54,6 +54,7 @@ from cells.proxy.dns.wire import (
     read_answer,
     read_query,
     refusal,
+    rewritten,
     truncated,
     udp_size,
     written_out,
@@ -235,12 +236,13 @@ class DNSProxy:
         self._waiting[exchange] = None
         try:
             exchange.awaited = self._ask(exchange)
-        except OSError as error:
+        except (OSError, WireError) as error:
             self._fail(exchange, error)
 
     def _ask(self, exchange: Exchange) -> Awaited:
-        """Ask the server, from the pod's address if that can be. Raises OSError."""
+        """Ask the server, from the pod's address if that can be. Raises OSError, WireError."""
         asking, identity = exchange.asking, exchange.endpoint.identity
+        asking = asking._replace(data=rewritten(asking.data, exchange.query))
         told = partial(self._replied, exchange)
         if self._transparent:
             try:
@@ -267,6 +269,7 @@ class DNSProxy:
         exchange.replied = time.perf_counter()
         exchange.awaited = None
         self._end(exchange)
+        data = data[: answer.size]
         if self._learn(exchange, answer):
             self._release(exchange, answer, data)
         else:
@@ -427,8 +430,9 @@ class DNSProxy:
         exchange = Exchange(asking, query, endpoint, began)
         self._serving += 1
         try:
+            asked = rewritten(asking.data, query)
             with anyio.fail_after(PATIENCE):
-                data = await to_server.ask(asking.data)
+                data = await to_server.ask(asked)
             answer = _answer_to(query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
             exchange.count(self._counts, "upstream")
@@ -438,6 +442,7 @@ class DNSProxy:
         finally:
             self._one_less()
         exchange.replied = time.perf_counter()
+        data = data[: answer.size]
         if not self._learn(exchange, answer):
             await self._ready(answer)
         exchange.count(self._counts)

@@ -1,8 +1,8 @@
 """DNS messages, as far as a proxy reads them.
 
 Pure.
-Gives:  Query, Answer, read_query(), read_answer(), refusal(), WireError.
-Source: RFC 1035, section 4; RFC 9267 on what decoders get wrong.
+Gives:  Query, Answer, read_query(), read_answer(), rewritten(), refusal(), WireError.
+Source: RFC 1035, section 4; RFC 6891 (EDNS); RFC 9267 on what decoders get wrong.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ _HEADER = struct.Struct(">HHHHHH")
 _QUESTION = struct.Struct(">HH")
 _RECORD = struct.Struct(">HHIH")
 _RESPONSE, _RECURSION, _AVAILABLE, _OPCODE, _TRUNCATED = 0x8000, 0x0100, 0x0080, 0x7800, 0x0200
+_ASKED_WITH: Final = 0x0130
+"""The flags of a query that a server acts upon: recursion desired, authentic data, checking disabled."""
+_DNSSEC_OK: Final = 0x8000
+_CLIENT_SUBNET, _COOKIE = 8, 10
+_OPTION_SIZES: Final = {_CLIENT_SUBNET: range(4, 21), _COOKIE: range(8, 41)}
+"""The options of EDNS that reach the server, and how long they may be (RFC 7871, RFC 7873)."""
 _POINTER: Final = 0xC0
 _QUESTION_NAME: Final = b"\xc0\x0c"
 """A name that is the question's, as nearly all are."""
@@ -55,6 +61,8 @@ class Answer(NamedTuple):
     """Of all A and AAAA records of the answer, whatever name of a chain they belong to."""
     ttl: int
     """The least of them all, aliases too, in seconds; 0 without records."""
+    size: int
+    """Where the last record ends in the message; what follows is no part of it."""
 
 
 def read_query(data: bytes) -> Query:
@@ -75,9 +83,65 @@ def read_answer(data: bytes) -> Answer:
     if questions != 1:
         raise WireError(f"{questions} questions, expected 1")
     question = _question(data, number)
-    records = int.from_bytes(data[6:8], "big")
-    addresses, ttl = _records(data, question.end, records)
-    return Answer(number, question.name, question.type, flags & 0xF, addresses, ttl)
+    answers, authorities, additional = struct.unpack_from(">HHH", data, 6)
+    addresses, ttl, at = _records(data, question.end, answers)
+    for _ in range(authorities + additional):
+        at = _record(data, at)[2]
+    return Answer(number, question.name, question.type, flags & 0xF, addresses, ttl, at)
+
+
+def rewritten(data: bytes, query: Query) -> bytes:
+    """A query as its server gets it: the question, and of EDNS what is understood. Raises WireError.
+
+    Other records, other options and what follows the last record are left out.
+    """
+    number, flags, _ = _header(data)
+    name, at = _whole_name(data, _HEADER.size)
+    options = _edns(data, query.end)
+    header = _HEADER.pack(number, flags & _ASKED_WITH, 1, 0, 0, 1 if options else 0)
+    return header + name + data[at : query.end] + options
+
+
+def _edns(data: bytes, at: int) -> bytes:
+    """The OPT record of a query, written anew; empty without one. Raises WireError."""
+    found = b""
+    for _ in range(sum(struct.unpack_from(">HHH", data, 6))):
+        root = data[at : at + 1] == b"\0"
+        kind, start, at = _record(data, at)
+        if kind != OPT:
+            continue
+        if found or not root:
+            raise WireError("an OPT record that is not the root's, or not the only one")
+        _, size, ttl, _ = _RECORD.unpack_from(data, start - _RECORD.size)
+        # Of the TTL, the version of EDNS and the flag DO: a server answers other versions itself.
+        value = _options(data[start:at])
+        found = b"\0" + _RECORD.pack(OPT, size, ttl & (0xFF << 16 | _DNSSEC_OK), len(value)) + value
+    return found
+
+
+def _options(value: bytes) -> bytes:
+    parts, at = [], 0
+    while at < len(value):
+        code, size = int.from_bytes(value[at : at + 2], "big"), int.from_bytes(value[at + 2 : at + 4], "big")
+        end = at + 4 + size
+        if end > len(value):
+            raise WireError("an option of EDNS is cut off")
+        if size in _OPTION_SIZES.get(code, ()):
+            parts.append(value[at:end])
+        at = end
+    return b"".join(parts)
+
+
+def _record(data: bytes, at: int) -> tuple[int, int, int]:
+    """The type of the record at an offset, where its value begins and where it ends. Raises WireError."""
+    at = skip_name(data, at)
+    if at + _RECORD.size > len(data):
+        raise WireError("a record is cut off")
+    kind, _, _, size = _RECORD.unpack_from(data, at)
+    at += _RECORD.size
+    if at + size > len(data):
+        raise WireError("a record is cut off")
+    return kind, at, at + size
 
 
 def refusal(query: bytes, end: int, code: int) -> bytes:
@@ -224,7 +288,7 @@ def skip_name(data: bytes, at: int) -> int:
     return at + 1
 
 
-def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], int]:
+def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], int, int]:
     found: list[IPAddress] = []
     least: int | None = None
     for _ in range(count):
@@ -251,7 +315,7 @@ def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], i
             if size != 16:
                 raise WireError(f"an AAAA record of {size} bytes")
             found.append(_address6(value))
-    return tuple(dict.fromkeys(found)), least or 0
+    return tuple(dict.fromkeys(found)), least or 0, at
 
 
 def read_rest(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -106,7 +106,7 @@ class Shop:
         self.store.clock = lambda: self.now
 
     def learn(self, *addresses: IPAddress, name: str = WEB, ttl: int = 60) -> None:
-        assert self.store.learn(POD, Answer(1, name, 1, 0, addresses, ttl))
+        assert self.store.learn(POD, Answer(1, name, 1, 0, addresses, ttl, 0))
 
 
 class Claims:

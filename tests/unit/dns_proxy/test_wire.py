@@ -15,6 +15,7 @@ from cells.proxy.dns.wire import (
     read_answer,
     read_query,
     refusal,
+    rewritten,
     truncated,
     udp_size,
     written_out,
@@ -119,3 +120,49 @@ def test_bytes_of_any_kind_are_read_or_refused(data: bytes, flags: int) -> None:
                 read(message)
             except WireError:
                 continue
+
+
+def anew(asked: bytes) -> bytes:
+    return rewritten(asked, read_query(asked))
+
+
+def test_a_server_gets_the_question_and_nothing_that_follows_it() -> None:
+    asked = query("WEB.Example.org")
+    assert anew(asked) == asked, "the case of letters too, which resolvers compare"
+    assert anew(asked + b"x" * 320) == asked
+    record = bytes(DNSRR(rrname="x.org", type="TXT", rdata="secret"))
+    for section in range(3):
+        counts = struct.pack(">HHH", *(int(section == one) for one in range(3)))
+        assert anew(asked[:6] + counts + asked[12:] + record) == asked
+    noisy = asked[:2] + (int.from_bytes(asked[2:4], "big") | 0x064F).to_bytes(2, "big") + asked[4:]
+    assert anew(noisy) == asked, "flags that only an answer has"
+
+
+def test_a_question_whose_name_is_in_the_header_is_written_out() -> None:
+    asked = struct.pack(">HHHHHH", 7, 0x100, 1, 0, 0, 0) + b"\xc0\x04" + struct.pack(">HH", 1, 1)
+    assert b"\xc0" not in anew(asked)
+    assert read_query(anew(asked)).name == read_query(asked).name
+
+
+def test_of_edns_a_server_gets_what_is_understood() -> None:
+    def opt(*options: tuple[int, bytes], ttl: int = 0x8000) -> bytes:
+        value = b"".join(struct.pack(">HH", code, len(data)) + data for code, data in options)
+        return b"\0" + struct.pack(">HHIH", 41, 1232, ttl, len(value)) + value
+
+    plain = query(WEB)
+    edns = plain[:10] + b"\0\1" + plain[12:]
+    cookie, subnet = (10, b"12345678"), (8, b"\0\1\x18\0\xc0\0\2")
+    assert anew(edns + opt(cookie, subnet)) == edns + opt(cookie, subnet)
+    assert anew(edns + opt((65001, b"secret"), cookie, (12, b"padding")) + b"more") == edns + opt(cookie)
+    assert anew(edns + opt((10, b"x" * 300))) == edns + opt()
+    assert anew(edns + opt(ttl=0xFF01FFFF)) == edns + opt(ttl=0x00018000)
+    for wrong in (opt(cookie)[:-1], opt((10, b"12"))[:-4] + b"\0\x0a\0\x09", b"\1x" + opt()):
+        with pytest.raises(WireError):
+            anew(edns + wrong)
+
+
+def test_what_follows_the_last_record_is_no_part_of_an_answer() -> None:
+    data = answer(DNSRR(rrname=WEB, type="A", ttl=60, rdata="192.0.2.1"))
+    assert read_answer(data + b"more").size == len(data)
+    with_opt = data[:10] + b"\0\1" + data[12:] + bytes(DNSRROPT(rclass=1232))
+    assert read_answer(with_opt + b"more").size == len(with_opt)
