@@ -31,8 +31,8 @@ from lifecycle.errors import explain
 from lifecycle.health import Health
 from lifecycle.hints import Member
 from lifecycle.hooks import Lifecycle
-from lifecycle.http.acceptor import Acceptor
 from lifecycle.process import Logger, listen
+from lifecycle.process.acceptor import Acceptor
 
 __all__ = ["CONFIRM", "END", "FAILED", "AdminServer", "AdminSocket"]
 

@@ -14,7 +14,6 @@ import socket
 from collections import Counter
 from collections.abc import Hashable, Iterable
 
-from lifecycle.http.acceptor import Acceptor
 from lifecycle.http.channel import STALL_SECONDS, Channel
 from lifecycle.http.connection import Connection
 from lifecycle.http.in_flight import InFlight
@@ -22,6 +21,7 @@ from lifecycle.http.limits import ServerLimits
 from lifecycle.http.messages import Handler
 from lifecycle.http.turns import turns_of
 from lifecycle.process import Logger
+from lifecycle.process.acceptor import Acceptor
 from lifecycle.process.logs import logger_for
 
 RECEIVE_BUFFER, SEND_BUFFER = 16 << 10, 64 << 10

@@ -35,8 +35,8 @@ class IdentityFollower(Protocol):
 class Ipcache:
     """Whose every prefix is.
 
-    An identity is made known to all followers before a prefix gets it, whoever claims the prefix: by a number
-    that policy maps do not know, no rule would deny.
+    An identity is made known to all followers before a prefix gets it, no matter which caller claims it: by a
+    number that policy maps do not know, no rule would deny.
 
     A source that has claims from the start announces itself by ``table.initializer()`` in its constructor.
     Until all of them are done, no row of the map goes for want of a claim.

@@ -142,7 +142,7 @@ def assigned_pools(information: NodeInformation) -> AssignedPools:
 cell = group(
     module(
         "node-objects",
-        "What this node's objects tell its agent",
+        "This node, by its objects",
         config(NodeSettings),
         provide(reader, internal_ips, assigned, assigned_pools, NodeInformation),
     ),

@@ -7,6 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -100,7 +101,7 @@ def test_any_content_is_read_or_refused_in_lines(entries: dict[str, Put], yaml_f
                 assert re.search(r"expected|did you mean|give one of|not |no |cannot ", line), line
 
 
-def test_what_is_no_file_is_skipped_with_a_warning() -> None:
+def test_what_is_no_file_is_a_fault_of_a_known_option_and_a_warning_of_others() -> None:
     with tempfile.TemporaryDirectory(prefix="config-") as made:
         directory = Path(made)
         os.mkfifo(directory / "mtu")
@@ -109,10 +110,13 @@ def test_what_is_no_file_is_skipped_with_a_warning() -> None:
         (directory / "enable-ipv4").mkdir()
         (directory / "enable-ipv6").write_bytes(b"\xff")
         hive = build([f"--config-dir={directory}"])
-        hive.settings()
-        assert sorted(hive._loaded.warnings) == [
-            f"{directory}/cluster-name: cannot be read and is skipped: it is not a file",
-            f"{directory}/debug: cannot be read and is skipped: Too many levels of symbolic links",
-            f"{directory}/enable-ipv6: cannot be read and is skipped: it is no UTF-8 text",
-            f"{directory}/mtu: cannot be read and is skipped: it is not a file",
+        with pytest.raises(SettingsError) as caught:
+            hive.settings()
+        expected = "expected a file that can be read"
+        assert sorted(fault.text for fault in caught.value.faults) == [
+            f"{directory}/cluster-name: it is not a file; {expected}",
+            f"{directory}/debug: too many levels of symbolic links; {expected}",
+            f"{directory}/enable-ipv4: is a directory; {expected}",
+            f"{directory}/enable-ipv6: it is no UTF-8 text; {expected}",
+            f"{directory}/mtu: it is not a file; {expected}",
         ]

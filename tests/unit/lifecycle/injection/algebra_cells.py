@@ -7,6 +7,8 @@ hold lines of this file: after an edit, write the golden files again (see test_g
 from collections.abc import Callable
 from typing import Annotated, Generic, NewType, Protocol, TypeVar
 
+import msgspec
+
 from lifecycle import (
     Health,
     Hive,
@@ -38,13 +40,13 @@ def case(make: Case) -> Case:
     return make
 
 
-class Device: ...
+class Device(msgspec.Struct, frozen=True): ...
 
 
-class Link: ...
+class Link(msgspec.Struct, frozen=True): ...
 
 
-class Route: ...
+class Route(msgspec.Struct, frozen=True): ...
 
 
 class Kernel(Protocol):

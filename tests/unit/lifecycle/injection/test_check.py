@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NewType, Protocol
 
+import msgspec
 import pytest
 
 from lifecycle import (
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 
-class Device: ...
+class Device(msgspec.Struct, frozen=True): ...
 
 
-class Link: ...
+class Link(msgspec.Struct, frozen=True): ...
 
 
 class Kernel(Protocol):

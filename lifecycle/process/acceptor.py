@@ -2,7 +2,7 @@
 
 Needs: a listening socket, a running event loop.   Gives: Acceptor.
 Source: accept(2): without descriptors or memory the connection stays in the queue and the socket readable, so
-who goes on accepting turns in circles.
+a loop that goes on accepting makes no progress.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Hashable
 
 from lifecycle.health import Health
-from lifecycle.process import Logger
+from lifecycle.process.logs import Logger
 
 SHARE_SECONDS = 0.0005
 """Of one round of the loop, for accepting; what the loop has to do besides comes in between."""
