@@ -27,6 +27,7 @@ from cells.services.announcements.candidates import Candidate, announceable, can
 from cells.services.announcements.elections import Elections
 from cells.services.announcements.kernel import ResponderKernel
 from cells.services.announcements.responder import L2Announcement, Responder, announced
+from cells.services.model import RefusedAddress
 from cells.services.settings import AnnouncementSettings, ServiceSettings
 from lifecycle import (
     Derived,
@@ -57,6 +58,7 @@ class Announcements:
         resources: Resources,
         devices: Table[Device],
         elections: Elections,
+        refused: Table[RefusedAddress],
         kernel: ResponderKernel,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -72,7 +74,7 @@ class Announcements:
         announced_services = resources.table(SERVICES).filter(ours, name="l2-services")
         policies = resources.table(CILIUM_L2_ANNOUNCEMENTS)
         self.candidates: Derived[Candidate] = Derived(
-            "l2-candidates", self._candidates, policies, announced_services, nodes, devices
+            "l2-candidates", self._candidates, policies, announced_services, nodes, devices, refused
         )
         """The services this node may answer for."""
         self.announced: Derived[L2Announcement] = Derived(
@@ -93,11 +95,12 @@ class Announcements:
         services: list[Service],
         nodes: list[CiliumNode],
         devices: list[Device],
+        refused: list[RefusedAddress],
     ) -> Mapping[Key, Candidate]:
         if not nodes:  # by its labels policies choose it
             return {}
         found = [each for each in native_uplinks(devices, chosen=self._chosen) if each.has_ethernet]
-        return candidates(policies, services, nodes[0].labels, found)
+        return candidates(policies, services, nodes[0].labels, found, refused)
 
     async def _start(self) -> None:
         asked = "enable-l2-announcements=true"

@@ -6,7 +6,7 @@ Source: Cilium 1.17. Services of other classes are left alone, and addresses of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
 from typing import Final, NamedTuple
@@ -17,6 +17,7 @@ from cells.kubernetes import CiliumL2AnnouncementPolicy, Key, Service, served_by
 from cells.node.devices import Device
 from cells.node.netlink import mac_text
 from cells.services.announcements.policies import L2Policy, read_policy
+from cells.services.model import EXTERNAL_IPS, INGRESS, IPAddress, RefusedAddress, ServiceName
 
 L2_CLASS: Final = "io.cilium/l2-announcer"
 NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace"
@@ -59,8 +60,10 @@ def candidates(
     services: Iterable[Service],
     node_labels: Mapping[str, str],
     devices: Sequence[Device],
+    refused: Iterable[RefusedAddress] = (),
 ) -> dict[Key, Candidate]:
-    """By namespace and name. ``devices``: those that programs are on."""
+    """By namespace and name. ``devices``: those that programs are on; ``refused``: what is not served."""
+    unserved = {(one.service, one.part, one.address) for one in refused}
     read = (read_policy(each)[0] for each in policies)
     followed = sorted(each for each in read if each is not None and each.is_for(node_labels))
     found: dict[Key, Candidate] = {}
@@ -69,7 +72,7 @@ def candidates(
         names: list[str] = []
         places: dict[Place, None] = {}
         for policy in followed:
-            if policy.announces(labels) and (here := list(_places(policy, service, devices))):
+            if policy.announces(labels) and (here := list(_places(policy, service, devices, unserved))):
                 names.append(policy.name)
                 places |= dict.fromkeys(here)
         if places:
@@ -78,19 +81,29 @@ def candidates(
     return found
 
 
-def _places(policy: L2Policy, service: Service, devices: Sequence[Device]) -> Iterator[Place]:
-    for ip in _addresses(policy, service):
+_Unserved = Container[tuple[ServiceName, str, IPAddress]]
+
+
+def _places(
+    policy: L2Policy, service: Service, devices: Sequence[Device], unserved: _Unserved
+) -> Iterator[Place]:
+    for ip in _addresses(policy, service, unserved):
         for device in devices:
             if policy.uses(device.name):
                 yield Place(ip, device.ifindex, device.name, mac_text(device.mac))
 
 
-def _addresses(policy: L2Policy, service: Service) -> Iterator[IPv4Address]:
-    texts: list[str] = []
+def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Iterator[IPv4Address]:
+    """To answer for an address of the router, or of another host, would draw the traffic of all to it."""
+    texts: list[tuple[str, str]] = []
     if policy.balancers:
-        texts += [each.ip for each in service.status.load_balancer.ingress or () if each.is_of_nodes]
+        ingress = service.status.load_balancer.ingress or ()
+        texts += [(INGRESS, each.ip) for each in ingress if each.is_of_nodes]
     if policy.external:
-        texts += service.spec.external_ips or ()
-    for text in texts:
+        texts += [(EXTERNAL_IPS, text) for text in service.spec.external_ips or ()]
+    name = ServiceName(*service.key)
+    for part, text in texts:
         with suppress(ValueError):  # a name, or an address of IPv6
-            yield IPv4Address(text)
+            ip = IPv4Address(text)
+            if (name, part, ip) not in unserved:
+                yield ip

@@ -3,8 +3,8 @@
 Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and the addresses that
             serve node ports; the table ``frontends`` follows from them.
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
-Needs:      AgentConfig, Resources, Maps, NodePorts.   Gives: Table[Frontend], Table[ServedFrontend],
-            ServicesByHand.
+Needs:      AgentConfig, Resources, Maps, NodePorts, ReadTable[ClusterNode].   Gives: Table[Frontend],
+            Table[ServedFrontend], Table[RefusedAddress], ServicesByHand.
 Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
             and EndpointSlice is known: connections through services outlive a restart. Where no source
             of objects is set, it stays as it is, and the log says so.
@@ -16,6 +16,7 @@ from typing import Final
 
 from anyio import to_thread
 
+from cells.cluster.nodes import ClusterNode
 from cells.config import AgentConfig
 from cells.datapath import DatapathSettings
 from cells.kubernetes import (
@@ -44,12 +45,13 @@ from cells.services.control.redirects import LocalRedirect, local_redirects
 from cells.services.control.served import (
     ServedFrontend,
     ServiceConflict,
+    refused_addresses,
     served_frontends,
     service_conflicts,
 )
 from cells.services.control.shortage import Shortage, dependency, metrics
 from cells.services.control.target import ServicesTarget
-from cells.services.control.watch import ServiceWatch, WatchedObjects
+from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
 from cells.services.model import (
     INTERNAL,
@@ -60,6 +62,7 @@ from cells.services.model import (
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    RefusedAddress,
     ServiceName,
     ServiceType,
     backends_by_port,
@@ -71,7 +74,20 @@ from cells.services.model import (
 from cells.services.outside import NodePorts
 from cells.services.settings import Seed, ServiceSettings
 from cells.tunnel import TunnelSettings
-from lifecycle import Jobs, Logger, Member, Reconciler, Table, Tables, after, invoke, minutes, module, provide
+from lifecycle import (
+    Jobs,
+    Logger,
+    Member,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    after,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
 
 __all__ = [
     "INTERNAL",
@@ -84,6 +100,7 @@ __all__ = [
     "HandMade",
     "LoadBalancerOptions",
     "LocalRedirect",
+    "RefusedAddress",
     "ServedFrontend",
     "ServiceConflict",
     "ServiceMaps",
@@ -115,6 +132,7 @@ def options(
         enable_ipv6=agent.ipv6,
         enable_node_port=settings.node_ports,
         enable_external_ips=settings.external_ips,
+        enable_external_ips_of_nodes=settings.enable_external_ips_of_nodes,
         enable_host_port=settings.host_ports,
         enable_session_affinity=settings.session_affinity,
         enable_svc_source_range_check=settings.enable_svc_source_range_check,
@@ -153,26 +171,29 @@ def watch(
     conflicts: Table[ServiceConflict],
     by_hand: Table[SaidService],
     states: Table[SaidState],
+    refused: Table[RefusedAddress],
     outside: NodePorts | None = None,
+    cluster: ReadTable[ClusterNode] | None = None,
     *,
     jobs: Jobs,
     log: Logger,
 ) -> ServiceWatch:
     """Follows the objects, from the start on."""
     redirected = served.enable_local_redirect_policy
+    reached = served.enable_external_ips or served.enable_node_port
     objects = WatchedObjects(
         resources.table(SERVICES),
         resources.table(ENDPOINT_SLICES),
         resources.table(NODES),
-        resources.table(PODS) if served.enable_host_port or redirected else None,
+        resources.table(PODS) if served.enable_host_port or redirected or reached else None,
         outside.addresses if outside is not None else None,
         resources.table(CILIUM_LOCAL_REDIRECT_POLICIES) if redirected else None,
         by_hand,
         states,
+        cluster if reached else None,
     )
-    found = ServiceWatch(
-        lambda: agent.node_name, objects, table, served, redirects if redirected else None, conflicts, log
-    )
+    reports = ServiceReports(conflicts, refused, redirects if redirected else None)
+    found = ServiceWatch(lambda: agent.node_name, objects, table, served, reports, log)
     jobs.one_shot("follow", found.run)
     return found
 
@@ -236,6 +257,7 @@ cell = module(
         frontends,
         served_frontends,
         service_conflicts,
+        refused_addresses,
         local_redirects,
         said_services,
         said_states,

@@ -1,13 +1,13 @@
 """What the maps have of each frontend, and which services do not get one that they claim.
 
-Gives: ServedFrontend, served_frontends; ServiceConflict, service_conflicts.
+Gives: ServedFrontend, served_frontends; ServiceConflict, service_conflicts; refused_addresses.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from cells.services.model import Frontend, FrontendKey, ServiceName
+from cells.services.model import Frontend, FrontendKey, RefusedAddress, ServiceName
 from lifecycle import Table
 
 
@@ -47,3 +47,8 @@ class ServiceConflict(msgspec.Struct, frozen=True, gc=False):
 def service_conflicts() -> Table[ServiceConflict]:
     """The ``service-conflicts`` table, by address and scope."""
     return Table("service-conflicts", key=lambda one: one.frontend)
+
+
+def refused_addresses() -> Table[RefusedAddress]:
+    """The ``refused-service-addresses`` table, by service, field and address."""
+    return Table("refused-service-addresses", key=lambda one: (str(one.service), one.part, str(one.address)))

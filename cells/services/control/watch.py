@@ -7,12 +7,13 @@ Needs:  the tables, ServiceCatalog.   Gives: ServiceWatch, WatchedObjects.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode
 from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service, served_by
 from cells.kubernetes import Node as NodeObject
 from cells.services.control.by_hand import SaidService, SaidState
@@ -25,14 +26,19 @@ from cells.services.model import (
     Frontend,
     FrontendChange,
     FrontendKey,
+    Holder,
     LoadBalancerOptions,
     Node,
     Redirect,
+    RefusedAddress,
+    Reservation,
     ServiceCatalog,
     ServiceName,
     Upsert,
     faults_of,
+    parse_address,
     read_redirect,
+    refused_backends,
     unserved_of,
     weight_of,
 )
@@ -65,6 +71,16 @@ class WatchedObjects(NamedTuple):
     redirects: ReadTable[CiliumLocalRedirectPolicy] | None = None
     by_hand: ReadTable[SaidService] | None = None
     states: ReadTable[SaidState] | None = None
+    cluster: ReadTable[ClusterNode] | None = None
+    """The nodes of the cluster. Services do not wait for it, as nodes may need services to become known."""
+
+
+class ServiceReports(NamedTuple):
+    """The tables that say what is not served as asked. What nobody asks for is None."""
+
+    conflicts: Table[ServiceConflict] | None = None
+    refused: Table[RefusedAddress] | None = None
+    redirects: Table[LocalRedirect] | None = None
 
 
 class ServiceWatch:
@@ -76,13 +92,14 @@ class ServiceWatch:
         objects: WatchedObjects,
         frontends: Table[Frontend],
         options: LoadBalancerOptions,
-        redirects: Table[LocalRedirect] | None = None,
-        conflicts: Table[ServiceConflict] | None = None,
+        reports: ServiceReports = ServiceReports(),  # noqa: B008  (a value)
         log: Logger | None = None,
     ) -> None:
-        self._conflicts = conflicts
+        self._reports = reports
+        table = reports.refused
+        self._refusals_known = table.initializer("addresses of services") if table is not None else None
         self._contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
-        self._redirects = redirects
+        self._reserved: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
         self._log = log
         self._node_name = node_name
         self._node = Node("")
@@ -100,12 +117,13 @@ class ServiceWatch:
         self._node = Node(self._node_name())
         catalog = ServiceCatalog(self._options, self._node)
         for table in objects:
-            if table is not None:
+            if table is not None and table is not objects.cluster:
                 await table.wait_initialized()
         follows = [
             *self._followed(objects.by_hand, _said),
             *self._followed(objects.addresses, self._addresses_changed),
             *self._followed(objects.nodes, self._node_changed),
+            *self._followed(objects.cluster, _cluster_node_changed),
             *self._followed(objects.slices, self._slice_changed),
             *self._followed(objects.services, self._service_changed),  # each has its backends at once
             *self._followed(objects.pods, self._pod_changed),
@@ -121,9 +139,10 @@ class ServiceWatch:
                     first.pop(change.key, None)
         with self._frontends.txn() as rows:
             rows.replace_all(first.values())
-        self._tell_redirects(catalog)
-        self._report_conflicts(catalog)
+        self._report(catalog)
         self._first.done()
+        if self._refusals_known is not None:
+            self._refusals_known.done()
         async with anyio.create_task_group() as group:
             for feed in follows:
                 group.start_soon(feed.follow, catalog, self._frontends)
@@ -144,8 +163,7 @@ class ServiceWatch:
                             rows.put(change.frontend)
                         else:
                             rows.delete(change.key)
-                self._tell_redirects(catalog)
-                self._report_conflicts(catalog)
+                self._report(catalog)
 
         yield _Follow(first, follow)
 
@@ -177,6 +195,7 @@ class ServiceWatch:
             yield from catalog.delete_slice(ServiceName(old.namespace, old.service), old.name)
         if row is not None and row.service:
             self._tell_weight(old, row)
+            self._report_backends(old, row)
             yield from catalog.upsert_slice(row)
 
     def _tell_weight(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
@@ -197,6 +216,17 @@ class ServiceWatch:
                 slice=f"{row.namespace}/{row.name}", annotation=WEIGHT, reason=fault,
             )  # fmt: skip
 
+    def _report_backends(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
+        """Endpoints that are no host's addresses, once for each time that they come."""
+        refused = refused_backends(row)
+        if not refused or self._log is None or (old is not None and refused_backends(old) == refused):
+            return
+        self._log.warning(
+            "backends of a service are refused",
+            service=f"{row.namespace}/{row.service}", slice=row.name, addresses=", ".join(refused),
+            reason="loopback, link-local, multicast and unspecified addresses are no backends",
+        )  # fmt: skip
+
     def _tell_faults(self, old: Service | None, row: Service) -> None:
         """What a service asks for and does not get, once for each time that it asks."""
         log = self._log
@@ -213,11 +243,16 @@ class ServiceWatch:
                 log.warning("part of a service is not served", service=name, part=part, reason=fault)
 
     def _pod_changed(self, catalog: ServiceCatalog, change: Change[Pod]) -> Iterable[FrontendChange]:
-        """Only pods of this node have host ports here."""
+        """Only pods of this node have host ports here; no service may have the address of any."""
         old, row = change.old, change.row
         if row is not None and row.spec.node_name == self._node.name:
-            return catalog.upsert_pod(row)
-        return catalog.delete_pod(old.namespace, old.name) if old is not None else ()
+            yield from catalog.upsert_pod(row)
+        elif old is not None:
+            yield from catalog.delete_pod(old.namespace, old.name)
+        known = row or old
+        if known is not None:
+            name = f"pod {known.namespace}/{known.name}"
+            yield from catalog.reserve(name, _of_pod(row, name) if row is not None else ())
 
     def _redirect_changed(
         self, catalog: ServiceCatalog, change: Change[CiliumLocalRedirectPolicy]
@@ -238,11 +273,36 @@ class ServiceWatch:
                     self._log.warning("local redirect policy refused", policy=str(name), error=str(error))
         return catalog.delete_redirect(name)
 
+    def _report(self, catalog: ServiceCatalog) -> None:
+        """Everything that is not served as it was asked for."""
+        self._tell_redirects(catalog)
+        self._report_conflicts(catalog)
+        self._report_refused(catalog)
+
+    def _report_refused(self, catalog: ServiceCatalog) -> None:
+        """Addresses that no service may have: in the table, and once in the log."""
+        before, now = self._reserved, dict(catalog.refused)
+        if now == before:
+            return
+        self._reserved = now
+        if self._reports.refused is not None:
+            with self._reports.refused.txn() as rows:
+                rows.replace_all(one for several in now.values() for one in several)
+        if self._log is None:
+            return
+        for name, several in now.items():
+            for one in several:
+                if one not in before.get(name, ()):
+                    self._log.warning(
+                        "address of a service is refused",
+                        service=str(name), part=one.part, address=str(one.address), reason=one.reason,
+                    )  # fmt: skip
+
     def _tell_redirects(self, catalog: ServiceCatalog) -> None:
-        if self._redirects is None:
+        if self._reports.redirects is None:
             return
         told = [_told(catalog, redirect) for redirect in catalog.redirects.values()]
-        with self._redirects.txn() as rows:
+        with self._reports.redirects.txn() as rows:
             rows.replace_all([*told, *self._refused.values()])
 
     def _report_conflicts(self, catalog: ServiceCatalog) -> None:
@@ -251,8 +311,8 @@ class ServiceWatch:
         if now == before:
             return
         self._contested = now
-        if self._conflicts is not None:
-            with self._conflicts.txn() as rows:
+        if self._reports.conflicts is not None:
+            with self._reports.conflicts.txn() as rows:
                 rows.replace_all(ServiceConflict(key, one, tuple(rest)) for key, (one, *rest) in now.items())
         lost: dict[tuple[ServiceName, ServiceName], dict[str, None]] = {}
         for key, (served, *rest) in now.items():
@@ -303,6 +363,31 @@ def _told(catalog: ServiceCatalog, redirect: Redirect) -> LocalRedirect:
     names = catalog.pods_of(redirect.name.namespace) if used else {}
     pods = tuple((ip, names[ip]) for ip in sorted(used) if ip in names)
     return LocalRedirect(redirect.name, redirect.uid, redirect, frontends=frontends, pods=pods)
+
+
+def _cluster_node_changed(catalog: ServiceCatalog, change: Change[ClusterNode]) -> Iterable[FrontendChange]:
+    """No service may have a node's addresses, nor its pods'."""
+    row = change.row
+    return catalog.reserve(f"node {change.key}", _of_node(row) if row is not None else ())
+
+
+def _of_node(node: ClusterNode) -> Iterator[Reservation]:
+    for each in node.addresses:
+        if each.type == CILIUM_INTERNAL_IP:
+            yield Reservation(each.ip, Holder.ROUTER, f"the router's address of node {node.name}")
+        else:
+            yield Reservation(each.ip, Holder.NODE, f"an address of node {node.name}")
+    for cidr in node.all_cidrs():
+        yield Reservation(cidr, Holder.POD, f"in {cidr}, the pods' range of node {node.name}")
+
+
+def _of_pod(pod: Pod, name: str) -> Iterator[Reservation]:
+    """Pods in the node's network have the node's addresses."""
+    if pod.spec.host_network or pod.finished:
+        return
+    for ip in map(parse_address, pod.addresses):
+        if ip is not None:
+            yield Reservation(ip, Holder.POD, f"the address of {name}")
 
 
 def _changes(

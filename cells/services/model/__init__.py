@@ -5,7 +5,7 @@ Gives: ServiceCatalog, frontends_of, backends_of, Frontend, Backend and their pa
 """
 
 from cells.services.model.annotations import faults_of
-from cells.services.model.backends import WEIGHT, backends_of, state_of, weight_of
+from cells.services.model.backends import WEIGHT, backends_of, refused_backends, state_of, weight_of
 from cells.services.model.catalog import ServiceCatalog
 from cells.services.model.claims import Delete, FrontendChange, Upsert
 from cells.services.model.frontends import (
@@ -18,6 +18,14 @@ from cells.services.model.frontends import (
 from cells.services.model.health import HealthAnswer, health_answers
 from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, read_redirect
+from cells.services.model.reserved import (
+    EXTERNAL_IPS,
+    INGRESS,
+    Holder,
+    RefusedAddress,
+    Reservation,
+    is_special,
+)
 from cells.services.model.types import (
     INTERNAL,
     PROTOCOLS,
@@ -26,14 +34,18 @@ from cells.services.model.types import (
     BackendState,
     Frontend,
     FrontendKey,
+    IPAddress,
     ServiceFlag,
     ServiceName,
     ServiceType,
+    parse_address,
 )
 from cells.services.model.unserved import unserved_of
 
 __all__ = [
     "EXPOSURE_LABEL",
+    "EXTERNAL_IPS",
+    "INGRESS",
     "INTERNAL",
     "PROTOCOLS",
     "WEIGHT",
@@ -46,9 +58,13 @@ __all__ = [
     "FrontendChange",
     "FrontendKey",
     "HealthAnswer",
+    "Holder",
+    "IPAddress",
     "LoadBalancerOptions",
     "Node",
     "Redirect",
+    "RefusedAddress",
+    "Reservation",
     "ServiceCatalog",
     "ServiceFlag",
     "ServiceName",
@@ -60,7 +76,10 @@ __all__ = [
     "frontends_of",
     "health_answers",
     "is_headless",
+    "is_special",
+    "parse_address",
     "read_redirect",
+    "refused_backends",
     "seen_inside",
     "selectable",
     "state_of",

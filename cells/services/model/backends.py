@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, inet_pton
 
 from cells.kubernetes import EndpointConditions, EndpointSlice
 from cells.services.model.options import LoadBalancerOptions
+from cells.services.model.reserved import is_special
 from cells.services.model.types import (
     ANY_PROTOCOL,
     DEFAULT_WEIGHT,
@@ -20,6 +22,7 @@ from cells.services.model.types import (
     BackendState,
     address_end,
     is_port,
+    parse_address,
 )
 
 WEIGHT = "service.cilium.io/weight"
@@ -91,6 +94,8 @@ def _add(
                 packed = inet_pton(family, text)
             except (OSError, ValueError):
                 continue
+            if packed[0] in _DOUBTFUL and is_special(ip_address(packed)):
+                continue
             for name, end, of_port in ports:
                 address = new(Address, mark + packed + end)  # Address.read(), without its call
                 held = of_port.get(address)
@@ -104,6 +109,20 @@ def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
     return number if number is None or options.bpf_lb_proto_diff else ANY_PROTOCOL
 
 
+def refused_backends(slice_: EndpointSlice) -> list[str]:
+    """Addresses of its endpoints that are no backends: Kubernetes takes no such endpoints."""
+    doubtful = [
+        text
+        for endpoint in slice_.endpoints or ()
+        for text in endpoint.addresses or ()
+        if text.startswith(_DOUBTFUL_TEXTS)
+    ]
+    return [text for text in doubtful if (ip := parse_address(text)) is not None and is_special(ip)]
+
+
+_DOUBTFUL = frozenset({0, 127, 169, *range(224, 240), 0xFE, 0xFF})
+"""The first bytes of all special addresses, of either family: others are looked at no further."""
+_DOUBTFUL_TEXTS = ("0", "127.", "169.254.", "22", "23", ":", "f", "F")
 _FAMILIES = {"IPv4": (b"\4", int(AF_INET)), "IPv6": (b"\6", int(AF_INET6))}
 """How an :class:`Address` begins, and which texts are one."""
 new = bytes.__new__

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
 
 from cells.kubernetes import HEADLESS, EndpointSlice, Pod, Service, served_by
 from cells.services.model.backends import Backends, backends_of
@@ -11,11 +13,35 @@ from cells.services.model.frontends import frontends_of
 from cells.services.model.host_ports import host_port_frontends
 from cells.services.model.options import LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, redirect_frontends
-from cells.services.model.types import Address, BackendState, Frontend, FrontendKey, ServiceName
+from cells.services.model.reserved import (
+    Holder,
+    RefusedAddress,
+    Reservation,
+    ReservedAddresses,
+    cluster_reservations,
+    outside_addresses,
+    plain,
+)
+from cells.services.model.types import (
+    Address,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    IPAddress,
+    ServiceName,
+    ServiceType,
+    parse_address,
+)
 
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 OF_OTHER_CLUSTERS = "endpointslice-mesh-controller.cilium.io"
 """Who copies the slices of other clusters, which agents do not read."""
+
+_SYSTEM: Final = {
+    ServiceName("default", "kubernetes"): "an address of the API server",
+    ServiceName("kube-system", "kube-dns"): "an address of the cluster's DNS server",
+}
+"""Services on whose endpoints the whole cluster relies."""
 
 
 class ServiceCatalog:
@@ -37,20 +63,32 @@ class ServiceCatalog:
         """The redirections to pods of this node."""
         self.redirected: dict[ServiceName, list[Frontend]] = {}
         """The frontends of each redirection that has pods here."""
+        self._reserved = ReservedAddresses()
+        self._asked: dict[ServiceName, set[IPAddress]] = {}
+        self._askers: dict[IPAddress, dict[ServiceName, None]] = {}
+        """Services by the addresses outside that they ask for."""
+        self.refused: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
+        """What of that they do not get."""
         self._claims = Claims()
 
     def upsert_service(self, service: Service) -> Iterator[FrontendChange]:
         """A service, new or changed."""
         name = ServiceName(service.metadata.namespace, service.metadata.name)
         if not served_by(service.labels, self._options.k8s_service_proxy_name):
-            yield from self.delete_service(name)
+            yield from self._remove(name)
+            yield from self._reserve_cluster_addresses(name, service)
             return
         self._services[name] = service
         yield from self._changes(name)
         yield from self._redirects_of(name)
+        yield from self._reserve_cluster_addresses(name, service)
 
     def delete_service(self, name: ServiceName) -> Iterator[FrontendChange]:
         """A service that is gone."""
+        yield from self._remove(name)
+        yield from self._reserve_cluster_addresses(name, None)
+
+    def _remove(self, name: ServiceName) -> Iterator[FrontendChange]:
         self._services.pop(name, None)
         yield from self._changes(name)
         yield from self._redirects_of(name)
@@ -61,17 +99,51 @@ class ServiceCatalog:
         if slice_.labels.get(MANAGED_BY) == OF_OTHER_CLUSTERS or HEADLESS in slice_.labels:
             return self.delete_slice(name, slice_.metadata.name)
         self._slices.setdefault(name, {})[slice_.metadata.name] = slice_
-        self._backends.pop(name, None)
-        return self._changes(name)
+        return self._slices_changed(name)
 
     def delete_slice(self, name: ServiceName, slice_name: str) -> Iterator[FrontendChange]:
         """A slice that is gone."""
         slices = self._slices.get(name, {})
         slices.pop(slice_name, None)
-        self._backends.pop(name, None)
         if not slices:
             self._slices.pop(name, None)
-        return self._changes(name)
+        return self._slices_changed(name)
+
+    def _slices_changed(self, name: ServiceName) -> Iterator[FrontendChange]:
+        self._backends.pop(name, None)
+        yield from self._changes(name)
+        use = _SYSTEM.get(name)
+        if use is not None:
+            texts = [
+                text
+                for slice_ in self._slices.get(name, {}).values()
+                for endpoint in slice_.endpoints or ()
+                for text in endpoint.addresses or ()
+            ]
+            found = [
+                Reservation(ip, Holder.SYSTEM, use) for ip in map(parse_address, texts) if ip is not None
+            ]
+            yield from self.reserve(f"endpoints of {name}", found)
+
+    def reserve(self, name: str, reservations: Iterable[Reservation]) -> Iterator[FrontendChange]:
+        """These addresses and ranges are an object's: services that ask for one outside lose or regain it."""
+        changed = self._reserved.replace(name, reservations)
+        affected: dict[ServiceName, None] = {}
+        for what in changed:
+            if isinstance(what, IPv4Address | IPv6Address):
+                affected |= self._askers.get(what, {})
+            else:
+                for ip, names in self._askers.items():
+                    if ip in what:
+                        affected |= names
+        for each in affected:
+            yield from self._changes(each)
+
+    def _reserve_cluster_addresses(
+        self, name: ServiceName, service: Service | None
+    ) -> Iterator[FrontendChange]:
+        found = cluster_reservations(service) if service is not None else frozenset()
+        return self.reserve(f"cluster addresses of {name}", found)
 
     def move(self, node: Node) -> Iterator[FrontendChange]:
         """The node has changed: its addresses, its zone, its exposure."""
@@ -152,7 +224,35 @@ class ServiceCatalog:
         frontends: list[Frontend] = []
         if service is not None:
             frontends = frontends_of(service, self._backends_of(name), self._node, self._options)
+        refused = self._refuse(name, service)
+        if refused:
+            frontends = [one for one in frontends if (one.type, one.key.address.ip) not in refused]
         return self._claims.replace(name, frontends)
+
+    def _refuse(
+        self, name: ServiceName, service: Service | None
+    ) -> Collection[tuple[ServiceType, IPAddress]]:
+        """Note which addresses outside a service asks for, and which of them it does not get."""
+        asked = list(outside_addresses(service, self._options)) if service is not None else []
+        wanted = {plain(ip) for _, _, ip in asked}
+        for ip in self._asked.pop(name, set()) - wanted:
+            del self._askers[ip][name]
+            if not self._askers[ip]:
+                del self._askers[ip]
+        for ip in wanted:
+            self._askers.setdefault(ip, {})[name] = None
+        if wanted:
+            self._asked[name] = wanted
+        refused = {
+            (type_, ip): RefusedAddress(name, ip, part, reason)
+            for type_, part, ip in asked
+            if (reason := self._reserved.refusal(ip, type_, self._options))
+        }
+        if refused:
+            self.refused[name] = tuple(refused.values())
+        else:
+            self.refused.pop(name, None)
+        return refused
 
     def _backends_of(self, name: ServiceName) -> Backends:
         slices = self._slices.get(name)

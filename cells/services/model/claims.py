@@ -163,11 +163,15 @@ def _with_states(frontend: Frontend, states: Mapping[Address, BackendState]) -> 
 def _first(claims: Mapping[ServiceName, Frontend]) -> Frontend:
     """The claim that is served: of a service before that of a host port, else the oldest.
 
-    What is redirected goes before cluster addresses, and after all that clients outside reach.
+    A cluster address goes before what clients outside reach: no other service may take it. What is
+    redirected goes before cluster addresses, and after all that clients outside reach.
     """
     if len(claims) == 1:
         return next(iter(claims.values()))
-    return min(claims.values(), key=lambda one: _RANKS.get(one.type, 0))
+    in_cluster = any(one.type is ServiceType.CLUSTER_IP for one in claims.values())
+    ranks = _CLUSTER_RANKS if in_cluster else _OUTSIDE_RANKS
+    return min(claims.values(), key=lambda one: ranks.get(one.type, 2))
 
 
-_RANKS = {ServiceType.LOCAL_REDIRECT: 1, ServiceType.CLUSTER_IP: 2, ServiceType.HOST_PORT: 3}
+_CLUSTER_RANKS = {ServiceType.LOCAL_REDIRECT: 0, ServiceType.CLUSTER_IP: 1, ServiceType.HOST_PORT: 4}
+_OUTSIDE_RANKS = {ServiceType.LOCAL_REDIRECT: 3, ServiceType.HOST_PORT: 4}

@@ -12,6 +12,7 @@ from cells.kubernetes import Service, ServicePort
 from cells.services.model.annotations import is_exposed, wishes_of
 from cells.services.model.backends import Backends
 from cells.services.model.options import LoadBalancerOptions, Node
+from cells.services.model.reserved import is_special
 from cells.services.model.types import (
     ANY_PROTOCOL,
     EXTERNAL,
@@ -122,7 +123,9 @@ class _Conversion:
 
     def _addresses(self, texts: Iterable[str]) -> list[IPAddress]:
         parsed = [parse_address(text) for text in dict.fromkeys(texts)]
-        return [one for one in parsed if one is not None and self._options.serves(one)]
+        return [
+            one for one in parsed if one is not None and self._options.serves(one) and not is_special(one)
+        ]
 
     def _at(
         self, addresses: Sequence[IPAddress], ports: Sequence[ServicePort], type_: ServiceType

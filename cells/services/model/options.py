@@ -11,12 +11,13 @@ from cells.services.model.types import IPAddress
 
 
 class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
-    """Cilium's options of the same names; the defaults are the chart's with kube-proxy replaced."""
+    """Cilium's options of the same names, and ours; the defaults are the chart's with kube-proxy replaced."""
 
     enable_ipv4: bool = True
     enable_ipv6: bool = True
     enable_node_port: bool = True
     enable_external_ips: bool = True
+    enable_external_ips_of_nodes: bool = False
     enable_host_port: bool = True
     enable_session_affinity: bool = True
     enable_svc_source_range_check: bool = True

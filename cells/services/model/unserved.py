@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from cells.kubernetes import SERVICE_TYPES, Service, ServicePort
 from cells.services.model.options import LoadBalancerOptions
+from cells.services.model.reserved import SPECIAL_ADDRESS, is_special
 from cells.services.model.types import PROTOCOLS, is_port, parse_address, parse_prefix
 
 
@@ -20,9 +21,7 @@ def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tupl
     if spec.type and spec.type not in SERVICE_TYPES:
         yield "type", f"{spec.type!r}: expected one of {', '.join(SERVICE_TYPES)}: served as ClusterIP"
     for name, texts in (("clusterIPs", spec.cluster_ips), ("externalIPs", spec.external_ips)):
-        for text in texts or ():
-            if text and parse_address(text) is None:
-                yield name, f"{text!r}: expected an IP address"
+        yield from ((name, reason) for text in texts or () for reason in _faults_in_address(name, text))
     for text in spec.load_balancer_source_ranges or ():
         if parse_prefix(text) is None:
             yield "loadBalancerSourceRanges", f"{text!r}: expected an IP network: left out"
@@ -33,6 +32,15 @@ def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tupl
             what = f"bpf-lb-proto-diff is off: {port.protocol} is served as {served.protocol} is"
             yield f"port {port.port}", f"{what}, by its target"
         yield from ((f"port {port.port}", reason) for reason in _faults(port, options))
+
+
+def _faults_in_address(name: str, text: str) -> Iterator[str]:
+    """Special addresses outside are reported with all others that no service may have."""
+    parsed = parse_address(text)
+    if text and parsed is None:
+        yield f"{text!r}: expected an IP address"
+    elif parsed is not None and name == "clusterIPs" and is_special(parsed):
+        yield f"{text}: {SPECIAL_ADDRESS}"
 
 
 def _leads_to(port: ServicePort) -> tuple[int | str, int]:

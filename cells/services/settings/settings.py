@@ -26,6 +26,9 @@ class ServiceSettings(Settings, frozen=True):
     enable_external_ips: bool = False
     """Serve the externalIPs of services."""
 
+    enable_external_ips_of_nodes: bool = False
+    """Serve externalIPs that are a node's address: who may create services can take the node's own ports."""
+
     enable_host_port: bool = False
     """Serve pods' host ports; in the way of the portmap plugin, which does the same."""
 

@@ -25,6 +25,8 @@ from cells.services.announcements.conditions import conditions
 from cells.services.announcements.kernel import Frame, ResponderKernel, announcement
 from cells.services.announcements.policies import read_policy
 from cells.services.announcements.responder import L2Announcement, Responder
+from cells.services.control.served import refused_addresses
+from cells.services.model import EXTERNAL_IPS, RefusedAddress, ServiceName
 from lifecycle import BatchError, Hive, StartError, Table, config, provide, replace
 from lifecycle.testing import eventually, fake
 from tests.support import chart
@@ -92,6 +94,13 @@ def test_addresses_of_load_balancers_and_external_ones_are_announced_as_a_policy
     assert places([policy(externalIPs=True)], web) == both[0] | both[1]
     assert places([policy(loadBalancerIPs=False)], web) == set()
     assert places([], web) == set()
+
+
+def test_an_address_that_is_refused_is_not_announced() -> None:
+    web = service(externalIPs=[str(EXTERNAL), str(VIP)])
+    refused = [RefusedAddress(ServiceName("shop", "web"), EXTERNAL, EXTERNAL_IPS, "is an address of node n1")]
+    (row,) = candidates([policy(externalIPs=True)], [web], {}, DEVICES, refused).values()
+    assert {place.ip for place in row.places} == {VIP}
 
 
 @pytest.mark.parametrize(
@@ -250,7 +259,7 @@ async def agent(
         announcements.cell,
         config(IdentitySettings, DeviceSettings),
         replace(AgentConfig, known),
-        provide(devices),
+        provide(devices, refused_addresses),
         replace(ResponderKernel, kernel),
         settings={
             "k8s-kubeconfig-path": kubeconfig(folder, url, token),

@@ -1,0 +1,165 @@
+"""Which addresses no service may have outside: those of the cluster itself, and of no host at all.
+
+Who may write Services may put any address into externalIPs (CVE-2020-8554). An address that the cluster uses
+would draw its traffic away from it. Load balancers' addresses come from controllers, as users cannot write a
+status: those may be a node's (the class ``io.cilium/node``) or one that they share with the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cells.kubernetes import Service
+from cells.services.model.options import LoadBalancerOptions
+from cells.services.model.types import IPAddress, ServiceName, ServiceType, parse_address
+
+IPNetwork = IPv4Network | IPv6Network
+
+SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
+    map(
+        ip_network,
+        ("0.0.0.0", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::", "::1", "fe80::/10", "ff00::/8"),
+    )
+)
+"""Unspecified, loopback, link-local and multicast: what Kubernetes refuses as an endpoint's address, too."""
+
+EXTERNAL_IPS, INGRESS = "externalIPs", "status.loadBalancer.ingress"
+"""The fields of a Service that have addresses outside."""
+SPECIAL_ADDRESS: Final = "is loopback, link-local, multicast or unspecified"
+
+
+class Holder(Enum):
+    """What kind of address it is; the first that holds an address counts."""
+
+    CLUSTER_IP = 1
+    ROUTER = 2
+    NODE = 3
+    SYSTEM = 4
+    """An endpoint of the API server or of the cluster's DNS."""
+    POD = 5
+
+
+class Reservation(NamedTuple):
+    """An address or a range, and its use in words."""
+
+    what: IPAddress | IPNetwork
+    holder: Holder
+    use: str
+
+
+class RefusedAddress(msgspec.Struct, frozen=True):
+    """An address that a service asks for and does not get."""
+
+    service: ServiceName
+    address: IPAddress
+    part: str
+    """The field of the object."""
+    reason: str
+
+
+class ReservedAddresses:
+    """Addresses and ranges in use, by the object that has them."""
+
+    def __init__(self) -> None:
+        self._by_object: dict[str, frozenset[Reservation]] = {}
+        self._held: dict[IPAddress | IPNetwork, dict[Reservation, int]] = {}
+        self._lengths: dict[int, dict[int, int]] = {4: {}, 6: {}}
+        """How many ranges have each length, by family: an address is looked up once for each."""
+
+    def replace(self, name: str, reservations: Iterable[Reservation]) -> frozenset[IPAddress | IPNetwork]:
+        """An object has these and no others; returns the addresses and ranges that changed."""
+        reservations = frozenset(
+            each if isinstance(each.what, IPv4Network | IPv6Network) else each._replace(what=plain(each.what))
+            for each in reservations
+        )
+        before = self._by_object.get(name, frozenset())
+        if reservations == before:
+            return frozenset()
+        if reservations:
+            self._by_object[name] = reservations
+        else:
+            del self._by_object[name]
+        for each in before - reservations:
+            self._count(each, -1)
+        for each in reservations - before:
+            self._count(each, 1)
+        return frozenset(each.what for each in before ^ reservations)
+
+    def _count(self, one: Reservation, step: int) -> None:
+        held = self._held.setdefault(one.what, {})
+        held[one] = held.get(one, 0) + step
+        if not held[one]:
+            del held[one]
+        if not held:
+            del self._held[one.what]
+        if isinstance(one.what, IPv4Network | IPv6Network):
+            lengths = self._lengths[one.what.version]
+            lengths[one.what.prefixlen] = lengths.get(one.what.prefixlen, 0) + step
+            if not lengths[one.what.prefixlen]:
+                del lengths[one.what.prefixlen]
+
+    def refusal(self, ip: IPAddress, type_: ServiceType, options: LoadBalancerOptions) -> str:
+        """Why no service may have the address for such a frontend; empty where one may."""
+        address = plain(ip)
+        if is_special(address):
+            return SPECIAL_ADDRESS
+        found = sorted(set(self._of(address)), key=lambda one: (one.holder.value, one.use))
+        of_node = any(one.holder is Holder.NODE for one in found)
+        for one in found:
+            if one.holder is Holder.NODE or (one.holder is Holder.POD and of_node):
+                if type_ is ServiceType.LOAD_BALANCER or options.enable_external_ips_of_nodes:
+                    continue
+            elif one.holder is Holder.SYSTEM and type_ is ServiceType.LOAD_BALANCER:
+                continue
+            return f"is {one.use}"
+        return ""
+
+    def _of(self, ip: IPAddress) -> Iterator[Reservation]:
+        yield from self._held.get(ip, ())
+        bits = ip.max_prefixlen
+        network = IPv4Network if ip.version == 4 else IPv6Network
+        for length in self._lengths[ip.version]:
+            shift = bits - length
+            yield from self._held.get(network((int(ip) >> shift << shift, length)), ())
+
+
+def plain(ip: IPAddress) -> IPAddress:
+    """The address itself; of an IPv4 address that is written as IPv6, the IPv4 address."""
+    return (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
+
+
+def is_special(ip: IPAddress) -> bool:
+    """Whether it is no host's that others could ask."""
+    address = plain(ip)
+    return any(address in network for network in SPECIAL if network.version == address.version)
+
+
+def outside_addresses(
+    service: Service, options: LoadBalancerOptions
+) -> Iterator[tuple[ServiceType, str, IPAddress]]:
+    """The addresses at which clients outside are to reach it, with the field they are in."""
+    if service.spec.type == "ExternalName" or service.spec.cluster_ip == "None":
+        return
+    if options.enable_node_port:
+        for each in service.status.load_balancer.ingress or ():
+            ip = parse_address(each.ip) if each.is_of_nodes else None
+            if ip is not None:
+                yield ServiceType.LOAD_BALANCER, INGRESS, ip
+    if options.enable_external_ips:
+        for text in service.spec.external_ips or ():
+            ip = parse_address(text)
+            if ip is not None:
+                yield ServiceType.EXTERNAL_IPS, EXTERNAL_IPS, ip
+
+
+def cluster_reservations(service: Service) -> frozenset[Reservation]:
+    """The cluster addresses of a service, served here or not."""
+    spec = service.spec
+    use = f"the cluster address of {service.metadata.namespace}/{service.metadata.name}"
+    parsed = [parse_address(text) for text in (*(spec.cluster_ips or ()), spec.cluster_ip or "")]
+    return frozenset(Reservation(ip, Holder.CLUSTER_IP, use) for ip in parsed if ip is not None)
