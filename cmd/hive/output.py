@@ -266,15 +266,15 @@ def fitted(
 ) -> list[str]:
     """Records as a table: `columns`, or every one that holds something, as far as `width` goes.
 
-    Those that matter most are the `first`, without them that of the first name: always shown, with long
-    texts cut short, or wrapped in the last column. Of the others, the narrow ones go first; what is left is
+    Those that matter most are that of the first name and the `first`: always shown, with long texts cut
+    short, or wrapped in the last column. Of the others, the narrow ones go first; what is left is
     named below with what shows `more`.
     """
     names = columns or list(dict.fromkeys(name for record in records for name in record))
     cells = {name: [cell_text(record.get(name)) for record in records] for name in names}
     filled = [name for name in cells if columns or any(cells[name])]
     needs = {name: max(map(len, (name, *cells[name]))) + _GAP for name in filled}
-    fits = {name for name in filled if name in first} or set(filled[:1])
+    fits = {name for name in filled if name in first} | set(filled[:1])
     used = sum(needs[name] for name in fits) - _GAP
     for name in sorted((name for name in filled if name not in fits), key=needs.__getitem__):
         if width is None or used + needs[name] <= width:

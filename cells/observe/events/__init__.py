@@ -33,7 +33,7 @@ from cells.observe.events.reasons import (
 from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, TraceSock, Verdict, decode
 from cells.observe.events.requests import RequestRecord, request_sample
 from cells.observe.events.settings import EventsSettings
-from cells.observe.events.text import event_text
+from cells.observe.events.text import NUMBERS, EventNames, event_text
 from cells.observe.metrics import Collector, Family
 from lifecycle import Member, config, module, provide
 
@@ -41,12 +41,14 @@ __all__ = [
     "DROP_REASONS",
     "FORWARD_REASONS",
     "MATCH_TYPES",
+    "NUMBERS",
     "OBSERVATION_POINTS",
     "SOCKET_POINTS",
     "SOCKET_PROTOCOLS",
     "TRACE_REASONS",
     "Drop",
     "Event",
+    "EventNames",
     "Events",
     "EventsSettings",
     "LookupRecord",

@@ -1,7 +1,7 @@
 """What the DNS proxy says of a lookup: who asked which server for which name, and what it said.
 
 For:    the DNS proxy's cell, which tells them, and those who show events.   Needs: gob, Party.
-Gives:  LookupRecord, lookup_sample(), read_lookup(), lookup_text().
+Gives:  LookupRecord, lookup_sample(), read_lookup().
 Source: Cilium 1.17, LogRecordDNS of pkg/proxy/accesslog; of events of type 129 like requests.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 
 from cells.observe.events import gob
 from cells.observe.events.gob import BYTES, INT, STRING, UINT, Type
-from cells.observe.events.parties import RECORD, TYPES, Party, party_text, party_value, read_party
+from cells.observe.events.parties import RECORD, TYPES, Party, party_value, read_party
 from cells.observe.events.requests import REQUEST
 
 PROXY: Final = "proxy"
@@ -132,20 +132,4 @@ def read_lookup(record: dict[str, Any]) -> LookupRecord | None:
         ttl=lookup.get("TTL", 0),
         aliases=tuple(lookup.get("CNAMEs", ())),
         answer_types=tuple(lookup.get("AnswerTypes", ())),
-    )
-
-
-def lookup_text(record: LookupRecord) -> str:
-    """One line, without its end, as Cilium 1.17's monitor has it."""
-    source, destination = party_text(record.source), party_text(record.destination)
-    what = f"Response dns to {source} from {destination}"
-    if not record.answer:
-        what = f"Request dns from {source} to {destination}"
-    said = f"DNS {PROXY}: {record.query} {NAMES.get(record.type, f'TYPE{record.type}')}"
-    if record.answer:
-        said += f" TTL: {record.ttl} Answer: '{','.join(record.addresses)}'"
-        said += f" CNAMEs: {','.join(record.aliases)}" if record.aliases else ""
-    return (
-        f"-> {what}, identity {record.source.identity}->{record.destination.identity},"
-        f" verdict {record.verdict} {said}"
     )

@@ -1,6 +1,6 @@
 """A packet taken apart: addresses, ports, flags; and the same in a few words.
 
-For:    those who show or filter events. Needs: nothing. Gives: Packet, dissect(), packet_text().
+For:    those who show or filter events. Needs: nothing. Gives: Packet, dissect(), protocol_text().
 """
 
 import struct
@@ -65,17 +65,9 @@ def _transport(protocol: int, body: bytes) -> tuple[tuple[int, int] | None, str]
     return None, ""
 
 
-def packet_text(packet: bytes) -> str:
-    """Like ``10.0.0.1:40000 -> 10.0.0.2:80 tcp SYN, ACK``. Of a cut-off packet, as much as is there."""
+def protocol_text(packet: bytes) -> str:
+    """Like ``tcp SYN, ACK``. Of a cut-off packet, as much as is there."""
     found = dissect(packet)
     if found is None:
         return "no packet" if not packet else f"[{packet.hex()}]"
-    if found.source is None or found.destination is None:
-        return found.protocol
-    source, destination = str(found.source), str(found.destination)
-    if found.ports is not None:
-        source, destination = (
-            f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-            for ip, port in zip((source, destination), found.ports, strict=True)
-        )
-    return f"{source} -> {destination} {found.protocol} {found.detail}".rstrip()
+    return f"{found.protocol} {found.detail}".rstrip()

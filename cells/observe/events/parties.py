@@ -1,7 +1,7 @@
 """The two parties of a proxied request or lookup: as values, in Go's gob, as text.
 
 For:    records of requests and of lookups.   Needs: gob, parse() of labels.
-Gives:  Party, RECORD, TYPES, party_value(), read_party(), party_text().
+Gives:  Party, RECORD, TYPES, party_value(), read_party().
 Source: Cilium 1.17, EndpointInfo of pkg/proxy/accesslog.
         Labels are a ``labels.LabelArray``, as 1.17 has them; earlier versions had texts there.
 """
@@ -76,8 +76,3 @@ def read_party(said: dict[str, Any]) -> Party:
     return Party(
         address, said.get("Port", 0), said.get("Identity", 0), said.get("ID", 0), tuple(map(str, labels))
     )
-
-
-def party_text(party: Party) -> str:
-    """As Cilium 1.17's monitor has it."""
-    return f"{party.endpoint} ([{' '.join(party.labels)}])"

@@ -13,7 +13,7 @@ import msgspec
 
 from cells.observe.events import gob
 from cells.observe.events.gob import INT, STRING, Type
-from cells.observe.events.parties import RECORD, TYPES, Party, party_text, party_value, read_party
+from cells.observe.events.parties import RECORD, TYPES, Party, party_value, read_party
 
 REQUEST: Final = 129
 _NOTIFY, _RECORD, _HTTP, _URL, _HEADERS, _TEXTS = range(66, 72)
@@ -90,17 +90,4 @@ def read_request(record: dict[str, Any]) -> RequestRecord | None:
         url=request.get("URL", ""),
         protocol=request.get("Protocol", ""),
         headers=request.get("Headers", {}),
-    )
-
-
-def request_text(record: RequestRecord) -> str:
-    """One line, without its end, as Cilium 1.17's monitor has it."""
-    source, destination = party_text(record.source), party_text(record.destination)
-    arrow = "<-" if record.ingress else "->"
-    what = f"Response http to {destination} from {source}"
-    if not record.answer:
-        what = f"Request http from {source} to {destination}"
-    return (
-        f"{arrow} {what}, identity {record.source.identity}->{record.destination.identity},"
-        f" verdict {record.verdict} {record.method} {record.url} => {record.code}"
     )

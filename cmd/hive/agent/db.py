@@ -25,6 +25,12 @@ from hive.output import (
     terminal_width,
 )
 
+FIRST = (
+    *("kind", "namespace", "name", "pod_namespace", "pod_name", "address", "prefix", "ipv4", "ipv6"),
+    *("identity", "direction", "source", "destination", "service", "state", "error"),
+)
+"""Fields that matter most, in whichever table has them."""
+
 
 @click.group()
 def command() -> None:
@@ -113,7 +119,8 @@ def render(rows: list[dict[str, Any]], width: int | None, columns: Sequence[str]
     names = list(dict.fromkeys(name for record in records for name in record))
     if unknown := [name for name in columns if name not in names and records]:
         raise click.ClickException(f"there is no column {unknown[0]}; there are: {', '.join(names)}")
-    return fitted(records, width, "--columns, --wide, -o json, or name a key", columns)
+    more = "--columns, --wide, -o json, or name a key"
+    return fitted(records, width, more, columns, () if columns else FIRST)
 
 
 def describe(change: dict[str, Any], known: dict[str, dict[str, Any]], width: int | None) -> list[str]:

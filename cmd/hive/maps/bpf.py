@@ -19,7 +19,7 @@ from hive.services.maps import command as lb_command
 
 FIRST = (
     *("protocol", "direction", "source", "destination", "address", "prefix", "endpoint", "verdict"),
-    *("identity", "source identity", "port/protocol", "reason", "packets"),
+    *("identity", "port/protocol", "reason"),
 )
 """Columns of maps that matter most."""
 _NO_ROWS = {MapType.PERF_EVENT_ARRAY}

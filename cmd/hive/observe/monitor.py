@@ -1,6 +1,6 @@
 """``hive monitor``: what the datapath does with packets, while it happens.
 
-Needs: the agent's monitor socket; its API for the names of endpoints.   Gives: command.
+Needs: the agent's monitor socket; its API for names, and for the rules behind verdicts.   Gives: command.
 Source: the options of ``cilium-dbg monitor``.
 """
 
@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,10 @@ from typing import Any, Final
 import click
 
 from cells.observe.events import (
+    NUMBERS,
     Drop,
     Event,
+    EventNames,
     LookupRecord,
     Lost,
     Packet,
@@ -31,7 +34,8 @@ from cells.observe.events import (
     event_text,
 )
 from cells.observe.monitor import SOCKET, GobError, Payloads
-from hive.client import connect, socket_option
+from hive.client import TIMEOUT, connect, socket_option
+from hive.names import Names, endpoint_number
 from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET
@@ -125,7 +129,15 @@ class _Network(click.ParamType[IPv4Network | IPv6Network]):
             )
 
 
-_endpoint = click.IntRange(1, 65535)
+class _Endpoint(click.ParamType[str]):
+    name = "endpoint"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        return str(click.IntRange(1, 65535).convert(int(text), param, ctx)) if text.isdigit() else text
+
+
+_endpoint = _Endpoint()
 
 
 @click.command()
@@ -137,18 +149,18 @@ _endpoint = click.IntRange(1, 65535)
 )
 @click.option("-t", "--type", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Only these.")
 @click.option(
-    "--from", "source", multiple=True, type=_endpoint, metavar="ID", help="Only from this endpoint."
+    "--from", "source", multiple=True, type=_endpoint, metavar="ENDPOINT", help="Only from this pod."
 )
 @click.option(
-    "--to", "destination", multiple=True, type=_endpoint, metavar="ID", help="Only to this endpoint."
+    "--to", "destination", multiple=True, type=_endpoint, metavar="ENDPOINT", help="Only to this pod."
 )
 @click.option(
     "--related-to",
     "related",
     multiple=True,
     type=_endpoint,
-    metavar="ID",
-    help="Only from or to this endpoint.",
+    metavar="ENDPOINT",
+    help="Only from or to this pod.",
 )
 @click.option(
     "--address",
@@ -157,7 +169,16 @@ _endpoint = click.IntRange(1, 65535)
     type=_Network(),
     help="Only packets from or to this address or network.",
 )
-@click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event.")
+@click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event, as -o json.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Output format.",
+)
+@click.option("-n", "--numeric", is_flag=True, help="Numbers and addresses without names.")
 @click.option("-c", "--count", type=click.IntRange(min=1), help="End after so many events.")
 @click.option("--rules/--no-rules", default=True, help="Ask the agent which rules decided each verdict.")
 @click.option("-x", "--hex", "as_hex", is_flag=True, help="Show the packets' bytes, too.")
@@ -165,27 +186,32 @@ def command(
     agent_socket: Path,
     monitor_socket: Path | None,
     kinds: tuple[str, ...],
-    source: tuple[int, ...],
-    destination: tuple[int, ...],
-    related: tuple[int, ...],
+    source: tuple[str, ...],
+    destination: tuple[str, ...],
+    related: tuple[str, ...],
     networks: tuple[IPv4Network | IPv6Network, ...],
     as_json: bool,
+    output: str,
+    numeric: bool,
     count: int | None,
     rules: bool,
     as_hex: bool,
 ) -> int:
     """Show drops, traces and policy verdicts as the datapath reports them, until ctrl-C.
 
-    Several options of one kind mean any of them. Which packets are traced is the agent's setting
-    monitor-aggregation. Events that are lost, because they come faster than they are read, are counted.
+    A line has the local time, what happened and why, from whom and to whom. ENDPOINT is a pod of this node,
+    its number or its address. Several options of one kind mean any of them. Which packets are traced is the
+    agent's setting monitor-aggregation. Events that come faster than they are read are lost, and counted.
     """
     wanted = Wanted(
         tuple(one for kind in kinds for one in KINDS[kind]),
-        frozenset(source),
-        frozenset(destination),
-        frozenset(related),
+        _numbers(source, agent_socket),
+        _numbers(destination, agent_socket),
+        _numbers(related, agent_socket),
         networks,
     )
+    names = NUMBERS if numeric else Names(agent_socket, TIMEOUT)
+    as_json = as_json or output == "json"
     shown = lost = 0
     known = Rules(agent_socket) if rules else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with the account
@@ -193,6 +219,7 @@ def command(
         with connect(monitor_socket or agent_socket.with_name(SOCKET)) as stream:
             click.echo("Listening for events; press ctrl-C to quit", err=True)
             for each in events(stream):
+                now = datetime.now().astimezone()
                 event = each if isinstance(each, Lost) else decode(each.data)
                 if not wanted.shows(event):
                     continue
@@ -200,7 +227,7 @@ def command(
                 lost += event.count if isinstance(event, Lost) else 0
                 cpu = each.cpu
                 by = known.of(event) if known is not None and isinstance(event, Verdict) else None
-                click.echo(json_line(event, cpu, by) if as_json else _line(event, cpu, by))
+                click.echo(json_line(event, cpu, now, names, by) if as_json else _line(event, now, names, by))
                 if as_hex and not as_json and isinstance(event, Drop | Trace | Verdict):
                     click.echo(hex_dump(event.packet))
                 if shown == count:
@@ -223,12 +250,22 @@ def events(stream: socket.socket) -> Iterator[Sample | Lost]:
             raise click.ClickException(f"this is no monitor socket: {error}") from error
 
 
-def _line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None) -> str:
-    text = event_text(event)
+def _numbers(texts: tuple[str, ...], agent_socket: Path) -> frozenset[int]:
+    """Endpoints by number. Raises click.ClickException for one that is not there."""
+    found = [endpoint_number(text, agent_socket, TIMEOUT) for text in texts]
+    for text in found:
+        if not text.isdigit():
+            raise click.UsageError(f"{text}: expected an endpoint's number, its pod or its address")
+    return frozenset(map(int, found))
+
+
+def _line(event: Event, now: datetime, names: EventNames, rules: list[dict[str, Any]] | None) -> str:
+    text = event_text(event, names)
     if rules is not None and isinstance(event, Verdict):
         text += rules_text(event, rules)
-    prefix = "" if isinstance(event, Lost) or cpu is None else f"CPU {cpu:02}: "
-    return click.style(prefix + text, fg=_COLOURS[type(event)])
+    denied = isinstance(event, Verdict) and event.verdict < 0
+    time = now.strftime("%H:%M:%S.") + f"{now.microsecond // 1000:03}"
+    return click.style(f"{time} {text}", fg=BAD if denied else _COLOURS[type(event)])
 
 
 def hex_dump(data: bytes) -> str:

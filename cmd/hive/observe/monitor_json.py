@@ -1,9 +1,11 @@
 """An event of the datapath as a line of JSON.
 
-Needs: the records of the events cell.   Gives: json_line().   Source: the keys of ``cilium-dbg monitor -j``.
+Needs: the records of the events cell.   Gives: json_line().
+Source: the keys of ``cilium-dbg monitor -j``; ``time``, ``names`` and ``rules`` are ours.
 """
 
 import json
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -15,6 +17,7 @@ from cells.observe.events import (
     TRACE_REASONS,
     Drop,
     Event,
+    EventNames,
     LookupRecord,
     Lost,
     Packet,
@@ -28,9 +31,16 @@ from cells.observe.events import (
 )
 
 
-def json_line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None = None) -> str:
-    """Without its end; ``cpu`` None where none is known, ``rules`` None where nobody was asked."""
+def json_line(
+    event: Event,
+    cpu: int | None,
+    now: datetime,
+    names: EventNames,
+    rules: list[dict[str, Any]] | None = None,
+) -> str:
+    """Without its end; ``cpu`` None where none is known, ``rules`` None where the agent was not asked."""
     record = _record(event)
+    record.setdefault("time", now.isoformat(timespec="milliseconds"))  # that of requests is their own
     if rules is not None:
         record["rules"] = rules
     if cpu is not None:
@@ -40,6 +50,8 @@ def json_line(event: Event, cpu: int | None, rules: list[dict[str, Any]] | None 
         and (packet := dissect(event.packet)) is not None
     ):
         record["summary"] = _summary(packet)
+        ends = {"src": str(packet.source or ""), "dst": str(packet.destination or "")}
+        record["names"] = {end: name for end, ip in ends.items() if ip and (name := names.address(ip))}
     return json.dumps(record)
 
 

@@ -37,19 +37,25 @@ def list_identities(
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
+    if not found:
+        wanted = f" has {' and '.join(labels)}: a label is source:key=value" if labels else " is known yet"
+        click.echo(f"No identities: none{wanted}.", err=True)
+        return
     _show(found, counted=endpoints)
 
 
 @command.command()
-@click.argument("number", type=click.IntRange(min=0))
+@click.argument("number")
 @socket_option
 @timeout_option
 @output_option
-def get(number: int, agent_socket: Path, timeout: float, output: str) -> None:
+def get(number: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the labels that identity NUMBER stands for."""
-    found = ask(
-        f"/v1/identity/{number}", agent_socket, timeout=timeout, missing=f"there is no identity {number}"
-    )
+    if not number.isdigit():
+        expected = "expected an identity's number, such as 32768"
+        raise click.UsageError(f"{number}: {expected}; hive identity list LABEL finds it by a label")
+    missing = f"there is no identity {number}; hive identity list shows all"
+    found = ask(f"/v1/identity/{number}", agent_socket, timeout=timeout, missing=missing)
     if (text := document(found, output)) is not None:
         click.echo(text)
         return

@@ -91,9 +91,11 @@ def list_entries(what: str | None, bpf_root: Path, output: str) -> None:
 
 
 def show(rows: Rows) -> None:
-    """Print rows as a table, with their names above."""
-    lines = [tuple(rows[0])] if rows else []
-    for line in table([*lines, *(tuple(str(value) for value in row.values()) for row in rows)]):
+    """Print rows as a table, with their names above; of none, a sentence on standard error."""
+    if not rows:
+        click.echo("No entries: these maps are empty, or not there.", err=True)
+        return
+    for line in table([tuple(rows[0]), *(tuple(str(value) for value in row.values()) for row in rows)]):
         click.echo(line)
 
 

@@ -105,7 +105,7 @@ async def test_an_event_reaches_every_subscriber(emitter: bytes) -> None:
                 assert await Heard(second).next() == heard
         assert isinstance(heard, Drop)
         assert (heard.source, heard.reason, heard.packet) == (11, 133, b"p" * 14)
-        assert event_text(heard).startswith("xx drop (Policy denied) flow 0xab from endpoint 11")
+        assert event_text(heard).startswith("drop, Policy denied: from endpoint 11 ")
 
 
 async def test_nothing_is_attached_while_nobody_subscribes(emitter: bytes) -> None:

@@ -80,7 +80,8 @@ async def test_both_ways_of_a_socket_are_told(
         ]
         group = number_of(cgroup)
         assert {(each.cookie, each.cgroup, each.protocol) for each in told} == {(cookie, group, UDP)}
-        text = f"[pre-xlate-fwd] cgroup_id: {group} sock_cookie: {cookie}, dst [{vip}]:{PORT} udp"
+        end = f"[{vip}]:{PORT}" if ":" in vip else f"{vip}:{PORT}"
+        text = f"socket, pre-xlate-fwd: {end} udp, cgroup {group}, cookie {cookie}"
         assert event_text(told[0]) == text
 
 

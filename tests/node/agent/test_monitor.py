@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -59,11 +60,13 @@ def test_a_denied_packet_is_seen_with_its_reason(node: Lab, tmp_path: Path, endi
         def seen() -> bool:
             with node.open_pod("first") as pod:
                 assert pod.run(ping, second.ipv4, 1) == []
-            return f"{first.ipv4} -> {second.ipv4} icmp type 8" in (tmp_path / "seen").read_text()
+            text = (tmp_path / "seen").read_text()
+            return "icmp type 8" in text and f"from default/first {first.ipv4}" in text
 
         eventually(seen)
         line = (tmp_path / "seen").read_text().splitlines()[0]
-        assert "xx drop (Policy denied) flow " in line
+        assert re.match(r"[0-9:.]{12} drop, Policy denied: from default/first ", line), line
+        assert f" to default/second {second.ipv4} " in line
         monitor.send_signal(ending)
         assert monitor.wait(60) == 0
     assert "0 lost" in (tmp_path / "seen.err").read_text()
@@ -111,12 +114,12 @@ def test_what_is_told_can_be_changed_while_the_agent_runs(lab: Lab, tmp_path: Pa
 
     with watching(lab, told, "-t", "trace", "-t", "policy-verdict", "--address", second.ipv4):
         pings()
-        eventually(lambda: "Policy verdict" in told.read_text() and "to-endpoint" in told.read_text())
+        eventually(lambda: "verdict, " in told.read_text() and "to-endpoint" in told.read_text())
         set_option("PolicyVerdictNotification=Disabled")
         pings_seen()  # all that was told before has been written, too
-        verdicts = told.read_text().count("Policy verdict")
+        verdicts = told.read_text().count("verdict, ")
         pings_seen()
-        assert told.read_text().count("Policy verdict") == verdicts
+        assert told.read_text().count("verdict, ") == verdicts
 
 
 def test_the_monitor_ends_with_the_agent(lab: Lab, tmp_path: Path) -> None:

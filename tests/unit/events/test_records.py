@@ -126,33 +126,61 @@ def test_what_is_unknown_is_kept_raw(data: bytes) -> None:
 def test_a_drop_in_words() -> None:
     body = struct.pack("<IIIHBbI", 1000, 1001, 12, 0, 0, 0, 5)
     assert event_text(decode(raw(1, 133, 11, 0xAB, 54, body, SYN))) == (
-        "xx drop (Policy denied) flow 0xab from endpoint 11 to endpoint 12, ifindex 5,"
-        " identity 1000->1001: 10.0.0.1:40000 -> 10.0.0.2:80 tcp SYN"
+        "drop, Policy denied: from endpoint 11 10.0.0.1:40000 (identity 1000)"
+        " to endpoint 12 10.0.0.2:80 (identity 1001) tcp SYN, at endpoint 11, ifindex 5, flow 0xab"
     )
 
 
 def test_a_trace_in_words() -> None:
     body = struct.pack("<IIHBBI16s", 1000, 1001, 12, 1, 0, 5, bytes(16))
     assert event_text(decode(raw(4, 0, 11, 0xAB, 54, body, SYN))) == (
-        "-> to-endpoint 12 flow 0xab, identity 1000->1001 state established ifindex 5 orig-ip 0.0.0.0:"
-        " 10.0.0.1:40000 -> 10.0.0.2:80 tcp SYN"
+        "trace, to-endpoint: from endpoint 11 10.0.0.1:40000 (identity 1000)"
+        " to endpoint 12 10.0.0.2:80 (identity 1001) tcp SYN, established, ifindex 5, flow 0xab"
+    )
+
+
+class Known:
+    """Names of an endpoint, an identity and two addresses."""
+
+    def endpoint(self, number: int) -> str:
+        return {12: "shop/web"}.get(number, "")
+
+    def identity(self, number: int) -> str:
+        return {1000: "app=client"}.get(number, "")
+
+    def address(self, address: str) -> str:
+        return {"10.0.0.1": "shop/client", "10.96.0.10": "shop/web"}.get(address, "")
+
+
+def test_what_a_receiver_drops_is_to_it_and_not_from_it() -> None:
+    body = struct.pack("<IIIHBbI", 1000, 1001, 12, 0, 0, 0, 5)
+    assert event_text(decode(raw(1, 133, 12, 0xAB, 54, body, SYN)), Known()) == (
+        "drop, Policy denied: from shop/client 10.0.0.1:40000 (identity 1000 app=client)"
+        " to shop/web 10.0.0.2:80 (identity 1001) tcp SYN, at shop/web, ifindex 5, flow 0xab"
+    )
+
+
+def test_a_source_that_was_translated_is_shown() -> None:
+    body = struct.pack("<IIHBBI16s", 1000, 2, 0, 0, 0, 0, bytes((10, 0, 0, 9)) + bytes(12))
+    assert event_text(decode(raw(4, 11, 12, 0xAB, 54, body, SYN))).endswith(
+        "tcp SYN, new, source was 10.0.0.9, flow 0xab"
     )
 
 
 @pytest.mark.parametrize(
     ("verdict", "audited", "action"),
     [
-        (0, 0, "allow"),
-        (10001, 0, "redirect to port 10001"),
-        (-133, 0, "deny (Policy denied)"),
-        (-181, 1, "audit"),
+        (0, 0, "allowed"),
+        (10001, 0, "redirected to the proxy at port 10001"),
+        (-133, 0, "denied (Policy denied)"),
+        (-181, 1, "let pass by audit, else denied (Policy denied by denylist)"),
     ],
 )
 def test_a_verdict_in_words(verdict: int, audited: int, action: str) -> None:
     body = struct.pack("<IiHBBB3x", 1000, verdict, 80, 6, 1 | 2 << 3 | audited << 6, 0)
     assert event_text(decode(raw(5, 0, 11, 0xAB, 54, body, SYN))) == (
-        f"Policy verdict log: flow 0xab local EP ID 11, remote ID 1000, proto 6, ingress, action {action},"
-        " match L3-L4, 10.0.0.1:40000 -> 10.0.0.2:80 tcp SYN"
+        f"verdict, ingress of endpoint 11 {action}: from 10.0.0.1:40000 (identity 1000)"
+        " to endpoint 11 10.0.0.2:80 tcp SYN, match L3-L4"
     )
 
 
@@ -166,18 +194,22 @@ def test_lost_events_in_words() -> None:
     [
         (
             Ether() / IPv6(src="fd00::1", dst="fd00::2") / UDP(sport=1, dport=53),
-            "[fd00::1]:1 -> [fd00::2]:53 udp",
+            "from [fd00::1]:1 to [fd00::2]:53 udp",
         ),
-        (Ether() / IP(src="10.0.0.1", dst="10.0.0.2") / ICMP(), "10.0.0.1 -> 10.0.0.2 icmp type 8 code 0"),
-        (Ether() / IP(src="10.0.0.1", dst="10.0.0.2", frag=3, proto=17), "10.0.0.1 -> 10.0.0.2 udp"),
-        (Ether() / IP(src="10.0.0.1", dst="10.0.0.2", proto=47), "10.0.0.1 -> 10.0.0.2 protocol 47"),
-        (Ether() / ARP(), "arp"),
-        (Ether(type=0x88CC), "ethertype 0x88cc"),
+        (
+            Ether() / IP(src="10.0.0.1", dst="10.0.0.2") / ICMP(),
+            "from 10.0.0.1 to 10.0.0.2 icmp type 8 code 0",
+        ),
+        (Ether() / IP(src="10.0.0.1", dst="10.0.0.2", frag=3, proto=17), "from 10.0.0.1 to 10.0.0.2 udp"),
+        (Ether() / IP(src="10.0.0.1", dst="10.0.0.2", proto=47), "from 10.0.0.1 to 10.0.0.2 protocol 47"),
+        (Ether() / ARP(), "from an unknown address to an unknown address arp"),
+        (Ether(type=0x88CC), "from an unknown address to an unknown address ethertype 0x88cc"),
     ],
 )
 def test_a_packet_in_words(packet: Ether, words: str) -> None:
-    body = struct.pack("<IIIHBbI", 1000, 1001, 12, 0, 0, 0, 5)
-    assert event_text(decode(raw(1, 133, 11, 0xAB, 54, body, bytes(packet)))).endswith(": " + words)
+    body = struct.pack("<IIIHBbI", 0, 0, 0, 0, 0, 0, 5)
+    line = event_text(decode(raw(1, 133, 0, 0xAB, 54, body, bytes(packet))))
+    assert line == f"drop, Policy denied: {words}, ifindex 5, flow 0xab"
 
 
 def test_every_reason_has_a_name() -> None:

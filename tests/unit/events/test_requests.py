@@ -45,8 +45,8 @@ def test_a_record_is_read_as_it_was_told(record: RequestRecord) -> None:
 
 def test_a_record_is_a_line() -> None:
     assert event_text(RECORD) == (
-        "<- Response http to 7 ([]) from 0 ([k8s:app=client k8s:tier]), identity 70000->300,"
-        " verdict Forwarded GET http://shop/public/1?x=1 => 200"
+        "http response, Forwarded: from endpoint 7 10.0.0.2:8080 (identity 300)"
+        " to 10.0.0.1:40000 (identity 70000 k8s:app=client, k8s:tier) GET http://shop/public/1?x=1 => 200"
     )
 
 
@@ -71,12 +71,14 @@ def test_a_lookup_is_read_as_it_was_told(answer: bool) -> None:
     record = msgspec.structs.replace(LOOKUP, answer=answer)
     assert decode(lookup_sample(record)) == record
     line = event_text(record)
-    assert line.startswith("-> Response dns to 0 ([reserved:world])" if answer else "-> Request dns from 0")
-    assert line.endswith(
-        "verdict Forwarded DNS proxy: web.example.org. AAAA TTL: 30 Answer: '192.0.2.1,2001:db8::1'"
-        " CNAMEs: other.example.org."
+    ends = (
+        "from [fd00::53]:53 (identity 2 reserved:world) to endpoint 7 [fd00::7]:40000 (identity 70000)"
+        " web.example.org. AAAA"
+    )
+    assert line == (
+        f"dns response, Forwarded: {ends} => 192.0.2.1,2001:db8::1, TTL 30, CNAMEs other.example.org."
         if answer
-        else "DNS proxy: web.example.org. AAAA"
+        else f"dns request, Forwarded: {ends}"
     )
 
 

@@ -129,7 +129,7 @@ def test_what_there_is_is_listed(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("identity get 7", "there is no identity 7"),
+        ("identity get 7", "there is no identity 7; hive identity list shows all"),
         ("ip get 10.9.0.0/16", "there is no prefix inside 10.9.0.0/16"),
         (
             "map get nope",

@@ -1,11 +1,13 @@
 """``hive monitor`` as a person meets it."""
 
 import json
+import re
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from cells.observe.events import Lost, Sample, decode
 from cells.observe.monitor import SOCKET
 from cells.observe.monitor.payload import PREFACE, encode
 from hive.observe.monitor import Wanted
+from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import Result, hive
 
 
@@ -76,32 +79,89 @@ def agent(directory: Path, sent: bytes) -> Iterator[Path]:
 
 def watch(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> Result:
     with agent(directory, PREFACE + b"".join(map(encode, EVENTS))) as path:
-        return hive(capsys, "monitor", "--no-rules", "-H", path, *options)
+        return hive(capsys, "monitor", "--no-rules", "--numeric", "-H", path, *options)
 
 
 def test_events_are_shown_a_line_each_and_losses_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = watch(capsys, tmp_path)
-    ours, theirs = "10.0.0.1:40000 -> 10.0.0.2:80 tcp SYN", "10.0.0.3:40000 -> 10.0.0.4:80 tcp SYN"
-    dropped, traced, decided, lost = told.out.splitlines()
-    assert dropped.startswith(
-        "CPU 01: xx drop (Policy denied) flow 0xab from endpoint 11 to endpoint 12, ifindex 5"
-    )
-    assert traced.startswith(
-        "CPU 00: -> to-endpoint 14 flow 0xab, identity 256->257 state established ifindex 5"
-    )
-    assert decided.startswith(
-        "CPU 00: Policy verdict log: flow 0xab local EP ID 14, remote ID 256, proto 6, ingress"
-    )
-    assert dropped.endswith(ours)
-    assert traced.endswith(theirs)
-    assert decided.endswith(theirs)
-    assert lost == "lost 7 events on CPU 1"
+    times, texts = zip(*(line.split(" ", 1) for line in told.out.splitlines()), strict=True)
+    assert all(re.fullmatch(r"\d\d:\d\d:\d\d[.]\d\d\d", time) for time in times), times
+    assert list(texts) == [
+        (
+            "drop, Policy denied: from endpoint 11 10.0.0.1:40000 (identity 256)"
+            " to endpoint 12 10.0.0.2:80 (identity 257) tcp SYN, at endpoint 11, ifindex 5, flow 0xab"
+        ),
+        (
+            "trace, to-endpoint: from endpoint 13 10.0.0.3:40000 (identity 256)"
+            " to endpoint 14 10.0.0.4:80 (identity 257) tcp SYN, established, ifindex 5, flow 0xab"
+        ),
+        (
+            "verdict, ingress of endpoint 14 allowed: from 10.0.0.3:40000 (identity 256)"
+            " to endpoint 14 10.0.0.4:80 tcp SYN, match L3-Only"
+        ),
+        "lost 7 events on CPU 1",
+    ]
     assert told.code == 1
     assert told.err.splitlines() == [
         "Listening for events; press ctrl-C to quit",
         "hive: the agent has closed the connection after 3 events (7 lost): did it stop?",
+    ]
+
+
+PODS = [
+    {"id": number, "status": {"external-identifiers": {"pod-name": name}}}
+    for number, name in ((11, "shop/web-0"), (14, "shop/db-0"))
+]
+IPS = [{"cidr": "10.0.0.1/32", "identity": 256, "metadata": {"namespace": "shop", "name": "web-0"}}]
+WEB = {
+    "frontend-address": {"ip": "10.0.0.2"},
+    "flags": {"type": "ClusterIP", "name": "web", "namespace": "shop"},
+}
+NAMES = {
+    "/v1/endpoint": (200, PODS),
+    "/v1/ip": (200, IPS),
+    "/v1/service": (200, [{"spec": WEB}]),
+    "/v1/identity": (200, [{"id": 256, "labels": ["k8s:app=web", "k8s:io.kubernetes.pod.namespace=shop"]}]),
+    "/v1/cluster/nodes": (
+        200,
+        {"nodes-added": [{"name": "default/one", "primary-address": {"ipv4": {"ip": "10.0.0.3"}}}]},
+    ),
+}
+
+
+def test_pods_services_nodes_and_identities_have_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stub_agent(tmp_path, NAMES), agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
+        told = hive(capsys, "monitor", "--no-rules", "-H", path)
+    dropped, traced, decided, _ = (line.split(" ", 1)[1] for line in told.out.splitlines())
+    assert dropped.startswith(
+        "drop, Policy denied: from shop/web-0 10.0.0.1:40000 (identity 256 app=web)"
+        " to shop/web 10.0.0.2:80 (identity 257) tcp SYN, at shop/web-0,"
+    )
+    assert "from node one 10.0.0.3:40000 (identity 256 app=web) to shop/db-0 10.0.0.4:80" in traced
+    assert decided.startswith("verdict, ingress of shop/db-0 allowed: from node one 10.0.0.3:40000")
+
+
+def test_json_has_the_whole_time_and_the_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, NAMES), agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
+        told = hive(capsys, "monitor", "--no-rules", "-o", "json", "--from", "web-0", "-H", path)
+    line = json.loads(told.out.splitlines()[0])
+    assert datetime.fromisoformat(line["time"]).tzinfo is not None
+    assert (line["type"], line["names"]) == ("drop", {"src": "shop/web-0", "dst": "shop/web"})
+    assert [json.loads(each)["type"] for each in told.out.splitlines()] == ["drop", "lost"]
+
+
+def test_without_names_there_are_numbers_and_one_line_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
+        told = hive(capsys, "monitor", "--no-rules", "-H", path)
+    assert len(told.out.splitlines()) == 4
+    assert [line for line in told.err.splitlines() if "names" in line] == [
+        f"names are not shown: no agent answers at {path}: start one (hive agent) or name its --socket"
     ]
 
 
