@@ -1,6 +1,6 @@
 """What the DNS proxy does.
 
-Gives: DNSProxySettings.
+Gives: DNSProxySettings, AddressClass.
 Source: Cilium 1.17, tofqdns-* and dnsproxy-*.
 """
 
@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from cells.ipam import IPAddress
 from cells.proxy.dns.wire import NXDOMAIN, REFUSED
 from lifecycle import Duration, Settings, refuse, seconds
 
@@ -20,6 +21,15 @@ class Reject(StrEnum):
 
     REFUSED = "refused"
     NAME_ERROR = "nameError"
+
+
+class AddressClass(StrEnum):
+    """Addresses that no name of another host has a reason to stand for."""
+
+    LINK_LOCAL = "link-local"
+    LOOPBACK = "loopback"
+    UNSPECIFIED = "unspecified"
+    MULTICAST = "multicast"
 
 
 REJECT_CODES: Final = {Reject.REFUSED: REFUSED, Reject.NAME_ERROR: NXDOMAIN}
@@ -46,6 +56,9 @@ class DNSProxySettings(Settings, frozen=True):
     tofqdns_dns_reject_response_code: Reject = Reject.REFUSED
     """Answer to a query that policy does not allow: refused, or nameError."""
 
+    tofqdns_forbidden_addresses: tuple[AddressClass, ...] = (AddressClass.LINK_LOCAL, AddressClass.LOOPBACK)
+    """Classes of addresses that toFQDNs never opens, whatever a server answers; empty: none."""
+
     tofqdns_enable_dns_compression: bool = True
     """Whether pods get answers with compressed names; else every name is written out."""
 
@@ -64,6 +77,14 @@ class DNSProxySettings(Settings, frozen=True):
 
     dnsproxy_concurrency_processing_grace_period: Duration = seconds(0)
     """How long a query waits where the limit is reached; 0 refuses it at once."""
+
+    def forbids(self, address: IPAddress) -> AddressClass | None:
+        """The class for which toFQDNs does not open an address; None if it may."""
+        inner = getattr(address, "ipv4_mapped", None) or address
+        for one in self.tofqdns_forbidden_addresses:
+            if getattr(inner, f"is_{one.name.lower()}"):
+                return one
+        return None
 
     def validate(self) -> None:
         """Refuse what cannot be; raises ValueErrors of one line."""

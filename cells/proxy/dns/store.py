@@ -36,6 +36,8 @@ from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minut
 GC: Final = minutes(1)
 OTHERS: Final = 0
 """The endpoint of names from the file of tofqdns-pre-cache."""
+MOST_LOGGED: Final = 4096
+"""Names whose forbidden addresses are logged once; beyond it the oldest may be reported again."""
 KEEP: Final = 5.0
 """Seconds by which the endpoints' saved state follows the journal: it is there for other agents."""
 LATER: Final = 2.0
@@ -99,6 +101,8 @@ class NameStore:
         self._asked: dict[int, dict[Server, NameFilter]] = {}
         self._noted: dict[tuple[int, str], float] = {}
         """Until when each name counts, as the journal has it."""
+        self._forbidden: dict[str, None] = {}
+        """Names whose forbidden addresses are in the log, the oldest first."""
         self.deleted = 0
         """How many pairs of names and addresses were let go of."""
         self.clock: Callable[[], float] = time.time
@@ -123,6 +127,22 @@ class NameStore:
             self._save_soon()
         return not self._names.stale(answer.addresses)
 
+    def _allowed(self, name: str, addresses: tuple[IPAddress, ...]) -> tuple[IPAddress, ...]:
+        """Those that toFQDNs may open."""
+        found = {address: self._settings.forbids(address) for address in addresses}
+        if not any(found.values()):
+            return addresses
+        if name not in self._forbidden:
+            if len(self._forbidden) >= MOST_LOGGED:
+                del self._forbidden[next(iter(self._forbidden))]
+            self._forbidden[name] = None
+            self._log.warning(
+                "toFQDNs does not open an address that an answer has: tofqdns-forbidden-addresses",
+                name=name,
+                addresses=", ".join(f"{address} ({why})" for address, why in found.items() if why),
+            )
+        return tuple(address for address, why in found.items() if not why)
+
     def _learn(self, endpoint_id: int, lookup: Lookup) -> bool:
         """Whether there was something new in it."""
         of = self.of.get(endpoint_id)
@@ -132,6 +152,11 @@ class NameStore:
                 settings.tofqdns_endpoint_max_ip_per_hostname,
                 settings.tofqdns_max_deferred_connection_deletes,
             )
+        allowed = self._allowed(lookup.name, lookup.addresses)
+        if not allowed:
+            return False
+        if allowed is not lookup.addresses:
+            lookup = msgspec.structs.replace(lookup, addresses=allowed)
         came, went = of.learn(lookup)
         if came:
             self._names.learn(lookup.name, [address for _, address in came])

@@ -17,7 +17,7 @@ from cells.endpoint import Endpoint, StateFiles
 from cells.ipam import IPAddress
 from cells.policy.control import NameFilter
 from cells.proxy.dns.journal import FILE, Journal
-from cells.proxy.dns.settings import DNSProxySettings
+from cells.proxy.dns.settings import AddressClass, DNSProxySettings
 from cells.proxy.dns.store import NameStore
 from cells.proxy.dns.wire import Answer
 from lifecycle import Lifecycle, Table
@@ -266,3 +266,48 @@ def test_settings_that_cannot_be_are_refused(name: str, value: int) -> None:
     settings = DNSProxySettings(**{name: value})  # type: ignore[arg-type]  # one of them at a time
     with pytest.raises(ValueError, match=name.replace("_", "-")):
         settings.validate()
+
+
+ODD = (
+    "169.254.169.254",
+    "127.0.0.1",
+    "fe80::1",
+    "::1",
+    "::ffff:169.254.169.254",
+    "0.0.0.0",
+    "224.0.0.1",
+    "ff02::1",
+)
+FORBIDDEN_BY_DEFAULT = 5
+
+
+async def test_a_name_does_not_open_addresses_that_are_forbidden(tmp_path: Path) -> None:
+    odd = [ip_address(text) for text in ODD]
+    with structlog.testing.capture_logs() as logs:
+        async with shop(tmp_path) as first:
+            first.learn(ONE, *odd)
+            first.learn(ONE, *odd)
+            first.learn(odd[0], name="metadata.example.org.")
+            opened = set(first.names.pairs)
+    assert opened == {(WEB, one) for one in (ONE, *odd[FORBIDDEN_BY_DEFAULT:])}
+    reports = [line for line in logs if "tofqdns-forbidden-addresses" in line["event"]]
+    assert [line["name"] for line in reports] == [WEB, "metadata.example.org."], "once for each name"
+    assert "169.254.169.254 (link-local)" in reports[0]["addresses"]
+
+
+async def test_which_addresses_are_forbidden_is_a_setting(tmp_path: Path) -> None:
+    odd = [ip_address(text) for text in ODD]
+    for name in ("all", "none"):
+        (tmp_path / name).mkdir()
+    everything = DNSProxySettings(tofqdns_forbidden_addresses=tuple(AddressClass))
+    async with shop(tmp_path / "all", everything) as closed:
+        closed.learn(*odd)
+        assert not closed.names.pairs
+    permissive = DNSProxySettings(tofqdns_forbidden_addresses=())
+    async with shop(tmp_path / "none", permissive) as opened:
+        opened.learn(*odd)
+        assert set(opened.names.pairs) == {(WEB, one) for one in odd}
+    async with shop(tmp_path / "none") as later:
+        assert not set(later.names.pairs) & {(WEB, one) for one in odd[:FORBIDDEN_BY_DEFAULT]}, (
+            "what another agent has learnt and this one may not open"
+        )
