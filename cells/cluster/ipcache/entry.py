@@ -44,6 +44,9 @@ class Source(StrEnum):
 Prefix = str
 """A network as ``str()`` writes one: ``10.0.1.7/32``, ``fd00::/64``."""
 
+_PODS: Final = {"cep", "pod"}
+"""Kinds of resources that are pods: CiliumEndpoints, and Pods of manifests."""
+
 _STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
 
 
@@ -61,6 +64,13 @@ class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     skip_tunnel: bool = False
     shadowed: "tuple[IpcacheEntry, ...]" = ()
     """Other claims of the prefix, the strongest first."""
+
+    @property
+    def pod(self) -> tuple[str, str] | None:
+        """Namespace and name of the pod of another node that has the prefix, where its object is known."""
+        kind, _, name = self.resource.partition("/")
+        namespace, _, name = name.partition("/")
+        return (namespace, name) if kind in _PODS else None
 
     @property
     def network(self) -> IPNetwork:

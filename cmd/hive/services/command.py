@@ -69,7 +69,7 @@ def _show(found: list[dict[str, Any]], output: str, agent_socket: Path, timeout:
         spec = one["spec"]
         backends = [_backend(each, names) for each in spec.get("backend-addresses") or ()]
         cells = (str(spec["id"]), _frontend(spec), _type(spec), service_of(one))
-        rows.append((cells, backends or ["no backend: connections are refused"]))
+        rows.append((cells, backends or ["no backend"]))
     for line in detailed(HEADER, rows, table_width(output)):
         click.echo(line)
 

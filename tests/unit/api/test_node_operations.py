@@ -120,6 +120,20 @@ async def test_prefixes_are_told_by_the_table_of_claims(tmp_path: Path) -> None:
             "hostIP": "192.0.2.7",
             "metadata": {"source": "custom-resource"},
         }
+        for kind in ("cep", "pod"):
+            node.prefixes.upsert(
+                IpcacheEntry(
+                    prefix=f"10.1.7.{ord(kind[0])}/32",
+                    identity=300,
+                    source=Source.CUSTOM_RESOURCE,
+                    resource=f"{kind}/shop/{kind}-0",
+                    tunnel_endpoint=other,
+                )
+            )
+        remote = (await node.ask("GET", "/v1/ip?cidr=10.1.7.0%2F24")).body
+        assert {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in remote} == {
+            *(("shop", "cep-0"), ("shop", "pod-0"))
+        }
         inside = await node.ask("GET", "/v1/ip?cidr=10.0.7.0%2F16")
         assert inside.status == 400
         inside = await node.ask("GET", "/v1/ip?cidr=10.0.0.0%2F16")

@@ -167,7 +167,8 @@ class NodeOperations:
             ):
                 continue
             pod = pods.get(row.prefix)
-            metadata = wire.IPListMetadata(source=row.source.value)
+            namespace, name = row.pod or ("", "")
+            metadata = wire.IPListMetadata(source=row.source.value, namespace=namespace, name=name)
             if pod is not None:
                 metadata = wire.IPListMetadata(source="k8s", namespace=pod.pod_namespace, name=pod.pod_name)
             found.append(
