@@ -138,11 +138,17 @@ def _refusal(
         message = f"the agent cannot answer now: {reason}"
     elif answer.status >= http.client.INTERNAL_SERVER_ERROR:
         message = f"the agent failed: {reason}; its log has more"
-    context = click.get_current_context(silent=True)
-    if context is not None and context.find_root().params.get("debug"):
-        message = f"{message} ({method} {path} was answered with {answer.status})"
+    message += _asked(method, path, answer.status)
     kind = _WrongQuestionError if answer.status == http.client.BAD_REQUEST else RefusedError
     return kind(message, reason, answer.status)
+
+
+def _asked(method: str, path: str, status: int) -> str:
+    """What was asked, with ``hive --debug``; else nothing."""
+    context = click.get_current_context(silent=True)
+    if context is None or not context.find_root().params.get("debug"):
+        return ""
+    return f" ({method} {path} was answered with {status})"
 
 
 def change(
@@ -160,7 +166,8 @@ def change(
     finally:
         connection.close()
     if answer.status >= http.client.MULTIPLE_CHOICES:
-        raise click.ClickException(f"the agent refused: {_text(content, answer.reason)}")
+        asked = _asked(method, path, answer.status)
+        raise click.ClickException(f"the agent refused: {_text(content, answer.reason)}{asked}")
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class Names:
         self._socket, self._timeout, self._quiet = agent_socket, timeout, quiet
         self._silent = False
         self._held: dict[str, tuple[float, dict[Any, str]]] = {}
+        self._missing: set[tuple[str, object]] = set()
 
     def endpoint(self, number: int) -> str:
         """The pod of an endpoint of this node, or what it is instead; empty if not known."""
@@ -75,9 +76,14 @@ class Names:
     def _find(self, path: str, key: object, names: Callable[[Any], dict[Any, str]]) -> str:
         asked, known = self._held.get(path, (-HELD, {}))
         age = time.monotonic() - asked
-        if not self._silent and (age > HELD or (key not in known and age > _PAUSE)):
+        new = key not in known and (path, key) not in self._missing
+        if not self._silent and (age > HELD or (new and age > _PAUSE)):
+            if age > HELD:
+                self._missing.clear()
             known = names(self._ask(path))
             self._held[path] = time.monotonic(), known
+            if key not in known:  # an address outside of the cluster, most likely: not asked for again soon
+                self._missing.add((path, key))
         return known.get(key, "")
 
     def _ask(self, path: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, detailed, document, output_option, table, table_width
+from hive.output import BAD, GOOD, detailed, document, output_option, table_width
 
 NAME, NAMESPACE = "io.cilium.k8s.policy.name", "io.cilium.k8s.policy.namespace"
 
@@ -80,14 +80,18 @@ def selectors(agent_socket: Path, timeout: float, output: str) -> None:
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    rows = [("SELECTOR", "LABELS", "USERS", "IDENTITIES")]
+    if not found:
+        click.echo("No selectors: no policy selects anything here.", err=True)
+        return
+    rows = []
     for one in found:
         labels = {label["key"]: label["value"] for label in one["labels"]}
         policy = "/".join(labels[key] for key in (NAMESPACE, NAME) if labels.get(key))
-        first, *more = map(str, one["identities"] or [""])
-        rows.append((one["selector"], policy, str(one["users"]), first))
-        rows += [("", "", "", number) for number in more]
-    click.echo("\n".join(table(rows)))
+        identities = ", ".join(map(str, one["identities"] or ()))
+        rows.append(((policy, str(one["users"]), identities or "none"), [one["selector"]]))
+    header = ("POLICY", "USERS", "IDENTITIES", "SELECTOR")
+    for line in detailed(header, rows, table_width(output), below=["IDENTITIES"]):
+        click.echo(line)
 
 
 @click.command()

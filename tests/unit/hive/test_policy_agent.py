@@ -64,7 +64,7 @@ ANSWERS = {
             ],
         ),
         ("get", ["[]", "Revision: 4"]),
-        ("selectors", ["SELECTOR LABELS USERS IDENTITIES", "sel shop/cart 2 256", "300"]),
+        ("selectors", ["POLICY USERS IDENTITIES SELECTOR", "shop/cart 2 256, 300 sel"]),
         ("wait 4", []),
     ],
 )
