@@ -24,6 +24,8 @@ from cells.services.model.reserved import (
     Holder,
     RefusedAddress,
     Reservation,
+    ReservedAddresses,
+    cluster_reservations,
     is_special,
 )
 from cells.services.model.types import (
@@ -65,6 +67,7 @@ __all__ = [
     "Redirect",
     "RefusedAddress",
     "Reservation",
+    "ReservedAddresses",
     "ServiceCatalog",
     "ServiceFlag",
     "ServiceName",
@@ -72,6 +75,7 @@ __all__ = [
     "Upsert",
     "backends_by_port",
     "backends_of",
+    "cluster_reservations",
     "faults_of",
     "frontends_of",
     "health_answers",

@@ -16,7 +16,7 @@ import msgspec
 
 from cells.kubernetes import Service
 from cells.services.model.options import LoadBalancerOptions
-from cells.services.model.types import IPAddress, ServiceName, ServiceType, parse_address
+from cells.services.model.types import Frontend, IPAddress, ServiceName, ServiceType, parse_address
 
 IPNetwork = IPv4Network | IPv6Network
 
@@ -31,6 +31,8 @@ SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
 EXTERNAL_IPS, INGRESS = "externalIPs", "status.loadBalancer.ingress"
 """The fields of a Service that have addresses outside."""
 SPECIAL_ADDRESS: Final = "is loopback, link-local, multicast or unspecified"
+
+_OUTSIDE: Final = (ServiceType.EXTERNAL_IPS, ServiceType.LOAD_BALANCER)
 
 
 class Holder(Enum):
@@ -102,6 +104,11 @@ class ReservedAddresses:
             lengths[one.what.prefixlen] = lengths.get(one.what.prefixlen, 0) + step
             if not lengths[one.what.prefixlen]:
                 del lengths[one.what.prefixlen]
+
+    def serves(self, frontend: Frontend, options: LoadBalancerOptions) -> bool:
+        """Whether its service may have the frontend's address."""
+        ip, type_ = frontend.key.address.ip, frontend.type
+        return type_ not in _OUTSIDE or not self.refusal(ip, type_, options)
 
     def refusal(self, ip: IPAddress, type_: ServiceType, options: LoadBalancerOptions) -> str:
         """Why no service may have the address for such a frontend; empty where one may."""

@@ -32,11 +32,15 @@ from cells.policy.explain.cluster import RESERVED
 from cells.policy.rules import Direction, PolicyError
 from cells.services.model import Frontend as ServedAt
 from cells.services.model import (
+    Holder,
     LoadBalancerOptions,
     Node,
+    Reservation,
+    ReservedAddresses,
     ServiceType,
     backends_by_port,
     backends_of,
+    cluster_reservations,
     frontends_of,
     is_headless,
     seen_inside,
@@ -78,6 +82,11 @@ class FolderDirectory:
             if SERVICE_NAME in labels:
                 name = f"{namespace_of(slice_)}/{labels[SERVICE_NAME]}"
                 self._slices.setdefault(name, []).append(ENDPOINT_SLICES.convert(slice_))
+        self._reserved = ReservedAddresses()
+        for address in self._pods:
+            self._reserved.replace(
+                f"pod {address}", [Reservation(address, Holder.POD, "the address of a pod")]
+            )
         for service in cluster.objects("Service"):
             self._add_service(service, pods)
 
@@ -103,7 +112,8 @@ class FolderDirectory:
         if not spec.get("clusterIP") and not spec.get("clusterIPs") and spec.get("type") != "ExternalName":
             spec["clusterIP"] = str(self._invent())
         name = f"{namespace_of(service)}/{service['metadata']['name']}"
-        self._services[name] = SERVICES.convert({**service, "spec": spec})
+        converted = self._services[name] = SERVICES.convert({**service, "spec": spec})
+        self._reserved.replace(name, cluster_reservations(converted))
         if name not in self._slices:
             # Pods with invented addresses are of no family yet.
             plain = {**service, "spec": {key: one for key, one in spec.items() if "clusterIP" not in key}}
@@ -239,7 +249,9 @@ class FolderDirectory:
         backends = backends_of(self._slices[name], OPTIONS)
         of_nodes = tuple(self._nodes)
         found = frontends_of(service, backends, Node(name=node, node_port_addresses=of_nodes), OPTIONS)
-        found = [one for one in found if not one.key.address.is_wildcard]
+        found = [
+            one for one in found if not one.key.address.is_wildcard and self._reserved.serves(one, OPTIONS)
+        ]
         return [one for one in found if not one.key.scope] if client.is_outside else seen_inside(found)
 
     def _headless(self, name: str, client: End) -> Iterator[Frontend]:

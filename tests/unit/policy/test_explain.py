@@ -235,6 +235,21 @@ def test_a_service_is_what_its_backends_are(tmp_path: Path, service: str) -> Non
     assert {way["port"] for way in found["ways"]} == {"8080/TCP"}
 
 
+@pytest.mark.parametrize("address", ["10.96.0.7", "10.0.0.1"])
+def test_an_external_address_of_the_cluster_is_not_served(tmp_path: Path, address: str) -> None:
+    """The agent refuses it: the address is that of its pod or its service alone."""
+    folder = write(tmp_path, cnp("  endpointSelector: {}\n  ingress: [{fromEntities: [all]}]\n"))
+    thief = f"""---
+apiVersion: v1
+kind: Service
+metadata: {{name: thief, namespace: other}}
+spec: {{clusterIP: 10.96.0.20, externalIPs: [{address}], selector: {{app: x}}, ports: [{{port: 81}}]}}
+"""
+    (folder / "services.yaml").write_text(SERVICES + thief, encoding="utf-8")
+    found = run("explain", "--manifests", folder, "shop/cart", f"{address}:81")
+    assert "other/thief" not in f"{found.output}{found.exception}"
+
+
 def test_what_a_service_cannot_do_is_reported(tmp_path: Path) -> None:
     folder = write(tmp_path, cnp("  endpointSelector: {}\n  ingress: [{fromEntities: [all]}]\n"))
     (folder / "services.yaml").write_text(SERVICES, encoding="utf-8")
