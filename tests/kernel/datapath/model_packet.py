@@ -48,8 +48,6 @@ class Flow:
     tcp_flags: int = 0
     related: bool = False
     """An ICMP error: it belongs to whatever flow the two addresses have."""
-    frag_needed: bool = False
-    """The one error that no policy may stop: path MTU discovery needs it (RFC 1191)."""
     plain: bool = True
     """Whether the transport header follows the network header at once."""
     answer_likely: bool = False
@@ -176,7 +174,7 @@ def _read_transport(
 
 
 def _read_icmp(source: Address, destination: Address, hops: int, body: bytes) -> Flow:
-    kind, code, _, identifier = struct.unpack_from(">BBHH", body)
+    kind, _, _, identifier = struct.unpack_from(">BBHH", body)
     return Flow(
         source,
         destination,
@@ -186,7 +184,6 @@ def _read_icmp(source: Address, destination: Address, hops: int, body: bytes) ->
         dport=identifier if kind == 0 else 0,
         policy_port=kind,
         related=kind in {3, 11, 12},
-        frag_needed=(kind, code) == (3, 4),
         answer_likely=kind in {0, 3, 11, 12},
     )
 
@@ -202,7 +199,6 @@ def _read_icmp6(source: Address, destination: Address, hops: int, body: bytes, p
         dport=identifier if kind == 129 else 0,
         policy_port=kind,
         related=kind in {1, 2, 3, 4},
-        frag_needed=kind == 2,
         answer_likely=kind in {129, 1, 2, 3, 4},
         plain=plain,
     )

@@ -23,8 +23,6 @@ def decide(rules: Rules, flow: Flow, direction: Direction, peer: int) -> int | N
 
     Of the entries for this peer the closest counts, and of those for any peer; the better class of the two.
     """
-    if flow.frag_needed:
-        return None
     egress = direction is Direction.EGRESS
     found = [closest(rules, identity, flow, egress) for identity in (peer, 0)]
     candidates = [key for key in found if key is not None]

@@ -4,12 +4,24 @@ from ipaddress import IPv4Address
 
 import pytest
 from scapy.layers.inet import ICMP, IP
-from scapy.layers.inet6 import ICMPv6DestUnreach
-from scapy.packet import Packet
+from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig
+from scapy.packet import Packet, Raw
 
 from cells.maps import CT_IN, CT_OUT, CT_RELATED, CtEntry, CtKey, PolicyEntry, PolicyKey
-from tests.kernel.datapath.packets import echo, from_pod, ip, tcp, udp
-from tests.kernel.datapath.world import EGRESS, INGRESS, OK, OUTSIDE, REDIRECT, ROUTER, A, B, World, now
+from tests.kernel.datapath.packets import echo, from_host, from_pod, ip, tcp, udp
+from tests.kernel.datapath.world import (
+    EGRESS,
+    INGRESS,
+    OK,
+    OUTSIDE,
+    OUTSIDE6,
+    REDIRECT,
+    ROUTER,
+    A,
+    B,
+    World,
+    now,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -153,11 +165,48 @@ def test_an_icmp_error_from_the_peer_belongs_to_the_flow(world: World, kind: int
     assert world.pod_sends(B, error).action == REDIRECT
 
 
-def test_fragmentation_needed_always_passes(world: World) -> None:
-    error = from_pod(B) / IP(src=B.ip, dst=A.ip) / ICMP(type=3, code=4) / (b"\x45" + bytes(27))
+def too_big(source: str, destination: str, about: Packet | bytes) -> Packet:
+    kind = ICMPv6PacketTooBig(mtu=1280) if ":" in source else ICMP(type=3, code=4, nexthopmtu=1280)
+    return ip(source, destination) / kind / Raw(bytes(about))
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("kind", ["tcp", "udp", "echo"])
+def test_a_router_may_say_what_is_too_big_of_a_flow_and_of_nothing_else(
+    world: World, version: int, kind: str
+) -> None:
+    pod, peer, router = (A.ip, OUTSIDE, "203.0.113.9") if version == 4 else (A.ip6, OUTSIDE6, "2001:db8:1::9")
+
+    def make(source: str, destination: str) -> Packet:
+        if kind == "tcp":
+            return tcp(source, destination, "S")
+        return udp(source, destination) if kind == "udp" else echo(source, destination)
+
+    assert world.pod_sends(A, from_pod(A) / make(pod, peer)).action == OK
     world.allow(A, NOTHING)
-    world.allow(B, NOTHING)
-    assert world.pod_sends(B, error).action == REDIRECT
+    before = [world.connections(tcp=each, version=version).keys() for each in (True, False)]
+    about = make(pod, peer)
+    assert world.host_sends(from_host() / too_big(router, pod, about)).action == REDIRECT
+    for other in (
+        bytes(48),
+        bytes(about)[:18],
+        b"hidden" * 200,
+        make(pod, router),
+        make(peer, pod),
+        make(B.ip if version == 4 else B.ip6, peer),
+    ):
+        assert world.host_sends(from_host() / too_big(router, pod, other)).dropped == (133, INGRESS)
+    for back in (about, make(router, pod), bytes(48)):
+        assert world.pod_sends(A, from_pod(A) / too_big(pod, router, back)).dropped == (133, EGRESS)
+    assert before == [world.connections(tcp=each, version=version).keys() for each in (True, False)]
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_pod_says_what_is_too_big_to_whom_it_talks_with(world: World, version: int) -> None:
+    pod, peer = (A.ip, OUTSIDE) if version == 4 else (A.ip6, OUTSIDE6)
+    assert world.host_sends(from_host() / tcp(peer, pod, "S")).action == REDIRECT
+    world.allow(A, NOTHING)
+    assert world.pod_sends(A, from_pod(A) / too_big(pod, peer, tcp(peer, pod, "A"))).action == OK
 
 
 def test_a_fin_closes_its_direction_and_both_end_the_flow(world: World) -> None:

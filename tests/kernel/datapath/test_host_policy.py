@@ -4,16 +4,24 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from scapy.layers.inet import IP
-from scapy.layers.inet6 import ICMPv6ND_NS, IPv6
-from scapy.layers.l2 import Ether
-from scapy.packet import Packet
+from scapy.layers.inet import ICMP, IP
+from scapy.layers.inet6 import (
+    ICMPv6MLReport2,
+    ICMPv6ND_NS,
+    ICMPv6TimeExceeded,
+    IPv6,
+    IPv6ExtHdrHopByHop,
+    RouterAlert,
+)
+from scapy.layers.l2 import ARP, LLC, SNAP, Dot1AD, Dot1Q, Ether
+from scapy.packet import Packet, Raw
 
-from cells.maps import NODE_AUDITS_HOST, Map, PolicyEntry, PolicyKey, create_map
+from cells.maps import NODE_AUDITS_HOST, DeviceConfig, Map, PolicyEntry, PolicyKey, create_map
 from cells.maps.specs import policy_spec
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import (
     EGRESS,
+    IFINDEX,
     INGRESS,
     NODE,
     NODE6,
@@ -24,6 +32,8 @@ from tests.kernel.datapath.world import (
     A,
     World,
 )
+from tests.kernel.datapath_overlay.recorder import NOWHERE, Recorder, Route, recorded_object
+from tests.support.namespaces import need_root
 
 pytestmark = pytest.mark.kernel
 
@@ -33,6 +43,34 @@ WORLD4, WORLD6 = 9, 10
 TCP, UDP, GRE = 6, 17, 47
 FRAME = Ether(src="0a:00:00:00:99:01", dst="0a:00:00:00:99:02")
 ALLOW = PolicyEntry()
+SOMEWHERE = Route(0, 9)
+FWD_DISABLED = Route(5)
+
+
+class GuardedWorld(World):
+    """The world, with routes that a test gives."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        super().__init__(None, recorded_object(), self.recorder.map)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.recorder.map.close()
+
+    def reset(self) -> None:
+        """As new, with a device, and a way to every address."""
+        super().reset()
+        self.maps["hive_devices"].update(struct.pack("<I", IFINDEX), DeviceConfig(bytes(6)).pack())
+        self.recorder.nothing(SOMEWHERE)
+
+
+@pytest.fixture(scope="module")
+def loaded_world() -> Iterator[World]:
+    """Maps and programs, compiled so that routes are the test's."""
+    need_root()
+    with GuardedWorld() as world:
+        yield world
 
 
 class Host:
@@ -161,3 +199,149 @@ def test_a_node_whose_policy_map_is_gone_is_not_locked_up(host: Host) -> None:
     host.world.maps["hive_policies"].delete(struct.pack("<I", NUMBER))
     assert host.world.device_gets(SSH).action == OK
     assert host.world.device_sends(FETCH).action == OK
+
+
+LINK_LOCAL, NEIGHBOUR = "fe80::7", "fe80::1"
+REFUSED = (133, INGRESS)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [LINK_LOCAL, "ff02::1", "ff05::2", "224.0.0.1", "239.1.2.3", "255.255.255.255", "0.0.0.0"],
+)
+def test_what_no_router_passes_on_is_the_nodes(host: Host, target: str) -> None:
+    client, pod = (OUTSIDE6, A.ip6) if ":" in target else (OUTSIDE, A.ip)
+    for packet in (tcp(client, target, "S", dport=10250), udp(client, target), echo(client, target)):
+        assert host.world.device_gets(FRAME / packet).dropped == REFUSED
+        packet[IPv6 if ":" in target else IP].src = pod
+        assert host.world.pod_sends(A, from_pod(A) / packet, repeat=3).dropped == REFUSED
+    host.allow(gets(WORLD6 if ":" in target else WORLD4, UDP, 53), gets(A.identity, UDP, 53))
+    assert host.world.device_gets(FRAME / udp(client, target)).action == OK
+    assert host.world.pod_sends(A, from_pod(A) / udp(pod, target)).action == OK
+
+
+@pytest.mark.parametrize(("source", "target"), [(OUTSIDE, "192.168.7.255"), (OUTSIDE6, "fd00:7::")])
+@pytest.mark.parametrize("route", [NOWHERE, FWD_DISABLED], ids=["local", "no router"])
+def test_what_routes_lead_nowhere_else_is_the_nodes(
+    host: Host, source: str, target: str, route: Route
+) -> None:
+    """Broadcast addresses of networks, anycast addresses of routers, and all of it on what is no router."""
+    pod = A.ip6 if ":" in target else A.ip
+    assert host.world.device_gets(FRAME / udp(source, target)).action == OK
+    host.world.recorder.nothing(route)  # type: ignore[attr-defined]  # of GuardedWorld
+    assert host.world.device_gets(FRAME / udp(source, target)).dropped == REFUSED
+    assert host.world.pod_sends(A, from_pod(A) / udp(pod, target)).dropped == REFUSED
+    assert host.world.device_gets(FRAME / udp(source, pod)).action == OK, "it is a pod's"
+
+
+def test_the_node_talks_with_neighbours_by_link_local_addresses_as_its_policy_says(host: Host) -> None:
+    ask, answer = (
+        tcp(LINK_LOCAL, NEIGHBOUR, "S", sport=5, dport=179),
+        tcp(NEIGHBOUR, LINK_LOCAL, "SA", sport=179, dport=5),
+    )
+    assert host.world.device_sends(FRAME / ask).dropped == (133, EGRESS)
+    assert host.world.device_gets(FRAME / answer).dropped == REFUSED
+    host.allow(sends(WORLD6, TCP, 179))
+    assert host.world.device_sends(FRAME / ask).action == OK
+    assert host.world.device_gets(FRAME / answer).action == OK
+
+
+def listener_report(source: str) -> Packet:
+    return (
+        IPv6(src=source, dst="ff02::16", hlim=1)
+        / IPv6ExtHdrHopByHop(options=RouterAlert())
+        / ICMPv6MLReport2()
+    )
+
+
+def test_listeners_of_groups_and_servers_of_addresses_are_heard_whatever_the_policy_says(host: Host) -> None:
+    query: Packet = IP(src=OUTSIDE, dst="224.0.0.1", proto=2, ttl=1) / Raw(bytes(8))
+    offer = udp(OUTSIDE, "255.255.255.255", sport=67, dport=68)
+    offer6 = udp(NEIGHBOUR, LINK_LOCAL, sport=547, dport=546)
+    for packet in (query, listener_report(NEIGHBOUR), offer, offer6):
+        assert host.world.device_gets(FRAME / packet).action == OK
+    for packet in (
+        listener_report(LINK_LOCAL),
+        udp(LINK_LOCAL, "ff02::1:2", sport=546, dport=547),
+        udp(NODE, "255.255.255.255", sport=68, dport=67),
+    ):
+        assert host.world.device_sends(FRAME / packet).action == OK
+    for packet in (
+        udp(OUTSIDE, "255.255.255.255", sport=68, dport=67),
+        udp(OUTSIDE, NODE, sport=67, dport=68),
+        udp(NEIGHBOUR, LINK_LOCAL, sport=546, dport=547),
+        udp(OUTSIDE6, NODE6, sport=547, dport=546),
+        IP(src=OUTSIDE, dst="224.0.0.1", proto=2, ttl=2) / Raw(bytes(8)),
+        IP(src=OUTSIDE, dst=NODE, proto=2, ttl=1) / Raw(bytes(8)),
+    ):
+        assert host.world.device_gets(FRAME / packet).dropped == REFUSED
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_an_icmp_error_reaches_the_node_about_a_flow_of_its_own_and_no_other(
+    host: Host, version: int
+) -> None:
+    node, peer, router = (NODE, OUTSIDE, "203.0.113.9") if version == 4 else (NODE6, OUTSIDE6, "2001:db8::9")
+    kind = ICMP(type=11, code=0) if version == 4 else ICMPv6TimeExceeded()
+    fetch = tcp(node, peer, "S", dport=443)
+
+    def error(source: str, about: bytes) -> Packet:
+        return FRAME / (IP if version == 4 else IPv6)(src=source, dst=node) / kind / Raw(about)
+
+    host.allow(sends(WORLD4 if version == 4 else WORLD6, TCP, 443))
+    assert host.world.device_gets(error(peer, bytes(fetch))).dropped == REFUSED
+    assert host.world.device_sends(FRAME / fetch).action == OK
+    for source in (peer, router):
+        assert host.world.device_gets(error(source, bytes(fetch))).action == OK
+        for about in (b"", bytes(48), bytes(fetch)[:10], bytes(tcp(node, peer, "S", dport=80))):
+            assert host.world.device_gets(error(source, about)).dropped == REFUSED
+
+
+TAGS = [
+    Dot1Q(vlan=0),
+    Dot1AD(vlan=0),
+    Dot1AD(vlan=0) / Dot1Q(vlan=0),
+    Dot1Q(vlan=0) / Dot1Q(vlan=0) / Dot1Q(vlan=0),
+]
+
+
+@pytest.mark.parametrize("tags", TAGS, ids=repr)
+@pytest.mark.parametrize(("client", "node"), [(OUTSIDE, NODE), (OUTSIDE6, NODE6)])
+def test_priority_tags_hide_nothing(host: Host, tags: Packet, client: str, node: str) -> None:
+    """The kernel takes them off behind the program, however many there are."""
+    knock = FRAME / tags / tcp(client, node, "S", dport=22)
+    assert host.world.device_gets(knock).dropped == REFUSED
+    host.allow(gets(WORLD6 if ":" in node else WORLD4, TCP, 22))
+    assert host.world.device_gets(knock).action == OK
+
+
+def test_more_tags_than_anybody_needs_are_dropped(host: Host) -> None:
+    knock: Packet = tcp(OUTSIDE, NODE, "S", dport=22)
+    for _ in range(9):
+        knock = Dot1Q(vlan=0) / knock
+    assert host.world.device_gets(FRAME / knock).dropped == (182, INGRESS)
+
+
+@pytest.mark.parametrize(
+    "tags", [Dot1Q(vlan=5), Dot1AD(vlan=5) / Dot1Q(vlan=7), Dot1Q(vlan=0) / Dot1Q(vlan=5)]
+)
+def test_a_vlan_is_its_devices(host: Host, tags: Packet) -> None:
+    assert host.world.device_gets(FRAME / tags / tcp(OUTSIDE, "203.0.113.9", "S")).action == OK
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (Ether(src=FRAME.src, dst=FRAME.dst, type=0x8847) / Raw(bytes(40)), 139),
+        (Ether(src=FRAME.src, dst=FRAME.dst, type=0x88B5) / Raw(bytes(40)), 139),
+        (Ether(src=FRAME.src, dst=FRAME.dst, type=40) / LLC() / SNAP(code=0x800) / Raw(bytes(40)), 166),
+    ],
+    ids=["MPLS", "experimental", "802.3"],
+)
+def test_what_is_neither_ip_nor_arp_is_dropped_where_the_node_has_a_policy(
+    host: Host, frame: Packet, reason: int
+) -> None:
+    assert host.world.device_gets(frame).dropped == (reason, INGRESS)
+    assert host.world.device_gets(FRAME / ARP(pdst=NODE)).action == OK
+    host.world.tell()
+    assert host.world.device_gets(frame).action == OK

@@ -9,7 +9,6 @@ from scapy.layers.inet6 import (
     ICMPv6ND_RS,
     ICMPv6NDOptDstLLAddr,
     ICMPv6NDOptSrcLLAddr,
-    ICMPv6PacketTooBig,
     ICMPv6TimeExceeded,
     IPv6,
     IPv6ExtHdrDestOpt,
@@ -191,12 +190,6 @@ def test_errors_about_a_flow_reach_its_sender(world: World, error: Packet) -> No
     assert world.host_sends(told).dropped == (133, INGRESS)
     assert world.pod_sends(A, from_pod(A) / udp(A.ip6, B.ip6)).action == REDIRECT
     assert world.host_sends(told).action == REDIRECT
-
-
-def test_no_policy_stops_path_mtu_discovery(world: World) -> None:
-    world.allow(A, [])
-    too_big = from_host() / IPv6(src=OUTSIDE6, dst=A.ip6) / ICMPv6PacketTooBig(mtu=1280) / Raw(bytes(48))
-    assert world.host_sends(too_big).action == REDIRECT
 
 
 def test_the_host_reaches_a_pod_and_nobody_else(world: World) -> None:

@@ -92,6 +92,11 @@ def _asks_a_device_for_a_pod(recording: Recording) -> bool:
     return recording.hook == "from-netdev" and recording.area == "ndp" and recording.verdict != OK
 
 
+def _fragmentation_needed(recording: Recording) -> bool:
+    icmp, kind = recording.framed[23:24] == b"\x01", recording.framed[34:36]
+    return recording.hook == "from-container" and not _is_ipv6(recording) and icmp and kind == b"\x03\x04"
+
+
 def _told_by_geneve(recording: Recording) -> bool:
     chosen, geneve = (recording.constants.get(f"DSR_ENCAP_{name}") for name in ("MODE", "GENEVE"))
     return chosen is not None and bool(chosen == geneve)
@@ -100,6 +105,7 @@ def _told_by_geneve(recording: Recording) -> bool:
 _DIFFERENCES: Final = (
     ("DSR by Geneve: not built", _told_by_geneve),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
+    ("path MTU discovery passes policy about the pod's own flows only", _fragmentation_needed),
     ("a packet is a proxy's only while one listens, which no run of a single program shows", _to_proxy),
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),
     ("IPv6 fragments are tracked as IPv4's are, not refused", _fragment6),

@@ -2,14 +2,16 @@
 /* Host policies: what the node itself may get and send, by the policy of its host endpoint.
  *
  * Asked where packets come to the node or leave it: at native devices, and between it and pods. What goes on with a
- * flow that was let through the other way passes, and so does neighbour discovery. Without a host endpoint nobody is
- * asked.
+ * flow that was let through the other way passes, and so does what makes the node a host of its network, such as
+ * neighbour discovery. Without a host endpoint nobody is asked.
  */
 #pragma once
 
 #include <linux/pkt_cls.h>
 
 #include "ct/conntrack.h"
+#include "ct/quote.h"
+#include "lib/fib.h"
 #include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/network.h"
@@ -32,8 +34,72 @@ static __always_inline bool is_host(const struct address *ip, __u8 family)
 	return local && local->flags & ADDRESS_IS_HOST;
 }
 
+/* Whether an address belongs to no node alone, and no router passes on what is sent to it: a link-local address, a group,
+ * all nodes of the link (RFC 919, RFC 4291). Who gets it here is the node.
+ */
+static __always_inline bool stays_here(const struct address *ip, __u8 family)
+{
+	__u32 first = bpf_ntohl(ip->words[0]);
+
+	if (family == FAMILY_IPV6)
+		return link_scoped(ip);
+	return first >> 28 == 0xe || first == 0xffffffff || !first;
+}
+
+/* Whether the node's stack takes the packet for itself: it is for an address of the node, or for one of those above, or
+ * routes lead nowhere else, as of broadcast and anycast addresses. `flow` is read.
+ */
+VERIFIED_ALONE host_takes(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+{
+	const struct address_info *local;
+	struct bpf_fib_lookup fib;
+	long found;
+
+	if (!flow)
+		return true;
+	local = address_lookup(&flow->daddr, family);
+	if (local)
+		return local->flags & ADDRESS_IS_HOST;
+	if (stays_here(&flow->daddr, family))
+		return true;
+	found = fib_ask_for(skb, &fib, &flow->saddr, &flow->daddr, 0, family);
+	return found < 0 || found == BPF_FIB_LKUP_RET_NOT_FWDED || found == BPF_FIB_LKUP_RET_FWD_DISABLED;
+}
+
+#define DHCP_SERVER 67
+#define DHCP_CLIENT 68
+#define DHCP6_CLIENT 546
+#define DHCP6_SERVER 547
+
+/* Whether the node needs the packet to be one, whatever its policy says: to find neighbours and routers, to have groups
+ * brought, and to get an address (RFC 2131, RFC 8415). Of addresses that it has renewals are answers of flows.
+ */
+static __always_inline bool configures_host(const struct flow *flow, enum direction direction, bool readable,
+					    __u8 family)
+{
+	__u16 from = bpf_ntohs(flow->sport), to = bpf_ntohs(flow->dport);
+
+	if (family == FAMILY_IPV4 && flow->protocol == IPPROTO_IGMP)
+		return flow->ttl == 1 && bpf_ntohl(flow->daddr.words[0]) >> 28 == 0xe;
+	if (!readable)
+		return false;
+	if (family == FAMILY_IPV6 && finds_neighbours(flow))
+		return true;
+	if (flow->protocol != IPPROTO_UDP)
+		return false;
+	if (direction == EGRESS) { /* the client's */
+		__u16 client = from;
+
+		from = to;
+		to = client;
+	}
+	if (family == FAMILY_IPV4)
+		return flow->daddr.words[0] == 0xffffffff && from == DHCP_SERVER && to == DHCP_CLIENT;
+	return link_scoped(&flow->daddr) && from == DHCP6_SERVER && to == DHCP6_CLIENT;
+}
+
 /* 0 if the packet, which is read, may pass; else the reason to drop it. Of a protocol that conntrack does not know
- * (`tracked`) every packet is judged by itself. A node whose policy map is gone is not locked up for that.
+ * (`tracked`) every packet is judged by itself, and so is an ICMP error, unless it is about a flow of the node. A node whose policy map is gone is not locked up for that.
  */
 static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, enum direction direction, bool tracked,
 				      __u8 family)
@@ -44,9 +110,9 @@ static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, 
 	struct ct_entry *entry;
 	int refused;
 
-	if (tracked) {
+	if (tracked && likely(!flow->related)) {
 		status = ct_lookup(flow, direction, now, family, &entry);
-		if (status == CT_REPLY || status == CT_RELATED)
+		if (status == CT_REPLY)
 			return 0;
 	}
 	refused = policy_check(skb, flow, direction, status == CT_NEW, &use, family);
@@ -56,7 +122,7 @@ static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, 
 }
 
 /* The same for what a pod, or another node by the tunnel, sends to the node. `flow` says who that is. */
-VERIFIED_ALONE host_admits(struct __sk_buff *skb, struct flow *flow, __u32 family)
+VERIFIED_ALONE host_asks(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
 	if (!flow)
 		return DROP_INVALID;
@@ -65,17 +131,31 @@ VERIFIED_ALONE host_admits(struct __sk_buff *skb, struct flow *flow, __u32 famil
 	return host_judge(skb, flow, INGRESS, true, family);
 }
 
-/* For what a device brings: 0 too if it is not for the node. What cannot be read is the stack's to refuse. */
+#define NOT_THE_HOSTS 0x100
+
+/* The same; NOT_THE_HOSTS if the node does not take it. */
+VERIFIED_ALONE host_guards(struct __sk_buff *skb, struct flow *flow, __u32 family)
+{
+	if (!flow || !host_takes(skb, flow, family))
+		return NOT_THE_HOSTS;
+	if (unlikely(flow->related) && is_about_flow(skb, flow, INGRESS, ct_now(), family))
+		return 0;
+	return host_asks(skb, flow, family);
+}
+
+/* For what a device brings: 0 too if the node does not take it. What cannot be read is the stack's to refuse. */
 static __always_inline int host_gets(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int refused = parse_network(skb, flow, family);
 
-	if (refused || !is_host(&flow->daddr, family))
+	if (refused || !host_takes(skb, flow, family))
 		return 0;
 	refused = parse_payload(skb, flow, true, family);
 	if (refused && refused != DROP_CT_UNKNOWN_PROTOCOL)
 		return refused;
-	if (family == FAMILY_IPV6 && !refused && finds_neighbours(flow))
+	if (configures_host(flow, INGRESS, !refused, family))
+		return 0;
+	if (unlikely(flow->related) && is_about_flow(skb, flow, INGRESS, ct_now(), family))
 		return 0;
 	flow->source_identity = nodeport_client_identity(flow, family);
 	flow->destination = host_endpoint();
@@ -108,12 +188,16 @@ static __always_inline int host_leaves(struct __sk_buff *skb, struct flow *flow,
 	if (is_others(mark_read(skb)))
 		return 0;
 	refused = parse_network(skb, flow, family);
-	if (refused || !is_host(&flow->saddr, family) || is_host(&flow->daddr, family))
+	if (refused || is_host(&flow->daddr, family))
+		return 0;
+	if (!is_host(&flow->saddr, family) && !(family == FAMILY_IPV6 && link_scoped(&flow->saddr)))
 		return 0;
 	refused = parse_payload(skb, flow, true, family);
 	if (refused && refused != DROP_CT_UNKNOWN_PROTOCOL)
 		return refused;
-	if (family == FAMILY_IPV6 && !refused && finds_neighbours(flow))
+	if (configures_host(flow, EGRESS, !refused, family))
+		return 0;
+	if (unlikely(flow->related) && is_about_flow(skb, flow, EGRESS, ct_now(), family))
 		return 0;
 	flow->source = host_endpoint();
 	flow->source_identity = IDENTITY_HOST;
@@ -154,5 +238,7 @@ static __always_inline int host_guard(struct __sk_buff *skb, struct flow *flow, 
 		refused = direction == INGRESS ? host4_gets(skb, flow) : host4_leaves(skb, flow);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
 		refused = direction == INGRESS ? host6_gets(skb, flow) : host6_leaves(skb, flow);
+	else if (direction == INGRESS && protocol != bpf_htons(ETH_P_ARP)) /* the stack may find IP in it */
+		refused = bpf_ntohs(protocol) < ETH_TYPE_MIN ? DROP_UNSUPPORTED_L2 : DROP_UNKNOWN_L3;
 	return refused ? DROP(direction, refused) : TC_ACT_OK;
 }

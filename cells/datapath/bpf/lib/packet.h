@@ -48,7 +48,7 @@ struct flow {
 	__u8 tcp_flags;
 	__u8 ttl; /* or the hop limit */
 	bool related;	   /* an ICMP error */
-	bool frag_needed;  /* the ICMP error no policy may stop */
+	bool frag_needed;  /* the ICMP error of path MTU discovery: about the endpoint's own flow no policy may stop it */
 	bool reply_likely; /* which direction conntrack should try first: a guess, never a verdict */
 	bool through_stack; /* a packet of a local pod that the host's stack has handled, and may have translated */
 	bool from_tunnel;  /* another node has sent it */

@@ -2,93 +2,8 @@
 /* ICMP errors about translated flows: what they quote is translated too, and they go where the flow's packets go. */
 #pragma once
 
+#include "ct/quote.h"
 #include "nat/flow.h"
-
-/* What an error quotes. */
-struct nat_quote {
-	struct flow about;
-	__u32 ip_at;
-	__u32 checksum_at; /* of the transport, 0 if it is not in the packet */
-	__u32 ports_at;	   /* of the source's port or the identifier */
-	bool echo;
-};
-
-static __always_inline bool nat_quote_echo(context_t *ctx, struct nat_quote *quote, __u8 family)
-{
-	struct icmphdr icmp;
-
-	if (packet_load(ctx, quote->about.l4, &icmp, sizeof(icmp)))
-		return false;
-	quote->echo = true;
-	quote->checksum_at = quote->about.l4 + ICMP_CHECKSUM;
-	quote->ports_at = quote->about.l4 + ICMP_ID;
-	if (icmp.type == (family == FAMILY_IPV4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST)) {
-		quote->about.sport = icmp.id;
-		return true;
-	}
-	quote->about.dport = icmp.id;
-	return icmp.type == (family == FAMILY_IPV4 ? ICMP_ECHOREPLY : ICMPV6_ECHO_REPLY);
-}
-
-static __always_inline bool nat_quote_ports(context_t *ctx, struct nat_quote *quote)
-{
-	__u32 at = quote->about.l4;
-	__be16 ports[2], checksum;
-
-	if (packet_load(ctx, at, ports, sizeof(ports)))
-		return false;
-	quote->about.sport = ports[0];
-	quote->about.dport = ports[1];
-	quote->ports_at = at;
-	switch (quote->about.protocol) {
-	case IPPROTO_TCP:
-		at += TCP_CHECKSUM;
-		break;
-	case IPPROTO_UDP:
-		at += UDP_CHECKSUM;
-		break;
-	default:
-		return quote->about.protocol == IPPROTO_SCTP;
-	}
-	/* Of TCP most quote 8 bytes only. A zero of UDP's is none. */
-	if (!packet_load(ctx, at, &checksum, sizeof(checksum)) &&
-	    (checksum || quote->about.protocol == IPPROTO_TCP))
-		quote->checksum_at = at;
-	return true;
-}
-
-/* Read it; false if it does not tell a flow. */
-static __always_inline bool nat_quote_read(context_t *ctx, const struct flow *flow, struct nat_quote *quote,
-					   __u8 family)
-{
-	struct flow *about = &quote->about;
-
-	quote->ip_at = flow->l4 + sizeof(struct icmphdr);
-	if (family == FAMILY_IPV4) {
-		struct iphdr ip;
-
-		if (packet_load(ctx, quote->ip_at, &ip, sizeof(ip)) || ip.ihl < 5)
-			return false;
-		about->saddr.words[0] = ip.saddr;
-		about->daddr.words[0] = ip.daddr;
-		about->protocol = ip.protocol;
-		about->l4 = quote->ip_at + ip.ihl * 4;
-		if (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET))
-			return false;
-	} else {
-		struct ipv6hdr ip;
-
-		if (packet_load(ctx, quote->ip_at, &ip, sizeof(ip)))
-			return false;
-		address_load(&about->saddr, &ip.saddr);
-		address_load(&about->daddr, &ip.daddr);
-		about->protocol = ip.nexthdr;
-		about->l4 = quote->ip_at + sizeof(ip);
-	}
-	if (about->protocol == (family == FAMILY_IPV4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
-		return nat_quote_echo(ctx, quote, family);
-	return nat_quote_ports(ctx, quote);
-}
 
 /* Change two bytes of what is quoted, and the error's own checksum with them. */
 static __always_inline int nat_quote_store(context_t *ctx, __u32 sum_at, __u32 at, __be16 from, __be16 to)
@@ -111,7 +26,7 @@ static __always_inline int nat_quote_checksum(context_t *ctx, __u32 sum_at, __u3
 
 /* Put another address and port at one end of the quoted flow. */
 static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *flow,
-					     const struct nat_quote *quote, enum end end, const struct nat_entry *entry,
+					     const struct quote *quote, enum end end, const struct nat_entry *entry,
 					     __u8 family)
 {
 	__u32 sum_at = flow->l4 + offsetof(struct icmphdr, checksum), at = quote->ports_at;
@@ -154,13 +69,13 @@ static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *
 /* An error comes back about a packet that left translated: as nat_return(). */
 static __always_inline int nat_error_return(context_t *ctx, struct flow *flow, __u8 family)
 {
-	struct nat_quote quote = {};
+	struct quote quote = {};
 	const struct flow *about = &quote.about;
 	struct nat_entry entry;
 	union nat_key key;
 	int refused;
 
-	if (!nat_quote_read(ctx, flow, &quote, family))
+	if (!quote_read(ctx, flow, &quote, family))
 		return 0;
 	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_IN,
 		      family);
@@ -176,13 +91,13 @@ static __always_inline int nat_error_return(context_t *ctx, struct flow *flow, _
 /* An error leaves about an answer that came back: it has to come from where its receiver takes the flow to come from. */
 static __always_inline int nat_error_leave(context_t *ctx, struct flow *flow, __u8 family)
 {
-	struct nat_quote quote = {};
+	struct quote quote = {};
 	const struct flow *about = &quote.about;
 	struct nat_entry entry;
 	union nat_key key;
 	int refused;
 
-	if (!nat_quote_read(ctx, flow, &quote, family))
+	if (!quote_read(ctx, flow, &quote, family))
 		return DROP_NAT_UNSUPPORTED;
 	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_OUT,
 		      family);

@@ -2,11 +2,9 @@
 /* Translates the packets of a flow: their source on the way out, their destination on the way back. */
 #pragma once
 
+#include "ct/quote.h"
 #include "lb/translate.h"
 #include "nat/ports.h"
-
-#define ICMP_CHECKSUM 2
-#define ICMP_ID 4
 
 static __always_inline bool nat_is_echo(const struct flow *flow)
 {

@@ -10,6 +10,39 @@
 #include "netdev/ingress.h"
 #include "netdev/proxied.h"
 
+#define MAX_TAGS 4
+#define VLAN_ID 0x0fff
+#define TAGGED_ELSEWHERE 1 /* a packet of a device on top of this one */
+
+static __always_inline bool is_tag(__be16 protocol)
+{
+	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
+}
+
+/* Take off the tags in the frame that the kernel takes off behind this program: priority tags (IEEE 802.1Q), which name no
+ * VLAN. The first of all it has taken off before. 0, TAGGED_ELSEWHERE, or minus the reason to drop.
+ */
+VERIFIED_ALONE device_untag(struct __sk_buff *skb)
+{
+	for (int i = 0; i < MAX_TAGS; i++) {
+		__u32 inner;
+		__be16 tag;
+
+		if (!is_tag(packet_protocol(skb)))
+			return 0;
+		if (!LINK_HLEN || packet_load(skb, LINK_HLEN, &tag, sizeof(tag)))
+			return -DROP_VLAN;
+		inner = bpf_ntohs(tag) & VLAN_ID;
+		if (skb->vlan_present && skb->vlan_tci & VLAN_ID)
+			return inner ? TAGGED_ELSEWHERE : -DROP_VLAN; /* that device might not be guarded */
+		if (!skb->vlan_present && inner)
+			return TAGGED_ELSEWHERE;
+		if (bpf_skb_vlan_pop(skb))
+			return -DROP_VLAN;
+	}
+	return -DROP_VLAN;
+}
+
 static __always_inline int device_in(struct __sk_buff *skb)
 {
 	struct flow flow = {};
@@ -17,6 +50,11 @@ static __always_inline int device_in(struct __sk_buff *skb)
 
 	if (unlikely(skb->pkt_type == PACKET_LOOPBACK)) /* what the node itself has sent to a group that it is in */
 		return TC_ACT_OK;
+	if (unlikely(is_tag(packet_protocol(skb)))) {
+		verdict = device_untag(skb);
+		if (verdict)
+			return verdict < 0 ? finish(skb, &flow, DROP(INGRESS, -verdict)) : TC_ACT_OK;
+	}
 	verdict = device_gets(skb, &flow);
 	if (verdict == TC_ACT_OK)
 		verdict = device_gives_proxy(skb, &flow);

@@ -32,11 +32,11 @@ static __always_inline bool nodeport_error_backend(const struct flow *about, str
 static __always_inline int nodeport_error(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	struct lb_backend backend = {};
-	struct nat_quote quote = {};
+	struct quote quote = {};
 	struct nat_entry own = {};
 	int refused;
 
-	if (!nat_quote_read(ctx, flow, &quote, family) || quote.echo)
+	if (!quote_read(ctx, flow, &quote, family) || quote.echo)
 		return 0;
 	if (!nodeport_error_backend(&quote.about, &backend, now, family))
 		return 0;

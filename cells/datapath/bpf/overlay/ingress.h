@@ -103,7 +103,7 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 		verdict = overlay_returns(skb, flow, family);
 		if (verdict != UNDECIDED)
 			return verdict;
-		refused = unlikely(host_endpoint()) ? host_admits(skb, flow, family) : 0;
+		refused = unlikely(host_endpoint()) ? host_guards(skb, flow, family) : 0;
 		return refused ? DROP(INGRESS, refused) : overlay_to_host(skb, flow, family);
 	}
 	flow->destination = local->endpoint_id;

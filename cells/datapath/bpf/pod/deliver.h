@@ -5,6 +5,7 @@
 #include <linux/pkt_cls.h>
 
 #include "ct/conntrack.h"
+#include "ct/quote.h"
 #include "lb/error.h"
 #include "lb/pod.h"
 #include "lib/events.h"
@@ -62,8 +63,9 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	}
 	if (!own_service(flow, entry, *status, family)) {
 		refused = policy_check(skb, flow, INGRESS, *status == CT_NEW, &use, family);
+		/* Path MTU discovery is not for policy to break: any router on the way of the pod's packets may say so. */
 		if (refused)
-			return refused;
+			return unlikely(flow->frag_needed) && is_about_flow(skb, flow, INGRESS, now, family) ? 0 : refused;
 	}
 	if (*status == CT_NEW)
 		return ct_create(flow, INGRESS, now, family);

@@ -232,8 +232,8 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		return egress_proxied(skb, flow, self, status, family);
 	if (unlikely(flow->only_by_proxy))
 		return DROP(EGRESS, DROP_NO_PROXY);
-	if (local && local->flags & ADDRESS_IS_HOST && unlikely(host_endpoint())) {
-		verdict = host_admits(skb, flow, family);
+	verdict = !to_pod && !tunnel && unlikely(host_endpoint()) ? host_guards(skb, flow, family) : NOT_THE_HOSTS;
+	if (verdict != NOT_THE_HOSTS) {
 		return verdict ? DROP(INGRESS, verdict) : to_stack(skb, flow, status, family); /* asked every time */
 	}
 	if (to_pod && unlikely(flow->ttl <= 1))

@@ -91,8 +91,6 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	map = bpf_map_lookup_elem(&hive_policies, &endpoint);
 	if (!map)
 		return DROP_ENDPOINT_NOT_READY;
-	if (flow->frag_needed)
-		return 0; /* path MTU discovery is not for policy to break */
 	entry = policy_choose(map, flow, direction, identity, &match);
 	if (!entry)
 		return DROP_POLICY;
