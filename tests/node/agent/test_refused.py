@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cells.maps import open_map
-from hive.lab import pods
+from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.requests import ask
@@ -212,6 +212,19 @@ def test_an_external_address_that_no_node_has_leads_to_the_endpoints(node: Lab, 
         for place, group in places.values():
             for version in FAMILIES:
                 comes(place, group, (EXTERNAL[version], PORT), "server")
+
+
+def test_an_external_address_that_is_the_nodes_own_is_refused(node: Lab, tmp_path: Path) -> None:
+    """It would take the node's own ports from it; the rest of the service is served."""
+    with answering(node, tmp_path), clients(node) as places:
+        text = (tmp_path / "web.yaml").read_text()
+        own = text.replace("externalIPs: [", f'externalIPs: ["{NODE_ADDRESS}", ')
+        (tmp_path / "web.yaml").write_text(own)
+        line = "address of a service is refused"
+        eventually(lambda: line in agent_process.log_end(node, 200))
+        for place, group in places.values():
+            comes(place, group, (EXTERNAL[4], PORT), "server")
+            assert not answers(place, group, (NODE_ADDRESS, PORT)).endswith("server")
 
 
 def test_or_to_its_owner_where_only_addresses_of_the_node_are_served(node: Lab, tmp_path: Path) -> None:
