@@ -16,7 +16,7 @@ from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.node import Lab
 from tests.bench.stats import Figure, Sample
-from tests.support.agents import made, serving
+from tests.support.agents import known_pods, made, serving
 from tests.support.dns import lookup, query
 from tests.support.town import WEB, Town, town
 
@@ -99,6 +99,7 @@ def kills(place: Town) -> tuple[int, int, int, float]:
 def measure(folder: Path, rounds: int) -> list[Figure]:
     """Medians in µs, lookups a second, and what kill -9 costs."""
     over, through, direct, rates, rates_direct = [], [], [], [], []
+    known_pods(folder, "other")
     with made(Lab(f"bench-names-{os.getpid()}")) as node, town(node, folder) as place:
         pods.add(node, "other")
         with node.open_pod("other") as free:

@@ -24,6 +24,7 @@ from tests.bench.stats import Row, Sample
 from tests.bench.tools import tool
 from tests.node.agent.test_accelerated import like_a_wire
 from tests.node.agent.test_node_port import command
+from tests.support.agents import known_pods
 from tests.support.waiting import eventually
 
 NEAR, FAR, TARGET = 30080, 30081, 7002
@@ -100,6 +101,7 @@ def ours(folder: Path, program: Path, *, in_driver: bool) -> Iterator[Way]:
     settings = [f"--manifests-dir={objects}", "--enable-node-port=true"]
     if in_driver:
         settings.append("--bpf-lb-acceleration=native")
+    known_pods(objects, "receiver")
     with our_lab(name, *settings) as (made, _), contextlib.ExitStack() as stack:
         if in_driver:
             like_a_wire(made, folder)

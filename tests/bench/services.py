@@ -35,6 +35,7 @@ from tests.bench.stats import Row, Sample
 from tests.bench.tools import tool
 from tests.bench.traffic import PORT as SERVED
 from tests.bench.traffic import server
+from tests.support.agents import known_pods
 from tests.support.cgroups import unified
 from tests.support.waiting import eventually
 
@@ -71,6 +72,7 @@ def ours(folder: Path, program: Path, count: int, *settings: str) -> Iterator[Wa
     objects = folder / name
     objects.mkdir(exist_ok=True)
     more = (f"--manifests-dir={objects}", "--enable-node-port=true", *settings)
+    known_pods(objects, "a", "b")
     with our_lab(name, *more) as (made, _), contextlib.ExitStack() as stack:
         pods.add(made, "a")
         address = pods.add(made, "b").ipv4

@@ -17,7 +17,7 @@ from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
 from hive.lab.traffic.requests import answer, ask, ask_on
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 
 TURNS = int(os.environ.get("SOAK_UPGRADES", "6"))
@@ -50,6 +50,7 @@ ports: [{{name: http, port: 8080}}]
 def test_services_go_on_while_agents_of_two_builds_take_turns(node: Lab, tmp_path: Path) -> None:
     settings = (f"--manifests-dir={tmp_path}", "--enable-node-port=true", "--enable-l7-proxy=false")
     began = time.monotonic()
+    known_pods(tmp_path, "client", "one", "two")
     serving(node, *settings)
     start, moments = time.monotonic() - began, random.Random(SEED)  # noqa: S311  (a fixed sequence)
     client, one, two = (pods.add(node, name) for name in ("client", "one", "two"))

@@ -1,7 +1,7 @@
 """Real agents and the real plugin in a lab node, used as an operator and a container runtime use them.
 
 Needs: root, a lab node (hive.lab.node).
-Gives: made, run_agent, serving, terminated; invoke, start_plugin, hasty_plugin.
+Gives: made, run_agent, serving, known_pods, terminated; invoke, start_plugin, hasty_plugin.
 """
 
 from __future__ import annotations
@@ -166,3 +166,17 @@ def made(lab: Lab) -> Iterator[Lab]:
     finally:
         with exclusive():
             destroy(lab)
+
+
+def known_pods(folder: Path, *names: str) -> None:
+    """Write the objects of pods into a folder of manifests; a pod without one is closed, in reserved:init."""
+    objects = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        }
+        for name in names
+    ]
+    text = json.dumps({"kind": "List", "apiVersion": "v1", "items": objects})
+    (folder / "pods.json").write_text(text, encoding="utf-8")

@@ -38,8 +38,9 @@ STATIC_POD: Final = "kubernetes.io/config.hash"
 class KubernetesPods:
     """Pods' labels as their objects say them.
 
-    In a folder of manifests what is not there is not to come: such a pod has the labels of its call and its
-    namespace. The API server may report a pod a moment after the kubelet runs it, so this waits.
+    A pod without an object has none: its endpoint is reserved:init, denied unless a policy allows init.
+    The API server may report a pod a moment after the kubelet runs it, so this waits; a folder of manifests
+    is read as a whole, and what it does not have is not waited for.
     """
 
     def __init__(
@@ -74,11 +75,9 @@ class KubernetesPods:
                 return None
             self._rules = None
         row, namespace = self._pods.get(pod[:2]), self._namespaces.get(("", pod.namespace))
-        if self._folder:
-            if not (row or self._pods.initialized) or not (namespace or self._namespaces.initialized):
-                return None
-            return self._labels(pod.namespace, row, namespace)
-        if row is None or namespace is None or not is_meant(row, pod.uid):
+        if row is None or not is_meant(row, pod.uid):
+            return None
+        if namespace is None and not (self._folder and self._namespaces.initialized):
             return None
         return self._labels(pod.namespace, row, namespace)
 
@@ -95,10 +94,18 @@ class KubernetesPods:
         """Wait until the watch or a request to the API server brings the pod; None if neither does."""
         with anyio.move_on_after(WATCH_SECONDS):
             await self.ready()
+            if self._folder:
+                await self._pods.wait_initialized()
+                await self._namespaces.wait_initialized()
+                if (found := self.lookup(pod)) is None:
+                    self._log.warning(
+                        "no manifest of a pod: its endpoint begins with reserved:init",
+                        pod=f"{pod.namespace}/{pod.name}",
+                    )
+                return found
             return await self._watched(pod)
         if self._folder:
-            row, namespace = self._pods.get(pod[:2]), self._namespaces.get(("", pod.namespace))
-            return self._labels(pod.namespace, row, namespace)
+            return self.lookup(pod)
         with anyio.move_on_after(METADATA_SECONDS - WATCH_SECONDS):
             await self.ready()
             answered, found = await self._asked(pod)
@@ -143,13 +150,13 @@ class KubernetesPods:
             return False, None
         return True, self._labels(pod.namespace, row, namespace) if is_meant(row, pod.uid) else None
 
-    def _labels(self, name: str, pod: Pod | None, namespace: Namespace | None) -> list[Label]:
-        account = pod.spec.service_account_name if pod is not None else ""
-        if pod is not None and self._folder:
+    def _labels(self, name: str, pod: Pod, namespace: Namespace | None) -> list[Label]:
+        account = pod.spec.service_account_name
+        if self._folder:
             account = account or "default"  # an API server would have put it there
         return list(
             pod_labels(
-                pod.labels if pod is not None else {},
+                pod.labels,
                 namespace=name,
                 namespace_labels=namespace.labels if namespace is not None else {},
                 service_account=account,

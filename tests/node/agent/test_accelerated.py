@@ -32,7 +32,7 @@ from tests.node.agent.test_node_port import (
     service,
     slices,
 )
-from tests.support.agents import serving, terminated
+from tests.support.agents import known_pods, serving, terminated
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -83,6 +83,7 @@ def entered(lab: Lab) -> bool:
 
 def prepare(lab: Lab, folder: Path, *settings: str) -> int:
     (folder / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
+    known_pods(folder, "server")
     return serving(lab, f"--manifests-dir={folder}", *SETTINGS, *settings)
 
 

@@ -12,7 +12,7 @@ from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from tests.node.agent.test_services import VIP, manifests, reached
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -67,6 +67,7 @@ def served(pid: int) -> int:
 
 
 def test_full_maps_are_told_of_and_harm_nobody_who_is_served(node: Lab, tmp_path: Path) -> None:
+    known_pods(tmp_path, "client", "server")
     pid = serving(node, f"--manifests-dir={tmp_path}", f"--bpf-lb-map-max={ROOM}")
     client, server = pods.add(node, "client"), pods.add(node, "server")
     (tmp_path / "web.yaml").write_text(manifests(server.ipv4))

@@ -19,7 +19,7 @@ from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
 from tests.node.agent.test_pod_labels import write
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.town import connects
 from tests.support.waiting import eventually
 
@@ -62,6 +62,7 @@ def test_a_node_is_reached_as_the_policies_that_select_it_say(node: Lab, tmp_pat
     manifests.mkdir()
     write(manifests, "node", this_node("yes"))
     settings = ("--enable-host-firewall=true", f"--manifests-dir={manifests}")
+    known_pods(manifests, "pod")
     pid = serving(node, *settings)
     pod = pods.add(node, "pod")
     with node.open() as here, node.open_outside() as outside, node.open_pod(pod.pod) as inside_pod:

@@ -32,7 +32,7 @@ from tests.node.agent.test_node_port import (
     service,
     slices,
 )
-from tests.support.agents import serving, terminated
+from tests.support.agents import known_pods, serving, terminated
 from tests.support.tun import tun_wire
 from tests.support.waiting import eventually
 
@@ -56,6 +56,7 @@ def wan(node: Lab) -> Iterator[None]:
 def start(node: Lab, folder: Path) -> int:
     (folder / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
     (folder / "none.yaml").write_text(service("none", 30082) + slices("none", {}))
+    known_pods(folder, "server", "client")
     return serving(node, f"--manifests-dir={folder}", *SETTINGS)
 
 

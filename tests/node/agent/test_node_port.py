@@ -19,7 +19,7 @@ from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -189,6 +189,7 @@ def server(node: Lab, tmp_path: Path) -> pods.Attached:
     """A pod that services lead to, on a node that serves clients outside."""
     give_addresses(node)
     (tmp_path / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
+    known_pods(tmp_path, "server")
     pid = serving(node, f"--manifests-dir={tmp_path}", *SETTINGS)
     told = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]
     assert told["directRoutingDevice"] == "uplink"
@@ -240,6 +241,7 @@ def test_every_address_is_closed_to_clients_outside_its_source_ranges(node: Lab,
     give_addresses(node)
     with node.open_outside() as outside:
         outside.run(command, f"route add {CLUSTER_IP} via {NODE_ADDRESS}")
+    known_pods(tmp_path, "server")
     serving(
         *(node, f"--manifests-dir={tmp_path}", "--kube-proxy-replacement=true"),
         *("--bpf-lb-source-range-all-types=true", "--bpf-lb-external-clusterip=true"),

@@ -15,7 +15,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
 from tests.node.agent.test_policy_enforcement import conversation, denied, flows, is_cut
-from tests.support.agents import serving, terminated
+from tests.support.agents import known_pods, serving, terminated
 from tests.support.talk import talking
 from tests.support.waiting import eventually
 
@@ -91,6 +91,40 @@ def test_a_policy_by_labels_cuts_a_flow_and_a_label_lets_it_go_on(node: Lab, tmp
     pods.add(node, "new")
     with node.open_pod("new") as inside:
         assert inside.run(ping, server.ipv4, 1), "a policy knows the new identity before the pod sends"
+
+
+INIT_POLICY = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumClusterwideNetworkPolicy",
+    "metadata": {"name": "init"},
+    "spec": {
+        "endpointSelector": {"matchLabels": {"reserved:init": ""}},
+        "ingress": [{"fromEntities": ["all"]}],
+        "egress": [{"toEntities": ["all"]}],
+    },
+}
+
+
+def test_a_pod_without_an_object_is_closed_until_that_comes(node: Lab, tmp_path: Path) -> None:
+    known_pods(tmp_path, "server")
+    pid = serving(node, f"--manifests-dir={tmp_path}")
+    server, late = pods.add(node, "server"), pods.add(node, "late")
+    assert labels_of(pid, "late") == {"reserved:init"}
+    with node.open_pod("late") as inside, node.open_pod("server") as other:
+        assert not inside.run(ping, server.ipv4, 1)
+        assert not inside.run(ping, OUTSIDE_ADDRESS, 1)
+        assert not other.run(ping, late.ipv4, 1)
+        write(tmp_path, "init", INIT_POLICY)
+        eventually(lambda: inside.run(ping, server.ipv4, 1) and other.run(ping, late.ipv4, 1))
+        (tmp_path / "init.yaml").unlink()
+        eventually(lambda: not inside.run(ping, server.ipv4, 1))
+        assert terminated(node, pid) == 0
+        pid = serving(node, f"--manifests-dir={tmp_path}")
+        assert labels_of(pid, "late") == {"reserved:init"}
+        assert not inside.run(ping, server.ipv4, 1)
+        write(tmp_path, "late", pod("late", {"app": "late"}))
+        eventually(lambda: "k8s:app=late" in labels_of(pid, "late"))
+        eventually(lambda: inside.run(ping, server.ipv4, 1) and other.run(ping, late.ipv4, 1))
 
 
 def test_networks_select_this_node_where_that_is_asked_for(node: Lab, tmp_path: Path) -> None:

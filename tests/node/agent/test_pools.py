@@ -16,7 +16,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
 from tests.node.agent.test_pod_labels import write
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -47,6 +47,7 @@ def test_pods_of_two_pools_reach_each_other_and_keep_their_addresses(node: Lab, 
     settings = ("--ipam=multi-pool", "--routing-mode=native", f"--manifests-dir={tmp_path}")
     write(tmp_path, "node", node_object(default="10.40.0.0/28"))
     write(tmp_path, "red", pod("red", "red"))
+    known_pods(tmp_path, "client")
     pid = serving(node, *settings)
     with ThreadPoolExecutor() as pool:
         red = pool.submit(pods.add, node, "red")  # waits: its pool has no range yet

@@ -19,7 +19,7 @@ from hive.lab.traffic.requests import ask
 from tests.node.agent.test_node_port import NODE6, OUTSIDE, TARGET, command, give_addresses
 from tests.node.agent.test_traffic_policies_live import served
 from tests.node.agent.test_without_kube_proxy import joined
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.cgroups import join, unified
 from tests.support.waiting import eventually
 
@@ -141,6 +141,7 @@ def test_a_service_without_endpoints_refuses(
 ) -> None:
     prepare(node)
     (tmp_path / "web.yaml").write_text(service() + slices(backends))
+    known_pods(tmp_path, "client")
     serving(node, f"--manifests-dir={tmp_path}", *SETTINGS, *more)
     pods.add(node, "client")
 
@@ -154,6 +155,7 @@ def test_a_service_without_endpoints_refuses(
 def test_or_is_silent_where_there_are_packets(node: Lab, tmp_path: Path) -> None:
     prepare(node)
     (tmp_path / "web.yaml").write_text(service() + slices({4: "", 6: ""}))
+    known_pods(tmp_path, "client")
     serving(node, f"--manifests-dir={tmp_path}", *SETTINGS, "--service-no-backend-response=drop")
     pods.add(node, "client")
     wanted = {
@@ -180,6 +182,7 @@ def test_or_is_silent_where_there_are_packets(node: Lab, tmp_path: Path) -> None
 def answering(lab: Lab, folder: Path, *more: str) -> Iterator[pods.Attached]:
     """A pod that answers, the only endpoint of the service."""
     prepare(lab)
+    known_pods(folder, "client", "server")
     serving(lab, f"--manifests-dir={folder}", *SETTINGS, *more)
     pods.add(lab, "client")
     pod = pods.add(lab, "server")

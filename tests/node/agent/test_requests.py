@@ -28,7 +28,7 @@ from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
 from tests.node.agent.test_pod_labels import pod, write
 from tests.node.agent.test_services import VIP, manifests
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.requests import (
     GRPC_SERVER,
     PORT,
@@ -145,6 +145,7 @@ def test_redirects_go_on_without_the_agent_and_end_without_envoy(node: Lab, tmp_
 
 
 def test_nothing_of_envoy_is_there_before_a_rule_asks_for_it(node: Lab, tmp_path: Path) -> None:
+    known_pods(tmp_path, "server")
     serving(node, f"--manifests-dir={tmp_path}")
     pods.add(node, "server")
     with node.open() as there:

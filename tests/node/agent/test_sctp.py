@@ -16,7 +16,7 @@ from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
 from tests.node.agent.test_node_port import ELSEWHERE, FAR_PORT, NODE, OUTSIDE, give_addresses, made
 from tests.node.agent.test_node_port import NODE_PORT as PORT
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -117,6 +117,7 @@ def exchanged(
 def server(node: Lab, tmp_path: Path) -> pods.Attached:
     """A pod that SCTP services lead to."""
     give_addresses(node)
+    known_pods(tmp_path, "client", "server")
     serving(node, f"--manifests-dir={tmp_path}", *SETTINGS)
     pod = pods.add(node, "server")
     pods.add(node, "client")

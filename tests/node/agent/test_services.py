@@ -14,7 +14,7 @@ from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
-from tests.support.agents import serving, terminated
+from tests.support.agents import known_pods, serving, terminated
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -79,6 +79,7 @@ def entries() -> int:
 def test_pods_reach_a_service_which_outlives_the_agent_and_goes_with_its_object(
     node: Lab, tmp_path: Path
 ) -> None:
+    known_pods(tmp_path, "client", "one", "two")
     pid = serving(node, f"--manifests-dir={tmp_path}")
     client, one, two = (pods.add(node, name) for name in ("client", "one", "two"))
     file = tmp_path / "web.yaml"

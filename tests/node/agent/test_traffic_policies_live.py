@@ -16,7 +16,7 @@ from hive.lab.traffic.flows import tcp_listener
 from hive.lab.traffic.requests import answer, ask
 from tests.node.agent.test_node_port import BALANCER, ELSEWHERE, TARGET, give_addresses
 from tests.node.agent.test_without_kube_proxy import joined
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.cgroups import unified
 from tests.support.waiting import eventually
 from tests.unit.services.test_traffic_policies import table
@@ -65,6 +65,7 @@ def test_each_combination_leads_clients_to_the_backends_that_the_page_says(
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", "here")
     give_addresses(node)
+    known_pods(tmp_path, "client", "server")
     serving(node, f"--manifests-dir={tmp_path}", "--kube-proxy-replacement=true")
     server = pods.add(node, "server")
     pods.add(node, "client")

@@ -15,7 +15,7 @@ from hive.lab.node import Lab
 from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
 from tests.node.agent.test_pod_labels import write
 from tests.node.agent.test_policy_enforcement import conversation, flows
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -43,6 +43,7 @@ def test_a_thousand_changes_of_an_unrelated_rule_lose_nothing(node: Lab, tmp_pat
     manifests.mkdir()
     write(manifests, "all", policy("all", fromEndpoints=[{}]))
     write(manifests, "often", unrelated(0))
+    known_pods(manifests, "source", "target")
     pid = serving(node, f"--manifests-dir={manifests}")
     source, target = pods.add(node, "source"), pods.add(node, "target")
 

@@ -17,7 +17,7 @@ from hive.lab.traffic.flows import tcp_listener
 from hive.lab.traffic.requests import Asked, answer
 from hive.lab.traffic.requests import ask as request
 from tests.node.agent.test_kube_proxy import IPTABLES, looked, run
-from tests.support.agents import serving
+from tests.support.agents import known_pods, serving
 from tests.support.cgroups import join, unified
 from tests.support.waiting import eventually
 
@@ -70,6 +70,7 @@ def test_the_steps_of_the_page(node: Lab, tmp_path: Path) -> None:
         for kind in ("legacy", "nft"):  # kube-proxy --cleanup
             place.run(run, CLEANED, f"iptables-{kind}-restore", "--noflush")
 
+    known_pods(tmp_path, "client", "one", "two")
     pid = serving(node, f"--manifests-dir={tmp_path}", "--kube-proxy-replacement=true")
     one, two = (pods.add(node, name) for name in ("one", "two"))
     pods.add(node, "client")

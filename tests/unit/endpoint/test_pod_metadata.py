@@ -135,8 +135,11 @@ async def test_what_is_not_in_a_folder_is_not_waited_for(tmp_path: Path) -> None
         pods = hive.get(KubernetesPods)
         assert shown(pods.lookup(WEB)) == ("k8s:app=web", *DERIVED)
         other = PodName("default", "other")
-        assert shown(pods.lookup(other)) == (*DERIVED[:2], DERIVED[3])
+        with anyio.fail_after(1):
+            assert await pods.resolve(other) is None, "its endpoint is reserved:init"
         assert pods.of("default", "other", "") is None, "an endpoint there is keeps its labels"
+        (tmp_path / "other.yaml").write_text(json.dumps(pod("other", app="other")), encoding="utf-8")
+        await eventually(lambda: pods.lookup(other) is not None)
 
 
 async def test_without_a_source_nothing_is_followed() -> None:
