@@ -62,6 +62,7 @@ class Server:
         objects += [json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()) for one in CRDS]
         self._objects = folder / "objects.yaml"
         self._objects.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
+        self._environment = os.environ | {"TMPDIR": str(folder)}  # where a killed one leaves its keys
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -78,7 +79,9 @@ class Server:
         command = [sys.executable, "-m", "tests.support.apiserver", "--plain", "--port", str(PORT)]
         command += ["--kubeconfig", str(self.kubeconfig), "--objects", str(self._objects)]
         with self._lab.open() as node:
-            self._process = node.popen(command, stdout=subprocess.DEVNULL, cwd=Path.cwd())
+            self._process = node.popen(
+                command, stdout=subprocess.DEVNULL, cwd=Path.cwd(), env=self._environment
+            )
         for path in (IDENTITIES, ENDPOINTS, POLICIES):
             eventually(lambda path=path: self.ask("GET", path) is not None)  # type: ignore[misc]
         self.ask("POST", POLICIES, POLICY)
