@@ -1,6 +1,6 @@
 """What is wrong with a custom resource definition.
 
-Gives: definition_errors.
+Gives: definition_errors, stored_errors.
 Source: k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation.
 """
 
@@ -48,6 +48,20 @@ def definition_errors(obj: Obj) -> list[FieldError]:
     return found + _version_errors(spec)
 
 
+def stored_errors(obj: Obj) -> list[FieldError]:
+    """Of versions that objects were stored in: they remain until somebody migrates these."""
+    served = {one.get("name") for one in obj["spec"].get("versions") or ()}
+    why = (
+        "missing from spec.versions; {0} was previously a storage version, and must remain in spec.versions until"
+        " a storage migration ensures no data remains persisted in {0} and removes {0} from status.storedVersions"
+    )
+    return [
+        invalid(f"status.storedVersions[{number}]", one, why.format(one))
+        for number, one in enumerate(obj["status"].get("storedVersions") or ())
+        if one not in served
+    ]
+
+
 def _version_errors(spec: Obj) -> list[FieldError]:
     versions = spec.get("versions") or []
     found: list[FieldError] = []
@@ -67,6 +81,12 @@ def _version_errors(spec: Obj) -> list[FieldError]:
         columns = "spec.additionalPrinterColumns" if single else f"{at}.additionalPrinterColumns"
         for n, column in enumerate(version.get("additionalPrinterColumns") or ()):
             found += _column_errors(column, f"{columns}[{n}]")
+    if len({one.get("name") for one in versions}) < len(versions):
+        found.append(
+            invalid(
+                "spec.versions", [_go_version(one) for one in versions], "must contain unique version names"
+            )
+        )
     storing = [one for one in versions if one.get("storage")]
     if len(storing) != 1:
         shown = [_go_version(one) for one in versions]

@@ -10,10 +10,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tests.support.apiserver.call import now
-from tests.support.apiserver.crd_errors import definition_errors
+from tests.support.apiserver.crd_errors import definition_errors, stored_errors
 from tests.support.apiserver.errors import FieldError, Obj, Resource
 from tests.support.apiserver.kinds import Kind, Strategy, version_order
 from tests.support.apiserver.managed import Manager, after_update, managers_of, with_managers
+from tests.support.apiserver.rules import changed
 from tests.support.apiserver.types import Type, custom_type
 
 if TYPE_CHECKING:
@@ -55,8 +56,17 @@ class DefinitionStrategy(Strategy):
             "storedVersions": stored,
         }
 
+    def prepare_update(self, obj: Obj, old: Obj, server: Any) -> None:
+        stored = obj["status"].get("storedVersions") or []
+        new = [one["name"] for one in obj["spec"].get("versions") or () if one.get("storage")]
+        obj["status"]["storedVersions"] = [*stored, *(one for one in new if one not in stored)]
+
     def validate(self, obj: Obj, server: Any) -> list[FieldError]:
         return definition_errors(obj)
+
+    def validate_update(self, obj: Obj, old: Obj, server: Any) -> list[FieldError]:
+        fixed = ("spec.names.kind", "spec.scope") if _is(old, "Established") else ()
+        return changed(obj, old, fixed) + stored_errors(obj) + definition_errors(obj)
 
     def grace(self, obj: Obj, options: Obj) -> int:
         return 0

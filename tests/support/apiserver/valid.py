@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.support.apiserver import errors
 from tests.support.apiserver.call import Call
 from tests.support.apiserver.errors import FieldError, Obj, StatusError
+from tests.support.apiserver.rules import immutable_errors, value_errors
 from tests.support.apiserver.structural import fill_defaults, prune, schema_errors
 
 if TYPE_CHECKING:
@@ -63,9 +64,11 @@ class Validity:
                 before = schema_errors(live, kind.type, "")
                 found = [one for one in found if one not in before]
             return found
-        if live is not None:
-            return kind.strategy.validate_update(obj, live, self._server)
-        return kind.strategy.validate(obj, self._server)
+        found = value_errors(obj, kind.resource)
+        if live is None:
+            return found + kind.strategy.validate(obj, self._server)
+        found += immutable_errors(obj, live, kind.resource)
+        return found + kind.strategy.validate_update(obj, live, self._server)
 
     def refuse_invalid(self, call: Call, wrong: list[FieldError], obj: Obj) -> None:
         if wrong:

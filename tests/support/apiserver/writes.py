@@ -156,6 +156,7 @@ class Writes:
         if live is None:
             raise errors.not_found(call.kind.resource, call.name)
         body = change(live)
+        self._match_type(call, body)
         metadata = body.get("metadata") or {}
         self._match_name(call, metadata.get("name", ""))
         if call.kind.namespaced and metadata.get("namespace") != call.namespace:
@@ -168,11 +169,26 @@ class Writes:
             if error.code != 400 or "json: cannot unmarshal" not in str(error):
                 raise
             why = str(error).partition("handled as a ")[2].partition(": ")[2]
-            wrong = errors.invalid("patch", json.dumps(body, separators=(",", ":")), why)
-            refused = errors.unprocessable("", "", "", [wrong])
-            refused.body["details"].pop("kind")
-            raise refused from error
+            raise self._bad_patch(body, why) from error
         return self._replace(call, live, typed, put=False)
+
+    def _match_type(self, call: Call, body: Obj) -> None:
+        """A patched object is what it was. Raises StatusError 422."""
+        kind = call.kind
+        for field, wanted in (("kind", kind.kind), ("apiVersion", kind.api_version)):
+            if (given := body.get(field)) == wanted:
+                continue
+            if kind.custom is not None:
+                wrong = errors.invalid(field, given, f"must be {wanted}")
+                raise errors.unprocessable(kind.group, kind.kind, call.name, [wrong])
+            why = f'no kind "{body.get("kind")}" is registered for version "{body.get("apiVersion")}"'
+            raise self._bad_patch(body, why)
+
+    def _bad_patch(self, body: Obj, why: str) -> StatusError:
+        wrong = errors.invalid("patch", json.dumps(body, separators=(",", ":")), why)
+        refused = errors.unprocessable("", "", "", [wrong])
+        refused.body["details"].pop("kind")
+        return refused
 
     def _replace(self, call: Call, live: Obj, new: Obj, *, put: bool, applied: Managers | None = None) -> Obj:
         kind, strategy = call.kind, call.kind.strategy

@@ -121,4 +121,10 @@ class Nodes(Strategy):
             found.append(
                 forbidden("spec.providerID", 'node updates may not change providerID except from "" to valid')
             )
+        addresses = (obj.get("status") or {}).get("addresses") or []
+        found += [
+            FieldError("duplicate", f"status.addresses[{number}]", "", one)
+            for number, one in enumerate(addresses)
+            if one in addresses[:number]
+        ]
         return found

@@ -5,13 +5,13 @@ Gives: Pods.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from tests.support.apiserver.errors import FieldError, Obj, forbidden, invalid, required, unsupported
 from tests.support.apiserver.kinds import Strategy
 from tests.support.apiserver.names import label_problem, port_name_problem, subdomain_problem
+from tests.support.apiserver.rules import ip_problem
 
 TOLERATIONS = tuple(
     {
@@ -94,9 +94,7 @@ class Pods(Strategy):
 
     def prepare_create(self, obj: Obj, server: Any) -> None:
         obj["status"] = {"phase": "Pending", "qosClass": _qos(obj["spec"])}
-        if gates := obj["spec"].get("schedulingGates"):
-            names = ", ".join(one["name"] for one in gates)
-            del names
+        if obj["spec"].get("schedulingGates"):
             condition = {
                 "type": "PodScheduled",
                 "status": "False",
@@ -146,12 +144,10 @@ class Pods(Strategy):
         before, after = old["spec"], obj["spec"]
         if len(before.get("containers") or ()) != len(after.get("containers") or ()):
             return [forbidden("spec.containers", "pod updates may not add or remove containers")]
-        for number, one in enumerate((obj.get("status") or {}).get("podIPs") or ()):
-            try:
-                ipaddress.ip_address(one["ip"])
-            except ValueError:
-                why = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
-                found.append(invalid(f"status.podIPs[{number}]", one["ip"], why))
+        for field in ("podIPs", "hostIPs"):
+            for number, one in enumerate((obj.get("status") or {}).get(field) or ()):
+                if problem := ip_problem(one["ip"]):
+                    found.append(invalid(f"status.{field}[{number}]", one["ip"], problem))
         kept = {one["name"]: one for one in before.get("containers") or ()}
         if _fixed(before) != _fixed(after) or kept.keys() != {one["name"] for one in after["containers"]}:
             told = (
@@ -244,10 +240,6 @@ def _container_errors(container: Obj, at: str, names: set[str]) -> list[FieldErr
         where = f"{at}.ports[{number}]"
         if port.get("name") and (problem := port_name_problem(port["name"])):
             found.append(invalid(f"{where}.name", port["name"], problem))
-        for field in ("containerPort", "hostPort"):
-            value = port.get(field)
-            if value is not None and not 1 <= value <= 65535:
-                found.append(invalid(f"{where}.{field}", value, "must be between 1 and 65535, inclusive"))
         if port.get("protocol") not in {"TCP", "UDP", "SCTP"}:
             found.append(unsupported(f"{where}.protocol", port.get("protocol"), ["SCTP", "TCP", "UDP"]))
     return found

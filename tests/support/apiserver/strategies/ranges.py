@@ -41,12 +41,18 @@ class Ranges:
                 self._addresses.add(found)
                 return found
 
-    def take(self, address: str) -> bool:
-        """Take this address; whether it was free."""
+    def take(self, address: str) -> str:
+        """Take this address; why it cannot be had, or nothing."""
+        wanted = ipaddress.ip_address(address)
+        network = self.network(f"IPv{wanted.version}")
+        if wanted not in network:
+            return (
+                f"the provided IP ({address}) is not in the valid range. The range of valid IPs is {network}"
+            )
         if address in self._addresses:
-            return False
+            return "provided IP is already allocated"
         self._addresses.add(address)
-        return True
+        return ""
 
     def port(self) -> int:
         """A free node port, taken."""
@@ -55,20 +61,15 @@ class Ranges:
         self._ports.add(self._next_port)
         return self._next_port
 
-    def take_port(self, port: int) -> bool:
-        """Take this port; whether it was free."""
+    def take_port(self, port: int) -> str:
+        """Take this port; why it cannot be had, or nothing."""
+        if not FIRST_NODE_PORT <= port <= LAST_NODE_PORT:
+            valid = f"{FIRST_NODE_PORT}-{LAST_NODE_PORT}"
+            return f"provided port is not in the valid range. The range of valid ports is {valid}"
         if port in self._ports:
-            return False
+            return "provided port is already allocated"
         self._ports.add(port)
-        return True
-
-    def port_taken(self, port: int) -> bool:
-        """Whether somebody has it."""
-        return port in self._ports
-
-    def taken(self, address: str) -> bool:
-        """Whether somebody has it."""
-        return address in self._addresses
+        return ""
 
     def release(self, service: Obj) -> None:
         """What a service had is free again."""

@@ -14,6 +14,7 @@ from tests.support.apiserver.errors import (
     Obj,
     StatusError,
     forbidden,
+    internal,
     invalid,
     required,
     unprocessable,
@@ -22,11 +23,11 @@ from tests.support.apiserver.errors import (
 from tests.support.apiserver.kinds import Strategy
 from tests.support.apiserver.metadata import label_errors
 from tests.support.apiserver.names import label_problem, port_name_problem, subdomain_problem
+from tests.support.apiserver.rules import changed, ip_problem
 from tests.support.apiserver.strategies.simple import special_address_errors
 
 TYPES = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"]
 POLICIES = ["PreferDualStack", "RequireDualStack", "SingleStack"]
-PORT = "must be between 1 and 65535, inclusive"
 DUAL = {"PreferDualStack", "RequireDualStack"}
 
 
@@ -75,6 +76,11 @@ class Services(Strategy):
         if spec["type"] == "LoadBalancer":
             spec.setdefault("allocateLoadBalancerNodePorts", True)
         obj.setdefault("status", {}).setdefault("loadBalancer", {})
+
+    def admit_create(self, obj: Obj, server: Any) -> None:
+        spec = obj["spec"]
+        if spec.get("clusterIP") and not spec.get("clusterIPs"):
+            spec["clusterIPs"] = [spec["clusterIP"]]
 
     def prepare_create(self, obj: Obj, server: Any) -> None:
         spec, ranges = obj["spec"], server.ranges
@@ -141,13 +147,8 @@ class Services(Strategy):
                 )
         if found:
             return found
-        for number, (family, address) in enumerate(
-            zip(after.get("ipFamilies") or (), after.get("clusterIPs") or (), strict=False)
-        ):
-            if address != "None" and (":" in address) is not (family == "IPv6"):
-                article = "an"
-                why = f"expected {article} {family} value as indicated by `ipFamilies[{number}]`"
-                found.append(invalid(f"spec.clusterIPs[{number}]", address, why))
+        if before["type"] == after["type"] == "LoadBalancer":
+            found += changed(obj, old, ["spec.loadBalancerClass"], "may not change once set")
         return found + self.validate(obj, server)
 
     def warnings(self, obj: Obj) -> list[str]:
@@ -207,13 +208,8 @@ def _give_addresses(obj: Obj, ranges: Any) -> None:
         return
     given = list(spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else []))
     for address in given:
-        if not ranges.take(address):
-            _refuse(
-                obj,
-                "spec.clusterIPs",
-                given,
-                f"failed to allocate IP {address}: provided IP is already allocated",
-            )
+        if problem := ranges.take(address):
+            _refuse(obj, "spec.clusterIPs", given, f"failed to allocate IP {address}: {problem}")
     given.extend(ranges.address(family) for family in spec["ipFamilies"][len(given) :])
     spec["clusterIP"], spec["clusterIPs"] = given[0], given
 
@@ -224,22 +220,32 @@ def _give_ports(obj: Obj, ranges: Any, before: Obj | None = None) -> None:
         spec["type"] in {"NodePort", "LoadBalancer"}
         and spec.get("allocateLoadBalancerNodePorts", True) is not False
     )
-    held = {one.get("nodePort") for one in (before or {}).get("ports") or ()}
-    by_port = {
-        (one["port"], one.get("protocol")): one.get("nodePort") for one in (before or {}).get("ports") or ()
-    }
-    for number, port in enumerate(spec.get("ports") or ()):
+    ports, old = spec.get("ports") or [], (before or {}).get("ports") or []
+    held = {one.get("nodePort") for one in old}
+    by_port = {(one["port"], one.get("protocol")): one.get("nodePort") for one in old}
+    shared: dict[int, int] = {}  # port -> node port: protocols of one service share it
+    for number, port in enumerate(ports):
         asked = port.get("nodePort")
         if asked and asked not in held:
-            if not ranges.take_port(asked):
-                _refuse(obj, f"spec.ports[{number}].nodePort", asked, "provided port is already allocated")
-        elif not asked and wants:
-            port["nodePort"] = by_port.get((port["port"], port.get("protocol"))) or ranges.port()
+            if problem := ranges.take_port(asked):
+                _refuse(obj, f"spec.ports[{number}].nodePort", asked, problem)
+            held.add(asked)
         elif asked and not wants and before is not None:
             port.pop("nodePort")
+        if port.get("nodePort") and before is None:
+            shared.setdefault(port["port"], port["nodePort"])
+    for port in ports:
+        if wants and not port.get("nodePort"):
+            found = by_port.get((port["port"], port.get("protocol"))) or shared.get(port["port"])
+            port["nodePort"] = found or ranges.port()
+            if before is None:
+                shared[port["port"]] = port["nodePort"]
     local = spec["type"] == "LoadBalancer" and spec.get("externalTrafficPolicy") == "Local"
-    if local and not spec.get("healthCheckNodePort"):
-        spec["healthCheckNodePort"] = (before or {}).get("healthCheckNodePort") or ranges.port()
+    health, health_before = spec.get("healthCheckNodePort"), (before or {}).get("healthCheckNodePort")
+    if local and not health:
+        spec["healthCheckNodePort"] = health_before or ranges.port()
+    elif local and health != health_before and (problem := ranges.take_port(health)):
+        raise internal(f"failed to allocate requested HealthCheck NodePort {health}: {problem}")
 
 
 def _refuse(obj: Obj, at: str, value: object, why: str) -> None:
@@ -251,6 +257,7 @@ def _port_errors(spec: Obj) -> list[FieldError]:
     ports, found = spec.get("ports") or [], []
     names: set[str] = set()
     seen: set[tuple[Any, Any]] = set()
+    seen_outside: set[tuple[Any, Any]] = set()
     for number, port in enumerate(ports):
         at, name = f"spec.ports[{number}]", port.get("name", "")
         if len(ports) > 1 and not name:
@@ -260,13 +267,9 @@ def _port_errors(spec: Obj) -> list[FieldError]:
         elif name and name in names:
             found.append(FieldError("duplicate", f"{at}.name", "", name))
         names.add(name)
-        if not 1 <= port.get("port", 0) <= 65535:
-            found.append(invalid(f"{at}.port", port.get("port", 0), PORT))
         if port.get("protocol") not in {"TCP", "UDP", "SCTP"}:
             found.append(unsupported(f"{at}.protocol", port.get("protocol"), ["SCTP", "TCP", "UDP"]))
         target = port.get("targetPort")
-        if isinstance(target, int) and not 1 <= target <= 65535:
-            found.append(invalid(f"{at}.targetPort", target, PORT))
         if isinstance(target, str) and (problem := port_name_problem(target)):
             found.append(invalid(f"{at}.targetPort", target, problem))
         key = (port.get("port"), port.get("protocol"))
@@ -281,7 +284,11 @@ def _port_errors(spec: Obj) -> list[FieldError]:
             }
             found.append(FieldError("duplicate", at, "", value))
         seen.add(key)
-        if port.get("nodePort") and spec["type"] == "ClusterIP":
+        if node_port := port.get("nodePort"):
+            if (node_port, port.get("protocol")) in seen_outside:
+                found.append(FieldError("duplicate", f"{at}.nodePort", "", node_port))
+            seen_outside.add((node_port, port.get("protocol")))
+        if node_port and spec["type"] == "ClusterIP":
             found.append(forbidden(f"{at}.nodePort", "may not be used when `type` is 'ClusterIP'"))
     return found
 
@@ -289,13 +296,8 @@ def _port_errors(spec: Obj) -> list[FieldError]:
 def _address_errors(spec: Obj) -> list[FieldError]:
     found: list[FieldError] = []
     for number, one in enumerate(spec.get("externalIPs") or ()):
-        at = f"spec.externalIPs[{number}]"
-        try:
-            ipaddress.ip_address(one)
-        except ValueError:
-            found.append(invalid(at, one, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"))
-            continue
-        found += special_address_errors(one, at)
+        if not ip_problem(one):
+            found += special_address_errors(one, f"spec.externalIPs[{number}]")
     for number, one in enumerate(spec.get("loadBalancerSourceRanges") or ()):
         try:
             ipaddress.ip_network(one.strip(), strict=False)
@@ -355,6 +357,10 @@ def _policy_errors(spec: Obj) -> list[FieldError]:
 def _family_errors(spec: Obj, ranges: Any) -> list[FieldError]:
     found: list[FieldError] = []
     families, policy = spec.get("ipFamilies") or [], spec.get("ipFamilyPolicy")
+    for number, (family, address) in enumerate(zip(families, spec.get("clusterIPs") or (), strict=False)):
+        if address != "None" and (":" in address) is not (family == "IPv6"):
+            why = f"expected an {family} value as indicated by `ipFamilies[{number}]`"
+            found.append(invalid(f"spec.clusterIPs[{number}]", address, why))
     selectorless = spec.get("clusterIP") == "None" and not spec.get("selector")
     seen: set[str] = set()
     for number, one in enumerate(families):

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from tests.support.apiserver.errors import (
     FieldError,
     Obj,
-    StatusError,
     forbidden,
     invalid,
     required,
@@ -23,10 +22,10 @@ from tests.support.apiserver.kinds import Strategy
 from tests.support.apiserver.names import (
     config_key_problem,
     label_problem,
-    label_value_problem,
     path_segment_problem,
     qualified_name_problem,
 )
+from tests.support.apiserver.rules import changed, ip_problem
 
 MAX_DATA = 1024 * 1024
 
@@ -152,6 +151,9 @@ class Roles(Strategy):
             if subject.get("kind") in {"User", "Group"}:
                 subject.setdefault("apiGroup", "rbac.authorization.k8s.io")
 
+    def validate_update(self, obj: Obj, old: Obj, server: Any) -> list[FieldError]:
+        return changed(obj, old, ["roleRef"], "cannot change roleRef")
+
 
 class Endpoints(Strategy):
     """The older form of EndpointSlices."""
@@ -195,12 +197,6 @@ class EndpointSlices(Strategy):
     def warnings(self, obj: Obj) -> list[str]:
         return ["spec.addressType: FQDN endpoints are deprecated"] if obj.get("addressType") == "FQDN" else []
 
-    def validate_update(self, obj: Obj, old: Obj, server: Any) -> list[FieldError]:
-        found = []
-        if obj.get("addressType") != old.get("addressType"):
-            found.append(invalid("addressType", obj.get("addressType"), "field is immutable"))
-        return self.validate(obj, server) + found
-
 
 def _endpoint_errors(endpoint: Obj, kind: str, at: str) -> list[FieldError]:
     addresses, found = endpoint.get("addresses") or [], []
@@ -222,13 +218,9 @@ def _address_errors(address: str, kind: str, at: str, around: str) -> list[Field
         return []
     if kind == "IPv4" and any(len(one) > 1 and one[0] == "0" and one.isdigit() for one in address.split(".")):
         return [invalid(at, address, "must not have leading 0s")]
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        found = None
-    if found is None:
-        return [invalid(at, address, "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)")]
-    if kind in {"IPv4", "IPv6"} and found.version != int(kind[-1]):
+    if problem := ip_problem(address):
+        return [invalid(at, address, problem)]
+    if kind in {"IPv4", "IPv6"} and ipaddress.ip_address(address).version != int(kind[-1]):
         return [invalid(around, address, f"must be an {kind} address")]
     return special_address_errors(address, at)
 
@@ -264,11 +256,3 @@ def _slice_port_errors(ports: list[Obj]) -> list[FieldError]:
         if one.get("protocol") not in {"TCP", "UDP", "SCTP"}:
             found.append(unsupported(f"{at}.protocol", one.get("protocol"), ["SCTP", "TCP", "UDP"]))
     return found
-
-
-def refuse(error: StatusError) -> None:
-    """Raise it."""
-    raise error
-
-
-LABELS = label_value_problem
