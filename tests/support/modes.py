@@ -33,7 +33,8 @@ DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
 """Options of the agent with their values; ``families`` and ``masquerade`` stand for two options each."""
 IN_A_RUN: Final = 2
 """Rows that a run tries where nothing else is chosen."""
-_POD_RANGES: Final = {"4": "10.10.0.0/16", "6": "fd00:5::/112"}
+_ALL_PODS: Final = {"4": "10.244.0.0/16", "6": "fd00:10:244::/48"}
+"""Of every node of a lab's cluster."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,25 @@ class Mode:
         """Whether servers outside see the node's address."""
         return self.row["masquerade"] == "true"
 
+    def seen_behind(self, kind: str) -> bool:
+        """Whether a backend on another node sees the client outside itself, by that protocol."""
+        modes = {"tcp": {"dsr", "hybrid"}, "udp": {"dsr"}}
+        return self.row["bpf-lb-mode"] in modes[kind]
+
     @property
     def settings(self) -> list[str]:
-        """Of its agent."""
+        """Of its agents, to which those of a lab's cluster are added."""
         plain = {name: value for name, value in self.row.items() if name not in {"families", "masquerade"}}
+        if plain["routing-mode"] == "native":
+            del plain["routing-mode"]  # a cluster without a tunnel is
         if plain["bpf-lb-sock"] == "hostns-only":
             plain |= {"bpf-lb-sock": "true", "bpf-lb-sock-hostns-only": "true"}
         for version in "46":
             there = version in self.row["families"]
             plain[f"enable-ipv{version}"] = str(there).lower()
             plain[f"enable-ipv{version}-masquerade"] = str(there and self.masquerades).lower()
-            plain[f"ipv{version}-range"] = _POD_RANGES[version] if there else "auto"
             if self.row["routing-mode"] == "native" and there:
-                plain[f"ipv{version}-native-routing-cidr"] = _POD_RANGES[version]
+                plain[f"ipv{version}-native-routing-cidr"] = _ALL_PODS[version]
         plain |= {"enable-node-port": "true", "bpf-lb-maglev-table-size": "1021"}
         return [f"--{name}={value}" for name, value in plain.items()]
 
