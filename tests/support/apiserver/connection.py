@@ -72,8 +72,7 @@ class Connection:
         fault = self._server.faults.of(request)
         if fault is not None and await self._faulty(request, fault):
             return request.keep_alive
-        async with self._server.flow.admitted(request):
-            answer = await self._answer(request)
+        answer = await self._answer(request)
         if isinstance(answer, Response):
             await self._writer.whole(request, answer, close=not request.keep_alive)
         else:
@@ -105,7 +104,6 @@ class Connection:
             target = target_of(request)
             wanted = target.attributes(request)
             user = impersonate(request, user, self._server.authorizer, wanted)
-            await self._server.flow.wait(request, user)
             self._server.authorizer.check(user, wanted)
             deadline = _deadline(request) if not target.watch else None
             return await self._handled(request, user, deadline)

@@ -22,7 +22,6 @@ from tests.support.apiserver.crds import Definitions
 from tests.support.apiserver.discovery import Discovery
 from tests.support.apiserver.errors import Obj, StatusError, internal
 from tests.support.apiserver.faults import Faults
-from tests.support.apiserver.flow import Flow
 from tests.support.apiserver.handlers import Handlers
 from tests.support.apiserver.kinds import Kind, Registry
 from tests.support.apiserver.reads import Reads
@@ -79,7 +78,6 @@ class ApiServer:
         self.kinds = Registry(STRATEGIES)
         self.limits = Limits()
         self.faults = Faults()
-        self.flow = Flow(self.store)
         admin = User("kubernetes-admin", ("system:masters",))
         self.users = Users({ADMIN_TOKEN: admin} if tokens is None else tokens)
         self.account_tokens = AccountTokens(self)

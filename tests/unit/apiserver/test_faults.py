@@ -1,4 +1,4 @@
-"""Faults that tests inject, requests that are too many, and users by their certificates."""
+"""Faults that tests inject, and users by their certificates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, User, on
+from tests.support.apiserver import ApiServer, Fault, on
 from tests.support.apiserver.certificates import Authority
 from tests.unit.apiserver.test_restart import AUTH, CONFIGMAPS, configmap, get, watch
 from tests.unit.apiserver.wire_client import Sent, exchange
@@ -20,8 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    users = {ADMIN_TOKEN: User("admin", ("system:masters",)), "slow": User("throttled", ("system:nobody",))}
-    one = ApiServer(users)
+    one = ApiServer()
     async with one.serving():
         yield one
 
@@ -47,34 +46,6 @@ async def test_a_stream_can_be_cut_in_the_middle_of_an_event(server: ApiServer) 
     names = [one["object"]["metadata"]["name"] for one in stream.events]
     assert (names[-1], len(names), stream.ended) == ("a", len(names), "closed")
     assert "b" not in names
-
-
-async def test_a_level_without_seats_refuses_and_says_when_to_come_back(server: ApiServer) -> None:
-    group = "flowcontrol.apiserver.k8s.io/v1"
-    reject = {"nominalConcurrencyShares": 1, "limitResponse": {"type": "Reject"}}
-    level = {"type": "Limited", "limited": reject}
-    server.add(
-        {
-            "apiVersion": group,
-            "kind": "PriorityLevelConfiguration",
-            "metadata": {"name": "few"},
-            "spec": level,
-        }
-    )
-    subjects = [{"kind": "User", "user": {"name": "throttled"}}]
-    spec = {
-        "matchingPrecedence": 1,
-        "priorityLevelConfiguration": {"name": "few"},
-        "rules": [{"subjects": subjects}],
-    }
-    server.add({"apiVersion": group, "kind": "FlowSchema", "metadata": {"name": "few"}, "spec": spec})
-    server.flow.busy["few"] = 1
-    sent = Sent("GET", CONFIGMAPS, [("Authorization", "Bearer slow")])
-    answer = await exchange(f"http://127.0.0.1:{server.port}", sent)
-    assert answer is not None
-    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-    assert answer.body == b"Too many requests, please try again later.\n"
-    assert answer.headers["content-type"].startswith("text/plain")
 
 
 async def test_a_client_certificate_says_who_asks(tmp_path: Path) -> None:
