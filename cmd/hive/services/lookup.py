@@ -50,7 +50,7 @@ def _print(tables: dict[tuple[int, int], list[int]], output: str) -> None:
     if (text := document(rows, output)) is not None:
         click.echo(text)
         return
-    show(rows)
+    show(rows, output)
 
 
 def _tables(bpf_root: Path) -> dict[tuple[int, int], list[int]]:

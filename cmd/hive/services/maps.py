@@ -15,7 +15,9 @@ import click
 
 from cells.maps import BpfError, open_map
 from cells.services.model import PROTOCOLS, ServiceFlag
-from hive.output import document, output_option, table
+from hive.client import socket_option, timeout_option
+from hive.names import Names
+from hive.output import document, fitted, output_option, table_width
 
 GLOBALS = Path("tc", "globals")
 _PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
@@ -79,23 +81,39 @@ def command() -> None:
     "--source-ranges", "what", flag_value="source-ranges", help="Client networks that may use a service."
 )
 @bpf_root_option
+@socket_option
+@timeout_option
 @output_option
-def list_entries(what: str | None, bpf_root: Path, output: str) -> None:
-    """List services with their backends; slot 0 says how each is served."""
+def list_entries(what: str | None, bpf_root: Path, agent_socket: Path, timeout: float, output: str) -> None:
+    """List services with their backends; slot 0 has how each is served.
+
+    Names are the agent's: without an agent there are addresses alone.
+    """
     maps = {name: _entries(bpf_root / GLOBALS / name) for name in _names(what)}
     rows = _VIEWS[what or "services"](maps)
     if (text := document(rows, output)) is not None:
         click.echo(text)
         return
-    show(rows)
+    if what is None:
+        names = Names(agent_socket, timeout, quiet=True)
+        rows = [_named(row, names) for row in rows]
+    show(rows, output)
 
 
-def show(rows: Rows) -> None:
-    """Print rows as a table, with their names above; of none, a sentence on standard error."""
+def _named(row: dict[str, object], names: Names) -> dict[str, object]:
+    """With the service's name, or that of the pod that is its backend."""
+    address = str(row["BACKEND"] if row["SLOT"] else row["SERVICE"]).partition("/")[0]
+    name = names.address(address.rpartition(":")[0].strip("[]"))
+    ordered = {"SERVICE": row["SERVICE"], "SLOT": row["SLOT"], "BACKEND": row["BACKEND"], "NAME": name}
+    return ordered | row
+
+
+def show(rows: Rows, output: str) -> None:
+    """Print rows as a table; of none, a sentence on standard error."""
     if not rows:
         click.echo("No entries: these maps are empty, or not there.", err=True)
         return
-    for line in table([tuple(rows[0]), *(tuple(str(value) for value in row.values()) for row in rows)]):
+    for line in fitted(rows, table_width(output), "-o wide", first=("SERVICE", "BACKEND", "NAME")):
         click.echo(line)
 
 

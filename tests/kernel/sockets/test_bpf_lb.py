@@ -15,6 +15,7 @@ from tests.kernel.datapath_services.services import VIP, VIP6, Backend
 from tests.kernel.sockets.place import serving
 from tests.support.cgroups import cgroup
 from tests.support.namespaces import in_node
+from tests.unit.hive.stub_agent import stub_agent
 
 __all__ = ["cgroup", "in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
@@ -23,10 +24,22 @@ pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 def shown(*options: str, what: tuple[str, ...] = ("list",)) -> list[str]:
     done = CliRunner().invoke(command, ["lb", *what, *options])
     assert done.exit_code == 0, done.output
-    return [" ".join(line.split()) for line in done.output.splitlines()]
+    return [" ".join(line.split()) for line in done.stdout.splitlines()]
 
 
-async def test_services_are_shown_with_their_backends(in_node: None, cgroup: Path) -> None:
+WEB = {
+    "frontend-address": {"ip": "10.96.0.10"},
+    "flags": {"type": "ClusterIP", "name": "web", "namespace": "shop"},
+}
+POD = {"cidr": "10.0.0.1/32", "identity": 300, "metadata": {"namespace": "shop", "name": "web-0"}}
+NAMES = {
+    "/v1/ip": (200, [POD]),
+    "/v1/service": (200, [{"spec": WEB}]),
+    "/v1/cluster/nodes": (200, {}),
+}
+
+
+async def test_services_are_shown_with_their_backends(in_node: None, cgroup: Path, tmp_path: Path) -> None:
     async with serving(cgroup) as node:
         node.services.serve(VIP, [Backend(1, "10.0.0.1"), Backend(2, "10.0.0.2")], protocol=6)
         flags = ServiceFlag.NODE_PORT | ServiceFlag.AFFINITY | ServiceFlag.EXT_LOCAL_SCOPE
@@ -38,6 +51,13 @@ async def test_services_are_shown_with_their_backends(in_node: None, cgroup: Pat
             "10.96.0.10:80/TCP 1 10.0.0.1:8080 1",
             "10.96.0.10:80/TCP 2 10.0.0.2:8080 1",
             "[fd00:96::10]:80/i 0 0 backends 2 NodePort, Local, sessionAffinity, non-routable",
+        ]
+        with stub_agent(tmp_path, NAMES) as agent:
+            named = shown("--socket", str(agent.socket))
+        assert named[:3] == [
+            "SERVICE SLOT BACKEND NAME ID FLAGS",
+            "10.96.0.10:80/TCP 0 2 backends shop/web 1 ClusterIP",
+            "10.96.0.10:80/TCP 1 10.0.0.1:8080 shop/web-0 1",
         ]
         assert shown("--frontends")[1] == "10.96.0.10:80/TCP 0 0 2 0 1 0x0040"
         assert shown("--backends")[1:] == [
