@@ -3,6 +3,7 @@
 import errno
 import os
 import struct
+from pathlib import Path
 from unittest import mock
 
 import anyio
@@ -25,7 +26,7 @@ from cells.maps import (
     pin,
 )
 from lifecycle import HiveError, StartError
-from tests.kernel.maps.nodes import GLOBALS, agent, pins, policy_pins
+from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, policy_pins
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -98,6 +99,28 @@ async def test_a_low_pool_is_topped_up_before_anyone_waits(in_node: None) -> Non
         with anyio.fail_after(30):
             while len(list(node.maps.policies.items())) < 4 + len(taken):  # noqa: ASYNC110  (the kernel's state)
                 await anyio.sleep(0.01)
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_pods_that_come_and_go_leave_no_more_maps_than_were_once_in_use(in_node: None) -> None:
+    """As many stay as were in use at once, and the pool of spare ones."""
+    sizes: list[tuple[int, int]] = []
+    async with agent() as node:
+        for _ in range(10):
+            taken = await _acquire(node.policies, 20)
+            for _ in range(3):  # one after the other: no more than these at once
+                node.policies.release(taken.pop())
+                taken += await _acquire(node.policies, 1)
+            for each in taken:
+                node.policies.release(each)
+            sizes.append((len(list(node.maps.policies.items())), descriptors()))
+    most = 20 + int(str(SMALL["policy-map-pool"]))
+    assert all(maps <= most for maps, _ in sizes), sizes
+    assert len(set(sizes[5:])) == 1, f"maps and descriptors grow: {sizes}"
 
 
 async def test_when_every_id_is_used_it_says_so(in_node: None) -> None:
