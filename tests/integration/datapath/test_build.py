@@ -46,16 +46,41 @@ def test_a_tag_that_would_not_fit_is_refused(tmp_path: Path, tag: str) -> None:
 
 def test_without_a_compiler_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(BuildError, match="apt-get install clang"):
+    with pytest.raises(BuildError, match=r"no clang found: .*apt-get install one of clang-14 to clang-18"):
         find_clang()
 
 
-def test_the_newest_versioned_compiler_serves_when_there_is_no_plain_one(
-    monkeypatch: pytest.MonkeyPatch,
+def compilers(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) -> None:
+    """On the path there are only these, each of a version."""
+    for name, version in versions.items():
+        program = folder / name.replace("_", "-")
+        program.write_text(f"#!/bin/sh\necho {version}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        ({"clang": "14.0.6"}, "clang"),
+        ({"clang": "14.0.6", "clang_16": "16.0.6"}, "clang"),
+        ({"clang_14": "14.0.6", "clang_16": "16.0.6", "clang_19": "19.1.7"}, "clang-16"),
+        ({"clang": "19.1.7", "clang_18": "18.1.8"}, "clang-18"),
+    ],
+)
+def test_a_tested_version_of_the_compiler_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: dict[str, str], chosen: str
 ) -> None:
-    there = {"clang-14", "clang-19"}
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
-    assert find_clang() == "/usr/bin/clang-19"
+    compilers(monkeypatch, tmp_path, **there)
+    assert find_clang() == str(tmp_path / chosen)
+
+
+def test_a_compiler_that_is_too_new_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compilers(monkeypatch, tmp_path, clang="19.1.7")
+    with pytest.raises(BuildError, match=r"is clang 19: .*apt-get install one of clang-14 to clang-18"):
+        find_clang()
 
 
 @pytest.mark.parametrize(
