@@ -96,7 +96,7 @@ def test_a_search_lists_and_marks_what_it_finds(page: Page) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "cell", "says"),
     [
-        ("ipv4-range", "setting", "agent.ipam", "ipv4-range = auto"),
+        ("ipv4-range", "setting", "agent.ipam-settings", "ipv4-range = auto"),
         ("set up the router", "hook", "agent.router", "set up the router"),
         ("PolicyMaps", "type", "agent.maps", "PolicyMaps"),
         ("datapath", "cell", "agent.datapath", "eBPF programs of the node"),

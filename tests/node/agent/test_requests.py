@@ -114,6 +114,7 @@ def test_envoy_keeps_to_the_limits_of_its_settings(node: Lab, tmp_path: Path, mo
     with shop(node, tmp_path, *limits, server=COUNTING_SERVER) as place:
         place.rule(policy(PUBLIC))
         eventually(lambda: place.get("/secret").status == 403)
+        eventually(lambda: place.get("/public/1").status == 200)  # the server listens, too
         with inside(place.here):
             connection = http.client.HTTPConnection(place.server.ipv4, PORT, timeout=30)
             counts = []
