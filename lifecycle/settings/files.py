@@ -137,6 +137,8 @@ def yaml_file(
     except (OSError, UnicodeDecodeError) as error:
         if flag:
             findings.fault(f"{flag} {path}: {_reason(error)}; expected a YAML file of settings")
+        elif isinstance(error, NotADirectoryError):
+            pass  # that its folder is none is a fault of its own
         elif not isinstance(error, FileNotFoundError) or os.path.lexists((place or path.parent) / path.name):
             findings.fault(f"{path}: {_reason(error)}; expected a YAML file of settings")
         return {}

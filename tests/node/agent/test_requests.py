@@ -122,7 +122,7 @@ def test_envoy_keeps_to_the_limits_of_its_settings(node: Lab, tmp_path: Path, mo
                 connection.request("GET", "/public/1")
                 counts.append(int(connection.getresponse().read()))
             connection.close()
-        assert counts == ([1, 1, 1] if most else [1, 2, 3])
+        assert counts == ([1, 1, 1] if most else [counts[0] + turn for turn in range(3)])
 
 
 def test_redirects_go_on_without_the_agent_and_end_without_envoy(node: Lab, tmp_path: Path) -> None:
