@@ -41,7 +41,7 @@ root:
 demo: root install
 	@$(BIN)/hive lab demo
 
-test: root lint
+test: root install-test lint
 	$(BIN)/pytest $(SPREAD) --shuffle tests/node tests/kernel tests/browser tests/integration tests/unit $(ARGS)
 
 unit: .make/installed-dev

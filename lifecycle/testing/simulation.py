@@ -251,7 +251,7 @@ class _Loop(asyncio.SelectorEventLoop):
                 yield from (f"        in {frame}" for frame in await_stack(task, below=frozenset()))
 
 
-class _Selector(selectors.SelectSelector):
+class _Selector(selectors.PollSelector):
     """Waits for nothing: when there is nothing to read, time passes."""
 
     def __init__(self, loop: _Loop) -> None:
