@@ -1,0 +1,23 @@
+"""What Cilium's own Hubble does, recorded: the cases of one file, and the rest of the file beside them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parents[2] / "conformance_data" / "hubble"
+
+
+@cache
+def recording(name: str) -> dict[str, Any]:
+    """The whole file."""
+    loaded: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    return loaded
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    """Its cases."""
+    cases: list[dict[str, Any]] = recording(name)["cases"]
+    return cases
