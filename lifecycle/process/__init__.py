@@ -1,7 +1,8 @@
 """What a hive has as a process: logs, how busy its loop is, how old it is.
 
 Needs:  structlog, asyncio.
-Gives:  Logger and its configuration; LoopLag, measured_loop(); process_age(); listen(), clear_socket().
+Gives:  Logger and its configuration; LoopLag, measured_loop(); process_age(); listen(), clear_socket();
+        Acceptor.
 """
 
 from lifecycle.process.logs import (  # first: it imports structlog without rich
@@ -13,6 +14,7 @@ from lifecycle.process.logs import (  # first: it imports structlog without rich
 )
 
 # isort: split
+from lifecycle.process.acceptor import Acceptor
 from lifecycle.process.age import process_age
 from lifecycle.process.loop_lag import BOUNDS, LoopLag, Stretches, measured_loop
 from lifecycle.process.socket_path import clear_socket
@@ -20,6 +22,7 @@ from lifecycle.process.unix_socket import listen
 
 __all__ = [
     "BOUNDS",
+    "Acceptor",
     "Logger",
     "LoopLag",
     "Stretches",

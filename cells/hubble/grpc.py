@@ -1,0 +1,589 @@
+"""Serves gRPC methods over HTTP/2 connections, with bounds on what clients can take of the process.
+
+Needs:  h2; connected byte streams.
+Gives:  GrpcServer, Method, unary(), server_streaming(), RpcError, Code; framing that the client shares.
+Why:    a layer of our own over h2 sends many small messages in one frame, so a follower costs less than with
+        grpclib (a frame for each), and reads as slowly as the rest of the agent can bear.
+Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md); RFC 9113.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import math
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import anyio
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+import msgspec
+from anyio.abc import ByteStream, TaskGroup
+
+from lifecycle import Logger
+from lifecycle.http import turns_of
+
+
+class Code(enum.IntEnum):
+    """Status codes of gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+def code_name(code: int) -> str:
+    """The code as Go prints it: ``InvalidArgument``."""
+    if code == Code.OK:
+        return "OK"
+    if code == Code.CANCELLED:
+        return "Canceled"
+    try:
+        return "".join(word.capitalize() for word in Code(code).name.split("_"))
+    except ValueError:
+        return f"Code({code})"
+
+
+class RpcError(Exception):
+    """Raised by a method to end its call with a status, and by the client when a call ended with one."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def framed(messages: Iterable[bytes]) -> bytes:
+    """The messages as gRPC sends them: not compressed, each after its length."""
+    parts: list[bytes] = []
+    for message in messages:
+        parts.append(b"\0" + len(message).to_bytes(4, "big"))
+        parts.append(message)
+    return b"".join(parts)
+
+
+class MessageReader:
+    """Cuts a stream's bytes into messages of at most ``limit`` bytes each."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are not complete, or not taken."""
+        return len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """More bytes of the stream."""
+        self._data += data
+
+    def take(self) -> bytes | None:
+        """The next complete message. Raises RpcError for one that is compressed or too large."""
+        if len(self._data) < 5:
+            return None
+        size = int.from_bytes(self._data[1:5], "big")
+        if self._data[0]:
+            raise RpcError(Code.UNIMPLEMENTED, "compressed messages are not supported")
+        if size > self._limit:
+            raise RpcError(Code.RESOURCE_EXHAUSTED, f"message larger than max ({size} vs. {self._limit})")
+        if len(self._data) < 5 + size:
+            return None
+        message = bytes(self._data[5 : 5 + size])
+        del self._data[: 5 + size]
+        return message
+
+
+def encode_message(text: str) -> str:
+    """The value of ``grpc-message``: UTF-8, what is not printable ASCII percent-encoded."""
+    return quote_from_bytes(text.encode(), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
+
+
+def decode_message(text: str) -> str:
+    """The text of a ``grpc-message``."""
+    return unquote_to_bytes(text).decode(errors="replace")
+
+
+_TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def _seconds(timeout: str | None) -> float:
+    if timeout is None:
+        return math.inf
+    found = _TIMEOUT.fullmatch(timeout)
+    if found is None:
+        raise RpcError(Code.INTERNAL, f"malformed grpc-timeout: {timeout!r}")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+Requests = AsyncIterator[bytes]
+Answers = AsyncIterator[Iterable[bytes]]
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One method of a service."""
+
+    service: str
+    name: str
+    answer: Callable[[Requests], Answers]
+    """Takes the client's messages; gives encoded answers, each batch when the client has room for it."""
+    kind: str = "server_stream"
+    """unary, server_stream or bidi_stream, as metrics name it."""
+
+
+async def _only(requests: Requests) -> bytes:
+    async for request in requests:
+        return request
+    raise RpcError(Code.INTERNAL, "the request has no message")
+
+
+def unary(service: str, name: str, call: Callable[[bytes], Awaitable[bytes]]) -> Method:
+    """A method with one request and one answer."""
+
+    async def answer(requests: Requests) -> Answers:
+        yield [await call(await _only(requests))]
+
+    return Method(service, name, answer, "unary")
+
+
+def server_streaming(service: str, name: str, call: Callable[[bytes], Answers]) -> Method:
+    """A method with one request and a stream of answers, which the call gives in batches."""
+
+    async def answer(requests: Requests) -> Answers:
+        batches = call(await _only(requests))
+        async with aclosing(batches):  # type: ignore[type-var]
+            async for batch in batches:
+                yield batch
+
+    return Method(service, name, answer, "server_stream")
+
+
+class GrpcLimits(msgspec.Struct, frozen=True):
+    """Counts, bytes and seconds. What a client asks beyond them is refused to that client alone."""
+
+    connections: int = 256
+    """At once. One more takes the place of one without calls, else it is closed."""
+    per_peer: int = 128
+    """Connections of one address, or of one process on a unix socket."""
+    calls: int = 256
+    """At once on one connection: a relay carries all its clients over one."""
+    all_calls: int = 1024
+    """At once on all connections."""
+    request: int = 1 << 20
+    """Bytes of one request."""
+    held: int = 8 << 20
+    """Bytes of requests that are not complete, of all calls."""
+    headers: int = 16 << 10
+    read: int = 2 << 10
+    """Bytes of frames that are read in one turn of the event loop: some milliseconds of the worst kind."""
+    queued: int = 64 << 10
+    """Bytes of answers that are queued on a connection before its calls wait for the client."""
+    opening_seconds: float = 10.0
+    """For TLS and for HTTP/2's preface."""
+    cancelled: int = 200
+    """Calls that a client may cancel within ten seconds."""
+
+
+class CallCounts:
+    """What the server counts, by (type, service, method); ``handled`` by code besides."""
+
+    def __init__(self) -> None:
+        self.started: Counter[tuple[str, str, str]] = Counter()
+        self.received: Counter[tuple[str, str, str]] = Counter()
+        self.sent: Counter[tuple[str, str, str]] = Counter()
+        self.handled: Counter[tuple[str, str, str, str]] = Counter()
+
+
+class GrpcServer:
+    """Answers calls of ``methods`` on any number of connections."""
+
+    def __init__(self, methods: Iterable[Method], *, log: Logger, limits: GrpcLimits | None = None) -> None:
+        self.methods: Mapping[str, Method] = {f"/{one.service}/{one.name}": one for one in methods}
+        self.services = frozenset(one.service for one in self.methods.values())
+        self.limits = limits or GrpcLimits()
+        self.counts = CallCounts()
+        self.log = log
+        self.calls = 0
+        """Under way on all connections."""
+        self.held = 0
+        """Bytes of requests that are not complete."""
+        self._connections: dict[GrpcConnection, asyncio.Event] = {}
+        self._peers: Counter[Hashable] = Counter()
+
+    @property
+    def clients(self) -> int:
+        """How many are connected."""
+        return len(self._connections)
+
+    async def serve(self, stream: ByteStream, peer: Hashable) -> None:
+        """Answer one client until it leaves, or is the one whose place another takes. Closes the stream."""
+        connection = GrpcConnection(self, stream, peer)
+        replaced = asyncio.Event()
+        async with stream:
+            if not self._admitted(peer):
+                return
+            self._connections[connection] = replaced
+            self._peers[peer] += 1
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch, replaced, tasks.cancel_scope)
+                    await connection.run()
+                    tasks.cancel_scope.cancel()
+            finally:
+                self._connections.pop(connection, None)
+                self._peers[peer] -= 1
+                if not self._peers[peer]:
+                    del self._peers[peer]
+
+    async def _watch(self, replaced: asyncio.Event, scope: anyio.CancelScope) -> None:
+        await replaced.wait()
+        scope.cancel()
+
+    def _admitted(self, peer: Hashable) -> bool:
+        if self._peers[peer] >= self.limits.per_peer:
+            return self._replace(one for one in self._connections if one.peer == peer)
+        if len(self._connections) >= self.limits.connections:
+            return self._replace(self._connections)
+        return True
+
+    def _replace(self, among: Iterable[GrpcConnection]) -> bool:
+        """Close the connection without calls that has been so for longest; False when there is none."""
+        idle = [one for one in among if not one.calls and not self._connections[one].is_set()]
+        if not idle:
+            return False
+        last = min(idle, key=lambda one: one.idle_since)
+        self._connections[last].set()
+        return True
+
+
+class GrpcConnection:
+    """One client's HTTP/2 connection."""
+
+    def __init__(self, server: GrpcServer, stream: ByteStream, peer: Hashable) -> None:
+        self.peer = peer
+        self._server = server
+        self._limits = server.limits
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self.idle_since = self._loop.time()
+        config = h2.config.H2Configuration(
+            client_side=False, header_encoding="utf-8", validate_outbound_headers=False
+        )
+        self._h2 = h2.connection.H2Connection(config)
+        self._h2.local_settings = h2.settings.Settings(
+            client=False,
+            initial_values={
+                h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: self._limits.calls,
+                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: self._limits.headers,
+                h2.settings.SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
+            },
+        )
+        self._calls: dict[int, _Call] = {}
+        self._unsent = asyncio.Event()
+        self._queued = 0
+        self._sending = False
+        self._room = asyncio.Event()
+        self._cancelled: list[float] = []
+        self._ends = False
+
+    @property
+    def calls(self) -> int:
+        """How many are under way."""
+        return len(self._calls)
+
+    async def run(self) -> None:
+        """Answer until the client leaves."""
+        self._h2.initiate_connection()
+        self._flush()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write)
+                await self._read(tasks)
+                tasks.cancel_scope.cancel()
+        except* (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            pass  # the client has left: no one waits for the answers
+
+    async def close(self) -> None:
+        """Send that the server stops, as far as the client takes it at once."""
+        self._h2.close_connection()
+        with anyio.move_on_after(0.2):
+            await self._stream.send(self._h2.data_to_send())
+
+    # -- what comes -------------------------------------------------------------------------------
+
+    async def _read(self, tasks: TaskGroup) -> None:
+        turns = turns_of(self._loop)
+        seconds = self._limits.opening_seconds
+        while not self._ends:
+            try:
+                with anyio.fail_after(seconds if math.isfinite(seconds) else None):
+                    data = await self._stream.receive(self._limits.read)
+            except (anyio.EndOfStream, TimeoutError):
+                return
+            seconds = math.inf
+            await turns.take(self.peer)
+            await self._writable()  # answers to pings and settings do not pile up either
+            try:
+                events = self._h2.receive_data(data)
+            except h2.exceptions.ProtocolError:
+                self._ends = True
+                self._flush()
+                await self._writable(empty=True)
+                return
+            for event in events:
+                self._handle(event, tasks)
+            self._flush()
+        await self._writable(empty=True)
+
+    def _handle(self, event: h2.events.Event, tasks: TaskGroup) -> None:
+        call = self._calls.get(getattr(event, "stream_id", 0))
+        match event:
+            case h2.events.RequestReceived():
+                self._begin(event, tasks)
+            case h2.events.DataReceived():
+                self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                if call is not None:
+                    call.receive(event.data)
+            case h2.events.StreamEnded() if call is not None:
+                call.finish()
+            case h2.events.StreamReset():
+                if call is not None:
+                    call.scope.cancel()
+                self._count_cancelled()
+            case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
+                for waiting in self._calls.values():
+                    waiting.window.set()
+            case h2.events.ConnectionTerminated():
+                self._ends = not self._calls
+
+    def _count_cancelled(self) -> None:
+        now = self._loop.time()
+        self._cancelled = [when for when in self._cancelled if when > now - 10.0]
+        self._cancelled.append(now)
+        if len(self._cancelled) > self._limits.cancelled:
+            self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+            self._ends = True
+
+    def _begin(self, event: h2.events.RequestReceived, tasks: TaskGroup) -> None:
+        headers = {str(name): str(value) for name, value in event.headers or ()}
+        call = _Call(self, event.stream_id, headers, self._limits.request)
+        self._calls[event.stream_id] = call
+        tasks.start_soon(self._answer, call)
+
+    # -- what goes --------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._unsent.set()
+
+    async def _writable(self, *, empty: bool = False) -> None:
+        """Return when there is room for answers; with ``empty``, when all are handed to the kernel."""
+        while self._queued > self._limits.queued or (empty and (self._sending or self._unsent.is_set())):
+            self._room.clear()
+            await self._room.wait()
+
+    async def _write(self) -> None:
+        while True:
+            await self._unsent.wait()
+            self._unsent.clear()
+            queued, self._sending = self._queued, True
+            if data := self._h2.data_to_send():
+                await self._stream.send(data)
+            self._queued -= queued
+            self._sending = False
+            self._room.set()
+
+    async def send(self, call: _Call, data: bytes) -> None:
+        """Send a call's bytes as the client makes room for them."""
+        rest = memoryview(data)
+        while rest:
+            room = min(self._h2.local_flow_control_window(call.id), self._h2.max_outbound_frame_size)
+            if room <= 0:
+                call.window.clear()
+                await call.window.wait()
+                continue
+            await self._writable()
+            part, rest = rest[:room], rest[room:]
+            self._h2.send_data(call.id, part)
+            self._queued += len(part) + 9
+            self._flush()
+
+    async def _answer(self, call: _Call) -> None:
+        """Run one call and end it with its status."""
+        server, error = self._server, RpcError(Code.OK, "")
+        server.calls += 1
+        labels: tuple[str, str, str] | None = None
+        try:
+            with call.scope:
+                try:
+                    method = call.method(server)
+                    labels = (method.kind, method.service, method.name)
+                    server.counts.started[labels] += 1
+                    await self._run(call, method, labels)
+                except RpcError as raised:
+                    error = raised
+                except TimeoutError:
+                    error = RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded")
+                except (anyio.BrokenResourceError, anyio.ClosedResourceError, h2.exceptions.ProtocolError):
+                    error = RpcError(Code.CANCELLED, "the client has left")
+                except Exception as raised:  # a bug in one call must not stop the others
+                    server.log.exception("a gRPC call failed", method=call.path, error=repr(raised))
+                    error = RpcError(Code.INTERNAL, "the agent failed; its log has more")
+            if call.scope.cancelled_caught:
+                error = RpcError(Code.CANCELLED, "context canceled")
+            else:
+                self._end(call, error)
+        finally:
+            server.calls -= 1
+            call.release()
+            del self._calls[call.id]
+            if not self._calls:
+                self.idle_since = self._loop.time()
+            if labels is not None:
+                server.counts.handled[*labels, code_name(error.code)] += 1
+
+    async def _run(self, call: _Call, method: Method, labels: tuple[str, str, str]) -> None:
+        counts = self._server.counts
+        seconds = _seconds(call.headers.get("grpc-timeout"))
+        with anyio.fail_after(seconds if math.isfinite(seconds) else None):
+            requests = call.requests(lambda: counts.received.update([labels]))
+            async with aclosing(requests), aclosing(method.answer(requests)) as batches:  # type: ignore[type-var]
+                async for batch in batches:
+                    messages = list(batch)
+                    self._open(call)
+                    await self.send(call, framed(messages))
+                    counts.sent[labels] += len(messages)
+
+    def _open(self, call: _Call) -> None:
+        if not call.opened:
+            call.opened = True
+            headers = [
+                (":status", "200"),
+                ("content-type", "application/grpc"),
+                ("grpc-accept-encoding", "identity"),
+            ]
+            self._h2.send_headers(call.id, headers)
+            self._flush()
+
+    def _end(self, call: _Call, error: RpcError) -> None:
+        trailers = [("grpc-status", str(int(error.code)))]
+        if error.message:
+            trailers.append(("grpc-message", encode_message(error.message)))
+        if not call.opened:
+            trailers[:0] = [(":status", call.http_status), ("content-type", "application/grpc")]
+        try:
+            self._h2.send_headers(call.id, trailers, end_stream=True)
+            if not call.ended:
+                self._h2.reset_stream(call.id)  # the rest of the request is not read
+        except h2.exceptions.ProtocolError:
+            return  # the client has cancelled it, or left
+        self._flush()
+
+
+class _Call:
+    """One call: what has come of its request, and whether its answer may go on."""
+
+    def __init__(
+        self, connection: GrpcConnection, stream_id: int, headers: dict[str, str], limit: int
+    ) -> None:
+        self.id = stream_id
+        self.headers = headers
+        self.path = headers.get(":path", "")
+        self.scope = anyio.CancelScope()
+        self.window = asyncio.Event()
+        self.opened = False
+        """The answer has begun."""
+        self.ended = False
+        """The request has come wholly."""
+        self.http_status = "200"
+        self._server = connection._server  # noqa: SLF001
+        self._reader = MessageReader(limit)
+        self._held = 0
+        self._arrived = asyncio.Event()
+        self._refused: RpcError | None = None
+
+    def method(self, server: GrpcServer) -> Method:
+        """The method that is called. Raises RpcError."""
+        if self.headers.get(":method") != "POST":
+            self.http_status = "405"
+            raise RpcError(Code.INTERNAL, f'received a method "{self.headers.get(":method")}": expected POST')
+        if not self.headers.get("content-type", "").startswith("application/grpc"):
+            self.http_status = "415"
+            raise RpcError(
+                Code.INTERNAL, f'invalid gRPC request content-type "{self.headers.get("content-type", "")}"'
+            )
+        found = server.methods.get(self.path)
+        if found is None:
+            service, _, name = self.path.removeprefix("/").rpartition("/")
+            if service in server.services:
+                raise RpcError(Code.UNIMPLEMENTED, f"unknown method {name} for service {service}")
+            raise RpcError(Code.UNIMPLEMENTED, f"unknown service {service}")
+        if self.headers.get("grpc-encoding", "identity") != "identity":
+            raise RpcError(
+                Code.UNIMPLEMENTED,
+                f'grpc: Decompressor is not installed for grpc-encoding "{self.headers["grpc-encoding"]}"',
+            )
+        if server.calls > server.limits.all_calls:
+            raise RpcError(Code.RESOURCE_EXHAUSTED, "too many calls, ask again later")
+        return found
+
+    def receive(self, data: bytes) -> None:
+        """More of the request."""
+        if self._refused is not None:
+            return
+        self._reader.feed(data)
+        if self._hold() > self._server.limits.request + 5 or self._server.held > self._server.limits.held:
+            self._refused = RpcError(Code.RESOURCE_EXHAUSTED, "too many bytes of requests are not answered")
+        self._arrived.set()
+
+    def finish(self) -> None:
+        """The request has come wholly."""
+        self.ended = True
+        self._arrived.set()
+
+    def release(self) -> None:
+        """Hold nothing more of the request."""
+        self._server.held -= self._held
+        self._held = 0
+
+    def _hold(self) -> int:
+        self._server.held += self._reader.held - self._held
+        self._held = self._reader.held
+        return self._held
+
+    async def requests(self, count: Callable[[], None]) -> Requests:
+        """The messages of the request as they come. Raises RpcError."""
+        while True:
+            while (message := self._reader.take()) is not None:
+                self._hold()
+                count()
+                yield message
+            if self._refused is not None:
+                raise self._refused
+            if self.ended:
+                return
+            self._arrived.clear()
+            await self._arrived.wait()

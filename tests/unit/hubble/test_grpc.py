@@ -1,0 +1,339 @@
+"""The gRPC server, called by grpcio as a client that is not ours, and by frames that no such client sends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import grpc
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+from anyio.abc import SocketAttribute
+
+from cells.hubble.grpc import (
+    Answers,
+    Code,
+    GrpcLimits,
+    GrpcServer,
+    MessageReader,
+    Method,
+    Requests,
+    RpcError,
+    decode_message,
+    encode_message,
+    framed,
+    server_streaming,
+    unary,
+)
+from lifecycle.process.logs import logger_for
+from tests.support.waiting import eventually
+
+
+class Service:
+    """Methods that answer as their tests want them to."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        """How many of an endless stream were made."""
+        self.ended = threading.Event()
+        """The endless stream has ended."""
+
+    async def echo(self, request: bytes) -> bytes:
+        return request
+
+    async def fail(self, request: bytes) -> bytes:
+        raise RpcError(Code.INVALID_ARGUMENT, request.decode())
+
+    async def crash(self, request: bytes) -> bytes:
+        raise LookupError(request)
+
+    async def wait(self, request: bytes) -> bytes:
+        await anyio.sleep_forever()
+        return request
+
+    async def count(self, request: bytes) -> Answers:
+        for number in range(int(request)):
+            yield [b"%d" % number, b""]
+
+    async def endless(self, request: bytes) -> Answers:
+        try:
+            while True:
+                self.batches += 1
+                yield [request]
+        finally:
+            self.ended.set()
+
+    async def talk(self, requests: Requests) -> Answers:
+        async for request in requests:
+            yield [request.upper()]
+
+    def methods(self) -> list[Method]:
+        calls = [
+            unary("test.T", call.__name__, call) for call in (self.echo, self.fail, self.crash, self.wait)
+        ]
+        streams = [server_streaming("test.T", call.__name__, call) for call in (self.count, self.endless)]
+        return [*calls, *streams, Method("test.T", "talk", self.talk, "bidi_stream")]
+
+
+@asynccontextmanager
+async def serving(server: GrpcServer) -> AsyncIterator[int]:
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def serve(stream: anyio.abc.SocketStream) -> None:
+            await server.serve(stream, "client")
+
+        tasks.start_soon(listener.serve, serve)
+        yield listener.extra(SocketAttribute.local_port)  # noqa: S610
+        tasks.cancel_scope.cancel()
+
+
+async def until_closed(stream: anyio.abc.ByteReceiveStream) -> None:
+    """Read until the server has closed the connection."""
+    with anyio.fail_after(10), suppress(anyio.BrokenResourceError):
+        async for _ in stream:
+            pass
+
+
+def run(check: Callable[[grpc.Channel], None], service: Service | None = None, **limits: int) -> GrpcServer:
+    """Let a check call the methods from a thread; every call has ended afterwards."""
+    service = service or Service()
+    server = GrpcServer(service.methods(), log=logger_for("test"), limits=GrpcLimits(**limits))
+
+    async def main() -> None:
+        async with serving(server) as port:
+
+            def client() -> None:
+                with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    check(channel)
+
+            await anyio.to_thread.run_sync(client)
+            await anyio.to_thread.run_sync(eventually, lambda: not server.clients)
+
+    asyncio.run(main())
+    assert (server.calls, server.held) == (0, 0)
+    return server
+
+
+def call(channel: grpc.Channel, name: str, request: bytes = b"", **options: object) -> bytes:
+    answer: bytes = channel.unary_unary(f"/test.T/{name}")(request, **{"timeout": 10, **options})
+    return answer
+
+
+def test_calls_and_streams_are_answered_and_counted() -> None:
+    def check(channel: grpc.Channel) -> None:
+        assert call(channel, "echo", b"x" * 300_000) == b"x" * 300_000
+        assert call(channel, "echo") == b""
+        numbers = list(channel.unary_stream("/test.T/count")(b"30000"))
+        assert numbers == [part for number in range(30000) for part in (b"%d" % number, b"")]
+        assert list(channel.stream_stream("/test.T/talk")(iter([b"a", b"b"]))) == [b"A", b"B"]
+
+    counts = run(check).counts
+    assert counts.started == {
+        ("unary", "test.T", "echo"): 2,
+        ("server_stream", "test.T", "count"): 1,
+        ("bidi_stream", "test.T", "talk"): 1,
+    }
+    assert counts.sent["server_stream", "test.T", "count"] == 60000
+    assert counts.received["bidi_stream", "test.T", "talk"] == 2
+    assert counts.handled["unary", "test.T", "echo", "OK"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "code", "text"),
+    [
+        ("/test.T/fail", "bad: 100 % ü\n".encode(), grpc.StatusCode.INVALID_ARGUMENT, "bad: 100 % ü\n"),
+        ("/test.T/absent", b"", grpc.StatusCode.UNIMPLEMENTED, "unknown method absent for service test.T"),
+        ("/test.U/echo", b"", grpc.StatusCode.UNIMPLEMENTED, "unknown service test.U"),
+        ("/test.T/crash", b"", grpc.StatusCode.INTERNAL, "the agent failed; its log has more"),
+        (
+            "/test.T/echo",
+            b"x" * 5000,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "message larger than max (5000 vs. 4096)",
+        ),
+    ],
+)
+def test_a_call_that_fails_has_a_status_and_leaves_the_connection(
+    path: str, request_: bytes, code: grpc.StatusCode, text: str
+) -> None:
+    def check(channel: grpc.Channel) -> None:
+        with pytest.raises(grpc.RpcError) as failed:
+            channel.unary_unary(path)(request_, timeout=10)
+        assert (failed.value.code(), failed.value.details()) == (code, text)
+        assert call(channel, "echo", b"still there") == b"still there"
+
+    run(check, request=4096)
+
+
+def test_a_compressed_request_is_refused() -> None:
+    def check(channel: grpc.Channel) -> None:
+        with pytest.raises(grpc.RpcError) as failed:
+            call(channel, "echo", b"x" * 3000, compression=grpc.Compression.Gzip)
+        assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run(check)
+
+
+def test_a_call_ends_at_its_deadline() -> None:
+    def check(channel: grpc.Channel) -> None:
+        with pytest.raises(grpc.RpcError) as failed:
+            call(channel, "wait", timeout=0.2)
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    run(check)
+
+
+def test_a_stream_that_nobody_reads_is_not_made_and_ends_when_it_is_cancelled() -> None:
+    service = Service()
+
+    def check(channel: grpc.Channel) -> None:
+        stream = channel.unary_stream("/test.T/endless")(b"x" * 10_000)
+        assert next(stream) == b"x" * 10_000
+        made = [-1]
+
+        def settled() -> bool:
+            """The client's windows are full."""
+            made.append(service.batches)
+            return made[-1] == made[-2]
+
+        eventually(settled, every=0.3)
+        assert made[-1] < 2000, "megabytes are queued for a client that reads nothing"
+        stream.cancel()
+        assert service.ended.wait(10)
+
+    run(check, service)
+
+
+def test_more_calls_than_the_server_takes_are_refused() -> None:
+    def check(channel: grpc.Channel) -> None:
+        waiting = channel.unary_unary("/test.T/wait").future(b"", timeout=30)
+        streams = [channel.unary_stream("/test.T/endless")(b"x") for _ in range(3)]
+        with pytest.raises(grpc.RpcError) as failed:
+            list(map(next, streams))
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for each in (waiting, *streams):
+            each.cancel()
+
+    run(check, all_calls=2)
+
+
+def test_a_connection_without_calls_gives_its_place_to_another() -> None:
+    server = GrpcServer(Service().methods(), log=logger_for("test"), limits=GrpcLimits(connections=2))
+
+    async def main() -> None:
+        async with serving(server) as port, anyio.create_task_group() as tasks:
+            first = await anyio.connect_tcp("127.0.0.1", port)
+            await anyio.to_thread.run_sync(eventually, lambda: server.clients)
+            others = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+            await until_closed(first)
+            assert server.clients <= 2
+            for each in (first, *others):
+                await each.aclose()
+            tasks.cancel_scope.cancel()
+
+    asyncio.run(main())
+
+
+def frames_of(build: Callable[[h2.connection.H2Connection], None]) -> bytes:
+    client = h2.connection.H2Connection(
+        h2.config.H2Configuration(client_side=True, validate_outbound_headers=False)
+    )
+    client.initiate_connection()
+    build(client)
+    return client.data_to_send()
+
+
+def request_headers(**changes: str) -> list[tuple[str, str]]:
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":authority": "localhost",
+        ":path": "/test.T/wait",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return list(
+        (headers | {f":{name}" if name == "method" else name: text for name, text in changes.items()}).items()
+    )
+
+
+def exchange(data: bytes, **limits: int) -> list[h2.events.Event]:
+    """What the server answers to these frames, until it closes or has answered one call."""
+    server = GrpcServer(Service().methods(), log=logger_for("test"), limits=GrpcLimits(**limits))
+    events: list[h2.events.Event] = []
+
+    async def main() -> None:
+        client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        client.initiate_connection()
+        client.send_headers(1, request_headers())
+        ends = (h2.events.ConnectionTerminated, h2.events.StreamEnded, h2.events.TrailersReceived)
+        async with serving(server) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
+            await stream.send(data)
+            with anyio.fail_after(10):
+                while not any(isinstance(event, ends) for event in events):
+                    events.extend(client.receive_data(await stream.receive()))
+
+    asyncio.run(main())
+    return events
+
+
+def test_a_client_that_cancels_calls_without_end_is_disconnected() -> None:
+    def build(client: h2.connection.H2Connection) -> None:
+        for number in range(1, 400, 2):
+            client.send_headers(number, request_headers())
+            client.reset_stream(number)
+
+    last = exchange(frames_of(build), cancelled=20)[-1]
+    assert isinstance(last, h2.events.ConnectionTerminated)
+    assert last.error_code == 11  # ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize(
+    ("change", "status"), [({"method": "GET"}, "405"), ({"content-type": "text/html"}, "415")]
+)
+def test_a_request_that_is_not_grpc_is_refused(change: dict[str, str], status: str) -> None:
+    events = exchange(
+        frames_of(lambda client: client.send_headers(1, request_headers(**change), end_stream=True))
+    )
+    answer = next(event for event in events if isinstance(event, h2.events.ResponseReceived))
+    assert (b":status", status.encode()) in (answer.headers or [])
+
+
+def test_bytes_that_are_no_http2_end_the_connection() -> None:
+    server = GrpcServer(Service().methods(), log=logger_for("test"))
+
+    async def main() -> None:
+        async with serving(server) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
+            await stream.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
+            await until_closed(stream)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["plain", "a%b", "ü\n", ""])
+def test_a_status_text_survives_its_encoding(text: str) -> None:
+    assert decode_message(encode_message(text)) == text
+    assert encode_message(text).isascii()
+
+
+def pieces(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[start : start + size] for start in range(0, len(data), size))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_messages_are_read_in_pieces_of_any_size(size: int) -> None:
+    messages = [b"a", b"", b"x" * 500]
+    reader, found = MessageReader(500), []
+    for piece in pieces(framed(messages), size):
+        reader.feed(piece)
+        while (message := reader.take()) is not None:
+            found.append(message)
+    assert (found, reader.held) == (messages, 0)
