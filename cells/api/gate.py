@@ -19,7 +19,7 @@ from lifecycle.http import Request, Response
 
 BEHIND: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
 """First parts of the paths under /v1 whose operations wait."""
-NOT_STARTED: Final = "the agent stopped before it had started: its log tells why; ask again once it is back"
+NOT_STARTED: Final = "the agent stopped before it had started: see its log, and ask again once it is back"
 
 
 class Gate:

@@ -176,5 +176,5 @@ def host_routing(
         log.info("host routing by eBPF needs kube-proxy-replacement=true: packets pass the host's stack")
 
     if settings.enable_host_legacy_routing is False and not replaces:
-        lifecycle.append(Hook("tell how packets are routed", tell))
+        lifecycle.append(Hook("report how packets are routed", tell))
     return HostRouting(replaces and not settings.enable_host_legacy_routing)

@@ -271,7 +271,7 @@ cell = module(
 
 watchdog_cell = module(
     "map-watchdog",
-    "Pins of the maps, kept",
+    "Repairs the pins of the maps",
     provide(MapWatchdog, watchdog_metrics),
     invoke(MapWatchdog),
 )

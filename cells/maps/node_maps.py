@@ -264,7 +264,7 @@ class Maps:
     def _settle(self) -> None:
         for former, current in self._formers():
             taken = former.settle(current)
-            self._log.info("former map let go", map=former.name, entries_taken_over=taken)
+            self._log.info("retired map released", map=former.name, entries_taken_over=taken)
         for former in formers(self._directory):
             if former.name in self.unused:
                 former.remove()

@@ -84,7 +84,7 @@ class RemoteNetworks:
         tables.add(self.table, self._endpoints, into_map.statuses, self._routes, self._ways.statuses)
         jobs.observe("reconcile endpoints", into_map)
         jobs.observe("reconcile routes", self._ways)
-        jobs.observe("tell of nodes", nodes.changes, self._tell)
+        jobs.observe("publish nodes", nodes.changes, self._tell)
         if settings.tunnelled:
             jobs.observe("follow devices", devices.changes, self._look)
             jobs.observe("watch routes", self._hints, self._look)

@@ -58,7 +58,7 @@ class HiveCommands(Commands):
             Command("status", "How it is, in a few lines", self._status, most=0),
             Command(
                 "health",
-                "What each part says of itself",
+                "The health of each module",
                 self._show_health,
                 "[module]",
                 most=1,
@@ -80,7 +80,7 @@ class HiveCommands(Commands):
                 self._disable,
                 "module",
                 (Flag("yes", "Do it without being asked", "switch", short="y"),),
-                help="It says what would stop, and asks. What this shell runs on is not stopped.",
+                help="Lists what would stop, and asks. What this shell runs on is not stopped.",
                 least=1,
                 most=1,
                 complete=modular,

@@ -25,7 +25,7 @@ __all__ = ["TableCommands"]
 _OUT = Flag("out", "File to write to instead", short="o")
 _COLUMNS = Flag("columns", "Columns to show, with commas between")
 _FORMAT = Flag("format", "table, yaml or json", default="table", short="f", choices=("table", "yaml", "json"))
-_INDEX = Flag("index", "The index whose values are meant, instead of the key", short="i")
+_INDEX = Flag("index", "The index to search, instead of the key", short="i")
 _TIMEOUT = Flag("timeout", "How long to wait", "time", "5s")
 _SHOWN = (_OUT, _COLUMNS, _FORMAT)
 
@@ -79,7 +79,7 @@ class TableCommands(Commands):
             ),
             Command(
                 "db/prefix",
-                "Show the rows whose key, or value of an index, begins so",
+                "Show the rows with a key, or value of an index, that begins so",
                 self._by_prefix,
                 "table key",
                 (*_SHOWN, _INDEX),

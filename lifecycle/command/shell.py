@@ -180,7 +180,7 @@ def _line(words: Sequence[str]) -> str:
 
 def _refused(error: OSError, path: Path) -> str:
     if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return f"nobody serves {path}: start the process, or name its --socket"
+        return f"nothing listens on {path}: start the process, or name its --socket"
     if isinstance(error, PermissionError):
-        return f"permission denied on {path}: run this as the user whose process it is"
+        return f"permission denied on {path}: run this as the user that runs the process"
     return f"cannot connect to {path}: {error.strerror or error}"

@@ -83,7 +83,7 @@ def _places(clashing: Sequence[Constructor]) -> Iterator[str]:
     elif is_one and len({node.stands_at for node in clashing}) == 1:
         yield "do: have that cell only once in the hive"
     else:
-        yield "do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named"
+        yield "do: keep one, or distinguish them: a type of its own (NewType), or Annotated with Named"
 
 
 def _clashing(nodes: Sequence[Constructor]) -> Sequence[Constructor]:

@@ -283,7 +283,7 @@ def _parameters(
         elif invoked and name == "self" and not found:
             found.append(Parameter("self", SELF, positional=True))
         elif default is _EMPTY:
-            faults.append(f"parameter {name!r} has no type hint: the hint says what to inject")
+            faults.append(f"parameter {name!r} has no type hint: the hint names what to inject")
     return tuple(parameter for parameter in found if parameter is not None)
 
 
@@ -333,7 +333,7 @@ def _open(key: Key, variables: tuple[object, ...]) -> str:
 
 def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[Key | None, tuple[Part, ...]]:
     if "return" not in hints:
-        faults.append("it has no result type: `-> T` says what it provides")
+        faults.append("it has no result type: `-> T` names what it provides")
         return None, ()
     hint = hints["return"]
     if hint is type(None):

@@ -75,7 +75,7 @@ def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log
         log.warning("identity-allocation-mode is crd: no kvstore is set", wanted=wanted.value)
 
     if not store.enabled and wanted.writes_both:
-        lifecycle.append(Hook("tell how nodes agree upon identities", tell))
+        lifecycle.append(Hook("report how nodes agree upon identities", tell))
     return wanted if store.enabled else AllocationMode.CRD
 
 

@@ -127,7 +127,7 @@ class KVStore:
 
     def replaced(self) -> None:
         """It is another one, or an old copy: what it misses is written again, and read again."""
-        self._log.warning("etcd knows less than it did: writing again what this node has told")
+        self._log.warning("etcd has lost keys: writing this node's keys again")
         self.generation += 1
         self._replaced.set()
         self._replaced = anyio.Event()

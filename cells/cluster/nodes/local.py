@@ -99,7 +99,7 @@ class LocalNode:
         self._reader = reader
         self._nodes = nodes
         self._boot_id = ""
-        lifecycle.append(Hook("tell of the local node", self._start))
+        lifecycle.append(Hook("report the local node", self._start))
         jobs.observe("watch addresses", found.changes, self._look)
         jobs.observe("watch ranges of pods", ranges.changes, self._look)
         jobs.observe("watch the Node object", self._own_changes, self._look)

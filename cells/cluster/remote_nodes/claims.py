@@ -151,7 +151,7 @@ def node_claims(
     told = nodes.flat_map(
         lambda node: claims_of(node, worlds, labelled=labelled, by_cidr=by_cidr),
         key=lambda one: one.key,
-        name="told-node-prefixes",
+        name="published-node-prefixes",
     )
     own = nodes.filter(lambda node: node.local, name="own-node").map(
         lambda node: tuple(node.all_cidrs()), name="own-ranges"

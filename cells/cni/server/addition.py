@@ -25,7 +25,7 @@ from cells.ipam import text_of
 from cells.maps import PoolEmpty
 from lifecycle import HiveError, Logger
 
-INTERNAL: Final = "internal error in the agent: its log tells more"
+INTERNAL: Final = "internal error in the agent: see its log"
 _TRIES = 5
 _ADDRESS_SECONDS = 30.0
 """How long an ADD waits for the addresses of pods on their way out: as long as the plugin for an agent."""

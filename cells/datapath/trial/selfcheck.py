@@ -180,7 +180,7 @@ CASES: Final = (
         "hive_from_pod", "a source that is not the pod's", from_pod(IPV4, udp(STRANGER, NEIGHBOUR)), SHOT, 132
     ),
     Case("hive_from_pod", "a pod without policy", from_pod(IPV4, udp(POD, NEIGHBOUR)), SHOT, 203),
-    Case("hive_from_host", "the host to nobody", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 151),
+    Case("hive_from_host", "the host to no endpoint", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 151),
     Case("hive_from_host", "to a pod without policy", from_pod(IPV4, udp(STRANGER, NEIGHBOUR)), SHOT, 203),
     Case("hive_to_pod", "what a link brings", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 203),
     Case("hive_to_pod", "IPv6 a link brings", from_pod(IPV6, udp6(STRANGER6, POD6)), SHOT, 203),
@@ -199,7 +199,9 @@ CASES: Final = (
         132,
     ),
     Case("hive_from_pod", "IPv6 of a pod without policy", from_pod(IPV6, udp6(POD6, NEIGHBOUR6)), SHOT, 203),
-    Case("hive_from_host", "the host to nobody, in IPv6", from_pod(IPV6, udp6(STRANGER6, POD6)), SHOT, 151),
+    Case(
+        "hive_from_host", "the host to no endpoint, in IPv6", from_pod(IPV6, udp6(STRANGER6, POD6)), SHOT, 151
+    ),
     Case("hive_from_host", "to no policy, in IPv6", from_pod(IPV6, udp6(STRANGER6, NEIGHBOUR6)), SHOT, 203),
     Case("hive_to_host", "IPv6 to the host", from_pod(IPV6, udp6(POD6, STRANGER6)), TC_ACT_OK),
 )

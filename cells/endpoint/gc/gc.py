@@ -70,7 +70,7 @@ class EndpointGC:
         self._marked = marked
         if marked:
             self._health.ok(
-                f"links of endpoints {', '.join(map(str, marked))} are gone; removed the next time"
+                f"links of endpoints {', '.join(map(str, marked))} have disappeared; removed the next time"
             )
         else:
             self._health.ok("every endpoint has its link")
@@ -78,7 +78,7 @@ class EndpointGC:
     async def _remove(self, endpoint: Endpoint) -> None:
         problems = self._endpoints.delete(endpoint, release_address=False)
         self._log.warning(
-            "endpoint removed: its link is gone without a DEL",
+            "endpoint removed: its link has disappeared without a DEL",
             endpoint=endpoint.id,
             pod=endpoint.title,
             interface=endpoint.ifname,

@@ -16,7 +16,7 @@ from cells.endpoint.regeneration.recovery import RegenerationRecovery
 from cells.endpoint.table.states import Level
 from lifecycle import Jobs
 
-GONE = "the endpoint is gone"
+GONE = "the endpoint no longer exists"
 
 
 def builders() -> int:

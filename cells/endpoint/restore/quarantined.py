@@ -83,7 +83,7 @@ class QuarantinedEndpoints:
             self._take(number, step)
         await self._maps.forget_flows(gone.addresses)
         addresses = ", ".join(map(str, gone.addresses))
-        self._log.info("pod of a quarantined endpoint is gone", endpoint=number, addresses=addresses)
+        self._log.info("pod of a quarantined endpoint no longer exists", endpoint=number, addresses=addresses)
 
     def _take(self, number: int, step: Callable[[], object]) -> None:
         try:

@@ -247,7 +247,7 @@ class RestoredEndpoints:
         live = [row for row in rows if not row.is_host and row.ifindex in links]
         if not live:
             if rows:
-                self.failed[number] = f"{reason}, and its interface is gone"
+                self.failed[number] = f"{reason}, and its interface no longer exists"
             return
         link, identity = links[live[0].ifindex], live[0].identity
         if alias_owner(link.alias) not in {None, number}:

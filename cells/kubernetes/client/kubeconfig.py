@@ -224,7 +224,7 @@ def _program(given: _Exec, path: Path, where: str) -> Exec:
             f"{where}: exec.apiVersion={given.api_version}: expected {' or '.join(CREDENTIAL_VERSIONS)}"
         )
     if given.interactive_mode == "Always":
-        raise AccessError(f"{where}: exec.interactiveMode=Always: there is nobody to ask; expected Never")
+        raise AccessError(f"{where}: exec.interactiveMode=Always: the agent has no terminal; expected Never")
     made = Exec(
         command=given.command,
         args=given.args,

@@ -131,7 +131,9 @@ class ManifestsSource:
             txn.replace_all(now)
         if self._emptied:
             there = (
-                f"has {len(now)} manifests again" if now else "is empty; an empty manifest says that it may"
+                f"has {len(now)} manifests again"
+                if now
+                else "is empty; write an empty manifest if this is intended"
             )
             self._health.degraded(f"{self._path} lost all manifests and {there}; all objects stay in force")
             return

@@ -259,7 +259,7 @@ class KubernetesAPI:
                 told = await self.client.raw("GET", "/version")
                 self._version = str(msgspec.json.decode(told, type=Version))
             except (KubernetesError, msgspec.MsgspecError) as error:
-                self._log.warning("the API server does not tell its version", error=str(error))
+                self._log.warning("the API server does not report its version", error=str(error))
                 await self.client.reach.pause(ASK_AGAIN)
 
     async def _heartbeat(self) -> None:

@@ -13,5 +13,8 @@ from lifecycle import module, provide, provide_private
 __all__ = ["Sysctl", "SysctlFiles", "Sysctls", "cell", "sysctl_files"]
 
 cell = module(
-    "sysctl", "Kernel settings, kept as they must be", provide(Sysctls), provide_private(sysctl_files)
+    "sysctl",
+    "Kernel settings, restored when others change them",
+    provide(Sysctls),
+    provide_private(sysctl_files),
 )

@@ -50,4 +50,4 @@ def tell_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) ->
             "Daemon initialization completed", **{scope: round(took, 4) for scope, took in scopes.items()}
         )
 
-    lifecycle.append(Hook("tell how the start went", tell))
+    lifecycle.append(Hook("report how the start went", tell))

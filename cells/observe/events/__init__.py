@@ -86,7 +86,7 @@ def packet_metrics(maps: Maps) -> Member[Collector]:
 
 cell = module(
     "events",
-    "What the datapath tells of packets",
+    "Events of packets from the datapath",
     config(EventsSettings),
     provide(Events, packet_metrics),
 )

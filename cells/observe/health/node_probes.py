@@ -33,7 +33,7 @@ async def _ask(question: Callable[[Path], None], path: Path) -> None:
 def _maps_there(directory: Path) -> None:
     """Raise HiveError when the maps' pins are gone: a restart would begin with empty maps."""
     if not directory.is_dir():
-        raise HiveError(f"{directory}: the maps' pins are gone; is the bpf file system still mounted?")
+        raise HiveError(f"{directory}: the maps' pins are missing; is the bpf file system still mounted?")
 
 
 def _room_left(directory: Path) -> None:

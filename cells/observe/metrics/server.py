@@ -118,4 +118,4 @@ def tell_of_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecyc
     async def stop() -> None:
         metrics.remove(collectors)
 
-    lifecycle.append(Hook("tell metrics of the cells", start, stop))
+    lifecycle.append(Hook("collect metrics of the cells", start, stop))

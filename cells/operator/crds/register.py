@@ -139,7 +139,7 @@ class CustomResources:
             try:
                 await client.create(DEFINITIONS, wanted.body)
             except api.ConflictError:
-                self._log.debug("somebody else was faster", definition=wanted.name)
+                self._log.debug("another writer was faster", definition=wanted.name)
         else:
             if outdated(found.spec, found.labels):
                 await self._replace(wanted)

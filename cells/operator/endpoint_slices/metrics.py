@@ -77,4 +77,4 @@ def tell(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle) -> None:
     async def stop() -> None:
         metrics.remove([collector])
 
-    lifecycle.append(Hook("tell metrics", start, stop))
+    lifecycle.append(Hook("report metrics", start, stop))

@@ -25,7 +25,7 @@ def collect() -> None:
 
 cell = module(
     "gc",
-    "Objects that nobody needs any more",
+    "Deletes objects that are no longer needed",
     config(GCSettings),
     provide(NodeGC, EndpointGC, IdentityGC, IdentityPasses),
     invoke(collect, tell),

@@ -28,7 +28,7 @@ def tell(metrics: Metrics, endpoints: EndpointGC, identities: IdentityPasses, li
     async def stop() -> None:
         metrics.remove([collector])
 
-    lifecycle.append(Hook("tell metrics", start, stop))
+    lifecycle.append(Hook("report metrics", start, stop))
 
 
 def families(endpoints: EndpointGC, identities: IdentityPasses) -> list[Family]:

@@ -18,7 +18,7 @@ __all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "cell"]
 
 cell = module(
     "kvstore-gc",
-    "Heartbeat of the kvstore, the cluster's configuration, and identities that nobody uses",
+    "Heartbeat of the kvstore, the cluster's configuration, and unused identities",
     provide(KVStoreGC, ClusterConfig, IdentityComparison),
     invoke(KVStoreGC, ClusterConfig, IdentityComparison, tell),
 )

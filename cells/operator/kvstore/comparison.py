@@ -46,7 +46,7 @@ class IdentityComparison:
         async def stop() -> None:
             metrics.remove([collector])
 
-        lifecycle.append(Hook("tell metrics", start, stop))
+        lifecycle.append(Hook("report metrics", start, stop))
         jobs.timer("compare identities", self.compare, INTERVAL).trigger()
 
     async def compare(self) -> None:

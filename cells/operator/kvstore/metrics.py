@@ -35,4 +35,4 @@ def tell(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycle) -> None:
     async def stop() -> None:
         told.remove([collector])
 
-    lifecycle.append(Hook("tell metrics", start, stop))
+    lifecycle.append(Hook("report metrics", start, stop))

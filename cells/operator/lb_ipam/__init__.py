@@ -1,7 +1,7 @@
 """Services of type LoadBalancer get addresses: of CiliumLoadBalancerIPPools, or of nodes.
 
-Controller: services, pools, nodes and their backends in, the tables ``lb-service-wishes``, ``lb-pool-wishes``
-            and ``node-ipam-wishes`` out.
+Controller: services, pools, nodes and their backends in, the tables ``lb-service-annotations``,
+            ``lb-pool-requests`` and ``node-ipam-requests`` out.
 Reconciler: those tables in, the status of services and the conditions of pools out.
 Needs:      ClusterAPI, ClusterObjects, OperatorOptions, LBIPAMSettings, Metrics.   Gives: LBIPAM, NodeIPAM.
 Why:        one function of everything there is says who has what; what a service has it keeps as long as it
@@ -26,12 +26,12 @@ AGAIN: Final = minutes(1)
 
 def service_wishes() -> Table[ServiceWish]:
     """What services do not say yet, by namespace and name."""
-    return Table("lb-service-wishes", key=lambda one: (one.namespace, one.name))
+    return Table("lb-service-annotations", key=lambda one: (one.namespace, one.name))
 
 
 def pool_wishes() -> Table[PoolWish]:
     """What pools do not say yet, by name."""
-    return Table("lb-pool-wishes", key=lambda one: one.name)
+    return Table("lb-pool-requests", key=lambda one: one.name)
 
 
 def write(

@@ -30,7 +30,7 @@ def tell(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> None:
         metrics.remove([collector])
 
     if ipam.active:
-        lifecycle.append(Hook("tell metrics", start, stop))
+        lifecycle.append(Hook("report metrics", start, stop))
 
 
 def families(ipam: LBIPAM) -> list[Family]:

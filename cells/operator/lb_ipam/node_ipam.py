@@ -44,7 +44,9 @@ class NodeIPAM:
         self._log = log
         self._places: dict[str, Place] = {}
         self._wrong: dict[Key, str] = {}
-        self.wishes: Table[ServiceWish] = Table("node-ipam-wishes", key=lambda one: (one.namespace, one.name))
+        self.wishes: Table[ServiceWish] = Table(
+            "node-ipam-requests", key=lambda one: (one.namespace, one.name)
+        )
         """What services do not say yet, by namespace and name."""
         if self._classes:
             self._services = objects.table(CLUSTER_SERVICES)
@@ -104,7 +106,7 @@ class NodeIPAM:
     def _tell(self, wrong: dict[Key, str]) -> None:
         for key, why in wrong.items():
             if self._wrong.get(key) != why:
-                self._log.error("the nodes of a service cannot be told", service="/".join(key), error=why)
+                self._log.error("the nodes of a service cannot be listed", service="/".join(key), error=why)
         self._wrong = wrong
         if wrong:
             key, why = next(iter(wrong.items()))

@@ -1,6 +1,6 @@
 """Multi-pool: every CiliumNode gets ranges of the pools it asks for, as many as it asks for.
 
-Controller: CiliumPodIPPools and CiliumNodes in, the table ``cilium-node-wishes`` out: what nodes do not say
+Controller: CiliumPodIPPools and CiliumNodes in, the table ``cilium-node-requests`` out: what nodes do not say
             yet.
 Reconciler: that table in, ``spec.ipam.pools.allocated`` and ``status.ipam.operator-status`` of CiliumNodes
             out.

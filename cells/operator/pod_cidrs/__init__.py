@@ -1,6 +1,6 @@
 """Pod CIDRs: every CiliumNode gets a range of each family out of the cluster's pools.
 
-Controller: CiliumNodes in, the table ``cilium-node-wishes`` out: what a node's object does not say yet.
+Controller: CiliumNodes in, the table ``cilium-node-requests`` out: what a node's object does not say yet.
 Reconciler: that table in, ``spec.ipam.podCIDRs`` and ``status.ipam.operator-status`` of CiliumNodes out.
 Needs:      ClusterAPI, ClusterObjects, OperatorOptions, PodCIDRSettings.   Gives: PodCIDRs.
 Why:        what nodes hold is adopted before anything is given out, so no two nodes get one range, whatever
@@ -36,7 +36,7 @@ AGAIN = minutes(1)
 
 def node_wishes() -> Table[NodeWish]:
     """What CiliumNodes do not say yet, by node."""
-    return Table("cilium-node-wishes", key=lambda one: one.name)
+    return Table("cilium-node-requests", key=lambda one: one.name)
 
 
 def write(server: ClusterAPI, wishes: Table[NodeWish], pod_cidrs: PodCIDRs, jobs: Jobs) -> None:

@@ -126,4 +126,4 @@ def tell(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
         metrics.remove([collector])
 
     if pods.active:
-        lifecycle.append(Hook("tell metrics", start, stop))
+        lifecycle.append(Hook("report metrics", start, stop))

@@ -84,7 +84,7 @@ def filters_in_steps(
 
 
 def _peers(entry: PeerRule, required: Sequence[Requirement]) -> Sequence[PeerSelector] | None:
-    """The entry's selectors, everybody where it restricts nobody; None when it selects nobody."""
+    """The entry's selectors, everybody where it restricts nobody; None when it selects no endpoint."""
     if entry.peers is None:
         return (ALL,) if entry.ports is not None else None
     peers = [

@@ -114,7 +114,7 @@ def _peers(cluster: Cluster) -> Iterator[Finding]:
                     yield Finding(
                         cluster.policies[rule.source].at(entry.path),
                         "warning",
-                        f"a peer of {rule.source} selects nobody{_closest(peer, cluster)}",
+                        f"a peer of {rule.source} selects no endpoint{_closest(peer, cluster)}",
                     )
 
 
@@ -222,7 +222,7 @@ def _without_effect(cluster: Cluster, told: Collection[Place]) -> Iterator[Findi
                         yield Finding(
                             located.at(entry.path),
                             "warning",
-                            f"this rule of {source} has no effect: other rules decide all it says",
+                            f"this rule of {source} has no effect: other rules decide everything it selects",
                         )
 
 
@@ -272,7 +272,7 @@ class _Without(Repository):
 
 
 def _without(rule: Rule, direction: Direction, index: int) -> Rule:
-    """The rule with one entry that selects nobody any more; the direction stays enforced."""
+    """The rule with one entry that selects no endpoint any more; the direction stays enforced."""
     entries = rule.of(direction)
     nobody = msgspec.structs.replace(entries[index], peers=(), ports=None)
     return msgspec.structs.replace(rule, **{direction: (*entries[:index], nobody, *entries[index + 1 :])})

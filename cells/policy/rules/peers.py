@@ -164,6 +164,6 @@ def cidr_set(rules: Iterable[CIDRRule], world: World, *, deny: bool) -> list[Pre
 
 
 def fqdns(selectors: Iterable[FQDNSelector]) -> list[PeerSelector]:
-    """DNS names; the rule selects nobody until DNS has answered."""
+    """DNS names; the rule selects no endpoint until DNS has answered."""
     names: list[PeerSelector] = list(selectors)
     return [*names, NONE] if names else []

@@ -76,7 +76,7 @@ class Ports(msgspec.Struct, frozen=True, gc=False):
 class PeerRule(msgspec.Struct, frozen=True, gc=False):
     """One entry of a direction: peers and ports, allowed or denied.
 
-    ``peers`` None restricts nobody; an empty tuple selects nobody. The first ``endpoint_peers`` of them are
+    ``peers`` None restricts no peer; an empty tuple selects none. The first ``endpoint_peers`` of them are
     endpoint selectors, which ``requires`` of any rule narrow. ``ports`` None is every port; an empty tuple is
     none.
     """

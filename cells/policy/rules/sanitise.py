@@ -141,7 +141,7 @@ def _only_refuses(request: HTTPRule) -> None:
                     " so that one without the header is refused"
                 )
             if header.secret is not None:
-                raise UnsupportedError("secret: the proxy of this agent is told no secrets: give a value")
+                raise UnsupportedError("secret: the proxy of this agent reads no secrets: give a value")
 
 
 def check_selector(selector: LabelSelector) -> None:

@@ -69,7 +69,7 @@ class ProxyPort:
                 temporary.write_bytes(msgspec.json.encode(kept))
                 temporary.rename(path)
             except OSError as error:
-                self._log.warning("the DNS proxy's port is not kept for the next agent", error=str(error))
+                self._log.warning("the DNS proxy's port is not saved for the next agent", error=str(error))
 
     def _free(self) -> int:
         choices = random.sample(RANGE, 50)

@@ -197,7 +197,7 @@ class DNSProxy:
         try:
             verdict = self._judge.verdict(endpoint, asking, query.name)
         except OSError as error:
-            self._log.warning("a DNS query could not be judged", name=query.name, error=str(error))
+            self._log.warning("a DNS query could not be checked", name=query.name, error=str(error))
             return None
         if verdict is Verdict.REFUSE:
             self._counts.l7["denied"] += 1

@@ -325,7 +325,7 @@ class NameStore:
         try:
             self._journal.rewrite(list(self._records()))
         except OSError as error:
-            self._log.warning("names are not kept for the next agent", error=str(error))
+            self._log.warning("names are not saved for the next agent", error=str(error))
 
     def _records(self) -> Iterator[Record]:
         for endpoint_id, of in self.of.items():

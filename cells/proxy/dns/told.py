@@ -64,7 +64,7 @@ class LookupLog:
         try:
             record.aliases, record.answer_types = read_rest(data, exchange.query.end)
         except WireError as error:
-            self._log.debug("what an answer says besides is not told", error=str(error))
+            self._log.debug("other records of an answer are not logged", error=str(error))
         self._tell(record)
 
     def _redirect(self, asking: Asking) -> Redirect:

@@ -66,7 +66,7 @@ class AccessLog:
         self._wanted, self._there = anyio.Event(), anyio.Event()
         self._rest = b""
         self._line = msgspec.json.Decoder(Line)
-        jobs.one_shot("read what Envoy tells of requests", self._run)
+        jobs.one_shot("read Envoy's access log", self._run)
 
     async def there(self) -> None:
         """Return once the pipe has a reader: opening a pipe without one would block Envoy."""

@@ -117,7 +117,7 @@ class Envoy:
         elif program.path is not None:
             self._process = Process(program.path, self._place, log_file, log)
             jobs.one_shot("run Envoy", self._run)
-        jobs.one_shot("forget former redirects", self._forget)
+        jobs.one_shot("forget previous redirects", self._forget)
         self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
         jobs.one_shot("notice that Envoy ends", self._watch)
         policies.acknowledged = self._follows

@@ -87,7 +87,7 @@ class RedirectPorts:
             temporary.write_bytes(msgspec.json.encode(self._kept))
             temporary.rename(self._path)
         except OSError as error:
-            self._log.warning("a redirect's port is not kept for the next agent", error=str(error))
+            self._log.warning("a redirect's port is not saved for the next agent", error=str(error))
 
     def keep(self, names: set[str]) -> None:
         """No other redirects are there any more: their ports may be others'."""

@@ -79,7 +79,7 @@ class Elections:
         """Take part from now on."""
         settings = self._settings
         alive = self._jobs.timer(
-            "tell that the agent is alive", self._live, settings.agent_liveness_update_interval
+            "write the agent's heartbeat", self._live, settings.agent_liveness_update_interval
         )
         self._jobs.one_shot("elections", partial(self._run, candidates, alive))
         self._jobs.timer("collect leases", self.collect, COLLECT, jitter=0.2)

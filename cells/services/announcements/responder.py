@@ -81,7 +81,7 @@ class Responder:
         failed = await to_thread.run_sync(self._kernel.tell, frames) if frames else {}
         for key, (device, ip, mac) in frames.items():
             if key in failed:
-                text = f"the network of {device} cannot be told where {ip} is: {failed[key]}"
+                text = f"{ip} cannot be announced on {device}: {failed[key]}"
                 failures[key] = HiveError(text)
             else:
                 self._told[key] = mac

@@ -200,8 +200,8 @@ class ServicesByHand:
         if not self._followed:
             raise Refusal(
                 501,
-                "services of an earlier agent stay as they are, and none can be made by hand: no source of"
-                " objects is set (k8s-api-server, k8s-kubeconfig-path or manifests-dir)",
+                "services of an earlier agent stay as they are, and none can be added through the API: no"
+                " source of objects is set (k8s-api-server, k8s-kubeconfig-path or manifests-dir)",
             )
 
 

@@ -135,9 +135,9 @@ def _fault_of_ranges(text: str, service: Service, options: LoadBalancerOptions) 
     if text.lower() != "deny":
         return ""
     if not options.enable_svc_source_range_check:
-        return "enable-svc-source-range-check is off: nobody is refused"
+        return "enable-svc-source-range-check is off: no client is refused"
     if not service.spec.load_balancer_source_ranges:
-        return "the service has no loadBalancerSourceRanges: nobody is refused"
+        return "the service has no loadBalancerSourceRanges: no client is refused"
     return ""
 
 

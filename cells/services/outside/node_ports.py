@@ -190,12 +190,12 @@ class NodePorts:
             return
         if self._tunnelled and (mode := settings.bpf_lb_mode) != "snat":
             raise UsageError(
-                f"bpf-lb-mode={mode}: packets in a tunnel cannot tell which service was asked;"
+                f"bpf-lb-mode={mode}: packets in a tunnel do not carry the service's address;"
                 " set it to snat, or routing-mode=native"
             )
         if self._tunnelled and settings.bpf_lb_mode_annotation:
             raise UsageError(
-                "bpf-lb-mode-annotation=true: packets in a tunnel cannot tell which service was asked;"
+                "bpf-lb-mode-annotation=true: packets in a tunnel do not carry the service's address;"
                 " leave it out, or set routing-mode=native"
             )
         device = settings.direct_routing_device

@@ -41,7 +41,7 @@ def status(server: str, timeout: float, output: str) -> None:
 
 def facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and text of every line."""
-    leads = "this operator" if answer["leads"] else answer["leader"] or "nobody yet"
+    leads = "this operator" if answer["leads"] else answer["leader"] or "no replica yet"
     found = [
         ("Operator:", answer["identity"]),
         ("Leader:", leads),
@@ -71,7 +71,7 @@ def asked(server: str, timeout: float) -> dict[str, Any]:
             " operator-api-serve-addr?"
         ) from error
     except ValueError as error:
-        raise click.ClickException(f"{server} answered with what is no operator's: {error}") from error
+        raise click.ClickException(f"{server} did not answer like an operator: {error}") from error
 
 
 def _healthz(where: str, timeout: float) -> str:

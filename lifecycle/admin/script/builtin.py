@@ -157,7 +157,7 @@ async def _env(state: State, given: Arguments) -> None:
         elif name in state.variables:
             await state.print(f"{name}={state.variables[name]}")
         else:
-            raise CommandError(f"{name}: nobody has set this variable")
+            raise CommandError(f"{name}: this variable is not set")
 
 
 async def _exists(state: State, given: Arguments) -> None:

@@ -64,7 +64,7 @@ async def test_it_is_marked_first_and_removed_only_when_it_is_still_gone(in_node
             await gc.collect()
             assert left_of(hive, gone) == (True, True, True, True)
             (status,) = hive.get(HealthTree).snapshot("endpoint-gc.gc")
-            assert status.message == f"links of endpoints {gone.id} are gone; removed the next time"
+            assert status.message == f"links of endpoints {gone.id} have disappeared; removed the next time"
             await gc.collect()
             assert left_of(hive, gone) == (False, False, False, False)
             assert left_of(hive, kept) == (True, True, True, True)

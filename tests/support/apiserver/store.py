@@ -40,7 +40,7 @@ class Collection:
         self.kept = 0
         """Before this revision not even the cache has a snapshot."""
         self.ended = False
-        """Whether nobody serves the resource any more."""
+        """Whether nothing listens on the resource any more."""
         self.changed = asyncio.Event()
 
     def snapshot_floor(self, *, cached: bool) -> int:

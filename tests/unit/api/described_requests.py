@@ -95,10 +95,12 @@ class Socket:
 
 
 def _read(got: http.client.HTTPResponse) -> bytes:
-    """What comes at once of an answer in chunks, to the end of a line."""
+    """All of an answer in chunks that ends; of one that goes on, what comes at once, to the end of a line."""
     content = b""
     try:
-        while len(content) < ENOUGH and (part := got.read1(ENOUGH)):
+        while len(content) < ENOUGH:
+            if not (part := got.read1(ENOUGH)):
+                return content
             content += part
     except TimeoutError:
         pass

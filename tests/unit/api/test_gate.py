@@ -145,7 +145,7 @@ async def test_who_waits_for_a_daemon_that_never_runs_is_told_so(tmp_path: Path)
     ((*got,),) = answers
     assert {each.status for each in got} == {503}
     assert got[0].body == (
-        "the agent stopped before it had started: its log tells why; ask again once it is back"
+        "the agent stopped before it had started: see its log, and ask again once it is back"
     )
 
 

@@ -244,7 +244,7 @@ async def test_a_bug_in_a_step_is_rolled_back_and_told_in_one_line(served: Harne
 
     served.node.on_create = trip
     reply = await served.call("ADD")
-    assert reply.message == "internal error in the agent: its log tells more"
+    assert reply.message == "internal error in the agent: see its log"
     assert served.node.clean()
 
 

@@ -132,9 +132,9 @@ async def test_a_build_of_an_endpoint_that_goes_is_told_so(node: Node, hive: Hiv
     node.kernel.pool = [1]
     node.create(request(2))
     steps = len(node.kernel.steps)
-    assert await waiting.result() == "the endpoint is gone"
+    assert await waiting.result() == "the endpoint no longer exists"
     assert len(node.kernel.steps) == steps, "the endpoint that has the number now is not built in its stead"
-    assert await queue.request(77, Level.DATAPATH, "nobody").result() == "the endpoint is gone"
+    assert await queue.request(77, Level.DATAPATH, "nobody").result() == "the endpoint no longer exists"
 
 
 async def test_others_get_their_turn_between_builds(node: Node, hive: Hive) -> None:

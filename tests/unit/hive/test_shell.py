@@ -21,7 +21,9 @@ def test_commands_run_in_any_hive_with_an_admin_socket(tmp_path: Path) -> None:
 
 def test_a_socket_that_nobody_serves_is_one_line(tmp_path: Path) -> None:
     ran = CliRunner().invoke(cli, ["shell", f"--socket={tmp_path / 'x'}", "db"])
-    assert ran.output == f"Error: nobody serves {tmp_path / 'x'}: start the process, or name its --socket\n"
+    assert (
+        ran.output == f"Error: nothing listens on {tmp_path / 'x'}: start the process, or name its --socket\n"
+    )
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])

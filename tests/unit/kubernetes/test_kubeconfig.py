@@ -253,7 +253,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "plugin that asks": (
         of_user(exec={**EXEC, "interactiveMode": "Always"}),
-        ": user u: exec.interactiveMode=Always: there is nobody to ask; expected Never",
+        ": user u: exec.interactiveMode=Always: the agent has no terminal; expected Never",
     ),
 }
 

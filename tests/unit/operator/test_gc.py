@@ -1,4 +1,4 @@
-"""Objects that nobody needs any more go; those in use, and those that may be, stay."""
+"""Deletes objects that are no longer needed go; those in use, and those that may be, stay."""
 
 from __future__ import annotations
 

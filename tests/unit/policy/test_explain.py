@@ -401,7 +401,7 @@ def test_a_rule_that_others_make_superfluous_is_told(tmp_path: Path) -> None:
     assert told == [
         (
             "policy.yaml:8",
-            "this rule of CiliumNetworkPolicy shop/p has no effect: other rules decide all it says",
+            "this rule of CiliumNetworkPolicy shop/p has no effect: other rules decide everything it selects",
         )
     ]
 

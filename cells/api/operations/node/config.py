@@ -51,7 +51,7 @@ class ConfigOperations:
         try:
             self._facts.set_notifications(notifications)
         except OSError as error:
-            return answer(500, f"the datapath cannot be told: {error}")
+            return answer(500, f"the datapath cannot be configured: {error}")
         self._facts.log_debug(debug)
         failed = await self._enforcement.change(wanted)
         if failed:

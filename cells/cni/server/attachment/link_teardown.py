@@ -117,7 +117,7 @@ class LinkTeardown:
                 await self._stopping.wait()
             delay = min(delay * 2, _LAST_RETRY_SECONDS)
             if await self._delete(ifindex):
-                self._health.ok("every link that had to go is gone")
+                self._health.ok("all links are deleted")
                 await self._flows.forgotten([ip for ip, _ in addresses])
                 self.release(*addresses)
                 return

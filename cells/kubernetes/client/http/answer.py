@@ -45,7 +45,7 @@ class Incoming:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             if isinstance(error.__context__, HeadTooLongError):
-                raise UnreachableError(f"an answer whose head is longer than {MOST_HEAD} bytes") from error
+                raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes") from error
             if not self.complete:
                 raise UnreachableError(f"an answer that is no HTTP/1.1: {error}") from error
             self.kept = False  # more came than was asked for
@@ -54,7 +54,7 @@ class Incoming:
         else:
             self._since += len(data)
             if self._since > MOST_HEAD:
-                raise UnreachableError(f"an answer whose head is longer than {MOST_HEAD} bytes")
+                raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes")
         return None
 
     def header(self, name: bytes) -> bytes | None:

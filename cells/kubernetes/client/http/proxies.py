@@ -71,7 +71,7 @@ async def _connect(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
     if not 200 <= answer.status < 300:
         raise UnreachableError(f"proxy {proxy.host}:{proxy.port} answers {answer.status} to CONNECT {name}")
     if answer.parts:
-        raise UnreachableError(f"proxy {proxy.host}:{proxy.port} says more than it was asked for")
+        raise UnreachableError(f"proxy {proxy.host}:{proxy.port} sent more than it was asked for")
 
 
 async def _socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
@@ -117,4 +117,4 @@ class _Reader:
 
     def finished(self) -> None:
         if self._held:
-            raise UnreachableError(f"{self.name} says more than it was asked for")
+            raise UnreachableError(f"{self.name} sent more than it was asked for")

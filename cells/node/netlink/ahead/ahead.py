@@ -66,7 +66,7 @@ class Ahead:
         length = self._library.exchange_finish(self._exchange, ctypes.byref(self._answer))
         requests, first = self._requests, self._first
         if length < 0:
-            raise NetlinkError(-length, requests[-1].what if requests else "no request was begun")
+            raise NetlinkError(-length, requests[-1].what if requests else "no request was started")
         return answers(requests, first, lambda _: ctypes.string_at(self._answer, length))
 
     def close(self) -> None:

@@ -97,7 +97,9 @@ def _verify(lab: Lab, story: Story, outside: Namespaces | None) -> None:
         with outside:
             # The far end of the uplink vanishes exactly when the node's network namespace does.
             left = settled(lambda: sorted(outside.run(machine_links) - {"lo"}))
-        story.check("its network is gone", not left, ", ".join(left) or "the uplink's far end went with it")
+        story.check(
+            "its network is removed", not left, ", ".join(left) or "the uplink's far end went with it"
+        )
 
 
 def _verify_objects(story: Story, kernels: Sequence[Kernel]) -> None:
@@ -107,5 +109,5 @@ def _verify_objects(story: Story, kernels: Sequence[Kernel]) -> None:
     story.check(
         "no map and no program is left",
         not left,
-        ", ".join(left) or f"all {len(maps)} maps and {len(programs)} programs are gone",
+        ", ".join(left) or f"all {len(maps)} maps and {len(programs)} programs are removed",
     )

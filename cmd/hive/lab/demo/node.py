@@ -200,7 +200,7 @@ class Demo:
         self._story.step(
             "delete",
             "The pods are deleted",
-            "The plugin answers once maps and state are gone; the links follow at once.",
+            "The plugin answers once maps and state are removed; the links follow at once.",
         )
         for name in list(self._attached):
             seconds = pods.delete(self._lab, name)
@@ -242,7 +242,7 @@ class Demo:
         host_told = host is not None and host.up and host.mac == pod.host_mac
         default = any(route.destination == "default" and route.gateway == pod.gateway for route in found)
         self._story.check(
-            "it is as the plugin said",
+            "it is as the plugin reported",
             as_told and host_told and default,
             f"address, MACs, default route by {pod.gateway}",
         )

@@ -55,7 +55,7 @@ class Pair:
 
     def nodes(self) -> None:
         """Two nodes joined by a bridge, each with a pod."""
-        shared = "They tell each other of themselves and their pods through etcd." if self._etcd else ""
+        shared = "They publish themselves and their pods in etcd." if self._etcd else ""
         self._story.step(
             "pair",
             "Two nodes",

@@ -59,7 +59,7 @@ class Policies:
         """A node with an agent that takes policies from a folder, and two pods."""
         self._story.step(
             "policies",
-            "Two pods, and nothing that says who may talk to whom",
+            "Two pods, and no policy",
             "Where no policy selects a pod, it may do everything.",
         )
         (self._lab,) = self._cluster.make(1, 1)
@@ -88,16 +88,16 @@ class Policies:
     def talk(self) -> None:
         """It flows."""
         self._story.step(
-            "talk", f"{FRONT} has a connection open to {BACK}", "And says something now and then."
+            "talk", f"{FRONT} has a connection open to {BACK}", "And sends something now and then."
         )
-        self._story.check("what it says arrives", self._say(within=30), f"TCP, port {PORT}")
+        self._story.check("what it sends arrives", self._say(within=30), f"TCP, port {PORT}")
 
     def cut(self) -> None:
         """A policy that closes the cart."""
         self._story.step(
             "cut",
-            f"A policy is applied: nobody reaches {BACK}",
-            "Once it is in the policy map, the next packet of the open connection is judged by it.",
+            f"A policy is applied: no pod reaches {BACK}",
+            "Once it is in the policy map, the next packet of the open connection obeys it.",
         )
         self._apply([])
         enforced = eventually(lambda: self._enforced(BACK) == "ingress")
@@ -121,7 +121,7 @@ class Policies:
             "open", f"The policy lets {FRONT} in", "The connection was never closed: it goes on."
         )
         self._apply([FRONT])
-        self._story.check("what was said arrives", self._arrives(within=60), "by TCP's own retransmission")
+        self._story.check("what was sent arrives", self._arrives(within=60), "by TCP's own retransmission")
         rules = self._direction("ingress")["rules"]
         self._story.check("the rule is named", len(rules) == 1, "; ".join(rules))
         self._story.measured["policies"] = {"rules": rules}

@@ -105,7 +105,7 @@ class Services:
         """What each backend sees, by policy and by the node that is asked."""
         self._story.step(
             "two nodes",
-            "Another backend on the second node; whom each sees, by externalTrafficPolicy",
+            "Another backend on the second node; which client address each sees, by externalTrafficPolicy",
             "With Cluster any backend serves, and one on another node sees the node that was asked. With"
             " Local only those on the node serve, and see the client.",
         )
@@ -149,7 +149,7 @@ class Services:
                 load = child.finish(within=30)
             finally:
                 child.kill()
-        self._story.check("nobody new is sent to it", bool(gone), "two has left the answers")
+        self._story.check("it gets no new connections", bool(gone), "two has left the answers")
         self._story.check(
             "no request failed", not load.failed and bool(load.answered),
             f"{_answers(load)}; {len(load.failed)} failed {load.failed[:1] or ''}".rstrip(),

@@ -57,7 +57,7 @@ def test_a_socket_that_nobody_serves_is_told_in_a_line(daemon: Path) -> None:
     ran = shell(daemon, "--socket=/nowhere.sock", "db")
     assert (ran.returncode, ran.stderr) == (
         1,
-        "store: nobody serves /nowhere.sock: start the process, or name its --socket\n",
+        "store: nothing listens on /nowhere.sock: start the process, or name its --socket\n",
     )
 
 

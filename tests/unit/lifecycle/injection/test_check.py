@@ -157,7 +157,7 @@ def test_duplicates_name_both_places() -> None:
         duplicate: Device is provided twice
             provided by Device (one) at FILE:N
             provided by device (two) at FILE:N (private)
-            do: keep one, or tell them apart: a type of its own (NewType), or Annotated with Named
+            do: keep one, or distinguish them: a type of its own (NewType), or Annotated with Named
     """)
 
 
@@ -218,7 +218,7 @@ def _union(either: Device | Link) -> Device | Link:
 @pytest.mark.parametrize(
     ("constructor", "faults"),
     [
-        (_no_result, ["it has no result type: `-> T` says what it provides"]),
+        (_no_result, ["it has no result type: `-> T` names what it provides"]),
         (_none, ["it returns None, so it provides nothing: give a result, or use invoke()"]),
         (_async, ["it is async: constructors only build objects; do the work in a hook (Lifecycle.append)"]),
         (_generator, ["it is a generator: return the object, and clean up in a hook (Lifecycle.enter)"]),
@@ -229,7 +229,7 @@ def _union(either: Device | Link) -> Device | Link:
                 "**named cannot be filled: name each dependency as a parameter of its own",
             ],
         ),
-        (_unhinted, ["parameter 'device' has no type hint: the hint says what to inject"]),
+        (_unhinted, ["parameter 'device' has no type hint: the hint names what to inject"]),
         (
             _unknown_name,
             [
