@@ -1,0 +1,370 @@
+"""From a record of the datapath to a flow or a debug event, with names from a resolver.
+
+`Parser.read` raises `EventError` for what becomes no event: its class says why.
+
+Source: Cilium 1.17, bpf/lib/{drop,trace,trace_sock,policy_log,dbg}.h; parsers threefour, sock and debug.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from cells.hubble.debug import debug_text
+from cells.hubble.enums import (
+    DropReason,
+    FlowType,
+    FlowVerdict,
+    IPVersion,
+    TraceObservationPoint,
+    TraceReason,
+    TrafficDirection,
+)
+from cells.hubble.flow import (
+    IP,
+    TCP,
+    UDP,
+    CiliumEventType,
+    DebugEvent,
+    Flow,
+    FlowEndpoint,
+    FlowPolicy,
+    FlowService,
+    Layer4,
+    NetworkInterface,
+)
+from cells.hubble.packet import Headers, PacketError, ip_text, read_packet
+from cells.hubble.resolver import Resolver, policies_of
+
+DROP, DEBUG, CAPTURE, TRACE, VERDICT, TRACE_SOCK = 1, 2, 3, 4, 5, 7
+
+_drop = struct.Struct("<xBHIIIIIIHBbI")
+_debug = struct.Struct("<xBHIIII")
+_capture = struct.Struct("<xBHIIIII")
+_trace = struct.Struct("<xBHIIHHIIHBBI")
+_verdict = struct.Struct("<xBHIIHHIiHBBB3x")
+_trace_sock = struct.Struct("<xB16sHQQBB")
+_TRACE_V1: Final = _trace.size + 16
+
+_INGRESS, _EGRESS = TrafficDirection.INGRESS, TrafficDirection.EGRESS
+_UNKNOWN_REASONS: Final = frozenset({5, 6, 7, 8})
+_SRV6_DECAP_REASON, _ENCRYPT_OVERLAY = 7, 8
+_FORWARDING: Final = frozenset({FlowVerdict.FORWARDED, FlowVerdict.REDIRECTED})
+_WITH_INTERFACE: Final = frozenset({4, 5, 6, 7, 10, 11})
+_WITH_PROXY_PORT: Final = frozenset({8, 9})
+_L3_ONLY, _L3_L4, _L4_ONLY, _ALL, _PROTO_ONLY = 1, 2, 3, 4, 6
+_TO_PROXY: Final = 1
+
+
+class EventError(ValueError):
+    """The record becomes no event."""
+
+
+class EmptyRecord(EventError):  # noqa: N818 - reads as what it is
+    """There are no bytes."""
+
+
+class UnknownRecord(EventError):  # noqa: N818
+    """A type that Hubble has no events for."""
+
+
+class SkippedRecord(EventError):  # noqa: N818
+    """A setting has it passed over."""
+
+
+class MalformedRecord(EventError):  # noqa: N818
+    """Too short, of an unknown version, or around a malformed packet."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What every flow of this node has."""
+
+    node_name: str
+    """``cluster/node``."""
+    node_labels: tuple[str, ...] = ()
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """When an event came, and what it is called."""
+
+    time: int
+    """Nanoseconds since 1970."""
+    uuid: str
+
+
+class Parser:
+    """Reads records of the datapath."""
+
+    def __init__(self, origin: Origin, *, skip_unknown_cgroup_ids: bool = True) -> None:
+        self._origin = origin
+        self._skip_unknown_cgroup_ids = skip_unknown_cgroup_ids
+        self._readers: dict[int, Callable[[bytes, int, Stamp, Resolver], Flow | DebugEvent]] = {
+            DROP: self._drop,
+            DEBUG: _debug_event,
+            CAPTURE: self._capture,
+            TRACE: self._trace,
+            VERDICT: self._verdict,
+            TRACE_SOCK: self._trace_sock,
+        }
+
+    def read(self, data: bytes, cpu: int, stamp: Stamp, resolver: Resolver) -> Flow | DebugEvent:
+        """The event of a record; EventError when it becomes none."""
+        if not data:
+            raise EmptyRecord("empty record")
+        reader = self._readers.get(data[0])
+        if reader is None:
+            raise UnknownRecord(f"unknown record type {data[0]}")
+        try:
+            return reader(data, cpu, stamp, resolver)
+        except struct.error:
+            raise MalformedRecord(f"record of type {data[0]} has only {len(data)} bytes") from None
+        except PacketError as error:
+            raise MalformedRecord(str(error)) from None
+
+    def _flow(
+        self,
+        stamp: Stamp,
+        headers: Headers,
+        source: FlowEndpoint,
+        destination: FlowEndpoint,
+        resolver: Resolver,
+    ) -> Flow:
+        """What all flows of layers 3 and 4 have."""
+        flow = Flow(
+            time=stamp.time,
+            uuid=stamp.uuid,
+            ethernet=headers.ethernet,
+            l4=headers.l4,
+            source=source,
+            destination=destination,
+            Type=FlowType.L3_L4,
+            node_name=self._origin.node_name,
+            node_labels=self._origin.node_labels,
+            Summary=headers.summary,
+        )
+        if (ip := headers.ip) is not None:
+            flow.IP = ip
+            flow.source_names = resolver.names_at(destination.ID, ip.source)
+            flow.destination_names = resolver.names_at(source.ID, ip.destination)
+            flow.source_service = resolver.service_at(ip.source, headers.source_port)
+            flow.destination_service = resolver.service_at(ip.destination, headers.destination_port)
+        return flow
+
+    def _drop(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
+        reason, endpoint, _, _, _, from_, to, *_ = _drop.unpack_from(data)
+        headers = read_packet(data[_drop.size :])
+        source, destination = _parties(headers, from_, to, resolver)
+        flow = self._flow(stamp, headers, source, destination, resolver)
+        flow.verdict = FlowVerdict.DROPPED
+        flow.drop_reason = flow.drop_reason_desc = reason
+        flow.event_type = CiliumEventType(type=DROP, sub_type=reason)
+        if endpoint:
+            flow.traffic_direction = _EGRESS if endpoint == source.ID else _INGRESS
+        return flow
+
+    def _capture(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
+        point, _, _, _, _, argument, _ = _capture.unpack_from(data)
+        headers = read_packet(data[_capture.size :])
+        source, destination = _parties(headers, 0, 0, resolver)
+        flow = self._flow(stamp, headers, source, destination, resolver)
+        flow.event_type = CiliumEventType(type=CAPTURE, sub_type=point)
+        flow.debug_capture_point = point
+        if point in _WITH_INTERFACE and argument:
+            flow.interface = NetworkInterface(index=argument, name=resolver.link_name(argument))
+        if point in _WITH_PROXY_PORT:
+            flow.proxy_port = int.from_bytes(argument.to_bytes(4, "little"), "big")
+        return flow
+
+    def _trace(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
+        point, endpoint, _, _, _, version, from_, to, to_endpoint, reason, flags, ifindex = (
+            _trace.unpack_from(data)
+        )
+        if version > 1:
+            raise MalformedRecord(f"trace of unknown version {version}")
+        if version and len(data) < _TRACE_V1:
+            raise MalformedRecord(f"trace has only {len(data)} bytes")
+        headers = read_packet(data[_TRACE_V1 if version else _trace.size :])
+        original = data[_trace.size : _trace.size + (16 if flags & 1 else 4)] if version else b""
+        translated = _restore_source(headers, original)
+        source, destination = _parties(headers, from_, to, resolver)
+        flow = self._flow(stamp, headers, source, destination, resolver)
+        flow.verdict = FlowVerdict.FORWARDED
+        encrypted, reason = reason & 0x80, reason & 0x7F
+        if encrypted and headers.ip is not None:
+            headers.ip.encrypted = True
+        flow.event_type = CiliumEventType(type=TRACE, sub_type=point)
+        flow.trace_observation_point = point or TraceObservationPoint.TO_ENDPOINT
+        flow.trace_reason = reason + 1 if reason < 5 else 0 if reason == 5 else reason
+        reply = flow.trace_reason == TraceReason.REPLY
+        if reason not in _UNKNOWN_REASONS:
+            flow.is_reply = flow.reply = reply
+        if ifindex:
+            flow.interface = NetworkInterface(index=ifindex, name=resolver.link_name(ifindex))
+        if point == _TO_PROXY:
+            flow.proxy_port = to_endpoint
+        if endpoint and flow.trace_reason:
+            outgoing = reason == _ENCRYPT_OVERLAY or (endpoint == source.ID) != reply or translated
+            flow.traffic_direction = _EGRESS if outgoing else _INGRESS
+        return flow
+
+    def _verdict(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
+        sub_type, _, _, _, _, _, remote, verdict, _, _, flags, auth = _verdict.unpack_from(data)
+        ingress, match = flags & 3 == 1, flags >> 3 & 7
+        headers = read_packet(data[_verdict.size :])
+        source, destination = _parties(headers, remote if ingress else 0, 0 if ingress else remote, resolver)
+        flow = self._flow(stamp, headers, source, destination, resolver)
+        flow.event_type = CiliumEventType(type=VERDICT, sub_type=sub_type)
+        flow.auth_type = auth
+        flow.policy_match_type = match
+        flow.traffic_direction = _INGRESS if ingress else _EGRESS
+        if verdict < 0:
+            flow.verdict = FlowVerdict.DROPPED
+            flow.drop_reason = flow.drop_reason_desc = -verdict
+        else:
+            flow.is_reply = False
+            allowed = FlowVerdict.AUDIT if flags & 0x40 else FlowVerdict.FORWARDED
+            flow.verdict = FlowVerdict.REDIRECTED if verdict else allowed
+        _correlate(flow, headers, match, remote, resolver)
+        return flow
+
+    def _trace_sock(self, data: bytes, _cpu: int, stamp: Stamp, resolver: Resolver) -> Flow:
+        point, packed, port, cookie, cgroup, protocol, flags = _trace_sock.unpack_from(data)
+        ipv6 = bool(flags & 1)
+        pod = _first_of_family(resolver.addresses_of_cgroup(cgroup), ipv6=ipv6)
+        if not pod and self._skip_unknown_cgroup_ids:
+            raise SkippedRecord(f"no pod has the cgroup {cgroup}")
+        source, destination = (pod, 0), (ip_text(packed if ipv6 else packed[:4]), port)
+        if point in {3, 4}:  # the answer's way
+            source, destination = destination, source
+        l4, name = None, "Unknown"
+        if protocol == 1:
+            l4, name = Layer4(TCP=TCP(source_port=source[1], destination_port=destination[1])), "TCP"
+        elif protocol == 2:
+            l4, name = Layer4(UDP=UDP(source_port=source[1], destination_port=destination[1])), "UDP"
+        client, server = resolver.party(source[0], 0), resolver.party(destination[0], 0)
+        return Flow(
+            time=stamp.time,
+            uuid=stamp.uuid,
+            verdict=_SOCK_VERDICTS.get(point, 0),
+            IP=IP(
+                source=source[0],
+                destination=destination[0],
+                ipVersion=IPVersion.IPv6 if ipv6 else IPVersion.IPv4,
+            ),
+            l4=l4,
+            source=client,
+            destination=server,
+            Type=FlowType.SOCK,
+            node_name=self._origin.node_name,
+            node_labels=self._origin.node_labels,
+            source_names=resolver.names_at(server.ID, source[0]) if source[0] else (),
+            destination_names=resolver.names_at(client.ID, destination[0]) if destination[0] else (),
+            event_type=CiliumEventType(type=TRACE_SOCK, sub_type=point),
+            source_service=_service(source, resolver),
+            destination_service=_service(destination, resolver),
+            sock_xlate_point=point,
+            socket_cookie=cookie,
+            cgroup_id=cgroup,
+            Summary=name,
+        )
+
+
+_SOCK_VERDICTS: Final = {
+    1: FlowVerdict.TRACED,
+    2: FlowVerdict.TRANSLATED,
+    3: FlowVerdict.TRACED,
+    4: FlowVerdict.TRANSLATED,
+}
+
+
+def _service(end: tuple[str, int], resolver: Resolver) -> FlowService | None:
+    return resolver.service_at(*end) if end[0] else None
+
+
+def _first_of_family(addresses: Sequence[str], *, ipv6: bool) -> str:
+    return next((address for address in addresses if (":" in address) == ipv6), "")
+
+
+def _parties(headers: Headers, from_: int, to: int, resolver: Resolver) -> tuple[FlowEndpoint, FlowEndpoint]:
+    if (ip := headers.ip) is None:
+        return resolver.party("", from_), resolver.party("", to)
+    return resolver.party(ip.source, from_), resolver.party(ip.destination, to)
+
+
+def _restore_source(headers: Headers, original: bytes) -> bool:
+    """Have the source be the one before translation, if the record has one; whether it has."""
+    if not any(original):
+        return False
+    if (ip := headers.ip) is not None and (source := ip_text(original)) != ip.source:
+        ip.source, ip.source_xlated = source, ip.source
+    return True
+
+
+def _correlate(flow: Flow, headers: Headers, match: int, remote: int, resolver: Resolver) -> None:
+    """Name the policies that allowed or denied the flow, where the endpoint's policy still has the entry."""
+    allowed = flow.verdict in _FORWARDING
+    if not allowed and flow.drop_reason_desc != DropReason.POLICY_DENY:
+        return
+    port = headers.destination_port
+    if (l4 := headers.l4) is not None and (icmp := l4.ICMPv4 or l4.ICMPv6) is not None:
+        port = icmp.type
+    key = _entry_key(match, remote, port, headers.protocol)
+    if not port or key is None:
+        return
+    ingress = flow.traffic_direction == _INGRESS
+    local = flow.destination if ingress else flow.source
+    identity, entry_port, protocol = key
+    rules = local and resolver.rules(
+        local.ID, egress=not ingress, identity=identity, port=entry_port, protocol=protocol
+    )
+    if not rules:
+        return
+    policies: tuple[FlowPolicy, ...] = policies_of(rules)
+    if ingress and allowed:
+        flow.ingress_allowed_by = policies
+    elif ingress:
+        flow.ingress_denied_by = policies
+    elif allowed:
+        flow.egress_allowed_by = policies
+    else:
+        flow.egress_denied_by = policies
+
+
+def _entry_key(match: int, remote: int, port: int, protocol: int) -> tuple[int, int | None, int] | None:
+    """Identity, port (None for all) and protocol of the entry that a match type speaks of."""
+    return {
+        _L3_L4: (remote, port, protocol),
+        _L4_ONLY: (0, port, protocol),
+        _PROTO_ONLY: (0, None, protocol),
+        _L3_ONLY: (remote, None, 0),
+        _ALL: (0, None, 0),
+    }.get(match)
+
+
+def _debug_event(data: bytes, cpu: int, _stamp: Stamp, resolver: Resolver) -> DebugEvent:
+    kind, number, hash_, *arguments = _debug.unpack_from(data)
+    source = None
+    if number:
+        local = resolver.endpoint(number)
+        source = FlowEndpoint(ID=number)
+        if local is not None:
+            source = FlowEndpoint(
+                ID=number,
+                identity=local.identity,
+                namespace=local.namespace,
+                pod_name=local.pod_name,
+                labels=local.labels,
+            )
+    return DebugEvent(
+        type=kind,
+        source=source,
+        hash=hash_,
+        arg1=arguments[0],
+        arg2=arguments[1],
+        arg3=arguments[2],
+        message=debug_text(kind, *arguments),
+        cpu=cpu,
+    )

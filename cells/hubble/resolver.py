@@ -1,0 +1,179 @@
+"""What flows are given names from: the agent's endpoints, identities, services and DNS names of one moment.
+
+Source: Cilium 1.17, the getters of Hubble's parser and pkg/hubble/parser/common.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from ipaddress import ip_network
+
+import msgspec
+
+from cells.cluster.identity import Scope, scope_of
+from cells.hubble.flow import FlowEndpoint, FlowPolicy, FlowService, Workload
+
+CLUSTER_LABEL = "k8s:io.cilium.k8s.policy.cluster"
+_POLICY_LABEL = "k8s:io.cilium.k8s.policy."
+_CRON_JOB = re.compile(r"(.+)-\d{8,10}")
+
+
+class LocalEndpoint(msgspec.Struct, frozen=True):
+    """An endpoint of this node, as far as flows show it."""
+
+    id: int
+    identity: int = 0
+    namespace: str = ""
+    pod_name: str = ""
+    labels: Sequence[str] = ()
+    workload: Workload | None = None
+
+
+class DecidingRules(msgspec.Struct, frozen=True):
+    """Labels of the rules behind an entry of an endpoint's policy map, and the revision they are of."""
+
+    labels: Sequence[Sequence[str]]
+    revision: int = 0
+
+
+class Resolver(ABC):
+    """Answers of one moment: an instance never changes its mind, so what it resolved is remembered."""
+
+    def __init__(self) -> None:
+        self._resolved: dict[tuple[str, int], FlowEndpoint] = {}
+
+    @abstractmethod
+    def local_endpoint(self, address: str) -> LocalEndpoint | None:
+        """The endpoint of this node with the address."""
+
+    @abstractmethod
+    def endpoint(self, number: int) -> LocalEndpoint | None:
+        """The endpoint of this node with the number."""
+
+    @abstractmethod
+    def identity_at(self, address: str) -> int:
+        """The identity of an address; 0 where none is known."""
+
+    @abstractmethod
+    def pod_at(self, address: str) -> tuple[str, str]:
+        """Namespace and name of the pod with the address, anywhere in the clusters; empty for none."""
+
+    @abstractmethod
+    def labels_of(self, identity: int) -> Sequence[str]:
+        """Labels of an identity; none where it is unknown."""
+
+    @abstractmethod
+    def service_at(self, address: str, port: int) -> FlowService | None:
+        """The service whose frontend is there, of whatever protocol."""
+
+    @abstractmethod
+    def names_at(self, endpoint: int, address: str) -> Sequence[str]:
+        """Names that DNS gave the endpoint for the address."""
+
+    @abstractmethod
+    def link_name(self, index: int) -> str:
+        """The name of a network interface; empty for an unknown one."""
+
+    @abstractmethod
+    def addresses_of_cgroup(self, cgroup: int) -> Sequence[str]:
+        """Addresses of the pod with a container in the cgroup; none for another."""
+
+    @abstractmethod
+    def rules(
+        self, endpoint: int, *, egress: bool, identity: int, port: int | None, protocol: int
+    ) -> DecidingRules | None:
+        """The rules behind an entry of the endpoint's policy map; port None is the entry for all ports."""
+
+    def party(self, address: str, identity: int) -> FlowEndpoint:
+        """One side of a flow; the identity that the datapath reports (0 for none) comes before ours."""
+        key = address, identity
+        if (found := self._resolved.get(key)) is None:
+            found = self._resolved[key] = self._party(address, identity)
+        return found
+
+    def _party(self, address: str, identity: int) -> FlowEndpoint:
+        local = self.local_endpoint(address) if address else None
+        if local is not None:
+            identity = identity or local.identity
+            return FlowEndpoint(
+                ID=local.id,
+                identity=identity,
+                namespace=local.namespace,
+                pod_name=local.pod_name,
+                labels=shown_labels(local.labels, identity),
+                workloads=(local.workload,) if local.workload is not None else (),
+            )
+        namespace = pod_name = ""
+        if address:
+            identity = identity or self.identity_at(address)
+            namespace, pod_name = self.pod_at(address)
+        labels = self.labels_of(identity)
+        return FlowEndpoint(
+            identity=identity,
+            cluster_name=label_value(labels, CLUSTER_LABEL),
+            namespace=namespace,
+            pod_name=pod_name,
+            labels=shown_labels(labels, identity),
+        )
+
+
+def label_value(labels: Sequence[str], name: str) -> str:
+    """The value of the label with this source and key; empty where there is none."""
+    prefix = name + "="
+    return next((label[len(prefix) :] for label in labels if label.startswith(prefix)), "")
+
+
+def shown_labels(labels: Sequence[str], identity: int) -> tuple[str, ...]:
+    """Sorted; of the prefixes of a local identity the longest one only."""
+    if scope_of(identity) != Scope.LOCAL:
+        return tuple(sorted(labels))
+    kept: list[str] = []
+    longest, widest = "", 0
+    for label in labels:
+        if not label.startswith("cidr:"):
+            kept.append(label)
+            continue
+        try:
+            length = ip_network(label.removeprefix("cidr:").replace("-", ":"), strict=False).prefixlen
+        except ValueError:
+            continue
+        if length > widest:
+            longest, widest = label, length
+    return tuple(sorted([*kept, longest] if longest else kept))
+
+
+def workload_of(generate_name: str, owner: tuple[str, str] | None, labels: dict[str, str]) -> Workload | None:
+    """What runs a pod, of its generateName, the kind and name of its controller, and its labels.
+
+    None for a pod that nothing controls. The owners behind a ReplicaSet, ReplicationController or Job are
+    recognised by their names.
+    """
+    if not generate_name or owner is None:
+        return None
+    kind, name = owner
+    if kind == "ReplicaSet" and (suffix := labels.get("pod-template-hash")) and name.endswith("-" + suffix):
+        return Workload(name=name.removesuffix("-" + suffix), kind="Deployment")
+    if kind == "ReplicationController" and (config := labels.get("deploymentconfig")):
+        return Workload(name=config, kind="DeploymentConfig")
+    if kind == "Job" and (job := _CRON_JOB.fullmatch(name)):
+        return Workload(name=job[1], kind="CronJob")
+    return Workload(name=name, kind=kind)
+
+
+def policies_of(rules: DecidingRules) -> tuple[FlowPolicy, ...]:
+    """The policies that rules come from, each once where neighbours are equal."""
+    found: list[FlowPolicy] = []
+    for labels in rules.labels:
+        shown = tuple(sorted(labels, key=lambda label: label.partition(":")[2].partition("=")[0]))
+        policy = FlowPolicy(
+            name=label_value(labels, _POLICY_LABEL + "name"),
+            namespace=label_value(labels, _POLICY_LABEL + "namespace"),
+            kind=label_value(labels, _POLICY_LABEL + "derived-from"),
+            labels=shown,
+            revision=rules.revision,
+        )
+        if not found or found[-1] != policy:
+            found.append(policy)
+    return tuple(found)

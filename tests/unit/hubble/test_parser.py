@@ -1,0 +1,52 @@
+"""Records of the datapath become the flows that Cilium's Hubble makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cells.hubble.codec import to_json
+from cells.hubble.flow import DebugEvent
+from cells.hubble.parser import (
+    EmptyRecord,
+    MalformedRecord,
+    Origin,
+    Parser,
+    SkippedRecord,
+    Stamp,
+    UnknownRecord,
+)
+from cells.hubble.scalars import parse_rfc3339
+from tests.unit.hubble.recordings import recorded
+from tests.unit.hubble.worlds import world
+
+STAMP = Stamp(parse_rfc3339("2023-11-14T22:13:20.123456789Z"), "6ba7b810-9dad-41d1-80b4-00c04fd430c8")
+ORIGIN = Origin("default/node1")
+ERRORS = {
+    "decode": MalformedRecord,
+    "empty-data": EmptyRecord,
+    "invalid-type": UnknownRecord,
+    "event-skipped": SkippedRecord,
+}
+NO_ADDRESS = "sock/cgroup1004/"
+"""Its pod has an address that is none, which the agent's tables cannot hold."""
+CASES = [
+    case
+    for name in ("trace", "drop", "verdict", "debug", "packet", "errors", "sock")
+    for case in recorded(f"parser_{name}")
+    if "perf" in case and not case["name"].startswith(NO_ADDRESS)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_record_becomes_the_recorded_event(case: dict[str, Any]) -> None:
+    parser = Parser(ORIGIN, skip_unknown_cgroup_ids=case.get("skip_unknown_cgroup_ids", True))
+    data, resolver, result = bytes.fromhex(case["perf"]), world(case["world"]), case["result"]
+    if "error" in result:
+        with pytest.raises(ERRORS[result["error"]]):
+            parser.read(data, case["cpu"], STAMP, resolver)
+        return
+    event = parser.read(data, case["cpu"], STAMP, resolver)
+    name = "debug_event" if isinstance(event, DebugEvent) else "flow"
+    assert {name: to_json(event)} == result
