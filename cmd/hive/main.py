@@ -40,6 +40,10 @@ COMMANDS = {
     "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem if it is not mounted."),
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2 if it is not mounted."),
     "node": ("hive.agent.node", "Show the nodes of the cluster."),
+    "observe": (
+        "hive.observe.hubble",
+        "Show flows with names of senders and receivers, verdicts and reasons.",
+    ),
     "service": ("hive.services.command", "Show services and their backends."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
     "operator": ("hive.operator.command", "Run the cluster's operator, or show the status of a running one."),

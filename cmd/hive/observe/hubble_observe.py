@@ -1,0 +1,326 @@
+"""``hubble observe``: flows, agent events and debug events, from a server or of a file.
+
+Needs:  FlowSelection, Printer, the connection of hubble_server; the messages of cells.hubble.
+Gives:  observe(), EVENTS.
+Source: the hubble CLI of Cilium 1.17: flags, what they ask of a server, which go together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+from cells.hubble.codec import FieldMask, InvalidFieldMask, WireMessage, from_json, to_json
+from cells.hubble.flow import Flow, FlowFilter
+from cells.hubble.grpc import Code, RpcError
+from cells.hubble.observer import (
+    GetAgentEventsRequest,
+    GetAgentEventsResponse,
+    GetDebugEventsRequest,
+    GetDebugEventsResponse,
+    GetFlowsExperimental,
+    GetFlowsRequest,
+    GetFlowsResponse,
+)
+from cells.hubble.scalars import DecodeError
+from hive.observe.hubble_filters import FILTER_FLAGS, FlowSelection, parse_number
+from hive.observe.hubble_flags import CommandLineError, Flag, Flags, parse_list, parse_time, switch
+from hive.observe.hubble_printer import Printer
+from hive.observe.hubble_server import CommandError, connected, follow, parsed
+from hive.observe.hubble_text import json_text
+
+LAST: Final = 20
+"""Flows that are printed where nothing says how many."""
+ALL: Final = (1 << 64) - 1
+_DEFAULT_MASK: Final = (
+    "time",
+    "source.identity",
+    "source.namespace",
+    "source.pod_name",
+    "destination.identity",
+    "destination.namespace",
+    "destination.pod_name",
+    "source_service",
+    "destination_service",
+    "l4",
+    "IP",
+    "ethernet",
+    "l7",
+    "Type",
+    "node_name",
+    "is_reply",
+    "event_type",
+    "verdict",
+    "Summary",
+)
+"""What is printed of a flow that is not printed as JSON."""
+_FORMATS: Final = {"compact": "compact", "dict": "dict", "json": "json", "JSON": "json", "jsonpb": "json"}
+_TABLES: Final = {"table": "table", "tab": "table"}
+_Message = TypeVar("_Message", bound=WireMessage)
+
+_SELECTORS: Final = (
+    switch("all", "All flows that the server holds."),
+    Flag("last", f"The last N flows.  [default: {LAST}]", parse=parse_number, default=0),
+    Flag("first", "The first N flows.", parse=parse_number, default=0),
+    switch("follow", "Go on with flows as they happen.", "f"),
+    Flag("since", "Flows since a time, or a time ago such as 5m."),
+    Flag("until", "Flows until a time, or a time ago."),
+)
+_FORMATTING: Final = (
+    Flag("output", "compact, dict, json, jsonpb or table.", "o", default="compact"),
+    switch("print-node-name", "Print the node of each flow."),
+    Flag("time-format", "StampMilli, RFC3339, RFC3339Nano, RFC1123Z, ... in UTC.", default="StampMilli"),
+    switch("silent-errors", "Print no reports on nodes and losses.", "s"),
+)
+_FLOW_FLAGS: Final = (
+    switch("numeric", "Print addresses and numbers, without names."),
+    switch("ip-translation", "Print names in place of addresses.", default=True),
+    Flag("color", "auto, always or never.", default="auto"),
+    switch("print-raw-filters", "Print the filters, and ask nothing."),
+    Flag("input-file", "Read flows from a file of -o jsonpb; - is stdin."),
+    Flag("experimental-field-mask", "Fields that the server sends.", parse=parse_list, default=()),
+    switch("experimental-use-default-field-masks", "Let the server send only what is printed."),
+    Flag("allowlist", "Filters to allow, as JSON.", many=True),
+    Flag("denylist", "Filters to deny, as JSON.", many=True),
+)
+
+
+def observe(words: Sequence[str]) -> int:
+    selection = FlowSelection()
+
+    def filter_flag(name: str) -> Flag:
+        short, alone, about = FILTER_FLAGS[name]
+        return Flag(name, about, short, lambda text: selection.add(name, text), None, alone)
+
+    own = [word for number, word in enumerate(words) if number or word != "flows"]
+    flags = parsed(
+        own,
+        (*_SELECTORS, *map(filter_flag, FILTER_FLAGS), *_FORMATTING, *_FLOW_FLAGS),
+        "hubble observe",
+        "Show flows: what was sent from whom to whom, and what became of it.",
+    )
+    if flags is None:
+        return 0
+    allowed, denied = _lists(selection)
+    printer = _flow_printer(flags)
+    request = _flows_request(flags, allowed, denied)
+    if flags["print-raw-filters"]:
+        _print_filters(request)
+        return 0
+    if flags["debug"]:
+        print(f"asking for {json_text(to_json(request))}", file=sys.stderr)
+    try:
+        if flags["input-file"]:
+            for response in _from_file(flags["input-file"], request):
+                printer.flow(response)
+        else:
+            with connected(flags) as client:
+                follow(client, "observer.Observer/GetFlows", request, GetFlowsResponse, printer.flow)
+    except RpcError as error:
+        if error.code != Code.UNKNOWN:
+            raise
+        raise CommandError(error.message) from error
+    finally:
+        printer.close()
+    return 0
+
+
+def _lists(selection: FlowSelection) -> tuple[list[FlowFilter], list[FlowFilter]]:
+    try:
+        return selection.lists()
+    except ValueError as error:
+        raise CommandLineError(str(error)) from error
+
+
+def _flow_printer(flags: Flags) -> Printer:
+    output = flags["output"]
+    if output in _TABLES and flags["follow"]:
+        raise CommandLineError("table output format is not compatible with follow mode")
+    if output not in _FORMATS | _TABLES:
+        raise CommandLineError(f"invalid output format: {output}")
+    if _FORMATS.get(output) != "json" and flags["experimental-field-mask"]:
+        raise CommandLineError(f"{output} output format is not compatible with custom field mask")
+    colour = flags["color"] == "always" or (flags["color"] == "auto" and sys.stdout.isatty())
+    return _printer(flags, translate=flags["ip-translation"] and not flags["numeric"], colour=colour)
+
+
+def _printer(flags: Flags, *, translate: bool = True, colour: bool = False) -> Printer:
+    return Printer(
+        (_FORMATS | _TABLES)[flags["output"]],
+        time_format=flags["time-format"],
+        node_name=flags["print-node-name"],
+        translate=translate,
+        colour=colour,
+        debug=flags["debug"],
+        silent=flags["silent-errors"],
+    )
+
+
+def _times(flags: Flags) -> tuple[int | None, int | None]:
+    """Since and until; the latter has no meaning for who follows."""
+    found: list[int | None] = []
+    for name in ("since", "until"):
+        try:
+            wanted = flags[name] and not (name == "until" and flags["follow"])
+            found.append(parse_time(flags[name]) if wanted else None)
+        except ValueError as error:
+            raise CommandLineError(f"failed to parse the {name} time: {error}") from error
+    return found[0], found[1]
+
+
+def _flows_request(flags: Flags, allowed: list[FlowFilter], denied: list[FlowFilter]) -> GetFlowsRequest:
+    first, last = flags["first"], flags["last"]
+    for wanted, flag in ((last, "last"), (flags["all"], "all"), (flags["follow"], "follow")):
+        if first and wanted:
+            raise CommandLineError(f"cannot set both --first and --{flag}")
+    if last and flags["all"]:
+        raise CommandLineError("cannot set both --last and --all")
+    since, until = _times(flags)
+    if since is None and until is None and not first:
+        if flags["all"]:
+            last = ALL
+        elif not last and not flags["follow"] and not flags["input-file"]:
+            last = LAST
+    mask = flags["experimental-field-mask"]
+    if flags["experimental-use-default-field-masks"] and _FORMATS.get(flags["output"]) != "json":
+        mask = _DEFAULT_MASK
+    return GetFlowsRequest(
+        number=first or last,
+        first=bool(first),
+        follow=flags["follow"],
+        whitelist=[*allowed, *_raw_filters("allowlist", flags["allowlist"])],
+        blacklist=[*denied, *_raw_filters("denylist", flags["denylist"])],
+        since=since,
+        until=until,
+        experimental=GetFlowsExperimental(field_mask=_checked(mask)) if mask else None,
+    )
+
+
+def _checked(paths: Sequence[str]) -> Sequence[str]:
+    for path in paths:
+        try:
+            FieldMask.parse([path], Flow)
+        except InvalidFieldMask as error:
+            raise CommandLineError(
+                f'failed to construct field mask: proto: invalid path "{path}" for message "flow.Flow"'
+            ) from error
+    return paths
+
+
+def _raw_filters(name: str, texts: Sequence[str]) -> Iterator[FlowFilter]:
+    """Filters of texts that hold one JSON object or several."""
+    decoder = json.JSONDecoder()
+    for text in texts:
+        rest = text.strip()
+        while rest:
+            try:
+                tree, end = decoder.raw_decode(rest)
+                yield from_json(FlowFilter, tree)
+            except (DecodeError, json.JSONDecodeError) as error:
+                raise CommandLineError(
+                    f"invalid --{name} flag: failed to decode '{text}': {error}"
+                ) from error
+            rest = rest[end:].lstrip()
+
+
+def _print_filters(request: GetFlowsRequest) -> None:
+    for name, filters in (("allowlist", request.whitelist), ("denylist", request.blacklist)):
+        if filters:
+            print(f"{name}:")
+        for one in filters:
+            text = _plain_json(to_json(one)).replace("'", "''")
+            print(f"    - '{text}'")
+
+
+def _plain_json(tree: object) -> str:
+    """JSON without the escapes that pages need."""
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+
+
+def _from_file(name: str, request: GetFlowsRequest) -> Iterator[GetFlowsResponse]:
+    """Flows that an earlier ``-o jsonpb`` has written, as the request selects them."""
+    if request.whitelist or request.blacklist:
+        raise CommandLineError("--input-file takes no filters: filter the flows where they are written")
+
+    def wanted(response: GetFlowsResponse) -> bool:
+        when = response.time or 0
+        after = request.since is None or when >= request.since
+        return after and (request.until is None or when <= request.until)
+
+    with contextlib.ExitStack() as opened:
+        try:
+            lines = sys.stdin if name == "-" else opened.enter_context(Path(name).open(encoding="utf-8"))
+        except OSError as error:
+            raise CommandError(f"open {name}: {error.strerror}") from error
+        found = filter(wanted, _responses(lines))
+        if request.first or not 0 < request.number < ALL:
+            for count, response in enumerate(found, 1):
+                yield response
+                if request.first and count == request.number:
+                    return
+        else:
+            yield from deque(found, request.number)
+
+
+def _responses(lines: Iterable[str]) -> Iterator[GetFlowsResponse]:
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            tree = json.loads(line)
+            tree = {name: value for name, value in tree.items() if name in GetFlowsResponse.__struct_fields__}
+            response = from_json(GetFlowsResponse, tree)
+        except (ValueError, AttributeError) as error:
+            print(f"not a flow: {line.strip()} ({error})", file=sys.stderr)
+            continue
+        if response.flow is not None:
+            yield response
+
+
+def _events(
+    name: str,
+    request: type[GetAgentEventsRequest] | type[GetDebugEventsRequest],
+    response: type[_Message],
+    show: Callable[[Printer], Callable[[_Message], None]],
+) -> Callable[[Sequence[str]], int]:
+    """The command for one kind of event that is no flow."""
+
+    def run_it(words: Sequence[str]) -> int:
+        command = f"hubble observe {name.lower()}-events"
+        about = f"Show events of the {'agent' if name == 'Agent' else 'datapath, for debugging'}."
+        flags = parsed(words, (*_SELECTORS, *_FORMATTING), command, about)
+        if flags is None:
+            return 0
+        if flags["output"] in _TABLES and flags["follow"]:
+            raise CommandLineError("table output format is not compatible with follow mode")
+        if flags["output"] not in _FORMATS | _TABLES:
+            raise CommandLineError(f"invalid output format: {flags['output']}")
+        since, until = _times(flags)
+        number = flags["last"]
+        if since is None and until is None:
+            number = ALL if flags["all"] else number or LAST
+        asked = request(number=number, follow=flags["follow"], since=since, until=until)
+        printer = _printer(flags)
+        with connected(flags) as client:
+            try:
+                follow(client, f"observer.Observer/Get{name}Events", asked, response, show(printer))
+            finally:
+                printer.close()
+        return 0
+
+    return run_it
+
+
+EVENTS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
+    "agent-events": _events(
+        "Agent", GetAgentEventsRequest, GetAgentEventsResponse, lambda printer: printer.agent_event
+    ),
+    "debug-events": _events(
+        "Debug", GetDebugEventsRequest, GetDebugEventsResponse, lambda printer: printer.debug_event
+    ),
+}

@@ -1,0 +1,132 @@
+"""Times, durations, tables and JSON as Cilium's ``hubble`` prints them, and the status of a server.
+
+Needs:  msgspec.
+Gives:  time_text(), go_duration(), json_text(), aligned(), status_lines().
+Source: the hubble CLI of Cilium 1.17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from cells.hubble.codec import to_json
+from cells.hubble.observer import ServerStatusResponse
+
+_FORMATS: Final = {
+    "stampmilli": ("%b %e %H:%M:%S", 3, ""),
+    "yearmonthday": ("%Y-%m-%d", 0, ""),
+    "yearmonthdayhour": ("%Y-%m-%dT%H", 0, "Z"),
+    "yearmonthdayhourminute": ("%Y-%m-%dT%H:%M", 0, "Z"),
+    "rfc3339": ("%Y-%m-%dT%H:%M:%S", 0, "Z"),
+    "rfc3339milli": ("%Y-%m-%dT%H:%M:%S", 3, "Z"),
+    "rfc3339micro": ("%Y-%m-%dT%H:%M:%S", 6, "Z"),
+    "rfc3339nano": ("%Y-%m-%dT%H:%M:%S", 9, "Z"),
+    "rfc1123z": ("%a, %d %b %Y %H:%M:%S +0000", 0, ""),
+}
+"""Layout, digits of the fraction (without zeros at the end where a zone follows), and the zone."""
+
+
+def time_text(nanoseconds: int | None, name: str) -> str:
+    """A time in UTC, in the format of this name; one that is not known is StampMilli."""
+    if nanoseconds is None:
+        return "N/A"
+    layout, digits, zone = _FORMATS.get(name.lower(), _FORMATS["stampmilli"])
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+    fraction = f"{rest:09d}"[:digits]
+    if zone:
+        fraction = fraction.rstrip("0")
+    return moment.strftime(layout) + (f".{fraction}" if fraction else "") + zone
+
+
+def go_duration(nanoseconds: int) -> str:
+    """``1h0m0s``, ``1.5s``, ``400ms``, ``5ns``, as Go prints a duration."""
+    if nanoseconds < 1_000_000_000:
+        for unit, size in (("ms", 1_000_000), ("µs", 1_000)):
+            if nanoseconds >= size:
+                return f"{_decimal(nanoseconds, size)}{unit}"
+        return f"{nanoseconds}ns" if nanoseconds else "0s"
+    minutes, rest = divmod(nanoseconds, 60_000_000_000)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{_decimal(rest, 1_000_000_000)}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole, rest = divmod(value, unit)
+    digits = f"{rest:0{len(str(unit)) - 1}d}".rstrip("0")
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
+def json_text(tree: object, *, indent: int = 0) -> str:
+    """JSON as Go writes it: no blanks, and <, > and & escaped, for it may stand in a page."""
+    text = msgspec.json.encode(tree)
+    if indent:
+        text = msgspec.json.format(text, indent=indent)
+    found = text.decode()
+    for sign in "<>&\u2028\u2029":
+        found = found.replace(sign, f"\\u{ord(sign):04x}")
+    return found
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of cells in columns, three blanks apart; a row with fewer cells begins the columns anew."""
+    for number, row in enumerate(rows):
+        yield "".join(
+            cell.ljust(max(_width(rows, number, column) + 3, 2)) if column < len(row) - 1 else cell
+            for column, cell in enumerate(row)
+        )
+
+
+def _width(rows: Sequence[Sequence[str]], number: int, column: int) -> int:
+    """The widest cell of a column, in the rows around this one that have it before their last cell."""
+    first = last = number
+    while first > 0 and len(rows[first - 1]) > column + 1:
+        first -= 1
+    while last + 1 < len(rows) and len(rows[last + 1]) > column + 1:
+        last += 1
+    return max(len(row[column]) for row in rows[first : last + 1])
+
+
+def status_lines(status: ServerStatusResponse, output: str) -> list[str]:
+    """The status of a server. Raises ValueError for a format that is none."""
+    seconds = status.uptime_ns / 1e9
+    rate = f"{status.flows_rate:.2f}" if status.flows_rate > 0 else "N/A"
+    connected, unavailable = status.num_connected_nodes, status.num_unavailable_nodes
+    if output in {"json", "jsonpb", "JSON"}:
+        return [json_text(to_json(status))]
+    if output == "compact":
+        if rate == "N/A" and seconds > 0 and status.seen_flows:
+            rate = f"{status.seen_flows / seconds:.2f}"
+        share = f" ({status.num_flows / status.max_flows:.2%})" if status.max_flows else ""
+        lines = [f"Current/Max Flows: {status.num_flows:,}/{status.max_flows:,}{share}", f"Flows/s: {rate}"]
+        if connected is not None:
+            lines.append(f"Connected Nodes: {connected}/{connected + (unavailable or 0)}")
+        if unavailable:
+            lines.append(f"Unavailable Nodes: {unavailable}")
+            lines += [f"  - {name}" for name in status.unavailable_nodes]
+            if (more := unavailable - len(status.unavailable_nodes)) > 0:
+                lines.append(f"  - and {more} more...")
+        return lines
+    values = {
+        "NUM FLOWS": f"{status.num_flows:,}",
+        "MAX FLOWS": f"{status.max_flows:,}",
+        "SEEN FLOWS": f"{status.seen_flows:,}",
+        "FLOWS PER SECOND": rate,
+        "UPTIME": go_duration(status.uptime_ns),
+        "NUM CONNECTED NODES": "N/A" if connected is None else str(connected),
+        "NUM UNAVAILABLE NODES": "N/A" if unavailable is None else str(unavailable),
+        "VERSION": status.version,
+    }
+    if output == "dict":
+        short = {"NUM UNAVAILABLE NODES": "NUM UNAVAIL. NODES"}
+        return [f"{short.get(name, name):>19}: {text}" for name, text in values.items()]
+    if output in {"table", "tab"}:
+        return list(aligned([list(values), list(values.values())]))
+    raise ValueError(f"invalid output format: {output}")
