@@ -99,6 +99,7 @@ UNSET: Final = {
     "operator.prometheus.serviceMonitor.metricRelabelings": "array",
     "upgradeCompatibility": "string",
     "policyAuditMode": "boolean",
+    "agentAdmissionPolicy.enabled": "boolean",
     "labels": "string",
     "l2announcements.leaseDuration": "string",
     "l2announcements.leaseRenewDeadline": "string",
@@ -182,7 +183,7 @@ FILES: Final = {
     "envoy.yaml": ("envoy.yaml",),
     "serviceaccount.yaml": ("serviceaccounts.yaml",),
     "operator.yaml": ("operator.yaml",),
-    "rbac.yaml": ("rbac-agent.yaml", "rbac-operator.yaml"),
+    "rbac.yaml": ("rbac-agent.yaml", "rbac-operator.yaml", "admission.yaml"),
 }
 """Manifest -> templates."""
 HEADER: Final = "# Generated from configs/chart with its default values: python -m tests.support.chart\n"

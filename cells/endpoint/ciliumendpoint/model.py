@@ -17,6 +17,7 @@ from cells.endpoint import Endpoint, State
 from cells.ipam import Family
 from cells.kubernetes import (
     CILIUM_ENDPOINTS,
+    NODE_NAME,
     CiliumEndpoint,
     CiliumEndpointStatus,
     NamedPort,
@@ -47,6 +48,8 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     """The owner, with its UID; both are empty where the pod's object has none."""
     pod_uid: str
+    node_name: str
+    """The node whose agent writes it."""
     labels: Mapping[str, str]
     status: CiliumEndpointStatus
 
@@ -58,7 +61,7 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def said(self) -> int:
         """All of it as a number, to compare with KnownEndpoint."""
-        return said(self.labels, self.pod, self.pod_uid, self.status)
+        return said(self.labels, self.pod, self.pod_uid, self.node_name, self.status)
 
 
 def pod_endpoint(
@@ -94,6 +97,7 @@ def pod_endpoint(
         name=name,
         pod=endpoint.pod_name if pod.metadata.uid else "",
         pod_uid=pod.metadata.uid,
+        node_name=node.name,
         labels=pod.labels,
         status=msgspec.convert(wire, CiliumEndpointStatus),
     )
@@ -114,6 +118,7 @@ def body(wanted: PodEndpoint) -> dict[str, Any]:
             "name": wanted.name,
             "namespace": wanted.namespace,
             "labels": dict(wanted.labels),
+            "annotations": {NODE_NAME: wanted.node_name},
             "ownerReferences": owners(wanted),
         },
         "status": status(wanted),
@@ -143,6 +148,7 @@ def of_object(row: CiliumEndpoint) -> PodEndpoint:
         name=row.name,
         pod=pod,
         pod_uid=pod_uid,
+        node_name=row.annotations.get(NODE_NAME, ""),
         labels=row.labels,
         status=row.status,
     )

@@ -18,6 +18,7 @@ from cells.endpoint.ciliumendpoint.published import PodEndpoints
 from cells.kubernetes import (
     CILIUM_ENDPOINTS,
     KNOWN_ENDPOINTS,
+    NODE_NAME,
     CiliumEndpointStatus,
     ForgottenObject,
     Key,
@@ -77,7 +78,13 @@ class CiliumEndpointObjects:
             return wanted
         nothing = CiliumEndpointStatus()
         return PodEndpoint(
-            namespace=row.namespace, name=row.name, pod="", pod_uid="", labels={}, status=nothing
+            namespace=row.namespace,
+            name=row.name,
+            pod="",
+            pod_uid="",
+            node_name="",
+            labels={},
+            status=nothing,
         )
 
     def _own_addresses(self) -> set[str]:
@@ -134,6 +141,9 @@ class CiliumEndpointObjects:
             {"op": "test", "path": "/metadata/uid", "value": there.metadata.uid},
             {"op": "add", "path": "/status", "value": status(wanted)},
         ]
+        if held.node_name != wanted.node_name:
+            marked = {**there.annotations, NODE_NAME: wanted.node_name}
+            changes.append({"op": "add", "path": "/metadata/annotations", "value": marked})
         if (held.labels, held.pod_uid) != (wanted.labels, wanted.pod_uid):
             changes += [
                 {"op": "add", "path": "/metadata/labels", "value": dict(wanted.labels)},

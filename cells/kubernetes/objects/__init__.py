@@ -55,6 +55,7 @@ from cells.kubernetes.objects.kind import Column, Kind
 from cells.kubernetes.objects.known_endpoint import (
     KNOWN_ENDPOINT_SLICES,
     KNOWN_ENDPOINTS,
+    NODE_NAME,
     KnownEndpoint,
     KnownEndpointSlice,
     owner_of,
@@ -121,6 +122,7 @@ __all__ = [
     "NAMESPACES",
     "NETWORK_POLICIES",
     "NODES",
+    "NODE_NAME",
     "PODS",
     "SERVICES",
     "SERVICE_TYPES",

@@ -1,6 +1,6 @@
 """What an agent keeps of the endpoints of all nodes: of a CiliumEndpoint, or of a slice of them.
 
-Needs: nothing.   Gives: KnownEndpoint, KnownEndpointSlice, said, the kinds KNOWN_ENDPOINTS and
+Needs: nothing.   Gives: KnownEndpoint, KnownEndpointSlice, said, NODE_NAME, the kinds KNOWN_ENDPOINTS and
 KNOWN_ENDPOINT_SLICES, whose tables hold these.
 Why:   a node knows the pods of all others. An object as it is read takes some 1,500 bytes, one of these 300.
 """
@@ -28,6 +28,10 @@ from cells.kubernetes.objects.cilium_endpoint import (
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.objects.meta import Key
 
+NODE_NAME: Final = "network.cilium.io/node-name"
+"""An annotation of CiliumEndpoints: the node whose agent writes the object. An admission policy holds it to
+the node that the agent's token is bound to."""
+
 
 class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     """The endpoint of a pod."""
@@ -47,6 +51,8 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     ports: tuple[NamedPort, ...] = ()
     said: int = 0
     """Of all that the object says, see said(); 0 for one of a slice."""
+    node_name: str = ""
+    """The node whose agent wrote it, by its annotation; empty without one, and for one of a slice."""
 
     @property
     def namespace(self) -> str:
@@ -81,9 +87,11 @@ class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
         return "", self.name
 
 
-def said(labels: Mapping[str, str], pod: str, pod_uid: str, status: CiliumEndpointStatus) -> int:
-    """A number that is the same for what is the same, in this process: owner, labels and status."""
-    return hash((tuple(sorted(labels.items())), pod, pod_uid, status)) & (1 << 60) - 1 | 1
+def said(
+    labels: Mapping[str, str], pod: str, pod_uid: str, node_name: str, status: CiliumEndpointStatus
+) -> int:
+    """A number that is the same for what is the same, in this process: owner, node, labels and status."""
+    return hash((tuple(sorted(labels.items())), pod, pod_uid, node_name, status)) & (1 << 60) - 1 | 1
 
 
 def owner_of(row: CiliumEndpoint) -> tuple[str, str]:
@@ -93,14 +101,15 @@ def owner_of(row: CiliumEndpoint) -> tuple[str, str]:
 
 
 def _of_object(row: CiliumEndpoint) -> KnownEndpoint:
-    status = row.status
+    status, node_name = row.status, row.annotations.get(NODE_NAME, "")
     return _known(
         row.key,
         identity=status.identity.id if status.identity is not None else 0,
         networking=status.networking,
         key=status.encryption.key,
         ports=status.named_ports,
-        said=said(row.labels, *owner_of(row), status),
+        said=said(row.labels, *owner_of(row), node_name, status),
+        node_name=node_name,
     )
 
 
@@ -128,6 +137,7 @@ def _known(
     key: int,
     ports: tuple[NamedPort, ...] | None,
     said: int = 0,
+    node_name: str = "",
 ) -> KnownEndpoint:
     possible = 0 < identity < 1 << 32 and 0 <= key < 1 << 8
     return KnownEndpoint(
@@ -138,6 +148,7 @@ def _known(
         key if possible else 0,
         ports or (),
         said,
+        intern(node_name),
     )
 
 

@@ -137,6 +137,7 @@ async def test_a_pod_has_an_object_that_follows_it_and_goes_with_it(one: Cluster
         await eventually(lambda: found(one))
         made = found(one)
         assert made["metadata"]["labels"] == {"app": "web"}
+        assert made["metadata"]["annotations"] == {kubernetes.NODE_NAME: "node1"}
         (owner,) = made["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "web", "uid-web")
         assert made["status"] == {
@@ -183,6 +184,18 @@ async def test_what_others_do_to_an_object_is_put_right(one: Cluster, tmp_path: 
         changed["status"] = {**changed["status"], "identity": {"id": 4}}
         one.put(changed)
         await eventually(lambda: found(one)["status"]["identity"]["id"] == 300)
+
+
+async def test_an_object_of_cilium_gets_the_name_of_its_node_and_keeps_its_annotations(
+    one: Cluster, tmp_path: Path
+) -> None:
+    one.put(pod("web", app="web"))
+    async with running(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as node:
+        node.put(endpoint())
+        await eventually(lambda: ("default", "web") in node.objects)
+        one.put({**found(one), "metadata": {**found(one)["metadata"], "annotations": {"team": "a"}}})
+        wanted = {"team": "a", kubernetes.NODE_NAME: "node1"}
+        await eventually(lambda: found(one)["metadata"].get("annotations") == wanted)
 
 
 async def test_after_a_restart_only_what_differs_is_written_and_what_is_left_over_goes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,24 @@ from cells.cluster.endpoints import EndpointObjects, RemoteEndpoint
 from cells.cluster.identity import Identities
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
 from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
-from cells.config import AgentConfig, AgentSettings
+from cells.config import AgentConfig, AgentSettings, ChainingMode
 from cells.endpoint import KubernetesPods
-from cells.kubernetes import KNOWN_ENDPOINTS, KnownEndpoint, Resources
+from cells.kubernetes import KNOWN_ENDPOINTS, NODE_NAME, KnownEndpoint, Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
-from lifecycle import Cell, Hive, Initializer, Lifecycle, ReadTable, Table, invoke, provide, replace, supply
+from lifecycle import (
+    Cell,
+    Hive,
+    Initializer,
+    Lifecycle,
+    Member,
+    ReadTable,
+    Table,
+    invoke,
+    provide,
+    replace,
+    supply,
+)
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules
@@ -33,12 +45,14 @@ pytestmark = pytest.mark.anyio
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
-def cep(name: str, ip: str, number: int, node: str = THERE, **more: Any) -> dict[str, Any]:
+def cep(
+    name: str, ip: str, number: int, node: str = THERE, written_by: str = "", **more: Any
+) -> dict[str, Any]:
     networking = {"addressing": [{"ipv4": ip, "ipv6": f"fd00::{ip.rpartition('.')[2]}"}], "node": node}
     return {
         "apiVersion": "cilium.io/v2",
         "kind": "CiliumEndpoint",
-        "metadata": {"name": name, "namespace": "shop"},
+        "metadata": {"name": name, "namespace": "shop", "annotations": {NODE_NAME: written_by}},
         "status": {"id": 7, "identity": {"id": number}, "networking": networking, **more},
     }
 
@@ -66,6 +80,28 @@ class Room:
         self.identities = hive.get(Identities)
         self.health = hive.health
         self.own = hive.get(AgentConfig).node_name
+        self.nodes: Table[ClusterNode] = hive.get(ReadTable[ClusterNode])
+
+    def put_node(self, name: str, address: str = "", *ranges: str) -> None:
+        """A node with a range, or another address."""
+        addresses = (NodeIP(INTERNAL_IP, ip_address(address)),) if address else ()
+        networks = [ip_network(one) for one in ranges]
+        row = ClusterNode(
+            cluster="default",
+            name=name,
+            source=Source.KUBERNETES,
+            addresses=addresses,
+            ipv4_alloc_cidrs=tuple(one for one in networks if one.version == 4),
+            ipv6_alloc_cidrs=tuple(one for one in networks if one.version == 6),
+        )
+        with self.nodes.txn() as rows:
+            rows.put(row)
+
+    def claims(self) -> str:
+        """What health reports of refused objects."""
+        return " ".join(
+            one.error or "" for one in self.health.snapshot() if "CiliumEndpoint" in str(one.error)
+        )
 
     def write(self, *objects: dict[str, Any], name: str = "objects") -> None:
         new = self.folder / f".{name}"
@@ -290,3 +326,61 @@ async def test_health_says_which_pods_of_other_nodes_are_not_known(tmp_path: Pat
             " policy by labels selects them; of three there is no Pod, no policy by labels selects pods there"
         )
         await eventually(lambda: any(row.message == wanted for row in one.health.snapshot()))
+
+
+async def test_an_endpoint_takes_no_address_of_a_node_and_none_of_another_nodes_range(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        one.put_node("two", THERE, "10.0.2.0/24", "fd00::/64")
+        one.put_node("three", "192.0.2.3", "10.0.3.0/24")
+        one.write(
+            cep("web", "10.0.2.7", 300),
+            cep("thief", "10.0.3.8", 301),  # of the range of node three
+            cep("node", "192.0.2.3", 302),
+            cep("own", HERE, 303),
+            cep("stranger", "10.0.3.9", 304, node="198.51.100.9"),
+        )
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+        assert [row.name for row in one.table.all()] == ["web"]
+        assert all(one.row(f"{ip}/32") is None for ip in ("10.0.3.8", "192.0.2.3", HERE, "10.0.3.9"))
+
+
+async def test_an_object_that_names_its_writer_has_that_nodes_address_and_ranges(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        one.put_node("two", THERE, "10.0.2.0/24", "fd00::/64")
+        one.put_node("three", "192.0.2.3", "10.0.3.0/24")
+        one.write(
+            cep("web", "10.0.2.7", 300, written_by="two"),
+            cep("forged", "10.0.3.7", 301, node="192.0.2.3", written_by="two"),
+            cep("outside", "203.0.113.8", 302, written_by="two"),
+            cep("elsewhere", "203.0.113.9", 303, node="203.0.113.1", written_by="two"),
+        )
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+        assert [row.name for row in one.table.all()] == ["web"]
+
+
+async def test_an_endpoint_is_believed_once_its_node_is_known(tmp_path: Path) -> None:
+    async with room(tmp_path) as one:
+        one.write(
+            cep("new", "10.0.4.7", 300, node="192.0.2.4", written_by="four"), cep("web", "10.0.2.7", 301)
+        )
+        await eventually(lambda: one.row("10.0.2.7/32") == (301, THERE))
+        assert one.row("10.0.4.7/32") is None
+        assert "refused CiliumEndpoints: shop/new: its node four is not known" in one.claims()
+        one.put_node("four", "192.0.2.4", "10.0.4.0/24", "fd00::/64")
+        await eventually(lambda: not one.claims())
+        await eventually(lambda: one.row("10.0.4.7/32") == (300, "192.0.2.4"))
+        one.put_node("four", "192.0.2.4", "10.0.5.0/24")
+        await eventually(lambda: one.row("10.0.4.7/32") is None)
+        assert {row.name for row in one.table.all()} == {"web"}
+
+
+async def test_with_another_plugins_addresses_ranges_do_not_count(tmp_path: Path) -> None:
+    def chained() -> Member[ChainingMode]:
+        return ChainingMode("aws-cni")
+
+    async with room(tmp_path, None, None, provide(chained)) as one:
+        one.put_node("two", THERE, "10.0.2.0/24")
+        one.put_node("three", "192.0.2.3", "10.0.3.0/24")
+        one.write(cep("web", "10.0.3.7", 300, written_by="two"), cep("node", "192.0.2.3", 301))
+        await eventually(lambda: one.row("10.0.3.7/32") == (300, THERE))
+        assert one.row("192.0.2.3/32") is None
