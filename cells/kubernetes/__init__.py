@@ -10,7 +10,7 @@ Why:    a table changes only by what is known: an unreachable server or a broken
 
 from cells.kubernetes import objects
 from cells.kubernetes.cell import cell
-from cells.kubernetes.manifests import ManifestFile
+from cells.kubernetes.manifests import ManifestFile, wrong_value
 from cells.kubernetes.objects import *  # noqa: F403  # its own list, which is part of ours below
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
@@ -26,5 +26,6 @@ __all__ = [
     "Resources",
     "SourceStatus",
     "cell",
+    "wrong_value",
 ]
 __all__ += objects.__all__

@@ -7,13 +7,14 @@ Why:    the pod range, the MTU and the host addresses in the datapath's maps fol
         change with them.
 """
 
-from cells.node.devices.device import Device, PodMtu, addressed, native_uplinks, uplinks
+from cells.node.devices.device import OURS, Device, PodMtu, addressed, native_uplinks, uplinks
 from cells.node.devices.kernel import netlink_kernel
 from cells.node.devices.settings import DeviceSettings, matches
 from cells.node.devices.source import device_table
 from lifecycle import config, module, provide, provide_private
 
 __all__ = [
+    "OURS",
     "Device",
     "DeviceSettings",
     "PodMtu",

@@ -115,6 +115,10 @@ class Cluster:
         """The objects of a kind."""
         return [one.object for one in self._by_kind.get(kind, ())]
 
+    def located(self, kind: str) -> list[Located]:
+        """The objects of a kind, and where they are written."""
+        return self._by_kind.get(kind, [])
+
     def _add_pod(self, located: Located) -> None:
         metadata, spec = located.object["metadata"], located.object.get("spec") or {}
         name = PodName(metadata.get("namespace") or "default", metadata["name"])

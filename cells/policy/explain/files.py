@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cells.kubernetes import KINDS
+from cells.kubernetes import KINDS, wrong_value
 
 if TYPE_CHECKING:
     import yaml
@@ -123,7 +123,7 @@ def _fault(located: Located) -> BadFile | None:
         place = located.at("metadata.name")
         return BadFile(place.file, f"metadata.name of the {kind.kind} is {what}", place.line)
     try:
-        kind.convert(located.object)
+        row = kind.convert(located.object)
     except msgspec.ValidationError as error:
         reason, _, at = str(error).partition(" - at ")
         path = at.strip("`").removeprefix("$").lstrip(".")
@@ -131,6 +131,10 @@ def _fault(located: Located) -> BadFile | None:
         shown = f"{path}: " if path else ""
         told = f"{kind.kind} {name}: {shown}{reason[:1].lower()}{reason[1:]}"
         return BadFile(place.file, told, place.line)
+    if (wrong := wrong_value(kind, row)) is not None:
+        path, reason = wrong[0].lstrip("."), wrong[1]
+        place = located.at(path)
+        return BadFile(place.file, f"{kind.kind} {name}: {path}: {reason}", place.line)
     return None
 
 

@@ -29,6 +29,7 @@ from cells.kubernetes import (
     Resources,
 )
 from cells.maps import MapSettings
+from cells.node.devices import Device
 from cells.observe.metrics import Collector, Family, counter
 from cells.services.balancer import LoadBalancer
 from cells.services.control.by_hand import (
@@ -174,6 +175,7 @@ def watch(
     refused: Table[RefusedAddress],
     outside: NodePorts | None = None,
     cluster: ReadTable[ClusterNode] | None = None,
+    devices: Table[Device] | None = None,
     *,
     jobs: Jobs,
     log: Logger,
@@ -190,7 +192,8 @@ def watch(
         resources.table(CILIUM_LOCAL_REDIRECT_POLICIES) if redirected else None,
         by_hand,
         states,
-        cluster if reached else None,
+        devices if served.enable_host_port else None,
+        cluster if reached or redirected else None,
     )
     reports = ServiceReports(conflicts, refused, redirects if redirected else None)
     found = ServiceWatch(lambda: agent.node_name, objects, table, served, reports, log)

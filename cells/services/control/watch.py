@@ -7,36 +7,37 @@ Needs:  the tables, ServiceCatalog.   Gives: ServiceWatch, WatchedObjects.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 
-from cells.cluster.nodes import CILIUM_INTERNAL_IP, ClusterNode
+from cells.cluster.nodes import ClusterNode
 from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service, served_by
 from cells.kubernetes import Node as NodeObject
+from cells.node.devices import OURS, Device
 from cells.services.control.by_hand import SaidService, SaidState
 from cells.services.control.redirects import LocalRedirect
 from cells.services.control.served import ServiceConflict
 from cells.services.model import (
     EXPOSURE_LABEL,
+    HOST_IP,
     WEIGHT,
     ZONE_LABEL,
     Frontend,
     FrontendChange,
     FrontendKey,
-    Holder,
     LoadBalancerOptions,
     Node,
     Redirect,
     RefusedAddress,
-    Reservation,
     ServiceCatalog,
     ServiceName,
     Upsert,
     faults_of,
-    parse_address,
+    node_reservations,
+    pod_reservations,
     read_redirect,
     refused_backends,
     unserved_of,
@@ -71,6 +72,8 @@ class WatchedObjects(NamedTuple):
     redirects: ReadTable[CiliumLocalRedirectPolicy] | None = None
     by_hand: ReadTable[SaidService] | None = None
     states: ReadTable[SaidState] | None = None
+    devices: ReadTable[Device] | None = None
+    """The node's devices, whose addresses host ports may have."""
     cluster: ReadTable[ClusterNode] | None = None
     """The nodes of the cluster. Services do not wait for it, as nodes may need services to become known."""
 
@@ -107,6 +110,7 @@ class ServiceWatch:
         self._frontends = frontends
         self._options = options
         self._refused: dict[ServiceName, LocalRedirect] = {}
+        self._refused_redirects: dict[ServiceName, str] = {}
         self._first = frontends.initializer("services and their slices")
         self.events: Counter[str] = Counter()
         """Services that were added, updated and deleted, by these words."""
@@ -123,6 +127,7 @@ class ServiceWatch:
             *self._followed(objects.by_hand, _said),
             *self._followed(objects.addresses, self._addresses_changed),
             *self._followed(objects.nodes, self._node_changed),
+            *self._followed(objects.devices, self._device_changed),
             *self._followed(objects.cluster, _cluster_node_changed),
             *self._followed(objects.slices, self._slice_changed),
             *self._followed(objects.services, self._service_changed),  # each has its backends at once
@@ -174,6 +179,13 @@ class ServiceWatch:
         table = self._objects.addresses
         rows = table.all() if table is not None else []
         return self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
+
+    def _device_changed(self, catalog: ServiceCatalog, change: Change[Device]) -> Iterable[FrontendChange]:
+        """All of them, where addresses have changed."""
+        table = self._objects.devices
+        if table is None or _addresses(change.old) == _addresses(change.row):
+            return ()
+        return catalog.set_own_addresses(frozenset(ip for row in table.all() for ip in _addresses(row)))
 
     def _service_changed(self, catalog: ServiceCatalog, change: Change[Service]) -> Iterable[FrontendChange]:
         old, row = change.old, change.row
@@ -252,7 +264,7 @@ class ServiceWatch:
         known = row or old
         if known is not None:
             name = f"pod {known.namespace}/{known.name}"
-            yield from catalog.reserve(name, _of_pod(row, name) if row is not None else ())
+            yield from catalog.reserve(name, pod_reservations(row) if row is not None else ())
 
     def _redirect_changed(
         self, catalog: ServiceCatalog, change: Change[CiliumLocalRedirectPolicy]
@@ -293,12 +305,17 @@ class ServiceWatch:
         for name, several in now.items():
             for one in several:
                 if one not in before.get(name, ()):
+                    what, of = ("host port", "pod") if one.part == HOST_IP else ("service", "service")
                     self._log.warning(
-                        "address of a service is refused",
-                        service=str(name), part=one.part, address=str(one.address), reason=one.reason,
+                        f"address of a {what} is refused",
+                        **{of: one.object_name}, part=one.part, address=str(one.address), reason=one.reason,
                     )  # fmt: skip
 
     def _tell_redirects(self, catalog: ServiceCatalog) -> None:
+        before, self._refused_redirects = self._refused_redirects, dict(catalog.refused_redirects)
+        for name, reason in self._refused_redirects.items():
+            if before.get(name) != reason and self._log is not None:
+                self._log.warning("local redirect policy refused", policy=str(name), error=reason)
         if self._reports.redirects is None:
             return
         told = [_told(catalog, redirect) for redirect in catalog.redirects.values()]
@@ -357,37 +374,27 @@ class ServiceWatch:
         return self._move(catalog, labels=row.labels)
 
 
+def _addresses(device: Device | None) -> tuple[IPAddress, ...]:
+    """Those that host ports may have: not those of the agent's own devices."""
+    if device is None or device.name.startswith(OURS):
+        return ()
+    return tuple(each.ip for each in device.addresses)
+
+
 def _told(catalog: ServiceCatalog, redirect: Redirect) -> LocalRedirect:
     frontends = tuple(catalog.redirected.get(redirect.name, ()))
     used = {str(backend.address.ip) for frontend in frontends for backend in frontend.backends}
     names = catalog.pods_of(redirect.name.namespace) if used else {}
     pods = tuple((ip, names[ip]) for ip in sorted(used) if ip in names)
-    return LocalRedirect(redirect.name, redirect.uid, redirect, frontends=frontends, pods=pods)
+    error = catalog.refused_redirects.get(redirect.name, "")
+    return LocalRedirect(redirect.name, redirect.uid, redirect, error, frontends, pods)
 
 
 def _cluster_node_changed(catalog: ServiceCatalog, change: Change[ClusterNode]) -> Iterable[FrontendChange]:
     """No service may have a node's addresses, nor its pods'."""
     row = change.row
-    return catalog.reserve(f"node {change.key}", _of_node(row) if row is not None else ())
-
-
-def _of_node(node: ClusterNode) -> Iterator[Reservation]:
-    for each in node.addresses:
-        if each.type == CILIUM_INTERNAL_IP:
-            yield Reservation(each.ip, Holder.ROUTER, f"the router's address of node {node.name}")
-        else:
-            yield Reservation(each.ip, Holder.NODE, f"an address of node {node.name}")
-    for cidr in node.all_cidrs():
-        yield Reservation(cidr, Holder.POD, f"in {cidr}, the pods' range of node {node.name}")
-
-
-def _of_pod(pod: Pod, name: str) -> Iterator[Reservation]:
-    """Pods in the node's network have the node's addresses."""
-    if pod.spec.host_network or pod.finished:
-        return
-    for ip in map(parse_address, pod.addresses):
-        if ip is not None:
-            yield Reservation(ip, Holder.POD, f"the address of {name}")
+    found = node_reservations(row.name, row.addresses, row.all_cidrs()) if row is not None else ()
+    return catalog.reserve(f"node {change.key}", found)
 
 
 def _changes(

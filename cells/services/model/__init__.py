@@ -20,6 +20,7 @@ from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL, LoadBalance
 from cells.services.model.redirect import Redirect, read_redirect
 from cells.services.model.reserved import (
     EXTERNAL_IPS,
+    HOST_IP,
     INGRESS,
     Holder,
     RefusedAddress,
@@ -27,6 +28,8 @@ from cells.services.model.reserved import (
     ReservedAddresses,
     cluster_reservations,
     is_special,
+    node_reservations,
+    pod_reservations,
 )
 from cells.services.model.types import (
     INTERNAL,
@@ -47,6 +50,7 @@ from cells.services.model.unserved import unserved_of
 __all__ = [
     "EXPOSURE_LABEL",
     "EXTERNAL_IPS",
+    "HOST_IP",
     "INGRESS",
     "INTERNAL",
     "PROTOCOLS",
@@ -81,7 +85,9 @@ __all__ = [
     "health_answers",
     "is_headless",
     "is_special",
+    "node_reservations",
     "parse_address",
+    "pod_reservations",
     "read_redirect",
     "refused_backends",
     "seen_inside",

@@ -10,10 +10,12 @@ from cells.kubernetes import HEADLESS, EndpointSlice, Pod, Service, served_by
 from cells.services.model.backends import Backends, backends_of
 from cells.services.model.claims import Claims, FrontendChange
 from cells.services.model.frontends import frontends_of
-from cells.services.model.host_ports import host_port_frontends
+from cells.services.model.host_ports import foreign_host_ips, host_port_frontends
 from cells.services.model.options import LoadBalancerOptions, Node
 from cells.services.model.redirect import Redirect, redirect_frontends
 from cells.services.model.reserved import (
+    FOREIGN_HOST_IP,
+    HOST_IP,
     Holder,
     RefusedAddress,
     Reservation,
@@ -63,12 +65,15 @@ class ServiceCatalog:
         """The redirections to pods of this node."""
         self.redirected: dict[ServiceName, list[Frontend]] = {}
         """The frontends of each redirection that has pods here."""
+        self.refused_redirects: dict[ServiceName, str] = {}
+        """Redirections of an address that is not theirs, and why."""
+        self._own_addresses: Collection[IPAddress] | None = None
         self._reserved = ReservedAddresses()
         self._asked: dict[ServiceName, set[IPAddress]] = {}
         self._askers: dict[IPAddress, dict[ServiceName, None]] = {}
         """Services by the addresses outside that they ask for."""
         self.refused: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
-        """What of that they do not get."""
+        """What of that they do not get; of pods, as ``pod/NAME``, addresses of host ports."""
         self._claims = Claims()
 
     def upsert_service(self, service: Service) -> Iterator[FrontendChange]:
@@ -138,6 +143,9 @@ class ServiceCatalog:
                         affected |= names
         for each in affected:
             yield from self._changes(each)
+        for redirect in list(self.redirects.values()) if changed else ():
+            if redirect.address is not None:
+                yield from self._redirect(redirect)
 
     def _reserve_cluster_addresses(
         self, name: ServiceName, service: Service | None
@@ -151,19 +159,36 @@ class ServiceCatalog:
         for name in list(self._services):
             yield from self._changes(name)
         for name, pod in list(self._pods.items()):
-            yield from self._claims.replace(name, host_port_frontends(pod, node, self._options))
+            yield from self._host_ports(name, pod)
+
+    def set_own_addresses(self, addresses: Collection[IPAddress]) -> Iterator[FrontendChange]:
+        """The addresses of the node's devices: host ports are served at no others."""
+        self._own_addresses = addresses
+        for name, pod in list(self._pods.items()):
+            yield from self._host_ports(name, pod)
+
+    def _host_ports(self, name: ServiceName, pod: Pod) -> Iterator[FrontendChange]:
+        own = self._own_addresses
+        foreign = foreign_host_ips(pod, own, self._options) if own is not None else []
+        if foreign:
+            self.refused[name] = tuple(RefusedAddress(name, ip, HOST_IP, FOREIGN_HOST_IP) for ip in foreign)
+        else:
+            self.refused.pop(name, None)
+        found = host_port_frontends(pod, self._node, self._options)
+        return self._claims.replace(name, [one for one in found if one.key.address.ip not in foreign])
 
     def upsert_pod(self, pod: Pod) -> Iterator[FrontendChange]:
         """A pod of this node, new or changed: its host ports, and what is redirected to it."""
         name = ServiceName(pod.metadata.namespace, f"pod/{pod.metadata.name}")
         self._pods[name] = pod
-        yield from self._claims.replace(name, host_port_frontends(pod, self._node, self._options))
+        yield from self._host_ports(name, pod)
         yield from self._redirects_in(pod.metadata.namespace)
 
     def delete_pod(self, namespace: str, name: str) -> Iterator[FrontendChange]:
         """A pod that is gone."""
         key = ServiceName(namespace, f"pod/{name}")
         self._pods.pop(key, None)
+        self.refused.pop(key, None)
         yield from self._claims.replace(key, [])
         yield from self._redirects_in(namespace)
 
@@ -176,6 +201,7 @@ class ServiceCatalog:
         """A redirection that is gone."""
         self.redirects.pop(name, None)
         self.redirected.pop(name, None)
+        self.refused_redirects.pop(name, None)
         return self._claims.replace(_owner(name), [])
 
     def say(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
@@ -205,7 +231,15 @@ class ServiceCatalog:
 
     def _redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:
         service = self._services.get(redirect.service) if redirect.service is not None else None
-        found = redirect_frontends(redirect, self._pods.values(), service, self._node, self._options)
+        found = []
+        reason = ""
+        if redirect.address is not None:
+            reason = self._reserved.redirect_refusal(redirect.address, redirect.name.namespace)
+        if reason:
+            self.refused_redirects[redirect.name] = f"addressMatcher.ip={redirect.address} {reason}"
+        else:
+            self.refused_redirects.pop(redirect.name, None)
+            found = redirect_frontends(redirect, self._pods.values(), service, self._node, self._options)
         self.redirected[redirect.name] = found
         return self._claims.replace(_owner(redirect.name), found)
 

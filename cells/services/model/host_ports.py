@@ -1,15 +1,17 @@
 """Host ports of pods as frontends.
 
-Source: core/v1 ContainerPort. Ports of the NodePort range are left to NodePort services.
+Source: core/v1 ContainerPort. Ports of the NodePort range are left to NodePort services. A hostIP is an
+address of the node: who may create pods must not take another host's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address, IPv6Address
 
 from cells.kubernetes import ContainerPort, Pod
 from cells.services.model.options import LoadBalancerOptions, Node
+from cells.services.model.reserved import plain
 from cells.services.model.types import (
     ANY_PROTOCOL,
     PROTOCOLS,
@@ -42,6 +44,16 @@ def host_port_frontends(pod: Pod, node: Node, options: LoadBalancerOptions) -> l
             if options.serves(frontend.key.address.ip):
                 found[frontend.key] = frontend
     return list(found.values())
+
+
+def foreign_host_ips(pod: Pod, own: Collection[IPAddress], options: LoadBalancerOptions) -> list[IPAddress]:
+    """The addresses that a pod's host ports ask for, and that are not the node's ``own``."""
+    if not options.enable_host_port or pod.spec.host_network or pod.finished:
+        return []
+    given = {parse_address(port.host_ip): None for port in _ports(pod) if port.host_port}
+    return [
+        ip for ip in given if ip is not None and not (is_wildcard(ip) or ip.is_loopback or plain(ip) in own)
+    ]
 
 
 def _frontends(pod: Pod, port: ContainerPort, protocol: int, node: Node) -> Iterator[Frontend]:

@@ -1,8 +1,10 @@
-"""Which addresses no service may have outside: those of the cluster itself, and of no host at all.
+"""Which addresses no service may have outside, and no policy may redirect: those of the cluster itself, and
+of no host at all.
 
 Who may write Services may put any address into externalIPs (CVE-2020-8554). An address that the cluster uses
 would draw its traffic away from it. Load balancers' addresses come from controllers, as users cannot write a
-status: those may be a node's (the class ``io.cilium/node``) or one that they share with the API server.
+status: those may be a node's (the class ``io.cilium/node``) or one that they share with the API server. Local
+redirect policies are of a namespace, and take no cluster address of another one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cells.kubernetes import Service
+from cells.cluster.nodes import CILIUM_INTERNAL_IP, NodeIP
+from cells.kubernetes import Pod, Service
 from cells.services.model.options import LoadBalancerOptions
 from cells.services.model.types import Frontend, IPAddress, ServiceName, ServiceType, parse_address
 
@@ -30,6 +33,9 @@ SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
 
 EXTERNAL_IPS, INGRESS = "externalIPs", "status.loadBalancer.ingress"
 """The fields of a Service that have addresses outside."""
+HOST_IP: Final = "hostIP"
+"""The field of a pod's port that has an address of the node."""
+FOREIGN_HOST_IP: Final = "is no address of this node's devices"
 SPECIAL_ADDRESS: Final = "is loopback, link-local, multicast or unspecified"
 
 _OUTSIDE: Final = (ServiceType.EXTERNAL_IPS, ServiceType.LOAD_BALANCER)
@@ -52,16 +58,24 @@ class Reservation(NamedTuple):
     what: IPAddress | IPNetwork
     holder: Holder
     use: str
+    namespace: str = ""
+    """Of the service whose cluster address it is."""
 
 
 class RefusedAddress(msgspec.Struct, frozen=True):
-    """An address that a service asks for and does not get."""
+    """An address that a service, or a host port of a pod, asks for and does not get."""
 
     service: ServiceName
+    """Of a pod ``pod/NAME``, which no service is called."""
     address: IPAddress
     part: str
     """The field of the object."""
     reason: str
+
+    @property
+    def object_name(self) -> str:
+        """Namespace and name of the Service or Pod."""
+        return f"{self.service.namespace}/{self.service.name.removeprefix('pod/')}"
 
 
 class ReservedAddresses:
@@ -126,6 +140,21 @@ class ReservedAddresses:
             return f"is {one.use}"
         return ""
 
+    def redirect_refusal(self, ip: IPAddress, namespace: str) -> str:
+        """Why no policy of the namespace may redirect the address; empty where one may.
+
+        Addresses outside and link-local ones, such as those of metadata and DNS servers, may be redirected,
+        and cluster addresses of the namespace's own services.
+        """
+        address = plain(ip)
+        if is_special(address) and not address.is_link_local:
+            return "is loopback, multicast or unspecified"
+        found = sorted(set(self._of(address)), key=lambda one: (one.holder.value, one.use))
+        for one in found:
+            if one.holder is not Holder.CLUSTER_IP or one.namespace != namespace:
+                return f"is {one.use}"
+        return ""
+
     def _of(self, ip: IPAddress) -> Iterator[Reservation]:
         yield from self._held.get(ip, ())
         bits = ip.max_prefixlen
@@ -133,6 +162,28 @@ class ReservedAddresses:
         for length in self._lengths[ip.version]:
             shift = bits - length
             yield from self._held.get(network((int(ip) >> shift << shift, length)), ())
+
+
+def node_reservations(
+    name: str, addresses: Iterable[NodeIP], ranges: Iterable[IPNetwork]
+) -> Iterator[Reservation]:
+    """A node's addresses, and the ranges of its pods."""
+    for each in addresses:
+        if each.type == CILIUM_INTERNAL_IP:
+            yield Reservation(each.ip, Holder.ROUTER, f"the router's address of node {name}")
+        else:
+            yield Reservation(each.ip, Holder.NODE, f"an address of node {name}")
+    for cidr in ranges:
+        yield Reservation(cidr, Holder.POD, f"in {cidr}, the pods' range of node {name}")
+
+
+def pod_reservations(pod: Pod) -> Iterator[Reservation]:
+    """A pod's addresses. Those in the node's network have the node's."""
+    if pod.spec.host_network or pod.finished:
+        return
+    for ip in map(parse_address, pod.addresses):
+        if ip is not None:
+            yield Reservation(ip, Holder.POD, f"the address of pod {pod.namespace}/{pod.name}")
 
 
 def plain(ip: IPAddress) -> IPAddress:
@@ -169,4 +220,5 @@ def cluster_reservations(service: Service) -> frozenset[Reservation]:
     spec = service.spec
     use = f"the cluster address of {service.metadata.namespace}/{service.metadata.name}"
     parsed = [parse_address(text) for text in (*(spec.cluster_ips or ()), spec.cluster_ip or "")]
-    return frozenset(Reservation(ip, Holder.CLUSTER_IP, use) for ip in parsed if ip is not None)
+    of = service.metadata.namespace
+    return frozenset(Reservation(ip, Holder.CLUSTER_IP, use, of) for ip in parsed if ip is not None)

@@ -49,11 +49,14 @@ for _of_agent in agent.COMMANDS:
 def check(folder: Path, output: str) -> int:
     """Check the policies in FOLDER: refused objects, misspelt fields and labels, rules without effect.
 
-    Exits 1 when anything is an error.
+    Services, EndpointSlices and local redirect policies, too: what of them is refused, or not served. Exits 1
+    when anything is an error.
     """
     from cells.policy.explain import check as findings_of
+    from hive.policy.services import service_findings
 
-    findings = findings_of(_read(folder))
+    cluster = _read(folder)
+    findings = sorted([*findings_of(cluster), *service_findings(cluster)])
     shown = [{"where": one.where, "severity": one.severity, "text": one.text} for one in findings]
     if (text := document(shown, output)) is not None:
         click.echo(text)
@@ -61,7 +64,9 @@ def check(folder: Path, output: str) -> int:
         for one in findings:
             click.echo(f"{one.where}: {click.style(one.severity, fg=COLOURS[one.severity])}: {one.text}")
         if not findings:
-            click.echo("nothing to say: every policy is valid, selects pods, and has an effect")
+            click.echo(
+                "nothing to say: policies are valid, select pods and have an effect; services are served"
+            )
     return WRONG if any(one.severity == "error" for one in findings) else 0
 
 

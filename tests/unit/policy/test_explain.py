@@ -462,3 +462,104 @@ def test_the_pages_commands_print_what_the_page_says(monkeypatch: pytest.MonkeyP
         for call in block.split("$ hive policy ")[1:]:
             command, _, printed = call.partition("\n")
             assert run(*command.split()).output.strip() == printed.strip()
+
+
+CLUSTER = """
+apiVersion: v1
+kind: Service
+metadata: {name: kubernetes, namespace: default}
+spec: {clusterIP: 10.96.0.1, ports: [{port: 443}]}
+---
+apiVersion: cilium.io/v2
+kind: CiliumNode
+metadata: {name: n1}
+spec: {addresses: [{type: InternalIP, ip: 192.0.2.1}], ipam: {podCIDRs: [10.1.0.0/24]}}
+"""
+THIEF = """
+apiVersion: v1
+kind: Service
+metadata:
+  name: thief
+  annotations:
+    service.cilium.io/forwarding-mode: fast
+spec:
+  clusterIP: 10.96.0.9
+  externalIPs:
+  - 203.0.113.4
+  - 10.96.0.1
+  - 192.0.2.1
+  - 10.1.0.9
+  ports:
+  - port: 80
+    protocol: TCP
+  - port: 5000
+    protocol: QUIC
+"""
+NOT = ": not served"
+REDIRECT = """
+apiVersion: cilium.io/v2
+kind: CiliumLocalRedirectPolicy
+metadata: {name: near, namespace: shop}
+spec:
+  redirectFrontend:
+    addressMatcher:
+      ip: 10.96.0.1
+      toPorts: [{port: "443", protocol: TCP}]
+  redirectBackend:
+    localEndpointSelector: {matchLabels: {app: near}}
+    toPorts: [{port: "9090", protocol: TCP}]
+"""
+
+
+def test_what_services_would_not_get_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "thief.yaml").write_text(THIEF.replace("QUIC", "SCTP"))
+    refused = [one for one in findings(tmp_path) if one[1] == "error"]
+    assert refused == [
+        (
+            "thief.yaml:12",
+            "error",
+            "default/thief: externalIPs: 10.96.0.1 is the cluster address of default/kubernetes" + NOT,
+        ),
+        (
+            "thief.yaml:13",
+            "error",
+            "default/thief: externalIPs: 192.0.2.1 is an address of node n1: not served",
+        ),
+        (
+            "thief.yaml:14",
+            "error",
+            "default/thief: externalIPs: 10.1.0.9 is in 10.1.0.0/24, the pods' range of node n1" + NOT,
+        ),
+    ]
+    warned = [(where, text) for where, severity, text in findings(tmp_path) if severity == "warning"]
+    (place, text), *_ = warned
+    assert place == "thief.yaml:7"
+    assert text.startswith("default/thief: service.cilium.io/forwarding-mode does nothing")
+
+
+def test_a_word_that_is_none_is_found_in_a_service(tmp_path: Path) -> None:
+    (tmp_path / "thief.yaml").write_text(THIEF)
+    ((where, severity, text),) = findings(tmp_path)
+    assert (where, severity) == ("thief.yaml:19", "error")
+    assert text == "Service thief: spec.ports[1].protocol: 'QUIC'; expected TCP, UDP or SCTP"
+
+
+def test_a_redirection_of_anothers_cluster_address_is_found(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "near.yaml").write_text(REDIRECT)
+    told = "is the cluster address of default/kubernetes: not redirected"
+    assert findings(tmp_path) == [("near.yaml:8", "error", f"shop/near: addressMatcher.ip=10.96.0.1 {told}")]
+    (tmp_path / "near.yaml").write_text(REDIRECT.replace("ip: 10.96.0.1", "ip: 169.254.169.254"))
+    assert findings(tmp_path) == []
+
+
+def test_backends_that_are_no_hosts_are_found(tmp_path: Path) -> None:
+    (tmp_path / "slice.yaml").write_text(
+        "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n"
+        "metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}\naddressType: IPv4\n"
+        "endpoints:\n- addresses: [127.0.0.1]\nports: [{port: 80}]\n"
+    )
+    assert findings(tmp_path) == [
+        ("slice.yaml:5", "error", "default/web-1: 127.0.0.1 is no address of a backend")
+    ]

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import socket
-from ipaddress import IPv4Address, ip_address
+from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
 from cells.api.operations.services.operations import redirect_model
-from cells.kubernetes import CiliumLocalRedirectPolicy
+from cells.cluster.nodes import INTERNAL_IP, NodeIP
+from cells.kubernetes import CiliumLocalRedirectPolicy, Pod, Service
 from cells.maps import SkipLbKey
 from cells.services.control import LocalRedirect, ServedFrontend
-from cells.services.model import ServiceType, read_redirect
+from cells.services.model import (
+    LoadBalancerOptions,
+    Node,
+    ServiceCatalog,
+    ServiceName,
+    ServiceType,
+    node_reservations,
+    read_redirect,
+)
 from cells.services.redirect_skips.skips import skips
 from lifecycle import Table
 from lifecycle.testing import eventually
@@ -21,6 +31,7 @@ from tests.unit.ciliumendpoint.test_objects import endpoint
 from tests.unit.services.test_control import SERVICE, SLICE, FakeServiceMaps, agent
 
 pytestmark = pytest.mark.anyio
+HERE = Node("here")
 
 POLICY = """
 apiVersion: cilium.io/v2
@@ -143,3 +154,71 @@ def test_what_is_wrong_in_a_policy_is_one_line(old: str, new: str, told: str) ->
     policy = msgspec.yaml.decode(text or POLICY.replace(old, new), type=CiliumLocalRedirectPolicy)
     with pytest.raises(ValueError, match=told):
         read_redirect(policy)
+
+
+ADDRESS = POLICY.replace(MATCHER, 'addressMatcher: {ip: "ADDRESS", toPorts: [{port: "53", protocol: TCP}]}')
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("10.96.0.1", "is the cluster address of default/kubernetes"),
+        ("10.96.0.10", ""),  # the policy's own namespace
+        ("192.0.2.1", "is an address of node n1"),
+        ("10.1.0.5", "in 10.1.0.0/24, the pods' range of node n1"),
+        ("127.0.0.1", "is loopback, multicast or unspecified"),
+        ("169.254.169.254", ""),  # metadata of a cloud
+        ("203.0.113.5", ""),
+    ],
+)
+@pytest.mark.parametrize("first", ["policy", "others"])
+def test_a_policy_redirects_no_address_of_others_in_the_cluster(
+    address: str, reason: str, first: str
+) -> None:
+    catalog = ServiceCatalog(LoadBalancerOptions(enable_local_redirect_policy=True), HERE)
+    policy = msgspec.yaml.decode(ADDRESS.replace("ADDRESS", address), type=CiliumLocalRedirectPolicy)
+    own = msgspec.yaml.decode(SERVICE, type=Service)
+    other = msgspec.yaml.decode(
+        SERVICE.replace("10.96.0.10", "10.96.0.1").replace("shop", "default").replace("web", "kubernetes"),
+        type=Service,
+    )
+    node = [NodeIP(INTERNAL_IP, ip_address("192.0.2.1"))], [ip_network("10.1.0.0/24")]
+    ready = msgspec.yaml.decode(POD.replace("NODE", HERE.name).replace("READY", "True"), type=Pod)
+
+    def redirecting() -> None:
+        list(catalog.upsert_pod(ready))
+        list(catalog.upsert_redirect(read_redirect(policy)))
+
+    def reserving() -> None:
+        list(catalog.upsert_service(own))
+        list(catalog.upsert_service(other))
+        list(catalog.reserve("node n1", node_reservations("n1", *node)))
+
+    steps = (redirecting, reserving)
+    for step in steps if first == "policy" else reversed(steps):
+        step()
+    name = ServiceName("shop", "near")
+    assert reason in catalog.refused_redirects.get(name, "")
+    assert bool(catalog.redirected[name]) is not bool(reason)
+    if reason:
+        list(catalog.delete_service(ServiceName("default", "kubernetes")))
+        list(catalog.reserve("node n1", ()))
+        assert bool(catalog.redirected[name]) is (address != "127.0.0.1"), "once it is free it is redirected"
+    list(catalog.delete_redirect(name))
+    assert catalog.refused_redirects == {}
+
+
+async def test_a_refused_address_is_in_the_table_and_in_the_log(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(ADDRESS.replace("ADDRESS", "10.96.0.77"))
+    other = SERVICE.replace("10.96.0.10", "10.96.0.77").replace("shop", "default")
+    (folder / "other.yaml").write_text(other)
+    pod(folder, ready=True)
+    with structlog.testing.capture_logs() as logged:
+        async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
+            redirects = hive.get(Table[LocalRedirect])
+            told = "addressMatcher.ip=10.96.0.77 is the cluster address of default/web"
+            await eventually(lambda: [one.error for one in redirects.all()] == [told])
+            (line,) = [one for one in logged if one["event"] == "local redirect policy refused"]
+            assert (line["policy"], line["error"]) == ("shop/near", told)
+            (folder / "other.yaml").unlink()
+            await eventually(lambda: [one.error for one in redirects.all()] == [""])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Interface, ip_address, ip_interface, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from cells.cluster.ipcache import Source
 from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.kubernetes import EndpointSlice, Service
+from cells.kubernetes import EndpointSlice, Pod, Service
+from cells.node.devices import Device
 from cells.services.control import RefusedAddress, ServedFrontend
 from cells.services.model import (
     EXTERNAL_IPS,
+    HOST_IP,
     Frontend,
     FrontendChange,
     Holder,
@@ -29,6 +32,7 @@ from cells.services.model import (
     ServiceName,
     Upsert,
 )
+from cells.services.model.reserved import plain
 from lifecycle import ReadTable, Table, provide
 from lifecycle.testing import eventually
 from tests.unit.fuzz.inputs import bounded
@@ -298,6 +302,57 @@ def test_what_is_served_depends_on_what_there_is_and_not_on_its_order(script: An
         assert all(name in claims[key] for key, name in cluster.served.items())
 
 
+def host_port(ip: str, port: int = 8080) -> Pod:
+    body = {
+        "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {
+            "nodeName": "here",
+            "containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": port, "hostIP": ip}]}],
+        },
+        "status": {"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]},
+    }
+    return msgspec.convert(body, Pod)
+
+
+@pytest.mark.parametrize(
+    ("ip", "served"),
+    [
+        ("", {"0.0.0.0:8080", "[::]:8080", "192.0.2.1:8080"}),
+        ("127.0.0.1", {"0.0.0.0:8080"}),
+        ("192.0.2.1", {"192.0.2.1:8080"}),
+        ("198.51.100.1", {"198.51.100.1:8080"}),  # of a device that serves no node ports
+        ("2001:db8::1", {"[2001:db8::1]:8080"}),
+        ("192.0.2.2", set()),
+        ("10.96.0.1", set()),
+        ("8.8.8.8", set()),
+        ("::ffff:192.0.2.2", set()),
+        ("169.254.169.254", set()),
+        ("2001:db8::2", set()),
+    ],
+)
+@pytest.mark.parametrize("first", ["pod", "addresses"])
+def test_host_ports_are_served_at_the_nodes_own_addresses_alone(
+    ip: str, served: set[str], first: str
+) -> None:
+    cluster = Cluster()
+    node = Node("here", node_port_addresses=(ip_address("192.0.2.1"),))
+    own = {ip_address(one) for one in ("192.0.2.1", "198.51.100.1", "2001:db8::1", "127.0.0.1")}
+    cluster.see(cluster.catalog.move(node))
+    for step in ("pod", "addresses") if first == "pod" else ("addresses", "pod"):
+        if step == "pod":
+            cluster.see(cluster.catalog.upsert_pod(host_port(ip)))
+        else:
+            cluster.see(cluster.catalog.set_own_addresses(own))
+    assert cluster.frontends.keys() == served
+    refused = {str(one.address): one.part for several in cluster.catalog.refused.values() for one in several}
+    assert refused == ({} if served else {str(ip_address(ip)): HOST_IP})
+    if not served:
+        cluster.see(cluster.catalog.set_own_addresses({*own, plain(ip_address(ip))}))
+        assert len(cluster.frontends) == 1, "it came to the node"
+    cluster.see(cluster.catalog.delete_pod("shop", "web"))
+    assert (cluster.frontends, cluster.catalog.refused) == ({}, {})
+
+
 SERVICES = """
 apiVersion: v1
 kind: Service
@@ -360,3 +415,44 @@ async def test_what_is_refused_is_in_the_log_and_in_a_table_until_the_node_is_go
             with nodes.txn() as rows:
                 rows.delete(node.full_name)
             await eventually(lambda: len(served()) == 3 and refused.all() == [])
+
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop}
+spec:
+  nodeName: NODE
+  containers: [{name: c, ports: [{containerPort: 80, hostPort: 8080, hostIP: 192.0.2.9}]}]
+status: {phase: Running, podIP: 10.1.0.7, podIPs: [{ip: 10.1.0.7}]}
+"""
+
+
+def devices() -> Table[Device]:
+    return Table("devices", key=lambda row: row.ifindex)
+
+
+def device(*addresses: str) -> Device:
+    own = tuple(cast("IPv4Interface", ip_interface(one)) for one in addresses)
+    return Device(2, "eth0", "", bytes(6), 1500, up=True, addresses=own)
+
+
+async def test_a_host_port_comes_and_goes_with_the_nodes_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("K8S_NODE_NAME", raising=False)
+    (tmp_path / "pod.yaml").write_text(POD.replace("NODE", socket.gethostname()))
+    settings = {"enable_host_port": "true", "kube_proxy_replacement": "true"}
+    with structlog.testing.capture_logs() as logged:
+        async with agent(tmp_path, FakeServiceMaps(), [provide(devices)], **settings) as hive:
+            table, refused = hive.get(Table[Device]), hive.get(Table[RefusedAddress])
+            with table.txn() as rows:
+                rows.put(device("192.0.2.1/24"))
+            await eventually(lambda: [one.part for one in refused.all()] == [HOST_IP])
+            (line,) = [one for one in logged if one["event"] == "address of a host port is refused"]
+            assert (line["pod"], line["address"]) == ("shop/web", "192.0.2.9")
+            with table.txn() as rows:
+                rows.put(device("192.0.2.1/24", "192.0.2.9/32"))
+            services = hive.get(Table[ServedFrontend])
+            await eventually(lambda: {str(one.key.address.ip) for one in services.all()} == {"192.0.2.9"})
+            assert refused.all() == []

@@ -1,0 +1,135 @@
+"""What a folder's Services, EndpointSlices and local redirect policies ask for and would not get.
+
+Gives: service_findings.
+Why: the agent's own code reads them, with the folder as the whole cluster: what it would log is found before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from cells.cluster.nodes import ParsedNode, parse_cilium_node, parse_node
+from cells.kubernetes import (
+    CILIUM_LOCAL_REDIRECT_POLICIES,
+    CILIUM_NODES,
+    ENDPOINT_SLICES,
+    NODES,
+    PODS,
+    SERVICES,
+    Kind,
+)
+from cells.policy.explain import Cluster, Finding
+from cells.policy.explain.files import Located
+from cells.services.model import (
+    EXTERNAL_IPS,
+    INGRESS,
+    LoadBalancerOptions,
+    Node,
+    ServiceCatalog,
+    ServiceName,
+    faults_of,
+    node_reservations,
+    parse_address,
+    pod_reservations,
+    read_redirect,
+    refused_backends,
+    unserved_of,
+)
+
+OPTIONS = LoadBalancerOptions(enable_sctp=True, enable_local_redirect_policy=True)
+
+
+def service_findings(cluster: Cluster) -> list[Finding]:
+    """What is refused (error) or has no effect (warning), by place."""
+    catalog = _catalog(cluster)
+    of_slices = [
+        Finding(at.at("endpoints"), "error", f"{row.namespace}/{row.name}: {ip} is no address of a backend")
+        for at, row in _rows(cluster, ENDPOINT_SLICES)
+        for ip in refused_backends(row)
+    ]
+    return sorted({*of_slices, *_services(cluster, catalog), *_redirects(cluster, catalog)})
+
+
+def _catalog(cluster: Cluster) -> ServiceCatalog:
+    """The services, beside nodes and pods whose addresses none of them may have."""
+    catalog = ServiceCatalog(OPTIONS, Node(""))
+    for _, node in _rows(cluster, NODES):
+        _reserve_node(catalog, f"Node {node.name}", node.name, parse_node(node))
+    for _, node in _rows(cluster, CILIUM_NODES):
+        _reserve_node(catalog, f"CiliumNode {node.name}", node.name, parse_cilium_node(node))
+    for _, pod in _rows(cluster, PODS):
+        _take(catalog.reserve(f"pod {pod.namespace}/{pod.name}", pod_reservations(pod)))
+    for _, service in _rows(cluster, SERVICES):
+        _take(catalog.upsert_service(service))
+    for _, slice_ in _rows(cluster, ENDPOINT_SLICES):
+        if slice_.service:
+            _take(catalog.upsert_slice(slice_))
+    return catalog
+
+
+def _reserve_node(catalog: ServiceCatalog, object_name: str, name: str, node: ParsedNode) -> None:
+    ranges = [cidr for cidrs in node.cidrs.values() for cidr in cidrs]
+    _take(catalog.reserve(object_name, node_reservations(name, node.addresses, ranges)))
+
+
+def _services(cluster: Cluster, catalog: ServiceCatalog) -> Iterator[Finding]:
+    for at, row in _rows(cluster, SERVICES):
+        name = ServiceName(row.namespace, row.name)
+        for part, reason in unserved_of(row, OPTIONS):
+            yield Finding(at.at(_path(at, part)), "warning", f"{name}: {part}: {reason}")
+        for annotation, reason in faults_of(row, OPTIONS):
+            place = at.at(f"metadata.annotations.{annotation}")
+            yield Finding(place, "warning", f"{name}: {annotation} does nothing: {reason}")
+        for one in catalog.refused.get(name, ()):
+            place = at.at(_place_of(at, one.part, str(one.address)))
+            yield Finding(place, "error", f"{name}: {one.part}: {one.address} {one.reason}: not served")
+
+
+def _redirects(cluster: Cluster, catalog: ServiceCatalog) -> Iterator[Finding]:
+    for at, row in _rows(cluster, CILIUM_LOCAL_REDIRECT_POLICIES):
+        name = ServiceName(row.namespace, row.name)
+        try:
+            _take(catalog.upsert_redirect(read_redirect(row)))
+        except ValueError as error:
+            yield Finding(at.at("spec"), "error", f"{name}: {error}")
+        if reason := catalog.refused_redirects.get(name):
+            place = at.at("spec.redirectFrontend.addressMatcher.ip")
+            yield Finding(place, "error", f"{name}: {reason}: not redirected")
+
+
+def _rows(cluster: Cluster, kind: Kind[Any]) -> Iterator[tuple[Located, Any]]:
+    for located in cluster.located(kind.kind):
+        metadata = located.object["metadata"]
+        if kind.namespaced and not metadata.get("namespace"):
+            metadata = {**metadata, "namespace": "default"}
+        yield located, kind.convert({**located.object, "metadata": metadata})
+
+
+def _take(changes: Iterable[object]) -> None:
+    """Have the catalog do its work: frontends are of no interest here."""
+    deque(changes, maxlen=0)
+
+
+def _path(at: Located, part: str) -> str:
+    """The field that a part of a spec is about: ``port 80`` is that of the list ``ports``."""
+    number = part.partition(" ")[2]
+    if not number:
+        return f"spec.{part}"
+    ports = at.object["spec"].get("ports") or ()
+    return next((f"spec.ports[{i}]" for i, one in enumerate(ports) if str(one.get("port")) == number), "spec")
+
+
+def _place_of(at: Located, part: str, address: str) -> str:
+    lists: Mapping[str, Any] = {
+        EXTERNAL_IPS: ("spec.externalIPs", (at.object.get("spec") or {}).get("externalIPs") or ()),
+        INGRESS: (f"{INGRESS}", [one.get("ip") for one in _ingress(at.object)]),
+    }
+    path, texts = lists[part]
+    found = next((i for i, text in enumerate(texts) if str(parse_address(str(text))) == address), None)
+    return path if found is None else f"{path}[{found}]"
+
+
+def _ingress(service: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return ((service.get("status") or {}).get("loadBalancer") or {}).get("ingress") or []
