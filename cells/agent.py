@@ -45,7 +45,17 @@ from cells.node import (
     sysctl,
 )
 from cells.node.host_ip_sync import HostIPSync
-from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
+from cells.observe import (
+    bootstrap,
+    controllers,
+    events,
+    health,
+    kubernetes_events,
+    metrics,
+    monitor,
+    samples,
+    shell,
+)
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import host as policy_host
@@ -123,6 +133,7 @@ agent = module(
     conntrack.cell,
     events.cell,
     monitor.cell,
+    kubernetes_events.cell,
     cni_server.cell,
     cni_config.cell,
     link_mtu.cell,

@@ -11,6 +11,7 @@ Why:    a table changes only by what is known: an unreachable server or a broken
 from cells.kubernetes import objects
 from cells.kubernetes.cell import cell
 from cells.kubernetes.manifests import ManifestFile, wrong_value
+from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects import *  # noqa: F403  # its own list, which is part of ours below
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
@@ -19,10 +20,13 @@ from cells.kubernetes.source.api_server import KubernetesAPI
 from cells.kubernetes.source.forgotten import ForgottenObject
 
 __all__ = [
+    "EventDraft",
+    "EventSource",
     "ForgottenObject",
     "KubernetesAPI",
     "KubernetesSettings",
     "ManifestFile",
+    "Regarding",
     "Resources",
     "SourceStatus",
     "cell",

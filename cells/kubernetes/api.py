@@ -19,12 +19,14 @@ from cells.kubernetes.client import (
 )
 from cells.kubernetes.client.rate import Bucket
 from cells.kubernetes.leases import LEASES, Election, Lease
+from cells.kubernetes.object_events import EVENTS, EventRecorder
 from cells.kubernetes.source.api_server import access_of
 from cells.kubernetes.source.reflector import Reflector
 from cells.kubernetes.source.sink import Sink
 from cells.kubernetes.source.status import SourceStatus
 
 __all__ = [
+    "EVENTS",
     "LEASES",
     "Access",
     "AccessError",
@@ -33,6 +35,7 @@ __all__ = [
     "Client",
     "ConflictError",
     "Election",
+    "EventRecorder",
     "KubernetesError",
     "Lease",
     "NotFoundError",

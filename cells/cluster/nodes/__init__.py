@@ -15,7 +15,7 @@ from typing import Annotated, cast
 
 from cells.cluster.nodes.annotate import NodeAnnotations
 from cells.cluster.nodes.counts import NodeCounts, node_metrics
-from cells.cluster.nodes.guard import RefusedClaims, guarded
+from cells.cluster.nodes.guard import RefusedClaims, claim_events, guarded
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
@@ -151,7 +151,7 @@ cell = group(
         "The nodes of the cluster",
         provide(node_table, node_metrics, LocalNodeStore),
         provide_private(NodeCounts),
-        provide(RefusedClaims),
+        provide(RefusedClaims, claim_events),
         invoke(RefusedClaims),
     ),
     module(

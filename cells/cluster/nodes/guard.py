@@ -1,6 +1,7 @@
 """What other nodes may have: no address or range that is this node's, another one's, or nobody's.
 
-Needs: rows of nodes, Table[Device].   Gives: guarded(), OwnNetworks, own_networks(), RefusedClaims.
+Needs: rows of nodes, Table[Device].   Gives: guarded(), OwnNetworks, own_networks(), RefusedClaims,
+claim_events().
 Why:    routes, the tunnel and the ipcache follow what CiliumNodes say. A mistaken or hostile one would take
         over this node's default route, its own network, or other nodes' pods. All of them pass here.
 """
@@ -15,8 +16,9 @@ import msgspec
 
 from cells.cluster.nodes.node import ClusterNode, NodeIP
 from cells.ipam import IPAddress, IPNetwork
+from cells.kubernetes import CILIUM_NODES, CiliumNode, EventDraft, EventSource, Regarding
 from cells.node.devices import Device
-from lifecycle import Change, Health, Jobs, Logger, ReadTable
+from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Table
 
 _OURS: Final = "cilium_"
 _LOOPBACK: Final = "lo"
@@ -171,6 +173,18 @@ def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> Cluste
             ranges[cidr.version].append(cidr)
             taken.append((cidr, node.full_name))
     return _without(node, refused, node.addresses, ranges) if refused else node
+
+
+def claim_events(nodes: ReadTable[ClusterNode], objects: Table[CiliumNode]) -> Member[EventSource]:
+    """What a CiliumNode claims and does not get; each node finds what is its own."""
+
+    def drafts(row: ClusterNode) -> Iterator[EventDraft]:
+        for text in row.refused:
+            held = objects.get(("", row.name))
+            about = Regarding(CILIUM_NODES, row.name, uid=held.metadata.uid if held is not None else "")
+            yield EventDraft(about, "ClaimRefused", text, "Route", shared=False)
+
+    return EventSource("claims of nodes", nodes, drafts)
 
 
 class RefusedClaims:

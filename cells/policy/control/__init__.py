@@ -32,7 +32,7 @@ from cells.policy.control.named_ports import PodPorts, of_pod, of_remote
 from cells.policy.control.names import NamedAddresses
 from cells.policy.control.services import ClusterServices
 from cells.policy.control.settings import PolicyRuleSettings
-from cells.policy.control.status import PolicyObject, policy_objects
+from cells.policy.control.status import PolicyObject, policy_events, policy_objects
 from cells.policy.control.view import PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
 from cells.policy.explain import (
@@ -171,7 +171,7 @@ cell = group(
     module(
         "policy-rules",
         "Rules, by policy objects",
-        provide(policy_objects, PolicyView, PolicyWatch),
+        provide(policy_objects, policy_events, PolicyView, PolicyWatch),
         provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics),
         invoke(PolicyWatch),
     ),

@@ -25,10 +25,7 @@ from cells.cluster.identity import Identities, Identity
 from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
 from cells.kubernetes import (
     CILIUM_CIDR_GROUPS,
-    CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
-    CILIUM_NETWORK_POLICIES,
     ENDPOINT_SLICES,
-    NETWORK_POLICIES,
     PODS,
     SERVICES,
     CiliumCIDRGroup,
@@ -46,7 +43,7 @@ from cells.policy.control.named_ports import NONE, ClusterPorts, of_pod, of_remo
 from cells.policy.control.names import NamedAddresses
 from cells.policy.control.realize import realize
 from cells.policy.control.settings import PolicyRuleSettings
-from cells.policy.control.status import PolicyObject
+from cells.policy.control.status import PolicyObject, policy_kinds
 from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
 from cells.policy.rules import PolicyError, PolicyOptions, Unenforced
@@ -123,7 +120,7 @@ class PolicyWatch:
         jobs.observe("pods", followed[-1].batches, self._follow_pods)
         followed.append(Followed(remote))
         jobs.observe("remote-endpoints", followed[-1].batches, self._follow_remote)
-        for kind in _kinds(settings):
+        for kind in policy_kinds(settings):
             followed.append(Followed(resources.table(kind)))
             jobs.observe(kind.plural, followed[-1].batches, partial(self._follow_policies, kind))
         self._followed = tuple(followed)
@@ -388,16 +385,6 @@ class PolicyWatch:
         self._counts.changed(valid=row.valid)
         with self._statuses.txn() as statuses:
             statuses.put(row)
-
-
-def _kinds(settings: PolicyRuleSettings) -> Iterator[Kind[Any]]:
-    """The kinds of objects that count."""
-    if settings.enable_k8s_networkpolicy:
-        yield NETWORK_POLICIES
-    if settings.enable_cilium_network_policy:
-        yield CILIUM_NETWORK_POLICIES
-    if settings.enable_cilium_clusterwide_network_policy:
-        yield CILIUM_CLUSTERWIDE_NETWORK_POLICIES
 
 
 def _key(change: Change[Any]) -> tuple[str, str]:

@@ -46,9 +46,13 @@ from cells.services.control.redirects import LocalRedirect, local_redirects
 from cells.services.control.served import (
     ServedFrontend,
     ServiceConflict,
+    address_events,
+    backend_events,
+    redirect_events,
     refused_addresses,
     served_frontends,
     service_conflicts,
+    service_events,
 )
 from cells.services.control.shortage import Shortage, dependency, metrics
 from cells.services.control.target import ServicesTarget
@@ -270,6 +274,10 @@ cell = module(
         metrics,
         watch_metrics,
         watch,
+        address_events,
+        service_events,
+        backend_events,
+        redirect_events,
         KernelServices.provided,
     ),
     invoke(reconcile),

@@ -1,14 +1,43 @@
 """What the maps have of each frontend, and which services do not get one that they claim.
 
-Gives: ServedFrontend, served_frontends; ServiceConflict, service_conflicts; refused_addresses.
+Gives: ServedFrontend, served_frontends; ServiceConflict, service_conflicts; refused_addresses; and events
+about all that objects ask for and do not get.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import msgspec
 
-from cells.services.model import Frontend, FrontendKey, RefusedAddress, ServiceName
-from lifecycle import Table
+from cells.kubernetes import (
+    CILIUM_LOCAL_REDIRECT_POLICIES,
+    ENDPOINT_SLICES,
+    PODS,
+    SERVICES,
+    EndpointSlice,
+    EventDraft,
+    EventSource,
+    Kind,
+    Regarding,
+    Resources,
+    Service,
+    served_by,
+)
+from cells.services.control.redirects import LocalRedirect
+from cells.services.model import (
+    HOST_IP,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    RefusedAddress,
+    ServiceName,
+    faults_of,
+    refused_backends,
+    unserved_of,
+)
+from lifecycle import Member, Table
 
 
 class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
@@ -52,3 +81,60 @@ def service_conflicts() -> Table[ServiceConflict]:
 def refused_addresses() -> Table[RefusedAddress]:
     """The ``refused-service-addresses`` table, by service, field and address."""
     return Table("refused-service-addresses", key=lambda one: (str(one.service), one.part, str(one.address)))
+
+
+def address_events(refused: Table[RefusedAddress], resources: Resources) -> Member[EventSource]:
+    """Addresses that a Service or a pod's host port does not get."""
+
+    def drafts(row: RefusedAddress) -> Iterator[EventDraft]:
+        kind: Kind[Any] = PODS if row.part == HOST_IP else SERVICES
+        namespace, name = row.object_name.split("/")
+        held = resources.table(kind).get((namespace, name))
+        about = Regarding(kind, name, namespace, held.metadata.uid if held is not None else "")
+        note = f"{row.part} {row.address} {row.reason}: not served"
+        yield EventDraft(about, "AddressRefused", note, "Serve", shared=kind is SERVICES)
+
+    return EventSource("refused addresses", refused, drafts)
+
+
+def service_events(options: LoadBalancerOptions, resources: Resources) -> Member[EventSource]:
+    """Parts of a Service, and annotations, that are not served."""
+
+    def drafts(row: Service) -> Iterator[EventDraft]:
+        if not served_by(row.labels, options.k8s_service_proxy_name):
+            return
+        about = Regarding(SERVICES, row.name, row.namespace, row.metadata.uid)
+        for part, reason in unserved_of(row, options):
+            yield EventDraft(about, "NotServedAsWritten", f"{part}: {reason}", "Serve")
+        for annotation, reason in faults_of(row, options):
+            yield EventDraft(about, "AnnotationWithoutEffect", f"{annotation}: {reason}", "Serve")
+
+    return EventSource("services", resources.table(SERVICES), drafts)
+
+
+def backend_events(resources: Resources) -> Member[EventSource]:
+    """Addresses of endpoints that are no backends, reported of the Service."""
+
+    def drafts(row: EndpointSlice) -> Iterator[EventDraft]:
+        refused = refused_backends(row) if row.service else []
+        if not refused:
+            return
+        service = resources.table(SERVICES).get((row.namespace, row.service))
+        uid = service.metadata.uid if service is not None else ""
+        about = Regarding(SERVICES, row.service, row.namespace, uid)
+        for address in refused:
+            note = f"{address} of EndpointSlice {row.name} is no address of a backend"
+            yield EventDraft(about, "BackendRefused", note, "Serve")
+
+    return EventSource("backends", resources.table(ENDPOINT_SLICES), drafts)
+
+
+def redirect_events(redirects: Table[LocalRedirect]) -> Member[EventSource]:
+    """Local redirect policies that are refused."""
+
+    def drafts(row: LocalRedirect) -> Iterator[EventDraft]:
+        if row.error:
+            about = Regarding(CILIUM_LOCAL_REDIRECT_POLICIES, row.name.name, row.name.namespace, row.uid)
+            yield EventDraft(about, "PolicyRefused", row.error, "Redirect")
+
+    return EventSource("local redirects", redirects, drafts)

@@ -18,11 +18,13 @@ from cells.cluster.allocation.objects import HEARTBEAT
 from cells.endpoint import Endpoints
 from cells.endpoint.metadata import pods
 from cells.kubernetes import KubernetesAPI
+from cells.observe import kubernetes_events
 from cells.operator.crds.definitions import definitions
 from hive.main import cli
 from lifecycle.testing import eventually, started
 from tests.support import chart
 from tests.support.apiserver import ApiServer, Fault, User
+from tests.support.apiserver.errors import Resource
 from tests.support.apiserver.wire import Request
 from tests.support.rights import rights, unused
 from tests.unit.agent.test_hive import fakes, settings, without_links
@@ -42,6 +44,17 @@ NODE = {
     "metadata": {"name": "node1", "labels": {"edge": "yes"}},
     "spec": {"podCIDRs": ["10.0.1.0/24"]},
     "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]},
+}
+
+ODD_SERVICE: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {
+        "name": "odd",
+        "namespace": "default",
+        "annotations": {"service.cilium.io/type": "None"},
+    },
+    "spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 80, "protocol": "TCP"}]},
 }
 
 NODE_CONFIG = {
@@ -113,6 +126,7 @@ async def test_nothing_is_denied_and_no_right_is_unused(
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", "node1")
     monkeypatch.setattr(pods, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(kubernetes_events, "PAUSE", 0.1)
     given = roles(annotateK8sNode=True)
     wanted = definitions(endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True)
     server = ApiServer({TOKEN: User(ACCOUNT)})
@@ -184,6 +198,10 @@ async def test_the_sources_of_settings_need_the_rights_that_they_add(tmp_path: P
     assert added & unused(given, server.requests) == set(), "rights that are not used"
 
 
+def events(there: Cluster) -> list[dict[str, Any]]:
+    return list(there.server.store.of(Resource("", "events")).objects.values())
+
+
 async def everything(there: Cluster, endpoints: Endpoints) -> None:
     """Have the agent do one of everything, some of it a moment after somebody else."""
 
@@ -192,6 +210,17 @@ async def everything(there: Cluster, endpoints: Endpoints) -> None:
 
     def annotations(kind: str, name: str) -> dict[str, str]:
         return get(kind, name)["metadata"].get("annotations") or {}
+
+    there.put(ODD_SERVICE)
+    await eventually(lambda: len(events(there)) == 1)
+    (event,) = events(there)
+    there.put({**event, "kind": "Event", "apiVersion": "v1", "eventTime": "2025-01-01T00:00:00.000000Z"})
+    other = deepcopy(ODD_SERVICE)
+    other["metadata"]["annotations"] = {"service.cilium.io/type": "Nothing"}
+    there.put(other)
+    await eventually(lambda: len(events(there)) == 2)
+    there.put(ODD_SERVICE)  # the same again, long after
+    await eventually(lambda: {(one.get("series") or {}).get("count") for one in events(there)} == {2, None})
 
     rivals = [Rival(there, path) for path in (IDENTITIES, CILIUM_ENDPOINTS)]
     for rival in rivals:

@@ -1,4 +1,4 @@
-"""One of several holds a lease; events of a kind are one series."""
+"""One of several holds a lease."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import anyio
 import pytest
 import structlog
 
-from cells.kubernetes import NODES
 from cells.kubernetes.client import Access, Client, connect
 from cells.kubernetes.leases import LEASES, Election
-from cells.kubernetes.notices import About, EventRecorder
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, on
-from tests.support.apiserver.errors import Resource
 
 pytestmark = pytest.mark.anyio
 NAMESPACE = "kube-system"
@@ -94,20 +91,3 @@ async def test_a_lease_taken_by_somebody_else_is_lost(server: ApiServer, client:
     await eventually(one.task.done)
     assert not one.leads
     assert (await client.get(LEASES, "lock", NAMESPACE)).spec.holder_identity == "thief"
-
-
-async def test_the_same_event_again_is_counted_in_its_series(server: ApiServer, client: Client) -> None:
-    recorder = EventRecorder(client, "cilium.io/agent", "node-a")
-    about = About(NODES, "node-a")
-    events = server.store.of(Resource("", "events")).objects
-    for _ in range(3):
-        await recorder.tell(about, "IPAMFull", "no address is left", action="Allocate", kind="Warning")
-    (event,) = events.values()
-    assert event["series"]["count"] == 3
-    assert event["involvedObject"]["name"] == "node-a"
-    await recorder.tell(about, "IPAMFree", "there are addresses again", action="Allocate")
-    assert len(events) == 2
-    for key in list(events):
-        server.store.delete(Resource("", "events"), key)
-    await recorder.tell(about, "IPAMFull", "no address is left", action="Allocate", kind="Warning")
-    assert len(events) == 1

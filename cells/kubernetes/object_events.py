@@ -1,0 +1,154 @@
+"""Events: what happened to an object, for those who look at it (``kubectl describe``).
+
+Gives:  EventSource and EventDraft, by which a cell contributes what is to be reported of the rows of a table;
+        EventRecorder, EVENTS.
+Source: KEP-383, events.k8s.io/v1: one object a series, patched when the same thing happens again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from msgspec import field
+
+from cells.kubernetes.objects import Kind, Object
+from lifecycle import ReadTable
+
+if TYPE_CHECKING:
+    from cells.kubernetes.client import Client
+
+LONGEST: Final = 1024
+"""Characters of a note."""
+AGAIN: Final = 1800.0
+"""Seconds after which the same counts as happening again: agents that report at the same time count once."""
+_TIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
+
+
+class Event(Object, frozen=True, gc=False):
+    """An event."""
+
+    reason: str = ""
+    note: str = ""
+    type: str = field(default="")
+
+
+EVENTS: Final = Kind(Event, "events.k8s.io/v1", "events")
+
+
+class Regarding(NamedTuple):
+    """The object an event is about."""
+
+    kind: Kind[Any]
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+class EventDraft(NamedTuple):
+    """A warning about an object, to be reported for as long as its row is so."""
+
+    about: Regarding
+    reason: str
+    """In UpperCamelCase; of one object and reason there is one event, with all notes."""
+    note: str
+    action: str
+    shared: bool = True
+    """Whether the agents of all nodes find the same, so that a few of them report it."""
+
+
+class EventSource(NamedTuple):
+    """A table, and what is to be reported of each of its rows."""
+
+    name: str
+    table: ReadTable[Any]
+    drafts: Callable[[Any], Iterable[EventDraft]]
+
+
+class EventRecorder:
+    """Writes events. The name of one follows from what it reports: who reports the same writes the same."""
+
+    def __init__(
+        self,
+        client: Client,
+        controller: str,
+        instance: str,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._controller = controller
+        self._instance = instance
+        self._clock = clock
+
+    async def report(
+        self,
+        about: Regarding,
+        reason: str,
+        note: str,
+        *,
+        action: str,
+        kind: Literal["Normal", "Warning"] = "Normal",
+    ) -> None:
+        """Something happened; again, if that is long since. Raises KubernetesError."""
+        from cells.kubernetes.client import ConflictError
+
+        namespace = about.namespace or "default"
+        note = note if len(note) <= LONGEST else f"{note[: LONGEST - 4]} ..."
+        name = event_name(about, reason, note)
+        body = {
+            "apiVersion": EVENTS.api_version,
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "eventTime": self._clock().strftime(_TIME),
+            "regarding": _reference(about),
+            "reason": reason,
+            "action": action,
+            "note": note,
+            "type": kind,
+            "reportingController": self._controller,
+            "reportingInstance": self._instance,
+        }
+        try:
+            await self._client.create(EVENTS, body, namespace)
+        except ConflictError:
+            await self._count(name, namespace)
+
+    async def _count(self, name: str, namespace: str) -> None:
+        """Another one in the event's series, unless the last one was just now."""
+        from cells.kubernetes.client import NotFoundError
+
+        try:
+            there = await self._client.whole(EVENTS, name, namespace)
+            series = there.get("series") or {}
+            last = _time(series.get("lastObservedTime") or there.get("eventTime"))
+            now = self._clock()
+            if last is not None and (now - last).total_seconds() < AGAIN:
+                return
+            again = {"count": int(series.get("count") or 1) + 1, "lastObservedTime": now.strftime(_TIME)}
+            version = there["metadata"]["resourceVersion"]
+            body = {"metadata": {"resourceVersion": version}, "series": again}
+            await self._client.patch(EVENTS, name, body, namespace)
+        except NotFoundError:
+            return  # forgotten by the server in this moment: the next time it is a new one
+
+
+def event_name(about: Regarding, reason: str, note: str) -> str:
+    """The name of the event of this."""
+    what = (about.kind.qualified, about.namespace, about.name, about.uid, reason, note)
+    number = hashlib.sha256("\0".join(what).encode()).hexdigest()[:16]
+    return f"{about.name[:200].rstrip('-.')}.{number}"
+
+
+def _reference(about: Regarding) -> dict[str, str]:
+    found = {"apiVersion": about.kind.api_version, "kind": about.kind.kind, "name": about.name}
+    more = {"namespace": about.namespace, "uid": about.uid}
+    return found | {key: value for key, value in more.items() if value}
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
