@@ -84,6 +84,7 @@ class MessageType(FieldType):
 
     def __init__(self, cls: type[WireMessage]) -> None:
         self._cls = cls
+        self.message_name = cls.protobuf
 
     @functools.cached_property
     def members(self) -> Mapping[str, Member]:  # type: ignore[override]

@@ -447,3 +447,7 @@ class IGMP(WireMessage):
     protobuf: ClassVar[str] = "flow.IGMP"
     type: Annotated[int, Wire(1, "uint32")] = 0
     group_address: Annotated[str, Wire(2)] = ""
+
+
+HubbleEvent = Flow | AgentEvent | DebugEvent | LostEvent
+"""What the ring holds."""

@@ -145,6 +145,10 @@ class FieldType:
     """How values of one protobuf type are written: `pack` gives everything after the tag."""
 
     wire = DELIMITED
+    name = ""
+    """Of a scalar type in a .proto."""
+    message_name = ""
+    """The full name of a message type."""
     presence = False
     """Whether a set zero differs from an absent value."""
     zero: object = None
@@ -173,6 +177,7 @@ class IntegerType(FieldType):
     pack = staticmethod(varint)
 
     def __init__(self, bits: int, *, signed: bool) -> None:
+        self.name = f"{'' if signed else 'u'}int{bits}"
         self._bits = bits
         self._low = -(1 << bits - 1) if signed else 0
         self._high = (1 << bits - 1 if signed else 1 << bits) - 1
@@ -194,9 +199,16 @@ class IntegerType(FieldType):
         return value
 
 
+class OptionalInteger(IntegerType):
+    """An integer whose zero is written, where it is not None."""
+
+    presence = True
+
+
 class EnumType(IntegerType):
     def __init__(self, names: type[IntEnum]) -> None:
         super().__init__(32, signed=True)
+        self.enum = names
         self._names = {int(member): name for name, member in names.__members__.items()}
         self._numbers = {name: int(member) for name, member in names.__members__.items()}
 
@@ -212,6 +224,7 @@ class EnumType(IntegerType):
 
 
 class BoolType(FieldType):
+    name = "bool"
     wire = VARINT
     zero = False
 
@@ -228,6 +241,7 @@ class BoolType(FieldType):
 
 
 class DoubleType(FieldType):
+    name = "double"
     wire = EIGHT
     zero = 0.0
 
@@ -245,6 +259,7 @@ class DoubleType(FieldType):
 
 
 class TextType(FieldType):
+    name = "string"
     zero = ""
 
     def pack(self, value: str) -> bytes:
@@ -264,6 +279,7 @@ class TextType(FieldType):
 
 
 class BytesType(FieldType):
+    name = "bytes"
     zero = b""
 
     def pack(self, value: bytes) -> bytes:
@@ -283,6 +299,7 @@ class BytesType(FieldType):
 
 
 class TimestampType(FieldType):
+    message_name = "google.protobuf.Timestamp"
     presence = True
     zero = 0
 
@@ -324,7 +341,8 @@ class WrapperType(FieldType):
 
     presence = True
 
-    def __init__(self, inner: FieldType) -> None:
+    def __init__(self, message_name: str, inner: FieldType) -> None:
+        self.message_name = message_name
         self._inner = inner
         self._zero_packed = inner.pack(inner.zero)
         self.members = {"value": Member("value", Wire(1), inner, repeated=False)}
@@ -355,6 +373,7 @@ class WrapperType(FieldType):
 class PathsType(FieldType):
     """A google.protobuf.FieldMask as a field of a request."""
 
+    message_name = "google.protobuf.FieldMask"
     presence = True
 
     def pack(self, value: Sequence[str]) -> bytes:
@@ -382,10 +401,11 @@ NAMED: dict[str, FieldType] = {
     "uint64": IntegerType(64, signed=False),
     "int32": IntegerType(32, signed=True),
     "int64": IntegerType(64, signed=True),
+    "optional int32": OptionalInteger(32, signed=True),
     "Timestamp": TimestampType(),
-    "BoolValue": WrapperType(BoolType()),
-    "UInt32Value": WrapperType(IntegerType(32, signed=False)),
-    "Int32Value": WrapperType(IntegerType(32, signed=True)),
+    "BoolValue": WrapperType("google.protobuf.BoolValue", BoolType()),
+    "UInt32Value": WrapperType("google.protobuf.UInt32Value", IntegerType(32, signed=False)),
+    "Int32Value": WrapperType("google.protobuf.Int32Value", IntegerType(32, signed=True)),
     "FieldMask": PathsType(),
 }
 PLAIN: dict[object, FieldType] = {str: TextType(), bool: BoolType(), float: DoubleType(), bytes: BytesType()}

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.hubble.agent_events import (
+from cells.hubble.codec import to_json
+from cells.hubble.parser.agent_events import (
     AgentStarted,
     EndpointChanged,
     EndpointRegenerated,
@@ -17,7 +18,6 @@ from cells.hubble.agent_events import (
     ServiceUpserted,
     agent_event,
 )
-from cells.hubble.codec import to_json
 from tests.unit.hubble.recordings import recorded
 
 TYPES: dict[str, type[msgspec.Struct]] = {

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.protobuf import (
+    any_pb2,
+    descriptor_pool,
+    field_mask_pb2,
+    message_factory,
+    timestamp_pb2,
+    wrappers_pb2,
+)
 
 from cells.hubble import flow, observer
 from cells.hubble.codec import (
@@ -17,6 +25,7 @@ from cells.hubble.codec import (
     from_json,
     to_json,
 )
+from cells.hubble.descriptors import file_descriptors
 from cells.hubble.flow import TCP, Flow, FlowFilter, Layer4, LostEvent
 from cells.hubble.observer import GetFlowsRequest
 from tests.unit.hubble.recordings import recorded, recording
@@ -127,3 +136,16 @@ def test_json_names_may_be_camel_case_and_numbers_texts() -> None:
     assert request.whitelist == (FlowFilter(source_pod=("a",), verdict=(2, 1)),)
     assert request.field_mask == ("source.pod_name", "time")
     assert decode(GetFlowsRequest, encode(request)) == request
+
+
+def test_protobuf_reads_what_is_written_by_the_descriptors() -> None:
+    pool = descriptor_pool.DescriptorPool()
+    for known in (any_pb2, field_mask_pb2, timestamp_pb2, wrappers_pb2):
+        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    for data in file_descriptors():
+        pool.AddSerializedFile(data)
+    for case in recorded("wire"):
+        message = decode(MESSAGES[case["message"]], bytes.fromhex(case["wire"]))
+        cls = message_factory.GetMessageClass(pool.FindMessageTypeByName(case["message"]))
+        assert cls.FromString(encode(message)) == cls.FromString(bytes.fromhex(case["wire"]))
+    assert pool.FindServiceByName("observer.Observer").methods_by_name["GetFlows"].server_streaming

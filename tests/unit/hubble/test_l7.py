@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cells.hubble.codec import to_json
-from cells.hubble.l7 import (
+from cells.hubble.parser import MalformedRecord
+from cells.hubble.parser.l7 import (
     AccessLogRecord,
     DNSRecord,
     HTTPRecord,
@@ -17,7 +18,6 @@ from cells.hubble.l7 import (
     Party7,
     Redaction,
 )
-from cells.hubble.parser import MalformedRecord
 from tests.unit.hubble.recordings import recorded
 from tests.unit.hubble.test_parser import ORIGIN, STAMP
 from tests.unit.hubble.worlds import world

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from cells.hubble.flow import FlowService
-from cells.hubble.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
+from cells.hubble.parser.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
 from tests.unit.hubble.recordings import recording
 
 

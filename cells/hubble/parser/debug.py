@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cells.hubble.enums import DebugEventType as D
-from cells.hubble.packet import ip_text
+from cells.hubble.parser.packet import ip_text
 
 
 def debug_text(kind: int, a: int, b: int, c: int) -> str:

@@ -31,7 +31,7 @@ from cells.hubble.flow import (
     TraceParent,
 )
 from cells.hubble.parser import MalformedRecord, Origin, Stamp
-from cells.hubble.resolver import Resolver
+from cells.hubble.parser.resolver import Resolver
 from cells.hubble.scalars import DecodeError, parse_rfc3339
 from cells.observe.events import LookupRecord, Party, RequestRecord
 

@@ -13,7 +13,6 @@ from typing import Final
 
 import msgspec
 
-from cells.hubble.debug import debug_text
 from cells.hubble.enums import (
     DropReason,
     FlowType,
@@ -36,8 +35,9 @@ from cells.hubble.flow import (
     Layer4,
     NetworkInterface,
 )
-from cells.hubble.packet import Headers, PacketError, ip_text, read_packet
-from cells.hubble.resolver import Resolver, policies_of
+from cells.hubble.parser.debug import debug_text
+from cells.hubble.parser.packet import Headers, PacketError, ip_text, read_packet
+from cells.hubble.parser.resolver import Resolver, policies_of
 
 DROP, DEBUG, CAPTURE, TRACE, VERDICT, TRACE_SOCK = 1, 2, 3, 4, 5, 7
 

@@ -1,0 +1,230 @@
+"""Descriptions of the messages and services in protobuf's own terms, for what reads messages by them.
+
+Source: google/protobuf/descriptor.proto; the files and services of Cilium 1.17's api/v1.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Annotated, ClassVar, Final, NamedTuple
+
+from cells.hubble import enums, flow, observer
+from cells.hubble.codec import Wire, WireMessage, encode, members_of
+from cells.hubble.scalars import EnumType, Member, camel_case
+
+
+class EnumValueDescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.EnumValueDescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+    number: Annotated[int | None, Wire(2, "optional int32")] = None
+
+
+class EnumDescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.EnumDescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+    value: Annotated[Sequence[EnumValueDescriptorProto], Wire(2)] = ()
+
+
+class FieldDescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.FieldDescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+    number: Annotated[int, Wire(3, "int32")] = 0
+    label: Annotated[int, Wire(4, "int32")] = 0
+    type: Annotated[int, Wire(5, "int32")] = 0
+    type_name: Annotated[str, Wire(6)] = ""
+    oneof_index: Annotated[int | None, Wire(9, "optional int32")] = None
+    json_name: Annotated[str, Wire(10)] = ""
+
+
+class OneofDescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.OneofDescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+
+
+class DescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.DescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+    field: Annotated[Sequence[FieldDescriptorProto], Wire(2)] = ()
+    nested_type: Annotated[Sequence[DescriptorProto], Wire(3)] = ()
+    enum_type: Annotated[Sequence[EnumDescriptorProto], Wire(4)] = ()
+    oneof_decl: Annotated[Sequence[OneofDescriptorProto], Wire(8)] = ()
+
+
+class MethodDescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.MethodDescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+    input_type: Annotated[str, Wire(2)] = ""
+    output_type: Annotated[str, Wire(3)] = ""
+    server_streaming: Annotated[bool, Wire(6)] = False
+
+
+class ServiceDescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.ServiceDescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+    method: Annotated[Sequence[MethodDescriptorProto], Wire(2)] = ()
+
+
+class FileDescriptorProto(WireMessage):
+    protobuf: ClassVar[str] = "google.protobuf.FileDescriptorProto"
+    name: Annotated[str, Wire(1)] = ""
+    package: Annotated[str, Wire(2)] = ""
+    dependency: Annotated[Sequence[str], Wire(3)] = ()
+    message_type: Annotated[Sequence[DescriptorProto], Wire(4)] = ()
+    enum_type: Annotated[Sequence[EnumDescriptorProto], Wire(5)] = ()
+    service: Annotated[Sequence[ServiceDescriptorProto], Wire(6)] = ()
+    syntax: Annotated[str, Wire(12)] = ""
+
+
+_OPTIONAL, _REPEATED = 1, 3
+_MESSAGE, _ENUM = 11, 14
+_SCALARS: Final = {
+    "double": 1,
+    "int64": 3,
+    "uint64": 4,
+    "int32": 5,
+    "bool": 8,
+    "string": 9,
+    "bytes": 12,
+    "uint32": 13,
+}
+_WELL_KNOWN: Final = ("timestamp", "wrappers", "field_mask", "any")
+
+
+class _File(NamedTuple):
+    name: str
+    package: str
+    dependencies: tuple[str, ...]
+    messages: types.ModuleType
+    enums: types.ModuleType
+    services: tuple[ServiceDescriptorProto, ...] = ()
+
+
+def _service(package: str, name: str, *methods: tuple[str, str, bool]) -> ServiceDescriptorProto:
+    return ServiceDescriptorProto(
+        name=name,
+        method=[
+            MethodDescriptorProto(
+                name=method,
+                input_type=f".{package}.{method}Request",
+                output_type=f".{package}.{answer}",
+                server_streaming=streaming,
+            )
+            for method, answer, streaming in methods
+        ],
+    )
+
+
+_FILES: Final = (
+    _File("flow/flow.proto", "flow", (), flow, enums),
+    _File("relay/relay.proto", "relay", (), observer, observer),
+    _File(
+        "observer/observer.proto",
+        "observer",
+        ("flow/flow.proto", "relay/relay.proto"),
+        observer,
+        observer,
+        (
+            _service(
+                "observer",
+                "Observer",
+                ("GetFlows", "GetFlowsResponse", True),
+                ("GetAgentEvents", "GetAgentEventsResponse", True),
+                ("GetDebugEvents", "GetDebugEventsResponse", True),
+                ("GetNodes", "GetNodesResponse", False),
+                ("GetNamespaces", "GetNamespacesResponse", False),
+                ("ServerStatus", "ServerStatusResponse", False),
+            ),
+        ),
+    ),
+    _File(
+        "peer/peer.proto",
+        "peer",
+        (),
+        observer,
+        observer,
+        (_service("peer", "Peer", ("Notify", "ChangeNotification", True)),),
+    ),
+)
+_ENUM_SCOPES: Final = {
+    "NodeState": "relay",
+    "ChangeNotificationType": "peer",
+    "TunnelProtocol": "flow.Tunnel",
+}
+"""The package or message of an enum; the others are of the package flow."""
+_ENUM_NAMES: Final = {"FlowVerdict": "Verdict", "TunnelProtocol": "Protocol"}
+
+
+def file_descriptors() -> list[bytes]:
+    """Serialized FileDescriptorProto of each file, those that others need first."""
+    return [encode(_file(each)) for each in _FILES]
+
+
+def _file(file: _File) -> FileDescriptorProto:
+    messages = [
+        cls
+        for _, cls in inspect.getmembers(file.messages, inspect.isclass)
+        if issubclass(cls, WireMessage) and cls.protobuf.partition(".")[0] == file.package
+    ]
+    return FileDescriptorProto(
+        name=file.name,
+        package=file.package,
+        dependency=[*(f"google/protobuf/{name}.proto" for name in _WELL_KNOWN), *file.dependencies],
+        message_type=[_message(cls, messages) for cls in messages if cls.protobuf.count(".") == 1],
+        enum_type=list(_enums(file.enums, file.package)),
+        service=file.services,
+        syntax="proto3",
+    )
+
+
+def _enums(module: types.ModuleType, scope: str) -> Iterator[EnumDescriptorProto]:
+    for name, cls in inspect.getmembers(module, inspect.isclass):
+        if not issubclass(cls, IntEnum) or cls.__module__ != module.__name__:
+            continue
+        if _ENUM_SCOPES.get(name, "flow") == scope:
+            values = [
+                EnumValueDescriptorProto(name=value, number=int(member))
+                for value, member in cls.__members__.items()
+            ]
+            yield EnumDescriptorProto(name=_ENUM_NAMES.get(name, name), value=values)
+
+
+def _message(cls: type[WireMessage], all_messages: Iterable[type[WireMessage]]) -> DescriptorProto:
+    members = members_of(cls)
+    oneofs = list(dict.fromkeys(member.wire.oneof for member in members if member.wire.oneof))
+    return DescriptorProto(
+        name=cls.protobuf.rpartition(".")[2],
+        field=[_field(member, oneofs) for member in members],
+        nested_type=[
+            _message(each, all_messages)
+            for each in all_messages
+            if each.protobuf.rpartition(".")[0] == cls.protobuf
+        ],
+        enum_type=list(_enums(enums, cls.protobuf)),
+        oneof_decl=[OneofDescriptorProto(name=name) for name in oneofs],
+    )
+
+
+def _field(member: Member, oneofs: Sequence[str]) -> FieldDescriptorProto:
+    kind, type_name = _type(member)
+    return FieldDescriptorProto(
+        name=member.name,
+        number=member.wire.number,
+        label=_REPEATED if member.repeated else _OPTIONAL,
+        type=kind,
+        type_name=type_name,
+        oneof_index=oneofs.index(member.wire.oneof) if member.wire.oneof else None,
+        json_name=camel_case(member.name),
+    )
+
+
+def _type(member: Member) -> tuple[int, str]:
+    """A field's type, and the full name of a message or enum."""
+    if isinstance(member.type, EnumType):
+        name = member.type.enum.__name__
+        return _ENUM, f".{_ENUM_SCOPES.get(name, 'flow')}.{_ENUM_NAMES.get(name, name)}"
+    if name := member.type.message_name:
+        return _MESSAGE, f".{name}"
+    return _SCALARS[member.type.name], ""

@@ -1,0 +1,136 @@
+"""Label selectors in Kubernetes' text form, over Cilium's labels with their sources.
+
+``app=web,env in (prod,dev),!reserved:host``: a key without ``source:`` means the label of any source.
+
+Source: k8s.io/apimachinery, pkg/labels (grammar); Cilium 1.17, pkg/hubble/filters/labels.go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+ANY: Final = "any"
+
+Labels = Mapping[str, str]
+"""Values by ``source:key`` and, for any source, ``any:key``."""
+Requirement = Callable[[Labels], bool]
+
+_TOKEN = re.compile(r"\s*(==|!=|[=!<>(),]|[^\s=!<>(),]+)")
+_KEY = re.compile(
+    r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
+_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_SYMBOLS: Final = frozenset(("==", "!=", "=", "!", "<", ">", "(", ")", ",", ""))
+
+
+class SelectorError(ValueError):
+    """The text is no selector."""
+
+
+def index_labels(labels: Sequence[str]) -> Labels:
+    """Labels by their keys, of texts ``source:key=value``; one without a source has only the key of any."""
+    found: dict[str, str] = {}
+    for label in labels:
+        name, _, value = label.partition("=")
+        source, colon, key = name.partition(":")
+        found[f"{source}:{key}" if colon else f"unspec:{name}"] = value
+        found.setdefault(f"{ANY}:{key if colon else name}", value)
+    return found
+
+
+def parse_selector(text: str) -> list[Requirement]:
+    """All of which must hold; none for an empty text. Raises SelectorError."""
+    return _Parser(text).requirements()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens: list[str] = _TOKEN.findall(text)
+        if _TOKEN.sub("", text).strip():
+            raise SelectorError(f"unable to parse {text!r}")
+        self._at = 0
+
+    def _peek(self) -> str:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+
+    def _next(self) -> str:
+        token = self._peek()
+        self._at += 1
+        return token
+
+    def requirements(self) -> list[Requirement]:
+        found: list[Requirement] = []
+        while self._peek():
+            found.append(self._requirement())
+            symbol = self._next()
+            if symbol not in {",", ""}:
+                raise SelectorError(f"found '{symbol}', expected: ',' or 'end of string'")
+            if symbol == "," and (self._peek() in _SYMBOLS - {"!"}):
+                raise SelectorError(f"found '{self._peek()}', expected: identifier after ','")
+        return found
+
+    def _requirement(self) -> Requirement:
+        negated = self._peek() == "!" and self._next() == "!"
+        key = _full_key(self._next())
+        if negated or self._peek() in {"", ","}:
+            return lambda labels: (key in labels) != negated
+        operator = self._next()
+        if operator in {"in", "notin"}:
+            values = self._set()
+            return lambda labels: (labels.get(key) in values) == (operator == "in")
+        if operator not in {"=", "==", "!=", "<", ">"}:
+            raise SelectorError(
+                f"unable to parse requirement: found '{operator}', expected: in, notin, =, ==, !=, gt, lt"
+            )
+        value = "" if self._peek() in {"", ","} else self._next()
+        if operator in {"<", ">"}:
+            return _comparison(key, operator, value)
+        _check_value(value)
+        return lambda labels: (labels.get(key) == value) != (operator == "!=")
+
+    def _set(self) -> frozenset[str]:
+        if (symbol := self._next()) != "(":
+            raise SelectorError(f"unable to parse requirement: found '{symbol}', expected: '('")
+        values, value = set(), ""
+        while (symbol := self._next()) != ")":
+            if symbol == ",":
+                values.add(value)
+                value = ""
+            elif not symbol or symbol in _SYMBOLS or value:
+                raise SelectorError(f"unable to parse requirement: found '{symbol}', expected: ',' or ')'")
+            else:
+                value = symbol
+                _check_value(value)
+        return frozenset((*values, value))
+
+
+def _full_key(token: str) -> str:
+    source, colon, name = token.partition(":")
+    if not colon:
+        source, name = ANY, token
+    if token in _SYMBOLS or not _KEY.fullmatch(f"{source}.{name}") or not name:
+        raise SelectorError(f"unable to parse requirement: invalid label key {token!r}")
+    return f"{source}:{name}"
+
+
+def _check_value(value: str) -> None:
+    if not _VALUE.fullmatch(value):
+        raise SelectorError(f"unable to parse requirement: invalid label value {value!r}")
+
+
+def _comparison(key: str, operator: str, text: str) -> Requirement:
+    try:
+        bound = int(text)
+    except ValueError:
+        raise SelectorError(f"unable to parse requirement: {text!r} is no number") from None
+
+    def holds(labels: Labels) -> bool:
+        try:
+            value = int(labels[key])
+        except (KeyError, ValueError):
+            return False
+        return value > bound if operator == ">" else value < bound
+
+    return holds

