@@ -34,7 +34,7 @@ class _WrongQuestionError(RefusedError):
     exit_code = 2
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """HTTP/1.1 over a unix socket."""
 
     def __init__(self, path: Path, timeout: float) -> None:
@@ -67,7 +67,7 @@ def ask(
     Raises click.ClickException with one line: agent down, permission denied, an error answer; `missing` is
     the line for a 404, if there is one for it.
     """
-    connection = _UnixConnection(agent_socket, timeout)
+    connection = UnixConnection(agent_socket, timeout)
     try:
         if body is None:
             connection.request(method, path, headers=headers or {})
@@ -105,7 +105,7 @@ def follow(
     Raises click.ClickException with one line, as ask() does, and when the agent ends an answer that `ends`
     does not expect to.
     """
-    connection = _UnixConnection(agent_socket, timeout)
+    connection = UnixConnection(agent_socket, timeout)
     try:
         connection.request("GET", path)
         wire = connection.sock  # an answer without keep-alive takes it over
@@ -155,7 +155,7 @@ def change(
     method: str, path: str, body: object, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIMEOUT
 ) -> None:
     """Send a request that changes something. Raises click.ClickException with one line unless it is done."""
-    connection = _UnixConnection(agent_socket, timeout)
+    connection = UnixConnection(agent_socket, timeout)
     try:
         connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()

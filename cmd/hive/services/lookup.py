@@ -27,7 +27,7 @@ def command() -> None:
 @output_option
 def list_tables(bpf_root: Path, output: str) -> None:
     """List all tables: of each service, by its number, the numbers of backends in the order of hashes."""
-    _print(_tables(bpf_root), output)
+    _print(tables(bpf_root), output)
 
 
 @command.command("get")
@@ -36,7 +36,7 @@ def list_tables(bpf_root: Path, output: str) -> None:
 @output_option
 def get_table(number: int, bpf_root: Path, output: str) -> None:
     """Show the tables of one service; ID is the number that hive bpf lb list shows."""
-    found = {key: numbers for key, numbers in _tables(bpf_root).items() if key[0] == number}
+    found = {key: numbers for key, numbers in tables(bpf_root).items() if key[0] == number}
     if not found:
         raise click.ClickException(f"service {number} has no lookup table; hive bpf lb maglev list has all")
     _print(found, output)
@@ -53,7 +53,7 @@ def _print(tables: dict[tuple[int, int], list[int]], output: str) -> None:
     show(rows, output)
 
 
-def _tables(bpf_root: Path) -> dict[tuple[int, int], list[int]]:
+def tables(bpf_root: Path = Path("/sys/fs/bpf")) -> dict[tuple[int, int], list[int]]:
     """Backends' numbers by service and family. Raises click.ClickException."""
     found: dict[tuple[int, int], list[int]] = {}
     for version in (4, 6):

@@ -1,0 +1,1 @@
+"""``cilium-dbg bpf``: maps in the kernel."""

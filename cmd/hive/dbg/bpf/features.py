@@ -1,0 +1,203 @@
+"""``cilium-dbg bpf`` for nodes and features: tunnels, metrics, egress gateways and the like.
+
+Source: Cilium 1.17, cilium-dbg/cmd/bpf_*.go and String() of the maps' keys and values (pkg/maps).
+"""
+
+import struct
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Network, ip_address, ip_network
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cells.maps import BpfError, MetricsKey, MetricsValue, NodeKey, NodeValue, TunnelKey, TunnelValue
+from cells.observe.events import reason_name
+from hive.dbg.bpf.maps import AUTH, GLOBALS, NO_ENTRIES, entries_of, listed, missing, show
+from hive.dbg.go_text import aligned, output_option, printed
+from hive.dbg.main import Group
+
+_FILES: Final = {
+    **dict(enumerate(("bpf_host.c", "bpf_lxc.c", "bpf_overlay.c", "bpf_xdp.c", "bpf_sock.c"), 1)),
+    6: "bpf_network.c",
+    7: "bpf_wireguard.c",
+    **dict(enumerate(("arp.h", "drop.h", "srv6.h", "icmp6.h", "nodeport.h", "lb.h", "mcast.h"), 101)),
+    **dict(enumerate(("ipv4.h", "conntrack.h", "l3.h", "trace.h", "encap.h", "encrypt.h"), 108)),
+    114: "host_firewall.h",
+    115: "nodeport_egress.h",
+}
+_DIRECTIONS: Final = {1: "INGRESS", 2: "EGRESS", 3: "SERVICE"}
+
+
+tunnel = Group("tunnel", callback=lambda: None, help="Tunnel endpoint map")
+metrics = Group("metrics", callback=lambda: None, help="BPF datapath traffic metrics")
+nodeid = Group("nodeid", callback=lambda: None, help="Manage the node IDs")
+filesystem = Group("fs", callback=lambda: None, help="BPF filesystem mount")
+
+
+@tunnel.command("list")
+@output_option
+def list_tunnels(output: str) -> int:
+    """List tunnel endpoint entries"""
+    try:
+        rows = [
+            (TunnelKey.unpack(key), TunnelValue.unpack(value))
+            for key, value in entries_of("cilium_tunnel_map")
+        ]
+    except BpfError:
+        return 1
+    table = {
+        f"{key.network}{f'@{key.cluster_id}' if key.cluster_id else ''}": [
+            f"{value.node}:{value.encrypt_key}"
+        ]
+        for key, value in rows
+    }
+    show(table, ("TUNNEL", "VALUE"), output)
+    return 0
+
+
+@metrics.command("list")
+@output_option
+def list_metrics(output: str) -> None:
+    """List BPF datapath traffic metrics"""
+    name = "cilium_metrics"
+    try:
+        rows = [(MetricsKey.unpack(key), MetricsValue.unpack(value)) for key, value in entries_of(name)]
+    except BpfError as error:
+        raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}\n") from error
+    cells = [metrics_cells(key, value) for key, value in rows]
+    cells.sort(key=lambda row: (str(row[0]), str(row[1]), row[4]))
+    if output:
+        keys = ("reason", "direction", "packets", "bytes", "line", "file")
+        click.echo(printed([dict(zip(keys, row, strict=True)) for row in cells], output))
+    elif not cells:
+        click.echo(NO_ENTRIES)
+    else:
+        header = ("REASON", "DIRECTION", "PACKETS", "BYTES", "LINE", "FILE")
+        click.echo(aligned("\n".join("\t".join(map(str, row)) for row in (header, *cells))))
+
+
+def metrics_cells(key: MetricsKey, value: MetricsValue) -> tuple[object, ...]:
+    """What happened how often, and which line of the datapath counted it."""
+    reason = {0: "Success", 1: "1, 0"}.get(key.reason) or reason_name(key.reason)
+    direction = _DIRECTIONS.get(key.direction, "UNKNOWN")
+    file = _FILES.get(key.file, f"unknown({key.file})")
+    return reason, direction, value.packets, value.octets, key.line, file
+
+
+@nodeid.command("list")
+@output_option
+def list_node_ids(output: str) -> None:
+    """List node IDs and their IP addresses"""
+    try:
+        rows = [
+            (NodeKey.unpack(key), NodeValue.unpack(value)) for key, value in entries_of("cilium_node_map_v2")
+        ]
+    except BpfError:
+        click.echo("Cannot find node bpf map", err=True)
+        return
+    if output:
+        found = {str(key.ip): {"id": value.id, "spi": value.spi} for key, value in rows}
+        click.echo(printed(found, output))
+    elif not rows:
+        click.echo(NO_ENTRIES)
+    else:
+        lines = ["NODE ID\tIP ADDRESSES\tSPI"]
+        lines += [f"{value.id:#x}\t{key.ip}\t{value.spi}" for key, value in rows]
+        click.echo(aligned("\n".join(lines)))
+
+
+def _egress(key: bytes, value: bytes) -> tuple[object, ...]:
+    bits, source, destination = int.from_bytes(key[:4], "little"), key[4:8], key[8:12]
+    gateways = {bytes(4): "Not Found", bytes((0, 0, 0, 1)): "Excluded CIDR"}
+    gateway = gateways.get(value[4:8]) or ip_address(value[4:8])
+    return ip_address(source), IPv4Network((destination, bits - 32)), ip_address(value[:4]), gateway
+
+
+def _auth(key: bytes, value: bytes) -> tuple[object, ...]:
+    local, remote, node, kind = struct.unpack("<IIHB", key[:11])
+    until = datetime.fromtimestamp(0, UTC) + timedelta(
+        microseconds=512 * int.from_bytes(value, "little") / 1000
+    )
+    return local, remote, node, AUTH.get(kind, kind), f"{until:%Y-%m-%d %H:%M:%S} +0000 UTC"
+
+
+def _bandwidth(key: bytes, value: bytes) -> tuple[object, ...]:
+    rate = 8 * int.from_bytes(value[:8], "little")
+    for unit, factor in (("G", 10**9), ("M", 10**6), ("K", 10**3)):
+        if rate >= factor and rate % factor == 0:
+            return int.from_bytes(key[:4], "little"), f"{rate // factor}{unit}"
+    return int.from_bytes(key[:4], "little"), rate
+
+
+def _config(key: bytes, value: bytes) -> tuple[object, ...]:
+    number = int.from_bytes(key, "little")
+    names = {0: "UTimeOffset", 1: "AgentLiveness"}
+    return names.get(number, number), int.from_bytes(value, "little")
+
+
+def _vtep(key: bytes, value: bytes) -> tuple[object, ...]:
+    mac, endpoint = value[:6].hex(":").upper(), ip_address(value[8:12])
+    return ip_address(key), f"vtepmac={mac} tunnelendpoint={endpoint}"
+
+
+def _masqueraded(key: bytes, _: bytes) -> tuple[object, ...]:
+    return (ip_network((ip_address(key[4:]), int.from_bytes(key[:4], "little")), strict=False),)
+
+
+@filesystem.command("show")
+def show_filesystem() -> int:
+    """Display bpf filesystem mount details"""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        number, parent, _, _, point, options, *optional = before.split()
+        kind, source, super_options = after.split()
+        if kind == "bpf":
+            rows = {
+                "MountID": number,
+                "ParentID": parent,
+                "Mounted State": "true",
+                "MountPoint": point,
+                "MountOptions": options,
+                "OptionFields": f"[{' '.join(optional)}]",
+                "FilesystemType": kind,
+                "MountSource": source,
+                "SuperOptions": super_options,
+            }
+            click.echo(aligned("\n".join(f"{name}:\t{value}" for name, value in rows.items())))
+            return 0
+    click.echo("BPF filesystem is not mounted", err=True)
+    return 1
+
+
+GROUPS: Final = (
+    tunnel,
+    metrics,
+    nodeid,
+    filesystem,
+    listed(
+        "egress",
+        "cilium_egress_gw_policy_v4",
+        "egress policy entries",
+        ("Source IP", "Destination CIDR", "Egress IP", "Gateway IP"),
+        _egress,
+    ),
+    listed(
+        "auth",
+        "cilium_auth_map",
+        "authenticated connections between identities",
+        ("SRC IDENTITY", "DST IDENTITY", "REMOTE NODE ID", "AUTH TYPE", "EXPIRATION"),
+        _auth,
+    ),
+    listed(
+        "bandwidth",
+        "cilium_throttle",
+        "BPF datapath bandwidth settings",
+        ("IDENTITY", "EGRESS BANDWIDTH (BitsPerSec)"),
+        _bandwidth,
+    ),
+    listed("config", "cilium_runtime_config", "runtime config entries", ("KEY", "VALUE"), _config),
+    listed("vtep", "cilium_vtep_map", "VTEP entries", ("IP PREFIX/ADDRESS", "VTEP"), _vtep),
+    listed("ipmasq", "cilium_ipmasq_v4", "ip-masq-agent CIDRs", ("IP PREFIX/ADDRESS",), _masqueraded),
+)
+"""What ``cilium-dbg bpf`` has of features."""

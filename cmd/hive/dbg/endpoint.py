@@ -1,0 +1,265 @@
+"""``cilium-dbg endpoint``: the endpoints of this node.
+
+Source: Cilium 1.17, cilium-dbg/cmd/endpoint*.go, pkg/endpoint/id.
+"""
+
+import contextlib
+import json
+import re
+from typing import Any, Final
+
+import click
+
+from hive.dbg.config import changed_options, option_lines, options_text
+from hive.dbg.go_text import ENDPOINT, aligned, model, output_option, printed, table
+from hive.dbg.main import Group
+from hive.dbg.requests import RequestFailedError, ask
+
+_PREFIXES: Final = frozenset(
+    {
+        *("cilium-global", "cilium-local", "cni-attachment-id", "container-id", "container-name", "cep-name"),
+        *("docker-endpoint", "docker-net-endpoint", "ipv4", "ipv6", "pod-name"),
+    }
+)
+_ENFORCED: Final = {
+    "both": ("Enabled", "Enabled"),
+    "ingress": ("Enabled", "Disabled"),
+    "egress": ("Disabled", "Enabled"),
+    "audit-both": ("Disabled (Audit)", "Disabled (Audit)"),
+    "audit-ingress": ("Disabled (Audit)", "Disabled"),
+    "audit-egress": ("Disabled", "Disabled (Audit)"),
+}
+_ENDPOINT_OPTIONS: Final = (
+    *("ConntrackAccounting", "ConntrackLocal", "Debug", "DebugLB", "DebugPolicy", "DropNotification"),
+    *("MonitorAggregationLevel", "PolicyAccounting", "PolicyAuditMode", "PolicyVerdictNotification"),
+    *("SourceIPVerification", "TraceNotification"),
+)
+NO_HEADERS: Final = "Do not print headers"
+
+
+@click.group(cls=Group, aliases={"inspect": "get", "show": "get"})
+def command() -> None:
+    """Manage endpoints"""
+
+
+def endpoint_id(text: str) -> str:
+    """An endpoint's ID as the API takes it. Raises click.ClickException for a prefix that there is not."""
+    prefix, colon, _ = text.partition(":")
+    if colon and prefix not in _PREFIXES:
+        raise click.ClickException(
+            f'Cannot parse endpoint id "{text}": unknown endpoint ID prefix "{prefix}"'
+        )
+    if not colon and not re.fullmatch(r"-?\d+", text):
+        raise click.ClickException(
+            f'Cannot parse endpoint id "{text}": invalid numeric cilium id: '
+            f'strconv.ParseInt: parsing "{text}": invalid syntax'
+        )
+    return text
+
+
+@command.command("list")
+@click.option("--no-headers", is_flag=True, help=NO_HEADERS)
+@output_option
+def list_endpoints(no_headers: bool, output: str) -> None:
+    """List all endpoints"""
+    try:
+        endpoints = ask("GET /endpoint") or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"cannot get endpoint list: {error}\n") from error
+    endpoints.sort(key=lambda one: one.get("id", 0))
+    if output:
+        click.echo(printed(model(endpoints, ENDPOINT), output))
+    else:
+        click.echo(endpoint_table(endpoints, headers=not no_headers), nl=False)
+
+
+def endpoint_table(endpoints: list[dict[str, Any]], *, headers: bool = True) -> str:
+    """The table of endpoints, with a line for each of their labels."""
+    lines = []
+    if headers:
+        lines.append(
+            "ENDPOINT\tPOLICY (ingress)\tPOLICY (egress)\tIDENTITY\tLABELS (source:key[=value])\t"
+            "IPv6\tIPv4\tSTATUS\t\n"
+        )
+        lines.append("\tENFORCEMENT\tENFORCEMENT\t\t\t\t\t\t\n")
+    for one in endpoints:
+        status = one.get("status") or {}
+        realized = (status.get("policy") or {}).get("realized") or {}
+        ingress, egress = _ENFORCED.get(realized.get("policy-enabled", ""), ("Disabled", "Disabled"))
+        pairs = (status.get("networking") or {}).get("addressing") or [{}]
+        identity = status.get("identity") or {}
+        first, *others = identity.get("labels") or ["no labels"]
+        number = identity.get("id", "<no label id>")
+        lines.append(
+            f"{one.get('id', 0)}\t{ingress}\t{egress}\t{number}\t{first}\t"
+            f"{pairs[0].get('ipv6', '')}\t{pairs[0].get('ipv4', '')}\t{status.get('state', '')}\t\n"
+        )
+        lines.extend(f"\t\t\t\t{label}\t\t\t\t\n" for label in others)
+    return aligned("".join(lines))
+
+
+@command.command()
+@click.argument("endpoint", required=False)
+@click.option("-l", "--labels", multiple=True, help="list of labels")
+@output_option
+def get(endpoint: str | None, labels: tuple[str, ...], output: str) -> None:
+    """Display endpoint information"""
+    chosen = [label for text in labels for label in text.split(",")]
+    if endpoint and chosen:
+        raise click.ClickException("Cannot provide both endpoint ID and labels arguments concurrently\n")
+    if not endpoint and not chosen:
+        raise click.ClickException("Missing endpoint id argument\n")
+    try:
+        if endpoint:
+            endpoint_id(endpoint)
+            found = [ask("GET /endpoint/{id}", id=endpoint)]
+        else:
+            found = ask("GET /endpoint", body=chosen) or []
+    except RequestFailedError as error:
+        what = endpoint or f"endpoints for given list of labels {chosen}"
+        raise click.ClickException(f"Cannot get endpoint {what}: {error}\n") from error
+    value = model(found, ENDPOINT)
+    click.echo(printed(value, output) if output else printed(_expanded(value), "json"))
+
+
+def _expanded(value: Any) -> Any:
+    """A value with the JSON that its texts are, such as rules, as JSON."""
+    if isinstance(value, list):
+        return [_expanded(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _expanded(one) for key, one in value.items()}
+    if isinstance(value, str) and value[:1] in {"{", "["}:
+        with contextlib.suppress(ValueError):
+            return _expanded(_sorted(json.loads(value)))
+    return value
+
+
+def _sorted(value: Any) -> Any:
+    return json.loads(json.dumps(value, sort_keys=True))
+
+
+@command.command()
+@click.argument("endpoint")
+@output_option
+def health(endpoint: str, output: str) -> None:
+    """View endpoint health"""
+    endpoint_id(endpoint)
+    try:
+        found = ask("GET /endpoint/{id}/healthz", id=endpoint)
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get endpoint healthz {endpoint}: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+        return
+    rows = [
+        ("Overall Health:", found.get("overallHealth", "")),
+        ("BPF Health:", found.get("bpf", "")),
+        ("Policy Health:", found.get("policy", "")),
+        ("Connected:", "yes" if found.get("connected") else "no"),
+    ]
+    click.echo(aligned("\n".join(f"{name}\t{value}" for name, value in rows), least=2))
+
+
+@command.command()
+@click.argument("endpoint")
+@output_option
+def log(endpoint: str, output: str) -> None:
+    """View endpoint status log"""
+    endpoint_id(endpoint)
+    try:
+        found = ask("GET /endpoint/{id}/log", id=endpoint) or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get endpoint log {endpoint}: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+        return
+    keys = ("timestamp", "code", "state", "message")
+    rows = [[one.get(key, "") for key in keys] for one in found]
+    click.echo(table(("Timestamp", "Status", "State", "Message"), rows))
+
+
+@command.command()
+@click.argument("endpoint")
+def disconnect(endpoint: str) -> None:
+    """Disconnect an endpoint from the network"""
+    endpoint_id(endpoint)
+    try:
+        ask("DELETE /endpoint/{id}", id=endpoint)
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot disconnect endpoint {endpoint}: {error}\n") from error
+    click.echo(f"Endpoint {endpoint} successfully disconnected")
+
+
+@command.command()
+@click.argument("endpoint", required=False)
+@click.argument("options", nargs=-1)
+@click.option("--list-options", is_flag=True, help="List available options")
+@output_option
+def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, output: str) -> None:
+    """View & modify endpoint configuration"""
+    if list_options:
+        click.echo(options_text(_ENDPOINT_OPTIONS), nl=False)
+        return
+    if not endpoint:
+        raise click.ClickException("Missing endpoint id argument\n")
+    endpoint_id(endpoint)
+    try:
+        status = ask("GET /endpoint/{id}/config", id=endpoint) or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get configuration of endpoint {endpoint}: {error}\n") from error
+    realized = status.get("realized") or {}
+    if not options:
+        if output:
+            click.echo(printed(model(status), output))
+        else:
+            click.echo(option_lines(status.get("immutable") or {}), nl=False)
+            click.echo(option_lines(realized.get("options") or {}), nl=False)
+        return
+    known = {name.lower(): name for name in (*_ENDPOINT_OPTIONS, *(realized.get("options") or {}))}
+    changed = changed_options(options, known, {True: "1", False: "0"})
+    realized["options"] = {**(realized.get("options") or {}), **changed}
+    try:
+        ask("PATCH /endpoint/{id}/config", id=endpoint, body=realized)
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot update endpoint {endpoint}: {error}\n") from error
+    click.echo(f"Endpoint {endpoint} configuration updated successfully")
+
+
+@command.command()
+@click.argument("endpoint")
+@click.option("-a", "--add", multiple=True, help="Add/enable labels")
+@click.option("-d", "--delete", multiple=True, help="Delete/disable labels")
+def labels(endpoint: str, add: tuple[str, ...], delete: tuple[str, ...]) -> None:
+    """Manage label configuration of endpoint"""
+    endpoint_id(endpoint)
+    added = [_label(label) for text in add for label in text.split(",")]
+    deleted = {_label(label) for text in delete for label in text.split(",")}
+    try:
+        found = _labels(endpoint)
+        if added or deleted:
+            custom = ((found.get("spec") or {}).get("user")) or []
+            user = [label for label in custom if label not in deleted]
+            user += [label for label in added if label not in user]
+            ask("PATCH /endpoint/{id}/labels", id=endpoint, body={"user": user})
+            found = _labels(endpoint)
+    except RequestFailedError as error:
+        verb = "modifying" if added or deleted else "getting"
+        raise click.ClickException(f"Error {verb} labels of endpoint {endpoint}: {error}\n") from error
+    status = found["status"]
+    enabled = {*((status.get("realized") or {}).get("user") or ()), *(status.get("security-relevant") or ())}
+    rows = [(label, "Enabled") for label in sorted(enabled)]
+    rows += [(label, "Disabled") for label in sorted(status.get("disabled") or ())]
+    click.echo(aligned("".join(f"{label}\t{state}\n" for label, state in rows)), nl=False)
+
+
+def _labels(endpoint: str) -> Any:
+    found = ask("GET /endpoint/{id}/labels", id=endpoint) or {}
+    if not found.get("status"):
+        raise click.ClickException("Cannot get endpoint labels: empty response\n")
+    return found
+
+
+def _label(text: str) -> str:
+    """``[source:]key[=value]`` with its source, ``unspec`` where none is named."""
+    source, colon, _ = text.partition(":")
+    return text if colon and source and "=" not in source else f"unspec:{text.removeprefix(':')}"

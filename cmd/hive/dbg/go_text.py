@@ -1,0 +1,284 @@
+"""Text as Cilium's client prints it: aligned columns, JSON, YAML and JSONPath of its models, times.
+
+Source: Go's text/tabwriter, encoding/json and time; the models of Cilium 1.17's API (api/v1/openapi.yaml);
+        JSONPath of k8s.io/client-go.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import click
+
+Shape = Mapping[str, Any]
+"""Lists that a model prints even when they are not there: ``{"nodes[]": {...}}``, and what is inside; keys
+that it has not got: None."""
+
+_MAPS: Final = frozenset({"allocations", "immutable", "options", "stale", "subsystem", "xfrm-errors"})
+"""Objects with free keys: their values are printed as they are, and none at all is left out."""
+_REQUIRED: Final = frozenset({"identity", "id", "service-exports-enabled", "value"})
+"""Numbers and booleans that are printed although they are zero."""
+
+_RULES: Final[Shape] = {"derived-from-rules[]": {}}
+_POLICY: Final[Shape] = {
+    "allowed-egress-identities[]": {},
+    "allowed-ingress-identities[]": {},
+    "cidr-policy": {"egress[]": _RULES, "ingress[]": _RULES},
+    "denied-egress-identities[]": {},
+    "denied-ingress-identities[]": {},
+    "l4": {"egress[]": _RULES, "ingress[]": _RULES},
+}
+ENDPOINT: Final[Shape] = {
+    "status": {
+        "networking": {"addressing[]": {}},
+        "policy": {"proxy-statistics[]": {}, "realized": _POLICY, "spec": _POLICY},
+    }
+}
+_BACKENDS: Final = {"backend-addresses[]": {"protocol": None}}
+SERVICE: Final[Shape] = {"spec": _BACKENDS, "status": {"realized": _BACKENDS}}
+ENCRYPTION: Final[Shape] = {
+    "ipsec": {"decrypt-interfaces[]": {}},
+    "wireguard": {"interfaces[]": {"peers[]": {"allowed-ips[]": {}}}},
+}
+NODES: Final[Shape] = {"secondary-addresses[]": {}}
+STATUS: Final[Shape] = {
+    "bandwidth-manager": {"devices[]": {}},
+    "bpf-maps": {"maps[]": {}},
+    "cluster": {"nodes[]": NODES},
+    "cluster-mesh": {"clusters[]": {}},
+    "encryption": ENCRYPTION,
+    "host-firewall": {"devices[]": {}},
+    "ipam": {"ipv4[]": {}, "ipv6[]": {}},
+    "kube-proxy-replacement": {
+        "deviceList[]": {"ip[]": {}},
+        "devices[]": {},
+        "features": {"annotations": None, "nat46X64": {"gateway": {"prefixes[]": {}}}},
+    },
+    "kubernetes": {"k8s-api-versions[]": {}},
+    "proxy": {"redirects[]": {}},
+}
+DEBUGINFO: Final[Shape] = {
+    "cilium-status": STATUS,
+    "encryption": ENCRYPTION,
+    "endpoint-list[]": ENDPOINT,
+    "environment-variables[]": {},
+    "service-list[]": SERVICE,
+}
+MAPS: Final[Shape] = {"maps[]": {"cache[]": {}}}
+PLAIN: Final[Shape] = {}
+
+
+def model(value: Any, shape: Shape = PLAIN) -> Any:
+    """`value` as Cilium's client prints the model that it decodes it to: sorted, without what is zero."""
+    if isinstance(value, list):
+        return [model(one, shape) for one in value]
+    if not isinstance(value, dict):
+        return value
+    lists = {name.removesuffix("[]"): inner for name, inner in shape.items() if name.endswith("[]")}
+    unknown = {name for name, inner in shape.items() if inner is None}
+    found: dict[str, Any] = {}
+    for name in sorted((value.keys() | lists.keys()) - unknown):
+        one = value.get(name)
+        if name in lists:
+            found[name] = None if one is None else model(one, lists[name])
+        elif name in _MAPS and isinstance(one, dict):
+            if one:
+                found[name] = dict(sorted(one.items()))
+        elif one not in (None, "", 0, False, []) or (name in _REQUIRED and one == 0):
+            found[name] = model(one, shape.get(name, PLAIN))
+    return found
+
+
+class _Output(click.ParamType[str]):
+    """``json``, ``yaml`` or ``jsonpath=TEMPLATE``."""
+
+    name = "form"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        del param, ctx
+        form = str(value).removeprefix("=")
+        if form and form not in {"json", "yaml"} and not form.startswith("jsonpath="):
+            raise click.ClickException("couldn't find output printer")
+        return form
+
+
+output_option = click.option(
+    "-o", "--output", type=_Output(), default="", metavar="FORM", help="json| yaml| jsonpath='{}'"
+)
+
+
+def printed(value: Any, form: str) -> str:
+    """A model in the form that ``-o`` asks for. Raises click.ClickException for a wrong JSONPath."""
+    if form == "yaml":
+        import yaml  # 25 ms that other forms do not need
+
+        return str(yaml.safe_dump(value, allow_unicode=True)).rstrip("\n")
+    if form.startswith("jsonpath="):
+        return "".join(_rendered(_pieces(form.removeprefix("jsonpath=")), value))
+    return json_text(value) + "\n"
+
+
+def json_text(value: Any) -> str:
+    """Indented JSON as Go writes it: what HTML would read is escaped."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+
+
+_Piece = Callable[[Any], Iterator[str]]
+
+
+def _pieces(template: str) -> list[_Piece]:
+    """What a template prints, piece by piece; ``{range .x[*]}...{end}`` is one. Raises ClickException."""
+    stack: list[tuple[Any, list[_Piece]]] = [(None, [])]
+    place = 0
+    for match in re.finditer(r"\{([^{}]*)\}", template):
+        stack[-1][1].append(partial(_literal, template[place : match.start()]))
+        place = match.end()
+        query = match[1].strip()
+        if query.startswith("range "):
+            stack.append((_path(query.removeprefix("range ").strip()), []))
+        elif query == "end":
+            if len(stack) == 1:
+                raise click.ClickException("Couldn't parse jsonpath expression: not in range, nothing to end")
+            path, inner = stack.pop()
+            stack[-1][1].append(partial(_each, path, inner))
+        elif query[:1] in {'"', "'"} and query[-1:] == query[:1]:
+            text = query[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape")
+            stack[-1][1].append(partial(_literal, text))
+        else:
+            stack[-1][1].append(partial(_found, _path(query)))
+    if len(stack) > 1:
+        raise click.ClickException("Couldn't parse jsonpath expression: unterminated range")
+    stack[-1][1].append(partial(_literal, template[place:]))
+    return stack[0][1]
+
+
+def _path(query: str) -> Any:
+    import jsonpath  # 60 ms that other forms do not need
+
+    start = "$" + query.removeprefix("@").removeprefix("$") if query != "." else "$"
+    try:
+        return jsonpath.compile(start)
+    except jsonpath.JSONPathError as error:
+        reason = str(error).splitlines()[0]
+        raise click.ClickException(f"Couldn't parse jsonpath expression: {query}: {reason}") from None
+
+
+def _rendered(pieces: Sequence[_Piece], value: Any) -> Iterator[str]:
+    for piece in pieces:
+        yield from piece(value)
+
+
+def _literal(text: str, _: Any) -> Iterator[str]:
+    yield text
+
+
+def _found(path: Any, value: Any) -> Iterator[str]:
+    yield " ".join(one if isinstance(one, str) else json.dumps(one) for one in path.findall(value))
+
+
+def _each(path: Any, inner: Sequence[_Piece], value: Any) -> Iterator[str]:
+    for one in path.findall(value):
+        yield from _rendered(inner, one)
+
+
+def aligned(text: str, least: int = 5, gap: int = 3) -> str:
+    """`text` with every cell that a tab ends padded to its column, as text/tabwriter does.
+
+    A column is as long as consecutive lines have a cell in it; what follows a line's last tab is in none.
+    """
+    lines = [line.split("\t") for line in text.split("\n")]
+    widths: list[list[int]] = [[] for _ in lines]
+    _measure(lines, widths, 0, len(lines), 0, least, gap)
+    rows = (
+        "".join(cell.ljust(width) for cell, width in zip(line, measured, strict=False)) + line[-1]
+        for line, measured in zip(lines, widths, strict=True)
+    )
+    return "\n".join(rows)
+
+
+def _measure(
+    lines: list[list[str]], widths: list[list[int]], start: int, end: int, column: int, least: int, gap: int
+) -> None:
+    number = start
+    while number < end:
+        last = number
+        while last < end and column < len(lines[last]) - 1:
+            last += 1
+        if last > number:
+            width = max(least, *(len(line[column]) + gap for line in lines[number:last]))
+            for each in widths[number:last]:
+                each.append(width)
+            _measure(lines, widths, number, last, column + 1, least, gap)
+        number = last + 1
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], end: str = "") -> str:
+    """A header and rows in aligned columns; with ``end`` a tab, the last cells are padded, too."""
+    return aligned("\n".join("\t".join(map(str, row)) + end for row in (header, *rows)))
+
+
+def time_of(text: str) -> datetime | None:
+    """An RFC 3339 time, or None for none: Go's zero time, and what cannot be read."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.year == 1 else moment.astimezone(UTC)
+
+
+def ago(text: str | None) -> str:
+    """How long ago a time was, ``3h2m5s ago``, or ``never``."""
+    moment = time_of(text or "")
+    return "never" if moment is None else f"{duration(_seconds_since(moment))} ago"
+
+
+def short_ago(text: str | None) -> str:
+    """How long ago a time was, in its largest unit, as Kubernetes prints ages; ``n/a`` for none."""
+    moment = time_of(text or "")
+    if moment is None:
+        return "n/a"
+    seconds = _seconds_since(moment)
+    if seconds < 120:
+        return f"{seconds}s"
+    if seconds < 3 * 3600:
+        minutes, rest = divmod(seconds, 60)
+        return f"{minutes}m{rest}s" if minutes < 10 and rest else f"{minutes}m"
+    hours, rest = divmod(seconds // 60, 60)
+    if hours < 48:
+        return f"{hours}h{rest}m" if hours < 8 and rest else f"{hours}h"
+    days, rest = divmod(hours, 24)
+    if days < 8:
+        return f"{days}d{rest}h" if rest else f"{days}d"
+    return f"{days}d" if days < 730 else f"{days // 365}y"
+
+
+def _seconds_since(moment: datetime) -> int:
+    return max(0, int((datetime.now(UTC) - moment).total_seconds()))
+
+
+def duration(seconds: int) -> str:
+    """``1h2m5s``, as Go prints whole seconds."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes}m{rest}s"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
+
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of a duration such as ``1m0s``; 0 for what is none."""
+    return sum(
+        float(amount) * _UNITS[unit] for amount, unit in re.findall(r"([0-9.]+)(ms|us|µs|ns|h|m|s)", text)
+    )
+
+
+def socket_text(address: str, port: object) -> str:
+    """``10.0.1.5:80`` or ``[fd00::5]:80``."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,168 @@
+"""``cilium-dbg``, and ``cilium`` inside of the agent's image: Cilium's command line, over this agent.
+
+Source: Cilium 1.17's cilium-dbg; what ``cilium`` (cilium-cli), its sysdump and its tests run in agents' pods.
+Commands are imported when they are called. Every failure exits 1, as Cilium's does.
+"""
+
+import contextlib
+import os
+import sys
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+import click
+
+FAILURE: Final = 1
+NAME: Final = "cilium-dbg"
+
+COMMANDS: Final = {
+    "bgp": ("hive.dbg.bgp", "Access to BGP control plane"),
+    "bpf": ("hive.dbg.bpf.command", "Direct access to local BPF maps"),
+    "cgroups": ("hive.dbg.node", "Cgroup metadata"),
+    "config": ("hive.dbg.config", "Cilium configuration options"),
+    "debuginfo": ("hive.dbg.debuginfo", "Request available debugging information from agent"),
+    "encrypt": ("hive.dbg.node", "Manage transparent encryption"),
+    "endpoint": ("hive.dbg.endpoint", "Manage endpoints"),
+    "fqdn": ("hive.dbg.policy", "Manage fqdn proxy"),
+    "identity": ("hive.dbg.policy", "Manage security identities"),
+    "ip": ("hive.dbg.policy", "Manage IP addresses and associated information"),
+    "kvstore": ("hive.dbg.node", "Direct access to the kvstore"),
+    "lrp": ("hive.dbg.service", "Manage local redirect policies"),
+    "map": ("hive.dbg.maps", "Access userspace cached content of BPF maps"),
+    "metrics": ("hive.dbg.maps", "Access metric status"),
+    "monitor": ("hive.observe.monitor", "Display BPF program events"),
+    "node": ("hive.dbg.node", "Manage cluster nodes"),
+    "nodeid": ("hive.dbg.node", "List node IDs and associated information"),
+    "policy": ("hive.dbg.policy", "Manage security policies"),
+    "post-uninstall-cleanup": ("hive.dbg.node", "Remove system state installed by Cilium at runtime"),
+    "prefilter": ("hive.dbg.service", "Manage XDP CIDR filters"),
+    "recorder": ("hive.dbg.service", "Introspect or mangle pcap recorder"),
+    "service": ("hive.dbg.service", "Manage services & loadbalancers"),
+    "shell": ("hive.agent.shell", "Connect to the Cilium shell"),
+    "statedb": ("hive.dbg.statedb", "Inspect StateDB"),
+    "status": ("hive.dbg.status", "Display status of daemon"),
+    "version": ("hive.dbg.debuginfo", "Print version information"),
+}
+"""Name -> module, and the line of the overview. A module has several under COMMANDS, or one ``command``."""
+
+NOT_BUILT: Final = {
+    "envoy": "hive agent runs Envoy itself: cilium-dbg status and hive status show what it serves",
+    "loadinfo": "read /proc/loadavg on the node",
+    "multicast": "multicast is not built",
+    "preflight": "policies are checked by hive policy check",
+    "sysdump": "run cilium sysdump outside of the pod, or hive debug inside",
+    "troubleshoot": "cluster mesh is not built; hive status shows the key-value store",
+}
+"""Commands of Cilium's that this one refuses, and what there is instead."""
+
+
+class Group(click.Group):
+    """A group that prints its help, and exits 0, without a subcommand; other names of commands are known."""
+
+    def __init__(self, *args: Any, aliases: dict[str, str] | None = None, **given: Any) -> None:
+        super().__init__(*args, **given | {"invoke_without_command": True, "no_args_is_help": False})
+        self._aliases = {"ls": "list", **(aliases or {})}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; `ls` is `list`."""
+        found = super().get_command(ctx, cmd_name)
+        return found or super().get_command(ctx, self._aliases.get(cmd_name, ""))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand, or print the help."""
+        if not ctx.args and not ctx._protected_args and self.callback is not None:  # noqa: SLF001
+            click.echo(ctx.get_help())
+            return None
+        return super().invoke(ctx)
+
+
+class _Root(click.Group):
+    """The command itself, whose subcommands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, without importing anything."""
+        del ctx
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now. Raises click.ClickException for one that there is not."""
+        del ctx
+        if cmd_name in NOT_BUILT:
+            raise click.ClickException(
+                f"{NAME} {cmd_name} is not available with this agent: {NOT_BUILT[cmd_name]}"
+            )
+        if cmd_name not in COMMANDS:
+            raise click.ClickException(f'unknown command "{cmd_name}" for "{NAME}"')
+        module = import_module(COMMANDS[cmd_name][0])
+        found: click.Command = vars(module).get("COMMANDS", {}).get(cmd_name) or module.command
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The overview, without importing anything."""
+        del ctx
+        with formatter.section("Available Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+
+
+@click.command(cls=_Root, context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """CLI for interacting with the local Cilium Agent"""
+
+
+def main() -> NoReturn:
+    """Run the command line; exits 0, or 1 for every failure."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; the exit code. Errors are printed to stderr."""
+    try:
+        arguments, host = _without_global_options(arguments)
+        result = cli.main(arguments or ["--help"], prog_name=NAME, standalone_mode=False, obj=host)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        usage = context.get_usage() if context is not None else ""
+        return _refuse("\n".join(filter(None, (error.format_message(), usage))))
+    except (click.Abort, KeyboardInterrupt):
+        return FAILURE
+    except BrokenPipeError:  # the reader of a pipe needs no more
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def _without_global_options(arguments: list[str]) -> tuple[list[str], str | None]:
+    """The arguments without ``-H``, ``-D`` and ``--config``, which stand anywhere; the host.
+
+    Raises click.UsageError for an option without its value.
+    """
+    rest: list[str] = []
+    host = None
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in {"-H", "--host", "--config"}:
+            given = value if equals else next(words, None)
+            if given is None:
+                raise click.UsageError(f"flag needs an argument: {name}")
+            host = given if name != "--config" else host
+        elif word.startswith("-H") and not word.startswith("--"):
+            host = word[2:]
+        elif name not in {"-D", "--debug"}:
+            rest.append(word)
+            if word == "--":
+                rest.extend(words)
+    return rest, host
+
+
+def _refuse(text: str) -> int:
+    click.echo(f"Error: {text}", err=True)
+    return FAILURE
+
+
+def root_only(what: str) -> None:
+    """Raise click.ClickException unless this runs as root."""
+    if os.geteuid() != 0:
+        raise click.ClickException(f'Please run "{what}" command(s) with root privileges.')

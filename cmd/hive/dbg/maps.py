@@ -1,0 +1,139 @@
+"""``cilium-dbg map`` and ``metrics``: what the agent holds of its maps, and its metrics.
+
+Source: Cilium 1.17, cilium-dbg/cmd/{map,metrics}*.go.
+"""
+
+import http.client
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from hive.client import follow as follow_lines
+from hive.dbg.go_text import MAPS, aligned, model, output_option, printed, table
+from hive.dbg.main import Group
+from hive.dbg.requests import RequestFailedError, ask, explain, path_of, send, socket_path
+
+
+@click.group("map", cls=Group)
+def map_group() -> None:
+    """Access userspace cached content of BPF maps"""
+
+
+@map_group.command("list")
+@click.option("--verbose", is_flag=True, help="Print cache contents of all maps")
+@output_option
+def list_maps(verbose: bool, output: str) -> None:
+    """List all open BPF maps"""
+    try:
+        found = ask("GET /map") or {}
+    except RequestFailedError as error:
+        raise click.ClickException(str(error)) from error
+    if output:
+        click.echo(printed(model(found, MAPS), output))
+    elif verbose:
+        for one in found.get("maps") or ():
+            click.echo(f"## Map: {_name(one)}\n{_contents(one)}\n")
+    else:
+        rows = []
+        for one in found.get("maps") or ():
+            cache = one.get("cache")
+            errors = sum(bool(entry.get("last-error")) for entry in cache or ())
+            rows.append((_name(one), len(cache or ()), errors, "false" if cache is None else "true"))
+        click.echo(table(("Name", "Num entries", "Num errors", "Cache enabled"), rows))
+
+
+def _name(one: dict[str, Any]) -> str:
+    return str(one.get("path", "")).rpartition("/")[2]
+
+
+def _contents(one: dict[str, Any]) -> str:
+    cache = one.get("cache")
+    if cache is None:
+        return "Cache is disabled\n"
+    if not cache:
+        return "Cache is empty\n"
+    keys = ("key", "value", "desired-action", "last-error")
+    rows = [[entry.get(key, "") for key in keys] for entry in cache]
+    return table(("Key", "Value", "State", "Error"), rows)
+
+
+@map_group.command("get")
+@click.argument("name")
+@output_option
+def get_map(name: str, output: str) -> None:
+    """Display cached content of given BPF map"""
+    try:
+        found = ask("GET /map/{name}", name=name) or {}
+    except RequestFailedError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(printed(model(found, MAPS["maps[]"]), output) if output else _contents(found))
+
+
+@map_group.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="If set then events will be streamed")
+@output_option
+def events(name: str, follow: bool, output: str) -> None:
+    """Display cached list of events for a BPF map"""
+    for one in _events(name, follow):
+        if output:
+            click.echo(printed(one, output))
+        else:
+            time = re.sub(r"\.\d+(?=Z|[+-])", "", one.get("timestamp", ""))
+            key = json.dumps(one.get("key", ""))
+            value = json.dumps(json.dumps(one.get("value", ""))[1:-1])  # the client quotes it twice
+            click.echo(
+                f"key={key} value={value} time={time} action={one.get('action', '')} "
+                f'desiredState={one.get("desired-action", "")} lastError="{one.get("last-error", "")}"'
+            )
+
+
+def _events(name: str, follow: bool) -> Iterator[dict[str, Any]]:
+    """Changes of a map, the oldest first. Raises click.ClickException."""
+    path = path_of("/map/{name}/events", {"name": name}, {"follow": "true" if follow else "false"})
+    if follow:
+        yield from follow_lines(path, socket_path())
+        return
+    try:
+        status, content = send("GET", path)
+    except RequestFailedError as error:
+        raise click.ClickException(f"could not get map name events: {error}\n") from error
+    if status != http.client.OK:
+        reason = explain("GET /map/{name}/events", status, content)
+        raise click.ClickException(f"could not get map name events: {reason}\n")
+    yield from map(json.loads, content.splitlines())
+
+
+@click.group(cls=Group)
+def metrics() -> None:
+    """Access metric status"""
+
+
+@metrics.command("list")
+@click.option("-p", "--match-pattern", default="", help="Show only metrics whose names match matchpattern")
+@output_option
+def list_metrics(match_pattern: str, output: str) -> None:
+    """List all metrics for Cilium"""
+    try:
+        wanted = re.compile(match_pattern)
+    except re.error as error:
+        raise click.ClickException(f"Cannot compile regex: {error}\n") from error
+    try:
+        found = ask("GET /metrics/") or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get metrics list: {error}") from error
+    chosen = [one for one in found if wanted.search(one.get("name", ""))]
+    if output:
+        click.echo(printed([{"value": 0.0, **model(one)} for one in chosen], output))
+        return
+    lines = ["Metric\tLabels\tValue"]
+    for one in chosen:
+        labels = " ".join(f'{key}="{value}"' for key, value in sorted((one.get("labels") or {}).items()))
+        lines.append(f"{one.get('name', '')}\t{labels}\t{one.get('value', 0):f}")
+    click.echo(aligned("\n".join(lines)))
+
+
+COMMANDS: Final = {"map": map_group, "metrics": metrics}

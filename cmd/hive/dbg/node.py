@@ -1,0 +1,200 @@
+"""``cilium-dbg node``, ``nodeid``, ``cgroups``, ``encrypt``, ``kvstore`` and ``post-uninstall-cleanup``.
+
+Source: Cilium 1.17, cilium-dbg/cmd/{node,nodeid,cgroups,encrypt,kvstore,cleanup}*.go.
+"""
+
+import os
+from typing import Any, Final, NoReturn
+
+import click
+
+from hive.dbg.go_text import ENCRYPTION, Shape, aligned, model, output_option, printed, table
+from hive.dbg.main import Group, root_only
+from hive.dbg.requests import RequestFailedError, ask
+
+_PODS: Final[Shape] = {"pod-metadatas[]": {"containers[]": {}, "ips[]": {}}}
+
+
+@click.group(cls=Group)
+def node() -> None:
+    """Manage cluster nodes"""
+
+
+@node.command("list")
+@output_option
+def list_nodes(output: str) -> None:
+    """List nodes"""
+    try:
+        found = ask("GET /cluster/nodes") or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get node list: {error}\n") from error
+    nodes = found.get("nodes-added") or []
+    if output:
+        click.echo(printed(model(nodes, {"secondary-addresses[]": {}}), output))
+        return
+    rows = []
+    for one in sorted(nodes, key=lambda each: each.get("name", "")):
+        primary = one.get("primary-address") or {}
+        families = [primary.get(family) or {} for family in ("ipv4", "ipv6")]
+        cells = [family.get(key, "") for family in families for key in ("ip", "alloc-range")]
+        rows.append((one.get("name", ""), *cells, one.get("source", "")))
+    header = ("Name", "IPv4 Address", "Endpoint CIDR", "IPv6 Address", "Endpoint CIDR", "Source")
+    click.echo(table(header, rows))
+
+
+@click.group(cls=Group)
+def nodeid() -> None:
+    """List node IDs and associated information"""
+
+
+@nodeid.command("list")
+@output_option
+def list_node_ids(output: str) -> None:
+    """List node IDs and their IP addresses"""
+    try:
+        found = ask("GET /node/ids") or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get node IDs: {error}\n") from error
+    if output:
+        click.echo(printed(model(found, {"ips[]": {}}), output))
+        return
+    lines = ["NODE ID\tIP ADDRESSES\tSPI"]
+    for one in found:
+        first, *others = one.get("ips") or [""]
+        lines.append(f"{one.get('id', 0):#x}\t{first}")
+        lines.extend(f"\t{address}" for address in others)
+    click.echo(aligned("\n".join(lines)))
+
+
+@click.group(cls=Group)
+def cgroups() -> None:
+    """Cgroup metadata"""
+
+
+@cgroups.command("list")
+@click.option("--no-headers", is_flag=True, help="Do not print headers")
+@output_option
+def list_cgroups(no_headers: bool, output: str) -> None:
+    """Display cgroup metadata maintained by Cilium"""
+    try:
+        found = ask("GET /cgroup-dump-metadata") or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get cgroup metadata: {error}\n") from error
+    if output:
+        click.echo(printed(model(found, _PODS), output))
+        return
+    lines = [] if no_headers else ["POD NAME\tPOD NAMESPACE\tCGROUP IDS\t"]
+    for pod in found.get("pod-metadatas") or ():
+        numbers = [one.get("cgroup-id", 0) for one in pod.get("containers") or ()]
+        first, *others = numbers or [""]
+        lines.append(f"{pod.get('name', '')}\t{pod.get('namespace', '')}\t{first}\t")
+        lines.extend(f"\t\t{number}\t" for number in others)
+    click.echo(aligned("\n".join(lines)))
+
+
+@click.group(cls=Group)
+def encrypt() -> None:
+    """Manage transparent encryption"""
+
+
+@encrypt.command("status")
+@output_option
+def encrypt_status(output: str) -> None:
+    """Display the current encryption state"""
+    root_only("cilium-dbg encrypt status")
+    try:
+        status = ask("GET /healthz", headers={"Brief": "false"}) or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get daemon encryption status: {error}\n") from error
+    found = status.get("encryption") or {}
+    if output:
+        click.echo(printed(model(found, ENCRYPTION), output))
+        return
+    lines = [f"Encryption: {found.get('mode', ''):<26}"]
+    if (ipsec := found.get("ipsec")) is not None:
+        lines.append(f"Decryption interface(s): {', '.join(ipsec.get('decrypt-interfaces') or ())}")
+        lines.append(f"Keys in use: {ipsec.get('keys-in-use', 0):<26}")
+        lines.append(f"Max Seq. Number: {ipsec.get('max-seq-number', '')}")
+        errors = ipsec.get("xfrm-errors") or {}
+        lines.append(f"Errors: {ipsec.get('error-count', 0):<26}")
+        lines += [f"\t{name}: {count:<26}" for name, count in sorted(errors.items()) if count]
+    for one in (found.get("wireguard") or {}).get("interfaces") or ():
+        lines.append(f"Interface: {one.get('name', '')}")
+        lines.append(f"\tPublic key: {one.get('public-key', '')}")
+        lines.append(f"\tNumber of peers: {one.get('peer-count', 0)}")
+    click.echo("\n".join(lines))
+
+
+@click.group(cls=Group)
+def kvstore() -> None:
+    """Direct access to the kvstore"""
+
+
+def _without_store() -> NoReturn:
+    """Raises click.ClickException: this command has no client of etcd."""
+    try:
+        configuration: Any = ask("GET /config") or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Unable to retrieve cilium configuration: {error}") from error
+    kind = ((configuration.get("status") or {}).get("kvstoreConfiguration") or {}).get("type", "")
+    if kind:
+        raise click.ClickException(f"{kind}: keys are read with the store's own client, such as etcdctl")
+    raise click.ClickException(
+        'Unable to setup kvstore: unknown key-value store type "". See cilium.link/err-kvstore for details'
+    )
+
+
+@kvstore.command("get")
+@click.argument("key")
+@click.option("--recursive", is_flag=True, help="Recursive lookup")
+@output_option
+def get_key(key: str, recursive: bool, output: str) -> None:
+    """Retrieve a key"""
+    del key, recursive, output
+    _without_store()
+
+
+@kvstore.command("set")
+@click.argument("key")
+@click.option("--key", "named")
+@click.option("--value", default="")
+def set_key(key: str, named: str, value: str) -> None:
+    """Set a key and value"""
+    del key, named, value
+    _without_store()
+
+
+@kvstore.command("delete")
+@click.argument("key")
+@click.option("--recursive", is_flag=True, help="Recursive lookup")
+def delete_key(key: str, recursive: bool) -> None:
+    """Delete a key"""
+    del key, recursive
+    _without_store()
+
+
+@click.command("post-uninstall-cleanup")
+@click.option("-f", "--force", is_flag=True, help="Skip confirmation")
+@click.option("--all-state", is_flag=True, help="Remove all cilium state")
+@click.option("--bpf-state", is_flag=True, help="Remove BPF state")
+def cleanup(force: bool, all_state: bool, bpf_state: bool) -> None:
+    """Remove system state installed by Cilium at runtime"""
+    root_only("cilium-dbg post-uninstall-cleanup")
+    chosen = ["--all-state"] if all_state else ["--bpf-state"] if bpf_state else []
+    arguments = [
+        "hive",
+        "cleanup",
+        *chosen,
+        *(["--force"] if force or os.environ.get("CILIUM_FORCE") else []),
+    ]
+    os.execvp("hive", arguments)  # noqa: S606 - the same program under its other name
+
+
+COMMANDS: Final = {
+    "node": node,
+    "nodeid": nodeid,
+    "cgroups": cgroups,
+    "encrypt": encrypt,
+    "kvstore": kvstore,
+    "post-uninstall-cleanup": cleanup,
+}

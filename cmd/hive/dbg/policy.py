@@ -1,0 +1,404 @@
+"""``cilium-dbg policy``, ``identity``, ``ip`` and ``fqdn``: rules, and who they are for.
+
+Source: Cilium 1.17, cilium-dbg/cmd/{policy,identity,ip,fqdn}*.go.
+"""
+
+import json
+import time
+from collections.abc import Iterable
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from hive.dbg.go_text import Shape, aligned, model, output_option, printed, table
+from hive.dbg.main import Group
+from hive.dbg.requests import RequestFailedError, ask
+
+RESERVED: Final = {
+    0: "unknown",
+    1: "host",
+    2: "world",
+    3: "unmanaged",
+    4: "health",
+    5: "init",
+    6: "remote-node",
+    7: "kube-apiserver",
+    8: "ingress",
+    9: "world-ipv4",
+    10: "world-ipv6",
+}
+_SELECTORS: Final[Shape] = {"identities[]": {}}
+
+
+@click.group(cls=Group)
+def policy() -> None:
+    """Manage security policies"""
+
+
+@policy.command("get")
+@click.argument("labels", nargs=-1)
+@output_option
+def get_policy(labels: tuple[str, ...], output: str) -> None:
+    """Display policy node information"""
+    try:
+        found = ask("GET /policy", body=list(labels))
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get policy: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+    else:
+        click.echo(f"{found.get('policy', '')}\nRevision: {found.get('revision', 0)}")
+
+
+@policy.command("delete")
+@click.argument("labels", nargs=-1)
+@click.option("--all", "delete_all", is_flag=True, help="Delete all policies")
+@click.option("-f", "--force", is_flag=True, help="Skip confirmation")
+@output_option
+def delete_policy(labels: tuple[str, ...], delete_all: bool, force: bool, output: str) -> None:
+    """Delete policy rules"""
+    del force
+    if not labels and not delete_all:
+        raise click.ClickException("No label provided. Use --all to delete all policies.")
+    try:
+        found = ask("DELETE /policy", body=list(labels)) or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot delete policy: {error}\n") from error
+    click.echo(printed(model(found), output) if output else f"Revision: {found.get('revision', 0)}")
+
+
+@policy.command("import")
+@click.argument("path")
+@click.option("--replace", is_flag=True, help="Replace existing policy")
+@click.option("--replace-with-labels", multiple=True, help="Replace existing policies with these labels")
+@click.option("--print", "show", is_flag=True, help="Print policy after import")
+@output_option
+def import_policy(
+    path: str, replace: bool, replace_with_labels: tuple[str, ...], show: bool, output: str
+) -> None:
+    """Import security policy in JSON format"""
+    rules = _rules(path)
+    query = {"replace": "true" if replace else "false"}
+    if replace_with_labels:
+        query["replace-with-labels"] = ",".join(replace_with_labels)
+    text = json.dumps(rules, indent=2, ensure_ascii=False)
+    try:
+        found = ask("PUT /policy", body=text, query=query) or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot import policy: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+    elif show:
+        click.echo(f"{found.get('policy', '')}\nRevision: {found.get('revision', 0)}")
+    else:
+        click.echo(f"Revision: {found.get('revision', 0)}")
+
+
+@policy.command("validate")
+@click.argument("path")
+def validate_policy(path: str) -> None:
+    """Validate a policy"""
+    raise click.ClickException(f"use hive policy check {path}: it reads the objects that hold the rules")
+
+
+def _rules(path: str) -> list[dict[str, Any]]:
+    """The rules of a file, or of the files of a folder, as the client sends them. Raises ClickException."""
+    place = Path(path)
+    try:
+        files = sorted(place.rglob("*.json")) if place.is_dir() else [place]
+        found = [json.loads(file.read_text()) for file in files]
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"Cannot parse policy {path}: {error}\n") from error
+    rules = [rule for one in found for rule in (one if isinstance(one, list) else [one])]
+    return [_defaulted(rule) for rule in rules]
+
+
+def _defaulted(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule with the sources of its labels, and whether it denies by default."""
+    new = dict(rule)
+    for name in ("endpointSelector", "nodeSelector"):
+        if name in new:
+            new[name] = _sourced(new[name])
+    if "labels" in new:
+        new["labels"] = [
+            {"key": one.get("key", ""), "value": one.get("value", ""), "source": one.get("source", "")}
+            for one in new["labels"]
+        ]
+    new.setdefault(
+        "enableDefaultDeny",
+        {way: bool(rule.get(way) or rule.get(f"{way}Deny")) for way in ("ingress", "egress")},
+    )
+    return new
+
+
+def _sourced(selector: dict[str, Any]) -> dict[str, Any]:
+    labels = selector.get("matchLabels") or {}
+    named = {key if ":" in key else f"any:{key}": value for key, value in labels.items()}
+    return {**selector, "matchLabels": named} if named else selector
+
+
+@policy.command()
+@click.option("-v", "--verbose", is_flag=True, help="Print the selectors' policies in full")
+@output_option
+def selectors(verbose: bool, output: str) -> None:
+    """Display cached information about selectors"""
+    try:
+        found = ask("GET /policy/selectors") or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get policy: {error}\n") from error
+    if output:
+        click.echo(printed([model(one, _SELECTORS) for one in found], output))
+        return
+    lines = ["SELECTOR\tLABELS\tUSERS\tIDENTITIES\n"]
+    for one in found:
+        first, *others = one.get("identities") or [""]
+        labels = _policy_labels(one.get("labels") or (), verbose)
+        lines.append(f"{one.get('selector', '')}\t{labels}\t{one.get('users', 0)}\t{first}\t\n")
+        lines.extend(f"\t\t\t{identity}\t\n" for identity in others)
+    click.echo(aligned("".join(lines)), nl=False)
+
+
+def _policy_labels(labels: Iterable[dict[str, str]], verbose: bool) -> str:
+    if verbose:
+        return " ".join(f"{one.get('source')}:{one.get('key')}={one.get('value')}" for one in labels)
+    values = {one.get("key", ""): one.get("value", "") for one in labels}
+    place = values.get("io.cilium.k8s.policy.namespace", "")
+    return "/".join(filter(None, (place, values.get("io.cilium.k8s.policy.name", ""))))
+
+
+@policy.command()
+@click.argument("revision", type=int)
+@click.option("--sleep-time", type=int, default=1, help="Sleep interval between checks (seconds)")
+@click.option("--fail-wait-time", type=int, default=60, help="Wait time after which command fails (seconds)")
+@click.option("--max-wait-time", type=int, default=360, help="Wait time after which command fails (seconds)")
+def wait(revision: int, sleep_time: int, fail_wait_time: int, max_wait_time: int) -> None:
+    """Wait for all endpoints to have updated to a given policy revision"""
+    start = time.monotonic()
+    while True:
+        try:
+            endpoints = ask("GET /endpoint") or []
+        except RequestFailedError as error:
+            raise click.ClickException(f"cannot list endpoints: {error}\n") from error
+        states = [_progress(one, revision) for one in endpoints]
+        late, failed = sum(state != "ready" for state in states), states.count("failed")
+        if not late:
+            return
+        passed = time.monotonic() - start
+        if failed and passed > fail_wait_time:
+            raise click.ClickException(f"\n{failed} endpoints have failed regeneration after {passed:.0f}s\n")
+        if passed > max_wait_time:
+            raise click.ClickException(
+                f"\n{late} endpoints still not ready after {passed:.0f}s ({failed} failed)\n"
+            )
+        time.sleep(sleep_time)
+
+
+def _progress(endpoint: dict[str, Any], revision: int) -> str:
+    """``ready`` at this revision, ``late``, or ``failed``."""
+    status = endpoint.get("status") or {}
+    policies = status.get("policy") or {}
+    realized, wanted = policies.get("realized"), policies.get("spec")
+    if realized is None or status.get("state") in {None, "not-ready"}:
+        return "failed"
+    reached = min(realized.get("policy-revision", 0), (wanted or {}).get("policy-revision", 0))
+    return "ready" if reached >= revision and status["state"] == "ready" else "late"
+
+
+@click.group(cls=Group)
+def identity() -> None:
+    """Manage security identities"""
+
+
+@identity.command("list")
+@click.argument("labels", nargs=-1)
+@click.option("--endpoints", is_flag=True, help="list identities of locally managed endpoints")
+@output_option
+def list_identities(labels: tuple[str, ...], endpoints: bool, output: str) -> None:
+    """List identities"""
+    try:
+        if endpoints:
+            found = ask("GET /identity/endpoints") or []
+        else:
+            found = ask("GET /identity", body=list(labels) or None) or []
+    except RequestFailedError as error:
+        what = "endpoint identities" if endpoints else f"identities for given labels [{' '.join(labels)}]"
+        raise click.ClickException(f"Cannot get {what}. err: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+    elif endpoints:
+        rows = [(one.get("identity") or {}, f"{one.get('refCount', 0)}\t") for one in found]
+        rows.sort(key=lambda row: row[0].get("id", 0))
+        click.echo(_identities(rows, "ID\tLABELS\tREFCOUNT"), nl=False)
+    else:
+        _print_identities(found)
+
+
+def _print_identities(found: list[dict[str, Any]]) -> None:
+    found.sort(key=lambda one: one.get("id", 0))
+    click.echo(_identities([(one, "") for one in found], "ID\tLABELS"), nl=False)
+
+
+def _identities(rows: list[tuple[dict[str, Any], str]], header: str) -> str:
+    lines = [header]
+    for one, count in rows:
+        first, *others = one.get("labels") or [""]
+        lines.append(f"{one.get('id', 0)}\t{first}" + (f"\t{count}" if count else ""))
+        lines.extend(f"\t{label}" + ("\t" if count else "") for label in others)
+    return aligned("\n".join(lines) + "\n")
+
+
+@identity.command("get")
+@click.argument("number", required=False)
+@click.option("--label", multiple=True, help="Label to lookup")
+@output_option
+def get_identity(number: str | None, label: tuple[str, ...], output: str) -> None:
+    """Retrieve information about an identity"""
+    if not number and not label:
+        raise click.ClickException("Either --label or an ID must be provided\n")
+    try:
+        if label:
+            found = ask("GET /identity", body=[one for text in label for one in text.split(",")]) or []
+        else:
+            found = [ask("GET /identity/{id}", id=str(number))]
+    except RequestFailedError as error:
+        what = "labels " + ",".join(label) if label else f"ID {number}"
+        raise click.ClickException(f"Cannot get identity for given {what}: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+    else:
+        _print_identities(found)
+
+
+@click.group(cls=Group)
+def ip() -> None:
+    """Manage IP addresses and associated information"""
+
+
+@ip.command("list")
+@click.option("-n", "--numeric", is_flag=True, help="Print numeric identities")
+@click.option("-v", "--verbose", is_flag=True, help="Print all fields of ipcache")
+@output_option
+def list_addresses(numeric: bool, verbose: bool, output: str) -> None:
+    """List IP addresses in the userspace IPCache"""
+    _print_addresses(None, None, numeric, verbose, output)
+
+
+@ip.command("get")
+@click.argument("cidr", required=False)
+@click.option("-l", "--labels", multiple=True, help="list of labels")
+@click.option("-n", "--numeric", is_flag=True, help="Print numeric identities")
+@click.option("-v", "--verbose", is_flag=True, help="Print all fields of ipcache")
+@output_option
+def get_address(cidr: str | None, labels: tuple[str, ...], numeric: bool, verbose: bool, output: str) -> None:
+    """Display IP Cache information"""
+    if not cidr and not labels:
+        raise click.ClickException("Either a CIDR or labels must be provided\n")
+    query = {"cidr": cidr} if cidr else None
+    body = [one for text in labels for one in text.split(",")] or None
+    _print_addresses(query, body, numeric, verbose, output)
+
+
+def _print_addresses(
+    query: dict[str, str] | None, body: list[str] | None, numeric: bool, verbose: bool, output: str
+) -> None:
+    try:
+        found = ask("GET /ip", query=query, body=body) or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get ipcache entries. err: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+        return
+    found.sort(key=_prefix_order)
+    lines = ["IP\tIDENTITY\tSOURCE" + ("\tHOST\tENCRYPT_KEY" if verbose else "")]
+    for one in found:
+        number = one.get("identity", 0)
+        first, *others = [str(number)] if numeric else identity_labels(number)
+        source = (one.get("metadata") or {}).get("source", "")
+        more = f"\t{one.get('hostIP', '')}\t{one.get('encryptKey', 0)}" if verbose else ""
+        lines.append(f"{one.get('cidr', '')}\t{first}\t{source}{more}")
+        lines.extend(f"\t{label}\t" + ("\t\t" if verbose else "") for label in others)
+    click.echo(aligned("\n".join(lines)))
+
+
+def _prefix_order(one: dict[str, Any]) -> tuple[int, int, bytes]:
+    network = ip_network(one.get("cidr", "0.0.0.0/0"), strict=False)
+    return network.prefixlen, network.version, network.network_address.packed
+
+
+def identity_labels(number: int) -> list[str]:
+    """The labels of an identity; of an unknown one its name or number, and why on standard error."""
+    try:
+        found = ask("GET /identity/{id}", id=str(number)) or {}
+    except RequestFailedError as error:
+        click.echo(f"Cannot get identity for ID {number}: {error}", err=True)
+        return [RESERVED.get(number, str(number))]
+    return found.get("labels") or [str(number)]
+
+
+@click.group(cls=Group)
+def fqdn() -> None:
+    """Manage fqdn proxy"""
+
+
+@fqdn.group(cls=Group)
+def cache() -> None:
+    """Manage fqdn proxy cache"""
+
+
+@cache.command("list")
+@click.option("-e", "--endpoint", default="", help="List cache entries for a specific endpoint id")
+@click.option("-p", "--matchpattern", default="", help="List cache entries with FQDN that match matchpattern")
+@click.option("-s", "--source", default="", help="List cache entries from a specific source")
+@output_option
+def list_cache(endpoint: str, matchpattern: str, source: str, output: str) -> None:
+    """List fqdn proxy cache contents"""
+    query = {name: value for name, value in (("matchpattern", matchpattern), ("source", source)) if value}
+    try:
+        if endpoint:
+            found = ask("GET /fqdn/cache/{id}", id=endpoint, query=query)
+        else:
+            found = ask("GET /fqdn/cache", query=query)
+    except RequestFailedError as error:
+        if error.status != 404:
+            raise click.ClickException(f"Error: {error}\n") from error
+        found = []
+    if output:
+        click.echo(printed(model(found or []), output))
+        return
+    keys = ("endpoint-id", "source", "fqdn", "ttl", "expiration-time")
+    rows = [(*(one.get(key, 0) for key in keys), ",".join(one.get("ips") or ())) for one in found or ()]
+    header = ("Endpoint", "Source", "FQDN", "TTL", "ExpirationTime", "IPs")
+    click.echo(table(header, rows, end="\t"))
+
+
+@cache.command()
+@click.option("-f", "--force", is_flag=True, help="Skip confirmation")
+@click.option(
+    "-p", "--matchpattern", default="", help="Delete cache entries with FQDN that match matchpattern"
+)
+def clean(force: bool, matchpattern: str) -> None:
+    """Clean fqdn cache"""
+    if not force:
+        click.confirm("Are you sure you want to clean the FQDN cache?", abort=True)
+    try:
+        ask("DELETE /fqdn/cache", query={"matchpattern": matchpattern} if matchpattern else None)
+    except RequestFailedError as error:
+        raise click.ClickException(f"Error: {error}\n") from error
+    click.echo("FQDN proxy cache cleared")
+
+
+@fqdn.command()
+@output_option
+def names(output: str) -> None:
+    """Show internal state Cilium has for DNS names / regexes"""
+    try:
+        found = ask("GET /fqdn/names") or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Error: {error}\n") from error
+    shape: Shape = {"DNSPollNames[]": {}, "FQDNPolicySelectors[]": {}}
+    click.echo(printed(model(found, shape), output or "json"))
+
+
+COMMANDS: Final = {"policy": policy, "identity": identity, "ip": ip, "fqdn": fqdn}

@@ -1,0 +1,232 @@
+"""What ``cilium-dbg`` asks the agent's API, and the words in which it reports that this failed.
+
+Source: Cilium 1.17's generated client (api/v1/client, pkg/client); names of responses are its openapi.yaml's.
+"""
+
+import http.client
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import click
+
+from hive.client import DEFAULT_SOCKET, UnixConnection
+
+TIMEOUT: Final = 90.0
+"""Seconds that the client waits for an answer."""
+HINT: Final = "Is the agent running?"
+
+_STATUSES: Final = {
+    400: "BadRequest",
+    403: "Forbidden",
+    404: "NotFound",
+    429: "TooManyRequests",
+    500: "InternalServerError",
+}
+_NAMES: Final[Mapping[str, Mapping[int, str]]] = {
+    "PATCH /config": {500: "Failure"},
+    "DELETE /endpoint": {400: "Invalid"},
+    "GET /endpoint": {},
+    "GET /endpoint/{id}": {400: "Invalid"},
+    "DELETE /endpoint/{id}": {400: "Invalid"},
+    "GET /endpoint/{id}/config": {},
+    "PATCH /endpoint/{id}/config": {400: "Invalid", 500: "RequestFailedError"},
+    "PATCH /endpoint/{id}/labels": {500: "UpdateFailed"},
+    "GET /endpoint/{id}/log": {400: "Invalid"},
+    "GET /endpoint/{id}/healthz": {400: "Invalid"},
+    "GET /identity": {520: "Unreachable", 521: "InvalidStorageFormat"},
+    "GET /identity/{id}": {520: "Unreachable", 521: "InvalidStorageFormat"},
+    "PUT /policy": {400: "InvalidPolicy", 460: "InvalidPath", 500: "Failure"},
+    "DELETE /policy": {400: "Invalid", 500: "Failure"},
+    "PUT /service/{id}": {
+        460: "InvalidFrontend",
+        461: "InvalidBackend",
+        500: "Failure",
+        501: "UpdateBackendFailure",
+    },
+    "DELETE /service/{id}": {500: "Failure"},
+    "GET /prefilter": {500: "Failure"},
+    "PATCH /prefilter": {461: "InvalidCIdR", 500: "Failure"},
+    "DELETE /prefilter": {461: "InvalidCIdR", 500: "Failure"},
+    "PUT /recorder/{id}": {500: "Failure"},
+    "DELETE /recorder/{id}": {500: "Failure"},
+    "GET /debuginfo": {500: "Failure"},
+    "GET /cgroup-dump-metadata": {500: "Failure"},
+    "GET /ip": {400: "Invalid"},
+    "GET /bgp/peers": {501: "Disabled"},
+    "GET /bgp/routes": {501: "Disabled"},
+    "GET /bgp/route-policies": {501: "Disabled"},
+}
+"""Responses of operations whose names are not those of their statuses."""
+_ANSWERS: Final[Mapping[str, frozenset[int]]] = {
+    "GET /healthz": frozenset(),
+    "GET /config": frozenset(),
+    "PATCH /config": frozenset({400, 403, 500}),
+    "GET /endpoint": frozenset({404, 429}),
+    "GET /endpoint/{id}": frozenset({400, 404, 429}),
+    "DELETE /endpoint/{id}": frozenset({400, 403, 404, 429}),
+    "GET /endpoint/{id}/config": frozenset({404, 429}),
+    "PATCH /endpoint/{id}/config": frozenset({400, 403, 404, 429, 500}),
+    "GET /endpoint/{id}/labels": frozenset({404, 429}),
+    "PATCH /endpoint/{id}/labels": frozenset({403, 404, 429, 500}),
+    "GET /endpoint/{id}/log": frozenset({400, 404, 429}),
+    "GET /endpoint/{id}/healthz": frozenset({400, 404, 429}),
+    "GET /identity": frozenset({404, 520, 521}),
+    "GET /identity/{id}": frozenset({400, 404, 520, 521}),
+    "GET /identity/endpoints": frozenset({404}),
+    "GET /policy": frozenset({404}),
+    "PUT /policy": frozenset({400, 403, 460, 500}),
+    "DELETE /policy": frozenset({400, 403, 404, 500}),
+    "GET /policy/selectors": frozenset(),
+    "GET /service/{id}": frozenset({404}),
+    "PUT /service/{id}": frozenset({403, 460, 461, 500, 501}),
+    "DELETE /service/{id}": frozenset({403, 404, 500}),
+    "GET /prefilter": frozenset({500}),
+    "PATCH /prefilter": frozenset({403, 461, 500}),
+    "DELETE /prefilter": frozenset({403, 461, 500}),
+    "GET /recorder/{id}": frozenset({404}),
+    "PUT /recorder/{id}": frozenset({403, 500}),
+    "DELETE /recorder/{id}": frozenset({403, 404, 500}),
+    "GET /debuginfo": frozenset({500}),
+    "GET /cgroup-dump-metadata": frozenset({500}),
+    "GET /map/{name}": frozenset({404}),
+    "GET /map/{name}/events": frozenset({404}),
+    "GET /fqdn/cache": frozenset({400, 404}),
+    "GET /fqdn/cache/{id}": frozenset({400, 404}),
+    "DELETE /fqdn/cache": frozenset({400, 403}),
+    "GET /fqdn/names": frozenset({400}),
+    "GET /ip": frozenset({400, 404}),
+    "GET /bgp/peers": frozenset({500, 501}),
+    "GET /bgp/routes": frozenset({500, 501}),
+    "GET /bgp/route-policies": frozenset({500, 501}),
+}
+"""Statuses that the client knows of each operation; all others it reports without what the agent answered."""
+_WITHOUT_TEXT: Final = frozenset({403, 404, 429})
+"""Statuses whose responses have no body in the schema."""
+_TEXTLESS: Final = frozenset(
+    {
+        *((f"GET /endpoint/{{id}}/{part}", 400) for part in ("log", "healthz")),
+        ("PATCH /endpoint/{id}/config", 400),
+        ("PUT /policy", 400),
+        ("GET /fqdn/names", 400),
+        ("GET /identity/{id}", 400),
+    }
+)
+_INITIALISMS: Final = {"Id": "ID", "Ip": "IP", "Ids": "Ids", "Fqdn": "Fqdn", "Lrp": "Lrp"}
+
+
+class RequestFailedError(Exception):
+    """Raised when a request fails; its text is the client's, ``status`` 0 when no agent answered."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def socket_path() -> Path:
+    """The agent's socket: ``-H``, else CILIUM_SOCK, else the usual one."""
+    context = click.get_current_context(silent=True)
+    given = context.find_root().obj if context is not None else None
+    host = str(given or os.environ.get("CILIUM_SOCK") or DEFAULT_SOCKET)
+    if host.startswith(("tcp://", "http://")):
+        raise click.ClickException(f"Error while creating client: {host}: only unix sockets are supported")
+    return Path(host.removeprefix("unix://"))
+
+
+def ask(
+    operation: str,
+    *,
+    body: object = None,
+    query: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = TIMEOUT,
+    **named: str,
+) -> Any:
+    """Ask for an operation such as ``GET /endpoint/{id}``; the decoded answer, None for an empty one.
+
+    Values of `named` take their places in the path. Raises RequestFailedError.
+    """
+    method, _, template = operation.partition(" ")
+    status, content = send(method, path_of(template, named, query), body, headers, timeout)
+    if status < http.client.MULTIPLE_CHOICES:
+        if not content.strip():
+            return None
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise RequestFailedError(str(error)) from error
+    raise RequestFailedError(explain(operation, status, content), status)
+
+
+def path_of(template: str, named: Mapping[str, str], query: Mapping[str, str] | None = None) -> str:
+    """A path below /v1; of values, a slash is escaped."""
+    path = template
+    for name, value in named.items():
+        path = path.replace(f"{{{name}}}", _escaped(value))
+    return f"/v1{path}" + (f"?{urlencode(sorted(query.items()))}" if query else "")
+
+
+def _escaped(value: str) -> str:
+    return re.sub(
+        r"[^A-Za-z0-9\-._~:$&+,;=@]", lambda one: "".join(f"%{b:02X}" for b in one[0].encode()), value
+    )
+
+
+def send(
+    method: str,
+    path: str,
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = TIMEOUT,
+    socket: Path | None = None,
+) -> tuple[int, bytes]:
+    """Send a request to a socket, the agent's unless another is named; status and body.
+
+    Raises RequestFailedError.
+    """
+    where = socket or socket_path()
+    connection = UnixConnection(where, timeout)
+    try:
+        sent = dict(headers or {})
+        data = None
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+            data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        connection.request(method, path, data, sent | {"Accept": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except TimeoutError as error:
+        raise RequestFailedError("Cilium API client timeout exceeded") from error
+    except OSError as error:
+        word = {"GET": "Get", "PUT": "Put", "PATCH": "Patch", "DELETE": "Delete"}[method]
+        reason = (error.strerror or str(error)).lower()
+        text = f'{word} "http://localhost{path}": dial unix {where}: connect: {reason}\n{HINT}'
+        raise RequestFailedError(text) from error
+    except http.client.HTTPException as error:
+        raise RequestFailedError(f"{where} does not speak HTTP: {error!r}") from error
+    finally:
+        connection.close()
+
+
+def explain(operation: str, status: int, content: bytes) -> str:
+    """Why an operation failed, in the words of the client that was generated from the API's description."""
+    method, _, path = operation.partition(" ")
+    words = [word.capitalize() for word in re.split(r"[^a-z0-9]+", path) if word]
+    if status not in _ANSWERS.get(operation, ()):
+        name = method.capitalize() + "".join(_INITIALISMS.get(word, word) for word in words)
+        return f"[{method} {path}] {name} (status {status}): {{}}"
+    response = _NAMES.get(operation, {}).get(status) or _STATUSES.get(status, str(status))
+    name = method.lower() + "".join(words) + response
+    if status in _WITHOUT_TEXT or (operation, status) in _TEXTLESS:
+        return f"[{method} {path}][{status}] {name} "
+    try:
+        reason = json.loads(content) if content.strip() else ""
+    except ValueError:
+        reason = content.decode(errors="replace").strip()
+    if isinstance(reason, dict):
+        return "json: cannot unmarshal object into Go value of type models.Error"
+    return f"[{method} {path}][{status}] {name}  {reason}"

@@ -1,0 +1,385 @@
+"""``cilium-dbg service``, ``lrp``, ``prefilter`` and ``recorder``: load balancing, filters, captures.
+
+Source: Cilium 1.17, cilium-dbg/cmd/{service,lrp,prefilter,recorder}*.go.
+"""
+
+from typing import Any, Final
+
+import click
+
+from hive.dbg.go_text import SERVICE, Shape, aligned, model, output_option, printed, socket_text
+from hive.dbg.main import Group
+from hive.dbg.requests import RequestFailedError, ask
+
+_DEPRECATED: Final = "Deprecation warning: --id parameter will change from int to string in v1.14"
+_RULES: Final[Shape] = {"status": {"realized": {"deny[]": {}}}}
+
+
+@click.group(cls=Group)
+def service() -> None:
+    """Manage services & loadbalancers"""
+
+
+@service.command("list")
+@click.option("--clustermesh-affinity", is_flag=True, help="Print clustermesh affinity if available")
+@output_option
+def list_services(clustermesh_affinity: bool, output: str) -> None:
+    """List services"""
+    try:
+        found = ask("GET /service") or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get services list: {error}\n") from error
+    if output:
+        click.echo(printed(model(found, SERVICE), output))
+    else:
+        click.echo(service_table(found, affinity=clustermesh_affinity), nl=False)
+
+
+def service_table(services: list[dict[str, Any]], *, affinity: bool = False) -> str:
+    """Frontends by number, with a line for each backend."""
+    realized = [one["status"]["realized"] for one in services if (one.get("status") or {}).get("realized")]
+    lines = ["ID\tFrontend\tService Type\tBackend\t"]
+    for one in sorted(realized, key=lambda each: each.get("id", 0)):
+        frontend = one.get("frontend-address") or {}
+        flags = one.get("flags") or {}
+        kind = flags.get("type", "") + (" (Remote)" if flags.get("cluster") else "")
+        scope = "/i" if frontend.get("scope") == "internal" else ""
+        address = socket_text(frontend.get("ip", ""), frontend.get("port", 0)) + scope
+        backends = [
+            f"{number} => {socket_text(each.get('ip', ''), each.get('port', 0))}"
+            f" ({each.get('state', 'active')}){' (preferred)' if affinity and each.get('preferred') else ''}"
+            for number, each in enumerate(one.get("backend-addresses") or (), 1)
+        ]
+        first, *others = backends or [""]
+        lines.append(f"{one.get('id', 0)}\t{address}\t{kind}\t{first}\t")
+        lines.extend(f"\t\t\t{text}\t" for text in others)
+    return aligned("\n".join(lines) + "\n")
+
+
+@service.command("get")
+@click.argument("number")
+@output_option
+def get_service(number: str, output: str) -> None:
+    """Display service information"""
+    try:
+        found = ask("GET /service/{id}", id=_number(number)) or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get service '{number}': {error}\n") from error
+    if not (found.get("status") or {}).get("realized"):
+        raise click.ClickException(f"Cannot get service '{number}': empty response\n")
+    click.echo(printed(model(found, SERVICE), output) if output else service_table([found]), nl=bool(output))
+
+
+def _number(text: str) -> str:
+    if not text.isdigit():
+        raise click.ClickException(f"Unable to parse service ID: {text}")
+    return text
+
+
+@service.command("delete")
+@click.argument("number", required=False)
+@click.option("--all", "delete_all", is_flag=True, help="Delete all services")
+def delete_service(number: str | None, delete_all: bool) -> None:
+    """Delete a service"""
+    if delete_all:
+        for one in ask("GET /service") or []:
+            _delete(str((one.get("spec") or {}).get("id", 0)))
+        return
+    if not number:
+        raise click.ClickException("Missing service id argument\n")
+    click.echo(_DEPRECATED)
+    _delete(_number(number))
+
+
+def _delete(number: str) -> None:
+    try:
+        ask("DELETE /service/{id}", id=number)
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot delete service {number}: {error}\n") from error
+    click.echo(f"Service {number} deleted successfully")
+
+
+@service.command("update")
+@click.option("--id", "number", type=int, default=0, help="Identifier")
+@click.option("--frontend", default="", help="Frontend address")
+@click.option("--backends", default="", help="Backend address or addresses (<IP:Port>)")
+@click.option(
+    "--backend-weights", default="", help="Backend weights (100 default, 0 means maintenance state)"
+)
+@click.option("--states", default="", help="Backend state(s) as {active(default),terminating,...}")
+@click.option("--protocol", default="tcp", help="Protocol for service (e.g. TCP, UDP)")
+@click.option("--k8s-node-port", is_flag=True, help="Set service as a k8s NodePort")
+@click.option("--k8s-external", is_flag=True, help="Set service as a k8s ExternalIPs")
+@click.option("--k8s-host-port", is_flag=True, help="Set service as a k8s HostPort")
+@click.option("--k8s-load-balancer", is_flag=True, help="Set service as a k8s LoadBalancer")
+@click.option(
+    "--k8s-cluster-internal", is_flag=True, help="Set service as cluster-internal for externalTrafficPolicy"
+)
+@click.option(
+    "--k8s-ext-traffic-policy", default="Cluster", help="Set service with k8s externalTrafficPolicy"
+)
+@click.option(
+    "--k8s-int-traffic-policy", default="Cluster", help="Set service with k8s internalTrafficPolicy"
+)
+@click.option("--k8s-traffic-policy", default="Cluster", help="Set service with k8s externalTrafficPolicy")
+@click.option("--local-redirect", is_flag=True, help="Set service as Local Redirect")
+def update_service(
+    number: int,
+    frontend: str,
+    backends: str,
+    backend_weights: str,
+    states: str,
+    protocol: str,
+    k8s_node_port: bool,
+    k8s_external: bool,
+    k8s_host_port: bool,
+    k8s_load_balancer: bool,
+    k8s_cluster_internal: bool,
+    k8s_ext_traffic_policy: str,
+    k8s_int_traffic_policy: str,
+    k8s_traffic_policy: str,
+    local_redirect: bool,
+) -> None:
+    """Update a service"""
+    kinds = {
+        "NodePort": k8s_node_port,
+        "ExternalIPs": k8s_external,
+        "HostPort": k8s_host_port,
+        "LoadBalancer": k8s_load_balancer,
+        "LocalRedirect": local_redirect,
+    }
+    chosen = [kind for kind, wanted in kinds.items() if wanted]
+    if len(chosen) > 1:
+        raise click.ClickException("Can only set one of --k8s-* and --local-redirect for a service\n")
+    click.echo(_DEPRECATED)
+    addresses = [_address(text) for text in backends.split(",") if text]
+    weights = [int(text) for text in backend_weights.split(",") if text] or [100] * len(addresses)
+    words = [text for text in states.split(",") if text] or ["active"] * len(addresses)
+    if len({len(addresses), len(weights), len(words)}) > 1:
+        raise click.ClickException("There must be as many weights and states as backends\n")
+    spec = {
+        "id": number,
+        "frontend-address": {
+            **_address(frontend),
+            "protocol": protocol.lower(),
+            "scope": "internal" if k8s_cluster_internal else "external",
+        },
+        "backend-addresses": [
+            {**address, "state": word, "weight": weight}
+            for address, word, weight in zip(addresses, words, weights, strict=True)
+        ],
+        "flags": {
+            "type": chosen[0] if chosen else "ClusterIP",
+            "trafficPolicy": k8s_traffic_policy,
+            "extTrafficPolicy": k8s_ext_traffic_policy,
+            "intTrafficPolicy": k8s_int_traffic_policy,
+        },
+    }
+    try:
+        ask("GET /service/{id}", id=str(number))
+        click.echo(f"Updating existing service with id '{number}'")
+        verb = "Updated"
+    except RequestFailedError as error:
+        if error.status != 404:
+            raise click.ClickException(f"Cannot get service '{number}': {error}\n") from error
+        click.echo(f"Creating new service with id '{number}'")
+        verb = "Added"
+    try:
+        ask("PUT /service/{id}", id=str(number), body=spec)
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot add/update service: {error}\n") from error
+    click.echo(f"{verb} service with {len(addresses)} backends")
+
+
+def _address(text: str) -> dict[str, Any]:
+    address, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise click.ClickException(f"Cannot parse address {text!r}: expected ADDRESS:PORT\n")
+    return {"ip": address.strip("[]"), "port": int(port)}
+
+
+@click.group(cls=Group)
+def lrp() -> None:
+    """Manage local redirect policies"""
+
+
+@lrp.command("list")
+@output_option
+def list_redirects(output: str) -> None:
+    """List local redirect policies"""
+    try:
+        found = ask("GET /lrp") or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get lrp list: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+        return
+    lines = ["LRP namespace\tLRP name\tFrontendType\tMatching Service"]
+    for one in found:
+        keys = ("namespace", "name", "frontend-type", "service-id")
+        lines.append("\t".join(one.get(key, "") for key in keys))
+        for mapping in one.get("frontend-mappings") or ():
+            frontend = mapping.get("frontend-address") or {}
+            address = socket_text(frontend.get("ip", ""), frontend.get("port", 0))
+            backends = "".join(f"{_backend(each)}, " for each in mapping.get("backends") or ())
+            lines.append(f"\t|\t{address}/{frontend.get('protocol', '')} -> {backends}")
+    click.echo(aligned("\n".join(lines)))
+
+
+def _backend(one: dict[str, Any]) -> str:
+    address = one.get("backend-address") or {}
+    return f"{socket_text(address.get('ip', ''), address.get('port', 0))}({one.get('pod-id', '')})"
+
+
+@click.group(cls=Group)
+def prefilter() -> None:
+    """Manage XDP CIDR filters"""
+
+
+@prefilter.command("list")
+@output_option
+def list_prefilters(output: str) -> None:
+    """List CIDR filters"""
+    found = _filters()
+    if output:
+        click.echo(printed(model(found, _RULES), output))
+        return
+    realized = found["status"]["realized"]
+    click.echo("\n".join((f"Revision: {realized.get('revision', 0)}", *(realized.get("deny") or ()))))
+
+
+def _filters() -> Any:
+    try:
+        found = ask("GET /prefilter") or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get CIDR list: {error}") from error
+    if not (found.get("status") or {}).get("realized"):
+        raise click.ClickException("Cannot get CIDR list: empty response")
+    return found
+
+
+@prefilter.command("update")
+@click.option("--cidr", multiple=True, help="List of CIDR prefixes to block")
+def update_prefilters(cidr: tuple[str, ...]) -> None:
+    """Update CIDR filters"""
+    _change_filters("PATCH", "Updated", cidr)
+
+
+@prefilter.command("delete")
+@click.option("--cidr", multiple=True, help="List of CIDR prefixes to delete")
+def delete_prefilters(cidr: tuple[str, ...]) -> None:
+    """Delete CIDR filters"""
+    _change_filters("DELETE", "Deleted", cidr)
+
+
+def _change_filters(method: str, verb: str, cidr: tuple[str, ...]) -> None:
+    prefixes = [one for text in cidr for one in text.split(",")]
+    body: dict[str, Any] = {"deny": prefixes}
+    if method == "DELETE":
+        body["revision"] = _filters()["status"]["realized"].get("revision", 0)
+    try:
+        ask(f"{method} /prefilter", body=body)
+    except RequestFailedError as error:
+        word = {"PATCH": "add", "DELETE": "delete"}[method]
+        raise click.ClickException(f"Cannot {word} prefilter CIDR: {error}\n") from error
+    click.echo(f"{verb} {len(prefixes)} prefilter entries")
+
+
+@click.group(cls=Group)
+def recorder() -> None:
+    """Introspect or mangle pcap recorder"""
+
+
+@recorder.command("list")
+@output_option
+def list_recorders(output: str) -> None:
+    """List current pcap recorders"""
+    try:
+        found = ask("GET /recorder") or []
+        masks = ask("GET /recorder/masks") or []
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get recorder list: {error}\n") from error
+    if output:
+        click.echo(printed(model(found), output))
+        return
+    click.echo(_recorders(found), nl=False)
+    lines = ["Users\tPriority\tWildcard Masks\t"]
+    for one in masks:
+        mask = (one.get("status") or {}).get("realized") or {}
+        lines.append(
+            f"{mask.get('users', 0)}\t{mask.get('priority', 0)}\t{mask.get('src-prefix-mask', '')}:"
+            f"{mask.get('src-port-mask', '')}\t->\t{mask.get('dst-prefix-mask', '')}:"
+            f"{mask.get('dst-port-mask', '')}\t{mask.get('protocol-mask', '')}"
+        )
+    click.echo("\n" + aligned("\n".join(lines)))
+
+
+def _recorders(found: list[dict[str, Any]]) -> str:
+    lines = ["ID\tCapture Length\tWildcard Filters\t"]
+    for one in found:
+        spec = (one.get("status") or {}).get("realized") or {}
+        length = spec.get("capture-length", 0)
+        before = f"{spec.get('id', 0)}\t{f'<= {length}' if length else 'full'}"
+        for each in spec.get("filters") or ():
+            source = f"{each.get('src-prefix', '')}:{each.get('src-port', '')}"
+            destination = f"{each.get('dst-prefix', '')}:{each.get('dst-port', '')}"
+            lines.append(f"{before}\t{source}\t->\t{destination}\t{each.get('protocol', '')}")
+            before = "\t"
+    return aligned("\n".join(lines) + "\n")
+
+
+@recorder.command("get")
+@click.argument("number")
+@output_option
+def get_recorder(number: str, output: str) -> None:
+    """Display individual pcap recorder"""
+    try:
+        found = ask("GET /recorder/{id}", id=_number(number)) or {}
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot get recorder '{number}': {error}\n") from error
+    click.echo(printed(model(found), output) if output else _recorders([found]), nl=bool(output))
+
+
+@recorder.command("delete")
+@click.argument("number")
+def delete_recorder(number: str) -> None:
+    """Delete individual pcap recorder"""
+    try:
+        ask("DELETE /recorder/{id}", id=_number(number))
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot delete recorder {number}: {error}\n") from error
+
+
+@recorder.command("update")
+@click.option("--id", "number", type=int, default=0, help="Identifier for the recorder")
+@click.option("--caplen", type=int, default=0, help="Capture Length (0 is full capture)")
+@click.option(
+    "--filters", default="", help="List of filters ('<srcCIDR> <srcPort> <dstCIDR> <dstPort> <proto>')"
+)
+def update_recorder(number: int, caplen: int, filters: str) -> None:
+    """Update individual pcap recorder"""
+    keys = ("src-prefix", "src-port", "dst-prefix", "dst-port", "protocol")
+    rules = [dict(zip(keys, text.split(), strict=False)) for text in filters.split(",") if text]
+    if not rules or any(len(rule) != len(keys) for rule in rules):
+        raise click.ClickException(
+            f"Invalid filter '{filters}': expected '<srcCIDR> <srcPort> <dstCIDR> ...'\n"
+        )
+    try:
+        ask("GET /recorder/{id}", id=str(number))
+        click.echo(f"Updating existing recorder with id '{number}'")
+    except RequestFailedError as error:
+        if error.status != 404:
+            raise click.ClickException(f"Cannot get recorder '{number}': {error}\n") from error
+        click.echo(f"Creating new recorder with id '{number}'")
+    try:
+        ask(
+            "PUT /recorder/{id}",
+            id=str(number),
+            body={"id": number, "capture-length": caplen, "filters": rules},
+        )
+    except RequestFailedError as error:
+        raise click.ClickException(f"Cannot add/update recorder: {error}\n") from error
+    click.echo(f"Updated recorder with {len(rules)} filter" + ("s" if len(rules) > 1 else ""))
+
+
+COMMANDS: Final = {"service": service, "lrp": lrp, "prefilter": prefilter, "recorder": recorder}
