@@ -213,7 +213,7 @@ def _read_icmpv4(headers: Headers, data: bytes) -> None:
     kind, code = data[0], data[1]
     headers.l4 = Layer4(ICMPv4=ICMPv4(type=kind, code=code))
     headers.protocol = _ICMPV4
-    headers.summary = "ICMPv4 " + _icmp_text(kind, code, ICMPV4_TYPES, ICMPV4_CODES)
+    headers.summary = "ICMPv4 " + icmp_text(kind, code, ICMPV4_TYPES, ICMPV4_CODES)
 
 
 def _read_icmpv6(headers: Headers, data: bytes) -> None:
@@ -222,10 +222,11 @@ def _read_icmpv6(headers: Headers, data: bytes) -> None:
     kind, code = data[0], data[1]
     headers.l4 = Layer4(ICMPv6=ICMPv6(type=kind, code=code))
     headers.protocol = _ICMPV6
-    headers.summary = "ICMPv6 " + _icmp_text(kind, code, ICMPV6_TYPES, ICMPV6_CODES)
+    headers.summary = "ICMPv6 " + icmp_text(kind, code, ICMPV6_TYPES, ICMPV6_CODES)
 
 
-def _icmp_text(kind: int, code: int, types: dict[int, str], codes: dict[int, tuple[str, ...]]) -> str:
+def icmp_text(kind: int, code: int, types: dict[int, str], codes: dict[int, tuple[str, ...]]) -> str:
+    """``EchoRequest``, ``DestinationUnreachable(Port)``, ``42(0)``."""
     if kind not in types:
         return f"{kind}({code})"
     known = codes.get(kind, ())

@@ -244,13 +244,18 @@ def _plain_json(tree: object) -> str:
 
 def _from_file(name: str, request: GetFlowsRequest) -> Iterator[GetFlowsResponse]:
     """Flows that an earlier ``-o jsonpb`` has written, as the request selects them."""
-    if request.whitelist or request.blacklist:
-        raise CommandLineError("--input-file takes no filters: filter the flows where they are written")
+    from cells.hubble.filters import InvalidFilter, compile_filters
+
+    try:
+        matches = compile_filters(request.whitelist, request.blacklist)
+    except InvalidFilter as error:
+        raise CommandError(str(error)) from error
 
     def wanted(response: GetFlowsResponse) -> bool:
         when = response.time or 0
         after = request.since is None or when >= request.since
-        return after and (request.until is None or when <= request.until)
+        before = request.until is None or when <= request.until
+        return after and before and response.flow is not None and matches(response.flow)
 
     with contextlib.ExitStack() as opened:
         try:

@@ -177,3 +177,25 @@ def asked(request: dict[str, Any]) -> dict[str, Any]:
     mask = request.get("experimental_field_mask_paths")
     tree = to_json(from_json(MESSAGES[request["method"]][0], request["request"]))
     return {"method": request["method"], "request": tree} | ({"mask": mask} if mask else {})
+
+
+def test_flows_of_a_file_are_filtered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "flows.json"
+    flows = RECORDED["answer_sets"]["flows:std"]
+    file.write_text("\n".join(map(json.dumps, flows)))
+    dropped = [one for one in flows if one["flow"].get("verdict") == "DROPPED"]
+    assert (
+        run(["observe", "--input-file", str(file), "--verdict", "DROPPED", "-o", "json", "--last", "2"]) == 0
+    )
+    printed = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["flow"]["uuid"] for line in printed] == [
+        one["flow"]["uuid"] for one in dropped[-2:]
+    ]
+
+
+def test_a_filter_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flows.json").touch()
+    assert run(["observe", "--input-file", str(tmp_path / "flows.json"), "--ip", "nowhere"]) == 1
+    assert capsys.readouterr().err == 'invalid IP address in filter: "nowhere"\n'
