@@ -1,0 +1,530 @@
+"""The ring of this node's last events, and the queries of clients over it.
+
+Datapath records are kept as they came, with the resolver of their moment: a flow is built when somebody reads
+it. So an event costs little while there is no reader, and one that is read later has the names it had then.
+
+Source: Cilium 1.17, pkg/hubble/container and pkg/hubble/observer.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from typing import Final, cast
+
+import anyio
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from cells.hubble.codec import FieldMask, WireMessage, encode
+from cells.hubble.enums import LostEventSource
+from cells.hubble.filters import Predicate, compile_filters
+from cells.hubble.flow import AgentEvent, DebugEvent, Flow, HubbleEvent, LostEvent
+from cells.hubble.observer import (
+    GetAgentEventsRequest,
+    GetAgentEventsResponse,
+    GetDebugEventsRequest,
+    GetDebugEventsResponse,
+    GetFlowsRequest,
+    GetFlowsResponse,
+    GetNamespacesResponse,
+    ObservedNamespace,
+    ServerStatusResponse,
+)
+from cells.hubble.parser import EventError, Origin, Parser, Stamp
+from cells.hubble.parser.resolver import Resolver, label_value
+from cells.observe.events import Sample
+
+FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))
+"""First bytes of the records that become flows."""
+SECOND: Final = 1_000_000_000
+RATE_WINDOW: Final = 60 * SECOND
+NAMESPACE_AGE: Final = 3600 * SECOND
+NAMESPACE_LABEL: Final = "k8s:io.kubernetes.pod.namespace"
+_WITH_IDENTITIES: Final = frozenset((b"\1", b"\4"))
+_VERDICT: Final = b"\5"
+_MOST_PARTIES: Final = 1 << 16
+_SLICE: Final = 32
+"""Events that one reader builds before other work gets its turn: about a millisecond."""
+_BATCH_BYTES: Final = 64 * 1024
+_BATCH_EVENTS: Final = 100
+_RECENT: Final = 1024
+"""Built events that readers at the same place share."""
+
+
+class InvalidRequest(ValueError):  # noqa: N818 - clients see its text
+    """Fields of a request contradict each other."""
+
+
+class SeenEvent(msgspec.Struct, frozen=True):
+    """An event of the ring."""
+
+    event: HubbleEvent
+    time: int
+    """Nanoseconds since 1970."""
+    node_name: str
+    """``cluster/node``."""
+
+
+class _Slot(msgspec.Struct, frozen=True, gc=False):
+    time: int
+    event: Sample | HubbleEvent | None
+    """A record of the datapath, an event that was built when it came, or None: a record that becomes none."""
+    resolver: Resolver | None = None
+
+
+class _Built(msgspec.Struct):
+    number: int
+    event: HubbleEvent | None
+    """None: the record becomes no event."""
+    response: bytes = b""
+    """Of GetFlows without a mask; empty until somebody asked for it."""
+
+
+def check_capacity(capacity: int) -> None:
+    """Raise ValueError for a number of events that a ring cannot have: 2^n - 1, n from 1 to 16."""
+    if capacity > 0xFFFF:
+        raise ValueError(f"invalid capacity: too large: {capacity}")
+    if capacity < 1 or capacity & (capacity + 1):
+        raise ValueError(f"invalid capacity: must be one less than an integer power of two: {capacity}")
+
+
+class Ring:
+    """The last events, numbered from 0 in the order they came."""
+
+    def __init__(self, capacity: int, parser: Parser) -> None:
+        check_capacity(capacity)
+        self.capacity = capacity
+        self.end = 0
+        """The number of the next event."""
+        self.seen_flows = 0
+        self._slots: list[_Slot | None] = [None] * capacity
+        self._parser = parser
+        self._uuid_step = secrets.randbits(122) | 1
+        self._recent: list[_Built | None] = [None] * _RECENT
+
+    @property
+    def begin(self) -> int:
+        """The number of the oldest event that is still there."""
+        return max(0, self.end - self.capacity)
+
+    def add(self, time: int, event: Sample | HubbleEvent, resolver: Resolver | None = None) -> None:
+        """Put an event in, in the place of the oldest."""
+        number = self.end
+        self._slots[number % self.capacity] = _Slot(time, event, resolver)
+        self.end = number + 1
+        if type(event) is Sample:
+            self.seen_flows += event.data[:1] in FLOW_RECORDS
+        elif type(event) is Flow:
+            self.seen_flows += 1
+
+    def next_uuid(self) -> str:
+        """The UUID of the next event to be put in."""
+        return self._uuid(self.end)
+
+    def time_of(self, number: int) -> int:
+        """When an event that is still there came."""
+        return self._slot(number).time
+
+    def is_lost(self, number: int) -> bool:
+        """Whether an event that is still there reports a loss."""
+        return type(self._slot(number).event) is LostEvent
+
+    def is_flow(self, number: int) -> bool:
+        """Whether an event that is still there is a flow, or a record that should become one."""
+        event = self._slot(number).event
+        return event.data[:1] in FLOW_RECORDS if type(event) is Sample else type(event) is Flow
+
+    def holds(self, number: int) -> bool:
+        """Whether an event that is still there is not known to be a record that becomes none."""
+        return self._slot(number).event is not None
+
+    def event(self, number: int) -> HubbleEvent | None:
+        """An event that is still there; None for a record that becomes none."""
+        return self._built(number).event
+
+    def flow_response(self, number: int, node_name: str) -> bytes:
+        """The response of GetFlows with the flow or loss of this number."""
+        built = self._built(number)
+        if not built.response and built.event is not None:
+            built.response = encode(_flows_response(built.event, self.time_of(number), node_name))
+        return built.response
+
+    def _slot(self, number: int) -> _Slot:
+        slot = self._slots[number % self.capacity]
+        if slot is None or not self.begin <= number < self.end:
+            raise IndexError(f"event {number} is not in the ring")
+        return slot
+
+    def _built(self, number: int) -> _Built:
+        place = number % _RECENT
+        built = self._recent[place]
+        if built is None or built.number != number:
+            built = self._recent[place] = _Built(number, self._build(number))
+        return built
+
+    def _build(self, number: int) -> HubbleEvent | None:
+        slot = self._slot(number)
+        event = slot.event
+        if type(event) is not Sample:
+            return cast("HubbleEvent | None", event)
+        try:
+            stamp = Stamp(slot.time, self._uuid(number))
+            return self._parser.read(event.data, event.cpu, stamp, cast("Resolver", slot.resolver))
+        except EventError:
+            self.seen_flows -= self.is_flow(number)
+            self._slots[number % self.capacity] = _Slot(slot.time, None)
+            return None
+
+    def _uuid(self, number: int) -> str:
+        """A random UUID for each number: the same one whenever it is asked for."""
+        text = f"{(number + 1) * self._uuid_step & (1 << 122) - 1:032x}"[-31:]
+        return (
+            f"{text[:8]}-{text[8:12]}-4{text[12:15]}-{'89ab'[int(text[15], 16) & 3]}{text[16:19]}-{text[19:]}"
+        )
+
+
+class Parties:
+    """Which endpoints and identities flows of the last hour had, for their namespaces."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, int] = {}
+        self._named: dict[str, int] = {}
+
+    def record(self, data: bytes, time: int) -> None:
+        """Note who a record of the datapath speaks of."""
+        kind = data[:1]
+        if kind in _WITH_IDENTITIES:  # the endpoint comes before them
+            self._seen[data[2:4] + data[16:24]] = time
+        elif kind == _VERDICT:  # has the other side's identity alone
+            self._seen[data[2:4] + data[16:20]] = time
+        if len(self._seen) > _MOST_PARTIES:
+            self._forget(time)
+
+    def flow(self, flow: Flow, time: int) -> None:
+        """Note the namespaces of a flow."""
+        for endpoint in (flow.source, flow.destination):
+            if endpoint is not None and endpoint.namespace:
+                self._named[endpoint.namespace] = time
+
+    def namespaces(self, resolver: Resolver | None, now: int) -> list[str]:
+        """Sorted, those of the last hour."""
+        found = {name for name, seen in self._named.items() if now - seen <= NAMESPACE_AGE}
+        for key, seen in self._seen.items():
+            if resolver is not None and now - seen <= NAMESPACE_AGE:
+                found.update(_namespaces_of(key, resolver))
+        return sorted(found - {""})
+
+    def _forget(self, now: int) -> None:
+        """Keep those of the last hour, and no more than half of what there may be."""
+        recent = sorted(self._seen.items(), key=lambda item: item[1])[-_MOST_PARTIES // 2 :]
+        self._seen = {key: seen for key, seen in recent if now - seen <= NAMESPACE_AGE}
+
+
+def _namespaces_of(key: bytes, resolver: Resolver) -> Iterator[str]:
+    endpoint = resolver.endpoint(int.from_bytes(key[:2], "little"))
+    if endpoint is not None:
+        yield endpoint.namespace
+    for at in range(2, len(key), 4):
+        identity = int.from_bytes(key[at : at + 4], "little")
+        yield label_value(resolver.labels_of(identity), NAMESPACE_LABEL)
+
+
+class FlowObserver:
+    """Takes this node's events in and answers the queries of clients."""
+
+    def __init__(self, capacity: int, origin: Origin, parser: Parser, version: str) -> None:
+        self.origin = origin
+        self.lost: dict[str, int] = {}
+        """Events lost, by the name of the queue that was full."""
+        self.ring = Ring(capacity, parser)
+        self._version = version
+        self._started = time.monotonic_ns()
+        self._parties = Parties()
+        self._resolver: Resolver | None = None
+        self._grown = anyio.Event()
+        self._turn = anyio.Semaphore(1)
+
+    # Events in
+
+    def add(self, samples: Iterable[Sample], now: int, resolver: Resolver) -> None:
+        """Take in records of the datapath that came together."""
+        self._resolver = resolver
+        ring, parties = self.ring, self._parties
+        for sample in samples:
+            ring.add(now, sample, resolver)
+            parties.record(sample.data, now)
+        self._wake()
+
+    def add_event(self, event: HubbleEvent, now: int) -> None:
+        """Take in an event that is built."""
+        self.ring.add(now, event)
+        if isinstance(event, Flow):
+            self._parties.flow(event, now)
+        elif isinstance(event, LostEvent):
+            self._count_lost(event.source, event.num_events_lost)
+        self._wake()
+
+    def _count_lost(self, source: int, count: int) -> None:
+        name = LostEventSource(source).name.lower()
+        self.lost[name] = self.lost.get(name, 0) + count
+
+    def _wake(self) -> None:
+        if self._grown.statistics().tasks_waiting:
+            self._grown.set()
+            self._grown = anyio.Event()
+
+    # Queries
+
+    async def get_flows(self, request: GetFlowsRequest) -> AsyncGenerator[list[bytes], None]:
+        """Encoded responses of GetFlows, as they come.
+
+        Raises InvalidRequest, InvalidFilter and InvalidFieldMask, with the first batch.
+        """
+        _check(request.first, request.follow)
+        passes = compile_filters(request.whitelist, request.blacklist)
+        filtered = bool(request.whitelist or request.blacklist)
+        paths = request.field_mask or (request.experimental and request.experimental.field_mask) or ()
+        mask = FieldMask.parse(paths, Flow)
+        node_name, ring = self.origin.node_name, self.ring
+
+        def answer(number: int) -> bytes:
+            event = ring.event(number)
+            if type(event) is LostEvent:
+                return ring.flow_response(number, node_name)
+            if type(event) is not Flow or (filtered and not passes(event)):
+                return b""
+            if not mask:
+                return ring.flow_response(number, node_name)
+            return encode(_flows_response(mask.apply(event), 0, node_name))
+
+        query = _Query(
+            number=request.number,
+            first=request.first,
+            follow=request.follow,
+            since=request.since,
+            until=request.until,
+            passes=passes if filtered else None,
+            answer=answer,
+            lost=True,
+        )
+        async for batch in self._answers(query):
+            yield batch
+
+    async def get_agent_events(self, request: GetAgentEventsRequest) -> AsyncGenerator[list[bytes], None]:
+        """Encoded responses of GetAgentEvents, as they come. Raises InvalidRequest."""
+
+        def response(event: AgentEvent, time: int, node_name: str) -> WireMessage:
+            return GetAgentEventsResponse(agent_event=event, node_name=node_name, time=time)
+
+        async for batch in self._of_kind(request, AgentEvent, response):
+            yield batch
+
+    async def get_debug_events(self, request: GetDebugEventsRequest) -> AsyncGenerator[list[bytes], None]:
+        """Encoded responses of GetDebugEvents, as they come. Raises InvalidRequest."""
+
+        def response(event: DebugEvent, time: int, node_name: str) -> WireMessage:
+            return GetDebugEventsResponse(debug_event=event, node_name=node_name, time=time)
+
+        async for batch in self._of_kind(request, DebugEvent, response):
+            yield batch
+
+    async def follow(self) -> AsyncGenerator[list[SeenEvent], None]:
+        """All events from now on; a LostEvent stands for those that a slow reader missed."""
+        position = self.ring.end
+        node_name = self.origin.node_name
+        while True:
+            found: list[SeenEvent] = []
+            async with self._turn:
+                if position < self.ring.begin:
+                    lost, position = self._overtaken(position), self.ring.begin
+                    found.append(SeenEvent(lost, time.time_ns(), node_name))
+                for number in range(position, min(self.ring.end, position + _SLICE)):
+                    position = number + 1
+                    if (event := self.ring.event(number)) is not None:
+                        found.append(SeenEvent(event, self.ring.time_of(number), node_name))
+                await checkpoint()
+            if found:
+                yield found
+            elif position == self.ring.end:
+                await self._grown.wait()
+
+    def server_status(self) -> ServerStatusResponse:
+        """How full the ring is, and how many flows came."""
+        ring = self.ring
+        return ServerStatusResponse(
+            num_flows=ring.end - ring.begin,
+            max_flows=ring.capacity,
+            seen_flows=ring.seen_flows,
+            uptime_ns=time.monotonic_ns() - self._started,
+            version=self._version,
+            flows_rate=self._rate(time.time_ns()),
+        )
+
+    def namespaces(self) -> GetNamespacesResponse:
+        """Namespaces that flows of the last hour were from or to."""
+        cluster = self.origin.node_name.rpartition("/")[0]
+        names = self._parties.namespaces(self._resolver, time.time_ns())
+        return GetNamespacesResponse(
+            namespaces=tuple(
+                ObservedNamespace(cluster="" if cluster == "default" else cluster, namespace=name)
+                for name in names
+            )
+        )
+
+    def _rate(self, now: int) -> float:
+        """Flows a second, of the last minute or since the oldest event."""
+        ring, flows, oldest = self.ring, 0, now
+        for number in range(ring.end - 1, ring.begin - 1, -1):
+            came = ring.time_of(number)
+            if now - came > RATE_WINDOW:
+                oldest = now - RATE_WINDOW
+                break
+            oldest = came
+            flows += ring.is_flow(number)
+        return flows * SECOND / (now - oldest) if now > oldest else 0.0
+
+    # How a query is answered
+
+    def _of_kind(
+        self,
+        request: GetAgentEventsRequest | GetDebugEventsRequest,
+        kind: type[AgentEvent] | type[DebugEvent],
+        response: Callable[..., WireMessage],
+    ) -> AsyncGenerator[list[bytes], None]:
+        _check(request.first, request.follow)
+        node_name, ring = self.origin.node_name, self.ring
+
+        def answer(number: int) -> bytes:
+            event = ring.event(number)
+            if type(event) is not kind:
+                return b""
+            return encode(response(event, ring.time_of(number), node_name))
+
+        return self._answers(
+            _Query(
+                number=request.number,
+                first=request.first,
+                follow=request.follow,
+                since=request.since,
+                until=request.until,
+                answer=answer,
+            )
+        )
+
+    async def _answers(self, query: _Query) -> AsyncGenerator[list[bytes], None]:
+        ring = self.ring
+        position = await self._start(query)
+        left = 0 if query.follow else query.number
+        while True:
+            batch: list[bytes] = []
+            position, ended = await self._slice(query, position, batch, left)
+            if left:
+                left -= min(left, sum(not _is_loss(one) for one in batch) if query.lost else len(batch))
+                ended = ended or not left
+            if batch:
+                yield batch
+            if ended or (position >= ring.end and not query.follow):
+                return
+            if position >= ring.end:
+                await self._grown.wait()
+
+    async def _slice(self, query: _Query, position: int, batch: list[bytes], left: int) -> tuple[int, bool]:
+        """Answer some events from `position` on; the next position, and whether the query has ended."""
+        ring, size, sent = self.ring, 0, 0
+        async with self._turn:
+            if position < ring.begin:
+                lost_events, position = self._overtaken(position), ring.begin
+                if query.lost:
+                    batch.append(encode(_flows_response(lost_events, time.time_ns(), self.origin.node_name)))
+            for number in range(position, min(ring.end, position + _SLICE)):
+                position = number + 1
+                lost = ring.is_lost(number)
+                if not lost:
+                    came = ring.time_of(number)
+                    if query.until is not None and came > query.until:
+                        return position, True
+                    if query.since is not None and came < query.since:
+                        continue
+                elif not query.lost:
+                    continue
+                if answer := query.answer(number):
+                    batch.append(answer)
+                    size += len(answer)
+                    sent += not lost
+                if (left and sent >= left) or size >= _BATCH_BYTES or len(batch) >= _BATCH_EVENTS:
+                    break
+            await checkpoint()
+        return position, False
+
+    async def _start(self, query: _Query) -> int:
+        """The number of the first event to look at."""
+        ring = self.ring
+        if query.first and query.since is None:
+            return ring.begin
+        if query.follow and not query.number and query.since is None:
+            return max(ring.begin, ring.end - 1)
+        counted, number = 0, ring.end
+        while number > ring.begin:
+            async with self._turn:
+                for _ in range(_SLICE if query.passes else _SLICE * 32):
+                    if number <= ring.begin:
+                        break
+                    number -= 1
+                    if ring.is_lost(number) or not query.counts(ring, number):
+                        continue
+                    counted += 1
+                    if query.since is not None:
+                        if ring.time_of(number) < query.since:
+                            return number
+                    elif counted == query.number:
+                        return number
+                await checkpoint()
+        return ring.begin
+
+    def _overtaken(self, position: int) -> LostEvent:
+        missed = self.ring.begin - position
+        self._count_lost(LostEventSource.HUBBLE_RING_BUFFER, missed)
+        return LostEvent(source=LostEventSource.HUBBLE_RING_BUFFER, num_events_lost=missed)
+
+
+class _Query(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client asks for, of events of any kind."""
+
+    number: int
+    first: bool
+    follow: bool
+    since: int | None
+    until: int | None
+    passes: Predicate | None = None
+    """None: everything passes."""
+    answer: Callable[[int], bytes]
+    """The response with the event of a number; empty where it is not the client's."""
+    lost: bool = False
+    """Whether losses are reported, whatever the filters and times."""
+
+    def counts(self, ring: Ring, number: int) -> bool:
+        """Whether an event counts while the start of the answer is looked for."""
+        if self.passes is None:
+            return ring.holds(number)
+        event = ring.event(number)
+        return event is not None and self.passes(event)
+
+
+def _check(first: bool, follow: bool) -> None:
+    if first and follow:
+        raise InvalidRequest("first cannot be specified with follow")
+
+
+def _flows_response(event: HubbleEvent, time: int, node_name: str) -> GetFlowsResponse:
+    if isinstance(event, Flow):
+        return GetFlowsResponse(flow=event, node_name=event.node_name, time=event.time)
+    if isinstance(event, LostEvent):
+        return GetFlowsResponse(lost_events=event, node_name=node_name, time=time)
+    return GetFlowsResponse()
+
+
+def _is_loss(response: bytes) -> bool:
+    """Whether an encoded response of GetFlows holds lost events: its field 3 comes first."""
+    return response[0] == 3 << 3 | 2

@@ -1,0 +1,281 @@
+"""Queries of the ring: what clients get of the events that this node saw."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from cells.hubble.codec import InvalidFieldMask, WireMessage, decode, from_json
+from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
+from cells.hubble.filters import InvalidFilter
+from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowEndpoint, FlowFilter, HubbleEvent, LostEvent
+from cells.hubble.observer import (
+    GetAgentEventsRequest,
+    GetAgentEventsResponse,
+    GetDebugEventsRequest,
+    GetDebugEventsResponse,
+    GetFlowsRequest,
+    GetFlowsResponse,
+)
+from cells.hubble.parser import Origin, Parser
+from cells.hubble.ring import FlowObserver, InvalidRequest, check_capacity
+from cells.observe.events import Sample
+from tests.unit.hubble.recordings import recorded, recording
+from tests.unit.hubble.worlds import world
+
+SECOND = 1_000_000_000
+BEGIN = 1_700_000_000 * SECOND
+ORIGIN = Origin("default/node1")
+RPCS: dict[str, tuple[type[WireMessage], Callable[..., AsyncGenerator[list[bytes], None]]]] = {
+    "GetFlows": (GetFlowsRequest, FlowObserver.get_flows),
+    "GetAgentEvents": (GetAgentEventsRequest, FlowObserver.get_agent_events),
+    "GetDebugEvents": (GetDebugEventsRequest, FlowObserver.get_debug_events),
+}
+ERRORS = {"InvalidArgument": InvalidRequest, "Unknown": InvalidFilter}
+ENDLESS = re.compile(r"getflows/(none|one)/(follow|first).*|(agent|debug)events/none/first.*")
+"""Cilium waits or streams without an end on a ring of no event or one."""
+
+
+def observer_of(capacity: int) -> FlowObserver:
+    return FlowObserver(capacity, ORIGIN, Parser(ORIGIN), "cilium v1.17.0")
+
+
+def _event(letter: str, number: int) -> HubbleEvent:
+    match letter:
+        case "f" | "d":
+            return Flow(
+                uuid=f"flow-{number}",
+                time=BEGIN + number * SECOND,
+                node_name="default/node1",
+                verdict=FlowVerdict.FORWARDED if letter == "f" else FlowVerdict.DROPPED,
+                source=FlowEndpoint(namespace="ns1"),
+            )
+        case "a":
+            return AgentEvent(type=AgentEventType.AGENT_STARTED)
+        case "g":
+            return DebugEvent(type=DebugEventType.DBG_GENERIC, message=f"debug-{number}")
+    return LostEvent(source=LostEventSource.PERF_EVENT_RING_BUFFER, num_events_lost=number)
+
+
+def write(observer: FlowObserver, letters: str, begin: int = 0) -> None:
+    for number, letter in enumerate(letters, begin):
+        observer.add_event(_event(letter, number), BEGIN + number * SECOND)
+
+
+def _shown(rpc: str, data: bytes) -> str:
+    if rpc == "GetAgentEvents":
+        event = decode(GetAgentEventsResponse, data)
+        return f"agent-{((event.time or 0) - BEGIN) // SECOND}"
+    if rpc == "GetDebugEvents":
+        debug = decode(GetDebugEventsResponse, data)
+        return debug.debug_event.message if debug.debug_event else ""
+    answer = decode(GetFlowsResponse, data)
+    if answer.lost_events is not None:
+        lost = answer.lost_events
+        return f"lost:{LostEventSource(lost.source).name}:{lost.num_events_lost}"
+    return answer.flow.uuid if answer.flow else ""
+
+
+async def _read(
+    rpc: str, answers: AsyncGenerator[list[bytes], None], write_more: Callable[[], None] | None
+) -> list[str]:
+    """All that is answered; of a follower, until nothing more comes."""
+    found: list[str] = []
+
+    async def collect() -> None:
+        async for batch in answers:
+            found.extend(_shown(rpc, each) for each in batch)
+
+    if write_more is None:
+        await collect()
+        return found
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(collect)
+        await anyio.wait_all_tasks_blocked()
+        write_more()
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    return found
+
+
+def _expected(case: dict[str, Any]) -> list[str]:
+    """Without the loss that Cilium reports of the end of its own ring."""
+    lost = "lost:HUBBLE_RING_BUFFER:1"
+    answers = [str(each) for each in case["responses"]]
+    return answers[1:] if answers[:1] == [lost] else answers
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in recorded("observer_rpc") if not ENDLESS.fullmatch(case["name"])],
+    ids=lambda case: case["name"],
+)
+def test_a_query_is_answered_as_recorded(case: dict[str, Any]) -> None:
+    """Cilium shows the event written last once another follows: it is written with the later ones here."""
+    message, method = RPCS[case["rpc"]]
+    request = from_json(message, case["request"])
+    observer, events = observer_of(case["ring_capacity"]), case["events"]
+    write(observer, events[:-1])
+    later = case.get("events_written_while_following")
+
+    def write_more() -> None:
+        write(observer, (events[-1:] + later)[:-1], max(0, len(events) - 1))
+
+    answers = method(observer, request)
+    if case["error"]:
+        with pytest.raises(ERRORS[case["error"]["grpc_code"]], match=re.escape(case["error"]["message"])):
+            anyio.run(_read, case["rpc"], answers, None)
+        return
+    found = anyio.run(_read, case["rpc"], answers, write_more if later else None)
+    assert found == _expected(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in recorded("observer_status") if "capacity" in case],
+    ids=lambda case: case["name"],
+)
+def test_a_capacity_is_one_less_than_a_power_of_two(case: dict[str, Any]) -> None:
+    if case.get("error"):
+        with pytest.raises(ValueError, match=case["error"]):
+            check_capacity(case["capacity"])
+    else:
+        check_capacity(case["capacity"])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in recorded("observer_status") if "ring_capacity" in case],
+    ids=lambda case: case["name"],
+)
+def test_the_status_reports_how_full_the_ring_is(case: dict[str, Any]) -> None:
+    observer = observer_of(case["ring_capacity"])
+    write(observer, "f" * case["events_written"])
+    status = observer.server_status()
+    assert (status.num_flows, status.max_flows) == (case["num_flows"], case["max_flows"])
+    assert status.seen_flows == case["events_written"]
+    assert (status.flows_rate == 0) == case["flows_rate_is_zero"]
+
+
+def _records(*names: str) -> list[Sample]:
+    perf = recording("pipeline")["perf_events"]
+    return [Sample(1, bytes.fromhex(perf[name])) for name in names]
+
+
+def _flows(observer: FlowObserver, request: GetFlowsRequest) -> list[Flow]:
+    async def read() -> list[Flow]:
+        batches = [batch async for batch in observer.get_flows(request)]
+        answers = [decode(GetFlowsResponse, each) for batch in batches for each in batch]
+        return [answer.flow for answer in answers if answer.flow is not None]
+
+    return anyio.run(read)
+
+
+def test_records_that_become_no_event_do_not_count() -> None:
+    observer = observer_of(63)
+    records = _records("trace", "drop", "sock", "recorder", "short", "badpacket", "verdict")
+    observer.add(records, time.time_ns(), world("main"))
+    found = _flows(observer, GetFlowsRequest())
+    assert [flow.event_type and flow.event_type.type for flow in found] == [4, 1, 5]
+    assert observer.server_status().seen_flows == 3
+    assert [each.namespace for each in observer.namespaces().namespaces] == ["default", "kube-system"]
+
+
+def test_a_flow_has_the_same_uuid_whenever_it_is_read() -> None:
+    observer = observer_of(4095)
+    observer.add(_records("trace") * 2000, BEGIN, world("main"))
+    first = [flow.uuid for flow in _flows(observer, GetFlowsRequest())]
+    assert first == [flow.uuid for flow in _flows(observer, GetFlowsRequest())]
+    assert len(set(first)) == 2000
+    form = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+    assert all(form.fullmatch(uuid) for uuid in first)
+
+
+def test_a_flow_has_the_names_of_the_time_it_came() -> None:
+    observer = observer_of(7)
+    observer.add(_records("trace"), BEGIN, world("main"))
+    observer.add(_records("trace"), BEGIN, world("empty"))
+    first, second = _flows(observer, GetFlowsRequest())
+    assert first.source is not None
+    assert second.source is not None
+    assert (first.source.pod_name, second.source.pod_name) == ("web-7d4b9c6f5-abcde", "")
+
+
+def test_masked_flows_have_the_asked_fields_alone() -> None:
+    observer = observer_of(7)
+    observer.add(_records("drop"), BEGIN, world("main"))
+    request = GetFlowsRequest(field_mask=("verdict", "source.pod_name"))
+    source = FlowEndpoint(pod_name="web-7d4b9c6f5-abcde")
+    assert _flows(observer, request) == [Flow(verdict=FlowVerdict.DROPPED, source=source)]
+    with pytest.raises(InvalidFieldMask):
+        _flows(observer, GetFlowsRequest(field_mask=("nope",)))
+
+
+def test_a_slow_follower_is_told_what_it_missed() -> None:
+    observer = observer_of(7)
+
+    async def follow() -> list[GetFlowsResponse]:
+        answers = observer.get_flows(GetFlowsRequest(follow=True))
+        write(observer, "ff")
+        found = [decode(GetFlowsResponse, each) for each in await anext(answers)]
+        write(observer, "f" * 20, 2)
+        found += [decode(GetFlowsResponse, each) for each in await anext(answers)]
+        await answers.aclose()
+        return found
+
+    newest, lost, *flows = anyio.run(follow)
+    assert newest.flow is not None
+    assert newest.flow.uuid == "flow-1"
+    assert lost.lost_events == LostEvent(source=LostEventSource.HUBBLE_RING_BUFFER, num_events_lost=13)
+    uuids = [answer.flow and answer.flow.uuid for answer in flows]
+    assert uuids == [f"flow-{number}" for number in range(15, 22)]
+    assert observer.lost == {"hubble_ring_buffer": 13}
+
+
+def test_a_query_over_a_large_ring_lets_others_work() -> None:
+    observer = observer_of(4095)
+    observer.add(_records("trace") * 4095, BEGIN, world("main"))
+    request = GetFlowsRequest(whitelist=(FlowFilter(source_pod=("none/",)),))
+
+    async def run() -> int:
+        turns = 0
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_drain, observer, request, tasks.cancel_scope)
+            while True:
+                turns += 1
+                await anyio.lowlevel.checkpoint()
+        return turns
+
+    async def _drain(observer: FlowObserver, request: GetFlowsRequest, scope: anyio.CancelScope) -> None:
+        assert [batch async for batch in observer.get_flows(request)] == []
+        scope.cancel()
+
+    assert anyio.run(run) > 100
+
+
+def test_an_exporter_sees_every_event_from_now_on() -> None:
+    observer = observer_of(15)
+    write(observer, "fff")
+
+    async def run() -> list[HubbleEvent]:
+        events = observer.follow()
+        found: list[HubbleEvent] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def read() -> None:
+                async for batch in events:
+                    found.extend(seen.event for seen in batch)
+
+            tasks.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            write(observer, "fagl", 3)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        return found
+
+    assert [type(event) for event in anyio.run(run)] == [Flow, AgentEvent, DebugEvent, LostEvent]
