@@ -34,6 +34,7 @@ from cells.hubble.observer import (
 )
 from cells.hubble.parser import EventError, Origin, Parser, Stamp
 from cells.hubble.parser.resolver import Resolver, label_value
+from cells.hubble.settings import check_capacity
 from cells.observe.events import Sample
 
 FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))
@@ -80,14 +81,6 @@ class _Built(msgspec.Struct):
     """None: the record becomes no event."""
     response: bytes = b""
     """Of GetFlows without a mask; empty until somebody asked for it."""
-
-
-def check_capacity(capacity: int) -> None:
-    """Raise ValueError for a number of events that a ring cannot have: 2^n - 1, n from 1 to 16."""
-    if capacity > 0xFFFF:
-        raise ValueError(f"invalid capacity: too large: {capacity}")
-    if capacity < 1 or capacity & (capacity + 1):
-        raise ValueError(f"invalid capacity: must be one less than an integer power of two: {capacity}")
 
 
 class Ring:
@@ -248,13 +241,13 @@ class FlowObserver:
 
     # Events in
 
-    def add(self, samples: Iterable[Sample], now: int, resolver: Resolver) -> None:
-        """Take in records of the datapath that came together."""
-        self._resolver = resolver
-        ring, parties = self.ring, self._parties
-        for sample in samples:
+    def add(self, records: Iterable[tuple[Sample, Resolver]], now: int) -> None:
+        """Take in records of the datapath that came together, each with what its flow gets names from."""
+        ring, parties, resolver = self.ring, self._parties, self._resolver
+        for sample, resolver in records:
             ring.add(now, sample, resolver)
             parties.record(sample.data, now)
+        self._resolver = resolver
         self._wake()
 
     def add_event(self, event: HubbleEvent, now: int) -> None:

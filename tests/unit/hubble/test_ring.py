@@ -23,7 +23,9 @@ from cells.hubble.observer import (
     GetFlowsResponse,
 )
 from cells.hubble.parser import Origin, Parser
-from cells.hubble.ring import FlowObserver, InvalidRequest, check_capacity
+from cells.hubble.parser.resolver import Resolver
+from cells.hubble.ring import FlowObserver, InvalidRequest
+from cells.hubble.settings import check_capacity
 from cells.observe.events import Sample
 from tests.unit.hubble.recordings import recorded, recording
 from tests.unit.hubble.worlds import world
@@ -162,9 +164,9 @@ def test_the_status_reports_how_full_the_ring_is(case: dict[str, Any]) -> None:
     assert (status.flows_rate == 0) == case["flows_rate_is_zero"]
 
 
-def _records(*names: str) -> list[Sample]:
+def _records(*names: str, known: str = "main") -> list[tuple[Sample, Resolver]]:
     perf = recording("pipeline")["perf_events"]
-    return [Sample(1, bytes.fromhex(perf[name])) for name in names]
+    return [(Sample(1, bytes.fromhex(perf[name])), world(known)) for name in names]
 
 
 def _flows(observer: FlowObserver, request: GetFlowsRequest) -> list[Flow]:
@@ -179,7 +181,7 @@ def _flows(observer: FlowObserver, request: GetFlowsRequest) -> list[Flow]:
 def test_records_that_become_no_event_do_not_count() -> None:
     observer = observer_of(63)
     records = _records("trace", "drop", "sock", "recorder", "short", "badpacket", "verdict")
-    observer.add(records, time.time_ns(), world("main"))
+    observer.add(records, time.time_ns())
     found = _flows(observer, GetFlowsRequest())
     assert [flow.event_type and flow.event_type.type for flow in found] == [4, 1, 5]
     assert observer.server_status().seen_flows == 3
@@ -188,7 +190,7 @@ def test_records_that_become_no_event_do_not_count() -> None:
 
 def test_a_flow_has_the_same_uuid_whenever_it_is_read() -> None:
     observer = observer_of(4095)
-    observer.add(_records("trace") * 2000, BEGIN, world("main"))
+    observer.add(_records("trace") * 2000, BEGIN)
     first = [flow.uuid for flow in _flows(observer, GetFlowsRequest())]
     assert first == [flow.uuid for flow in _flows(observer, GetFlowsRequest())]
     assert len(set(first)) == 2000
@@ -198,8 +200,8 @@ def test_a_flow_has_the_same_uuid_whenever_it_is_read() -> None:
 
 def test_a_flow_has_the_names_of_the_time_it_came() -> None:
     observer = observer_of(7)
-    observer.add(_records("trace"), BEGIN, world("main"))
-    observer.add(_records("trace"), BEGIN, world("empty"))
+    observer.add(_records("trace"), BEGIN)
+    observer.add(_records("trace", known="empty"), BEGIN)
     first, second = _flows(observer, GetFlowsRequest())
     assert first.source is not None
     assert second.source is not None
@@ -208,7 +210,7 @@ def test_a_flow_has_the_names_of_the_time_it_came() -> None:
 
 def test_masked_flows_have_the_asked_fields_alone() -> None:
     observer = observer_of(7)
-    observer.add(_records("drop"), BEGIN, world("main"))
+    observer.add(_records("drop"), BEGIN)
     request = GetFlowsRequest(field_mask=("verdict", "source.pod_name"))
     source = FlowEndpoint(pod_name="web-7d4b9c6f5-abcde")
     assert _flows(observer, request) == [Flow(verdict=FlowVerdict.DROPPED, source=source)]
@@ -239,7 +241,7 @@ def test_a_slow_follower_is_told_what_it_missed() -> None:
 
 def test_a_query_over_a_large_ring_lets_others_work() -> None:
     observer = observer_of(4095)
-    observer.add(_records("trace") * 4095, BEGIN, world("main"))
+    observer.add(_records("trace") * 4095, BEGIN)
     request = GetFlowsRequest(whitelist=(FlowFilter(source_pod=("none/",)),))
 
     async def run() -> int:
