@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 import anyio
@@ -110,7 +111,9 @@ class CiliumIdentityAllocator(AgreedNumbers):
         return "every number tried is another identity's"
 
     def _free(self, labels: Labels, former: int) -> Iterable[int]:
-        for number in (*self._preferred(labels, former), *candidates(labels)):
+        first = next(candidates(labels))
+        others = (*range(first, CLUSTER.stop), *range(CLUSTER.start, first))  # where few are left
+        for number in chain(self._preferred(labels, former), candidates(labels), others):
             taken = number in self._held or ("", str(number)) in self._table
             if number in CLUSTER and not taken and self._may_take(labels, number):
                 yield number

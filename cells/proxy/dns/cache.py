@@ -107,6 +107,18 @@ class EndpointNames:
         if not zombie.names:
             del self.zombies[address]
 
+    def date_back(self, now: float) -> None:
+        """Have answers and zombies from the future count as of now: the clock was set back.
+
+        Otherwise their addresses would stay open until it is that late again.
+        """
+        for addresses in self._names.values():
+            for address, of in addresses.items():
+                if of.at > now:
+                    addresses[address] = msgspec.structs.replace(of, at=now, expires=now + of.ttl)
+        for zombie in self.zombies.values():
+            zombie.since = min(zombie.since, now)
+
     def expire(self, now: float) -> list[Pair]:
         """What has ended becomes zombies; what went because those were too many."""
         went: list[Pair] = []

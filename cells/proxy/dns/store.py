@@ -191,6 +191,7 @@ class NameStore:
     async def collect(self) -> None:
         """Let go of what has ended and is not connected to. Raises OSError."""
         for of in self.of.values():
+            of.date_back(self.clock())
             self._let_go(of.expire(self.clock()))
         waiting = {address for of in self.of.values() for address in of.zombies}
         if waiting:

@@ -265,8 +265,12 @@ def test_the_values_of_the_installation_page_are_taken() -> None:
 def test_the_release_s_namespace_is_everywhere_it_belongs() -> None:
     found = chart.objects({}, namespace="net")
     assert {one["metadata"].get("namespace", "net") for one in found.values()} == {"net"}
-    bindings = [one for one in found.values() if one["kind"].endswith("Binding")]
+    bindings = [one for one in found.values() if one["kind"].endswith("RoleBinding")]
     assert {subject["namespace"] for one in bindings for subject in one["subjects"]} == {"net"}
+    admitted = [one for one in found.values() if one["kind"] == "ValidatingAdmissionPolicy"]
+    assert {one["spec"]["matchConditions"][0]["expression"] for one in admitted} == {
+        "request.userInfo.username == 'system:serviceaccount:net:cilium'"
+    }
 
 
 def test_extra_settings_win_and_are_texts() -> None:

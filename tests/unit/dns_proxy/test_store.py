@@ -172,6 +172,45 @@ async def test_an_address_goes_after_its_ttl_and_its_last_connection(tmp_path: P
         assert later.store.deleted == 1
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_clock_that_is_set_back_keeps_no_address_open(tmp_path: Path, restarts: bool) -> None:
+    year = 365 * 24 * 3600.0
+    async with shop(tmp_path, DNSProxySettings(tofqdns_min_ttl=30)) as place:
+        place.learn(ONE, ttl=60)
+        place.learn(TWO, ttl=5)
+        place.now += 40
+        await place.store.collect()
+        assert set(place.store.of[POD.id].zombies) == {TWO}
+        now = place.now - year
+        if not restarts:
+            await _ends(place, now)
+    if restarts:
+        async with shop(tmp_path) as later:
+            await _ends(later, now)
+
+
+async def _ends(place: Any, now: float) -> None:
+    """Addresses end within their TTL of the clock as it is now."""
+    place.now = now
+    await place.store.collect()
+    assert (WEB, ONE) in place.names.pairs
+    place.now += 61
+    for _ in range(3):
+        await place.store.collect()
+    assert not place.names.pairs
+
+
+async def test_a_clock_that_jumps_ahead_leaves_connections_open(tmp_path: Path) -> None:
+    async with shop(tmp_path) as place:
+        place.learn(ONE, TWO, ttl=60)
+        assert POD.ipv4 is not None
+        place.kernel.connected.add((POD.ipv4, ONE))
+        place.now += 365 * 24 * 3600.0
+        for _ in range(3):
+            await place.store.collect()
+        assert place.names.pairs == {(WEB, ONE): 1}
+
+
 async def test_names_of_a_file_count_from_the_start(tmp_path: Path) -> None:
     file = tmp_path / "names.json"
     file.write_text('[{"fqdn": "Web.example.org", "ips": ["192.0.2.1"], "ttl": 60, "endpoint-id": 4}]')

@@ -167,6 +167,51 @@ async def test_an_object_in_use_that_goes_comes_back_and_its_mark_goes(one: Clus
         await eventually(lambda: not objects(one)[str(number)]["metadata"].get("annotations"))
 
 
+def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("allocator", "objects", "agreed"):
+        monkeypatch.setattr(f"cells.cluster.allocation.{module}.CLUSTER", range(256, 260))
+
+
+async def test_without_a_free_number_new_labels_wait_and_known_ones_do_not(
+    one: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever creates pods with ever new labels keeps others' new labels waiting, and nothing else."""
+    few_numbers(monkeypatch)
+    for number in range(256, 260):
+        one.put(body(number, DB if number == 256 else (f"k8s:flood={number}",)))
+    async with agent(tmp_path, one) as node, anyio.create_task_group() as tasks:
+        await node.synced()
+        found: list[int] = []
+
+        async def ask() -> None:
+            found.append(await acquired(node, WEB))
+
+        tasks.start_soon(ask)
+        await eventually(
+            lambda: any(
+                "no free identity between 256 and 259" in f"{each.message} {each.error}"
+                for each in node.health.snapshot()
+            )
+        )
+        assert await acquired(node, DB) == 256
+        assert not found
+        one.delete("CiliumIdentity", "258")
+        await eventually(lambda: found == [258], within=30)
+
+
+async def test_the_last_free_number_is_found(
+    one: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_numbers(monkeypatch)
+    monkeypatch.setattr("cells.cluster.allocation.objects.ATTEMPTS", 1)
+    last = next(number for number in range(256, 260) if number != next(candidates(WEB)))
+    for number in set(range(256, 260)) - {last}:
+        one.put(body(number, (f"k8s:flood={number}",)))
+    async with agent(tmp_path, one) as node:
+        await node.synced()
+        assert await acquired(node, WEB) == last
+
+
 async def test_what_cannot_be_allocated_is_told_and_tried_again(one: Cluster, tmp_path: Path) -> None:
     async with agent(tmp_path, one) as node:
         await node.synced()

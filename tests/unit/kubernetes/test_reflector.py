@@ -420,3 +420,57 @@ async def test_only_what_is_asked_for_comes(server: ApiServer) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.reset()
+
+
+def stated(type_: str, name: str, ip: str, version: str = "5000", **more: Any) -> bytes:
+    """An event as the server states it, true or not."""
+    obj = pod(name, ip, resourceVersion=version)
+    return json.dumps({"type": type_, "object": {**obj, **more}}).encode() + b"\n"
+
+
+PAST = b'{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"1"}}}\n'
+LIES: dict[str, tuple[list[bytes], dict[str, str]]] = {
+    "added twice": ([stated("ADDED", "x", "1"), stated("ADDED", "x", "2")], {"a": "0", "x": "2"}),
+    "added though it is there": ([stated("ADDED", "a", "3")], {"a": "3"}),
+    "changed though it is not there": ([stated("MODIFIED", "x", "2")], {"a": "0", "x": "2"}),
+    "deleted though it is not there": ([stated("DELETED", "ghost", "1")], {"a": "0"}),
+    "deleted twice": ([stated("DELETED", "a", "1")] * 2, {}),
+    "deleted, then changed": ([stated("DELETED", "a", "1"), stated("MODIFIED", "a", "4")], {"a": "4"}),
+    "an older version later": (
+        [stated("MODIFIED", "a", "9", "9000"), stated("MODIFIED", "a", "1", "3")],
+        {"a": "1"},
+    ),
+    "a version that is no number": ([stated("MODIFIED", "a", "2", "new")], {"a": "2"}),
+    "no version": ([stated("MODIFIED", "a", "2", "")], {"a": "2"}),
+    "a bookmark of the past": ([PAST, stated("ADDED", "x", "2")], {"a": "0", "x": "2"}),
+    "a pod that was not asked for": (
+        [stated("ADDED", "x", "2", spec={"nodeName": "elsewhere"})],
+        {"a": "0", "x": "2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+async def test_a_server_that_lies_is_believed_to_the_letter_and_harms_nothing_else(
+    server: ApiServer, what: str
+) -> None:
+    """The last event of an object counts, in any order; what the server has comes back with a new list."""
+    lines, left = LIES[what]
+    server.add(pod("a", "0"))
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: world.status.state == "watching")
+        server.faults.add(
+            Fault(
+                lambda request: "watch" in request.query and "sendInitialEvents" not in request.query,
+                insert=b"".join(lines) + line("ADDED", "last"),
+            )
+        )
+        await server.hang_up()
+        await reach(lambda: "last" in world.names())
+        assert {one.name: one.labels["ip"] for one in world.table.all() if one.name != "last"} == left
+        assert not world.status.broken
+        server.faults.add(Fault(lambda request: "watch" in request.query, status=410))
+        await server.hang_up()
+        await reach(lambda: world.names() == {"a"})
+        (row,) = world.table.all()
+        assert row.labels["ip"] == "0"
