@@ -40,7 +40,11 @@ def _path(option: str, default: str, text: str) -> Callable[[Callable[..., objec
 
 @click.command()
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
-@click.option("--bpf-state", is_flag=True, help="Programs and maps only.")
+@click.option(
+    "--bpf-state",
+    is_flag=True,
+    help="Programs and maps only: what is left of pods is open until the next agent serves.",
+)
 @click.option("--all-state", is_flag=True, help="Everything, the default.")
 @_path("--state-dir", "/var/run/cilium", "The agent's state-dir.")
 @_path("--lib-dir", "/var/lib/cilium", "Library directory of an upstream Cilium agent.")
@@ -76,7 +80,7 @@ def command(
             f"an agent runs with the state directory {state_dir}: stop it, then clean up"
         )
     everything = all_state or not bpf_state
-    steps = [*bpf_steps(places), *(state_steps(places) if everything else [])]
+    steps = [*link_steps(), *bpf_steps(places), *state_steps(places)] if everything else bpf_steps(places)
     if not force:
         click.echo("This removes from this node:")
         for title, _ in steps:
@@ -112,6 +116,11 @@ def take(title: str, remove: Callable[[], list[str]]) -> None:
         click.echo(f"removed {name}")
 
 
+def link_steps() -> list[Step]:
+    """Before programs: a pod whose link has none would reach the network past its policy."""
+    return [("links lxc* and cilium_*, with their routes", traces.remove_links)]
+
+
 def bpf_steps(places: Places) -> list[Step]:
     """Programs first, then what they work on: nothing is left to run on half of its maps."""
     return [
@@ -128,7 +137,6 @@ def state_steps(places: Places) -> list[Step]:
     """The rest: links with their routes, mounts, files, and others' CNI configurations back in force."""
     return [
         ("Envoy, which reads requests", partial(_end_envoy, places.state_dir)),
-        ("links cilium_* and lxc*, with their routes", traces.remove_links),
         ("rules for packets to the DNS proxy", traces.remove_rules),
         ("network namespaces cilium-*", traces.remove_namespaces),
         (f"cgroup v2 on {places.cgroup_root}", partial(traces.unmount, places.cgroup_root)),

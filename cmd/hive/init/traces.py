@@ -103,10 +103,10 @@ def remove_namespaces() -> list[str]:
 
 
 def remove_links() -> list[str]:
-    """Delete our links; the kernel takes their routes and addresses with them."""
+    """Delete our links, those of pods first; the kernel takes their routes and addresses with them."""
     with _routes() as routes:
         indexes = {link.get("ifname"): link["index"] for link in routes.get_links()}
-        names = sorted(name for name in indexes if name.startswith(LINKS))
+        names = sorted((name for name in indexes if name.startswith(LINKS)), reverse=True)
         return each(names, lambda name: _delete_link(routes, indexes[name]))
 
 

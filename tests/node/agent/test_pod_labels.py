@@ -93,6 +93,37 @@ def test_a_policy_by_labels_cuts_a_flow_and_a_label_lets_it_go_on(node: Lab, tmp
         assert inside.run(ping, server.ipv4, 1), "a policy knows the new identity before the pod sends"
 
 
+BLUE = {
+    **POLICY,
+    "spec": {
+        "endpointSelector": {"matchLabels": {"app": "server"}},
+        "ingress": [{"fromEndpoints": [{"matchLabels": {"io.cilium.k8s.namespace.labels.team": "blue"}}]}],
+    },
+}
+
+
+def test_labels_of_a_namespace_cut_a_flow_and_let_it_go_on(node: Lab, tmp_path: Path) -> None:
+    def namespace(team: str) -> None:
+        metadata = {"name": "default", "labels": {"team": team}}
+        write(tmp_path, "namespace", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+
+    namespace("blue")
+    for name in ("server", "client"):
+        write(tmp_path, name, pod(name, {"app": name}))
+    write(tmp_path, "policy", BLUE)
+    pid = serving(node, f"--manifests-dir={tmp_path}")
+    client, server = pods.add(node, "client"), pods.add(node, "server")
+    eventually(lambda: _enforced(pid, "server"))
+    with conversation(node, client, server) as talk:
+        flows(talk)
+        for _ in range(2):
+            namespace("red")
+            eventually(lambda: "k8s:io.cilium.k8s.namespace.labels.team=red" in labels_of(pid, "client"))
+            is_cut(node, talk)
+            namespace("blue")
+            flows(talk)
+
+
 INIT_POLICY = {
     "apiVersion": "cilium.io/v2",
     "kind": "CiliumClusterwideNetworkPolicy",
