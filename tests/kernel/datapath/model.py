@@ -32,6 +32,7 @@ from tests.kernel.datapath.model_packet import (
     Direction,
     Flow,
     RefusedError,
+    answered,
     hop,
     read,
 )
@@ -196,14 +197,30 @@ class Model:
         source: int,
         now: int,
     ) -> None:
-        """Whether the pod may send or receive this. Answers need no policy; all else, each packet anew."""
-        if status in {Status.REPLY, Status.RELATED}:
+        """Whether the pod may send or receive this. Of an answer counts whether the flow may begin still."""
+        if status is Status.RELATED:
+            return
+        if status is Status.REPLY:
+            self._judge_answered(pod, flow, direction, peer)
             return
         refused = decide(pod.rules, flow, direction, peer)
         if refused is not None:
             raise DroppedError(refused, direction)
         if status is Status.NEW:
             self.conntrack.create(flow, direction, source, now)
+        elif direction is Direction.INGRESS and self.conntrack.found is not None:
+            self.conntrack.found.source_identity = source
+
+    def _judge_answered(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int) -> None:
+        """Whether the flow may begin that this packet answers, with this peer."""
+        entry = self.conntrack.found
+        if direction is Direction.EGRESS and entry is not None:
+            peer = entry.source_identity
+        began = Direction.INGRESS if direction is Direction.EGRESS else Direction.EGRESS
+        refused = decide(pod.rules, answered(flow), began, peer)
+        if refused is not None:
+            self.conntrack.not_prolonged()
+            raise DroppedError(refused, direction)
 
     def _identity(self, ip: Address) -> int:
         """Whose an address is: the node's records first, then the longest known prefix, else the world's."""

@@ -84,6 +84,9 @@ class Conntrack:
 
     def __init__(self) -> None:
         self.entries: dict[Key, Entry] = {}
+        self.found: Entry | None = None
+        """What the last packet looked up belongs to."""
+        self._until_before = 0
 
     def look_up(self, flow: Flow, direction: Direction, now: int) -> Status:
         """What the packet is, noted in the entry it belongs to.
@@ -103,11 +106,17 @@ class Conntrack:
         entry = self.entries.get(key)
         if entry is None or entry.until < now:
             return False
+        self.found, self._until_before = entry, entry.until
         if flow.protocol != TCP:
             until = now + OTHER_LIFETIME
             entry.until = max(entry.until, until) if flow.related else until
             return True
         return self._note_tcp(entry, flow.tcp_flags, direction, now)
+
+    def not_prolonged(self) -> None:
+        """The last packet looked up is dropped, and its flow ends no later for it."""
+        if self.found is not None:
+            self.found.until = self._until_before
 
     def _note_tcp(self, entry: Entry, flags: int, direction: Direction, now: int) -> bool:
         ends = bool(flags & (RST | FIN))

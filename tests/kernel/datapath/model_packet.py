@@ -5,7 +5,7 @@ Needs: nothing.   Gives: Flow, Fragments, RefusedError, read(), hop(), protocols
 
 import struct
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
@@ -52,6 +52,12 @@ class Flow:
     """Whether the transport header follows the network header at once."""
     answer_likely: bool = False
     """Whether it looks like an answer: from the lower port, an echo's reply, or an error."""
+
+
+def answered(flow: Flow) -> Flow:
+    """What this packet answers, as policy keys it."""
+    echo = {ICMP: 8, ICMPV6: 128}
+    return replace(flow, policy_port=echo.get(flow.protocol, flow.sport))
 
 
 class RefusedError(Exception):

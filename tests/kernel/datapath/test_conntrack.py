@@ -139,7 +139,7 @@ def test_what_only_looks_like_an_answer_needs_policy(world: World, wrong: Packet
 
 def test_a_ping_is_answered_under_its_own_id_only(world: World) -> None:
     world.pod_sends(A, from_pod(A) / echo(A.ip, B.ip, id=1))
-    world.allow(B, NOTHING)
+    world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry())])
     assert world.pod_sends(B, from_pod(B) / echo(B.ip, A.ip, reply=True, id=1)).action == REDIRECT
     assert world.pod_sends(B, from_pod(B) / echo(B.ip, A.ip, reply=True, id=2)).dropped == (133, EGRESS)
     assert world.pod_sends(B, from_pod(B) / echo(B.ip, A.ip, id=1)).dropped == (133, EGRESS)

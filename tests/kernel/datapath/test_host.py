@@ -6,6 +6,7 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
+from cells.maps import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import INGRESS, NET_MAC, NODE, OK, OUTSIDE, REDIRECT, ROUTER, A, World
 
@@ -22,7 +23,7 @@ def test_the_host_reaches_a_pod_through_its_link(world: World) -> None:
 
 def test_the_pods_answer_reaches_the_host(world: World) -> None:
     world.host_sends(from_host() / echo(ROUTER, A.ip))
-    world.allow(A, [])
+    world.allow(A, [(PolicyKey(0, egress=False), PolicyEntry())])
     assert world.pod_sends(A, from_pod(A) / echo(A.ip, ROUTER, reply=True)).action == OK
 
 

@@ -242,7 +242,7 @@ def fragments(source: str, destination: str) -> tuple[Ether, Ether]:
 def test_the_answer_to_a_pod_elsewhere_goes_back_through_the_tunnel(overlay: OverlayWorld) -> None:
     request = Ether() / tcp(REMOTE, A.ip, "S", sport=40000, dport=80)
     assert overlay.tunnel_brings(request).action == REDIRECT
-    overlay.allow(A, [])  # a reply needs no policy
+    overlay.allow(A, [(PolicyKey(0, egress=False), PolicyEntry())])  # a reply needs no policy of its own
     overlay.recorder.nothing()
     answer = from_pod(A) / tcp(A.ip, REMOTE, "SA", sport=80, dport=40000)
     assert overlay.pod_sends(A, answer).action == REDIRECT

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import select
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,10 @@ import pytest
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
+from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
-from tests.node.agent.test_policy_enforcement import conversation, denied, flows, is_cut
+from tests.node.agent.test_policy_enforcement import DENIED_BY_RULE, conversation, denied, flows, is_cut
 from tests.support.agents import known_pods, serving, terminated
 from tests.support.talk import talking
 from tests.support.waiting import eventually
@@ -231,3 +235,79 @@ def _enforcement(pid: int, pod_name: str) -> str:
 def is_cut_by(node: Lab, pid: int, talk: Any) -> None:
     eventually(lambda: "k8s:app=other" in labels_of(pid, "client"))
     is_cut(node, talk)
+
+
+def quarantine(role: str) -> dict[str, Any]:
+    """A policy that denies the pod what its flow began with."""
+    denied = (
+        {"egressDeny": [{"toEntities": ["all"]}]}
+        if role == "client"
+        else {"ingressDeny": [{"fromEntities": ["all"]}]}
+    )
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": "quarantine", "namespace": "default"},
+        "spec": {"endpointSelector": {"matchLabels": {"app": role}}, **denied},
+    }
+
+
+@contextmanager
+def opened(
+    lab: Lab, kind: socket.SocketKind, server: pods.Attached
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The ends of a flow of "client" to "server": the client's, and the server's."""
+    with lab.open_pod("client") as calling, lab.open_pod("server") as called, ExitStack() as stack:
+        with inside(called):
+            listener = stack.enter_context(socket.socket(socket.AF_INET, kind))
+        with inside(calling):
+            client = stack.enter_context(socket.socket(socket.AF_INET, kind))
+        listener.bind(("", 0))
+        for each in (client, listener):
+            each.settimeout(30)
+        if kind is socket.SOCK_STREAM:
+            listener.listen()
+        client.connect((server.ipv4, listener.getsockname()[1]))
+        client.send(b"?")
+        if kind is socket.SOCK_STREAM:
+            answering = stack.enter_context(listener.accept()[0])
+            answering.settimeout(30)
+            answering.recv(1)
+        else:
+            answering = listener
+            listener.connect(listener.recvfrom(1)[1])
+        yield client, answering
+
+
+@pytest.mark.parametrize("role", ["client", "server"])
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_a_deny_ends_a_flow_whose_other_side_keeps_answering(
+    node: Lab, tmp_path: Path, kind: socket.SocketKind, role: str
+) -> None:
+    write(tmp_path, "pods", *(pod(name, {"app": name}) for name in ("client", "server")))
+    serving(node, f"--manifests-dir={tmp_path}")
+    pods.add(node, "client")
+    server = pods.add(node, "server")
+    with opened(node, kind, server) as (client, answering):
+        answering.send(b"1")
+        assert client.recv(100) == b"1"
+        before = denied(node, DENIED_BY_RULE)
+        write(tmp_path, "policy", quarantine(role))
+
+        def in_force() -> bool:
+            client.send(b"?")
+            return denied(node, DENIED_BY_RULE) > before
+
+        eventually(in_force)
+        client.settimeout(0.2)
+        for _ in range(10):
+            answering.send(b"2")
+            with pytest.raises(TimeoutError):
+                client.recv(100)
+        (tmp_path / "policy.yaml").unlink()
+
+        def answered() -> bool:
+            answering.send(b"3")
+            return bool(select.select([client], [], [], 0.2)[0])
+
+        eventually(answered)

@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.node
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
-POLICY_DENIED = 133
+POLICY_DENIED, DENIED_BY_RULE = 133, 181
 
 
 class Conversation:
@@ -101,16 +101,16 @@ def is_cut_soon(lab: Lab, talk: Conversation) -> None:
     assert not talk.is_through
 
 
-def denied(lab: Lab) -> int:
+def denied(lab: Lab, reason: int = POLICY_DENIED) -> int:
     """Packets the datapath has dropped since policy denied them."""
     with lab.open() as node:
-        return node.run(_denied)
+        return node.run(_denied, reason)
 
 
-def _denied() -> int:
+def _denied(reason: int) -> int:
     with open_map(GLOBALS / "cilium_metrics") as metrics:
         rows = [(MetricsKey.unpack(key), MetricsValue.unpack(value)) for key, value in metrics.items()]
-    return sum(value.packets for key, value in rows if key.reason == POLICY_DENIED)
+    return sum(value.packets for key, value in rows if key.reason == reason)
 
 
 def _put(endpoint: int, key: PolicyKey) -> None:

@@ -115,9 +115,10 @@ static __always_inline struct ct_entry *ct_find(struct flow *flow, enum directio
 {
 	struct ct_entry *entry = ct_entry_of(flow, direction, reply, family);
 
-	if (entry && entry->lifetime >= now && ct_apply(entry, flow, direction, now))
-		return entry;
-	return NULL;
+	if (!entry || entry->lifetime < now)
+		return NULL;
+	flow->lifetime = entry->lifetime;
+	return ct_apply(entry, flow, direction, now) ? entry : NULL;
 }
 
 /* What the packet is to the pod whose `direction` it travels, noted in the entry it belongs to: `*entry`.

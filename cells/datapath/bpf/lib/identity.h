@@ -12,6 +12,7 @@
 #define IDENTITY_KUBE_APISERVER 7 /* which is a node */
 #define IDENTITY_WORLD_IPV4 9
 #define IDENTITY_WORLD_IPV6 10
+#define IDENTITY_FIRST 256 /* that labels have; those below mean the same everywhere */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -51,6 +52,12 @@ static __always_inline bool is_local_source(const struct address *ip, __u8 famil
 	return address_lookup(ip, family);
 }
 
+/* An address or prefix outside the cluster that policies or names mention. */
+static __always_inline bool is_cidr(__u32 identity)
+{
+	return identity >> 24 == 1;
+}
+
 /* Whether it is another node: 6, 7, or a number of its own, where labels of nodes count. */
 static __always_inline bool is_remote_node(__u32 identity)
 {
@@ -88,4 +95,12 @@ static __always_inline __u32 world_identity(__u8 family)
 	if (node && node->router_ip && !address_is_zero(&node->router_ip6))
 		return family == FAMILY_IPV4 ? IDENTITY_WORLD_IPV4 : IDENTITY_WORLD_IPV6;
 	return IDENTITY_WORLD;
+}
+
+/* Who lives at the address, to a pod that sends there. */
+static __always_inline __u32 identity_at(const struct address *ip, __u8 family)
+{
+	const struct address_info *local = address_lookup(ip, family);
+
+	return local ? identity_of_local(local) : identity_of(ipcache_lookup(ip, family));
 }

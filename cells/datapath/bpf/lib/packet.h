@@ -74,6 +74,7 @@ struct flow {
 	__u16 destination; /* the same */
 	__u32 source_identity;
 	__u32 destination_identity;
+	__u32 lifetime; /* of its conntrack entry before this packet: a reply that is dropped does not prolong it */
 	__u32 report; /* bytes to capture for an event of the flow; 0: nothing new */
 };
 

@@ -11,7 +11,6 @@
 #include "lib/packet.h"
 #include "overlay/maps.h"
 
-#define IDENTITY_FIRST 256 /* that labels have; those below mean the same everywhere */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -9,6 +9,7 @@
 #include "lb/error.h"
 #include "lb/pod.h"
 #include "lib/events.h"
+#include "lib/identity.h"
 #include "lib/metrics.h"
 #include "lib/rewrite.h"
 #include "policy/policy.h"
@@ -27,6 +28,53 @@ static __always_inline bool own_service(struct flow *flow, const struct ct_entry
 	entry = ct_entry_of(flow, EGRESS, false, family);
 	flow->loopback = entry && entry->lb_loopback;
 	return flow->loopback;
+}
+
+/* Who has begun the flow, now: the one that its last packet came from, unless the address has another identity by now.
+ * Of what is not the sender's own address (the stack, another node or a proxy has translated it) the entry alone knows.
+ */
+static __always_inline __u32 asker_of(const struct flow *flow, const struct ct_entry *entry, __u8 family)
+{
+	__u32 was = entry->source_identity, now;
+
+	if (entry->through_stack)
+		return was;
+	now = identity_at(&flow->daddr, family);
+	if (now < IDENTITY_FIRST) /* reserved */
+		return is_cidr(was) ? world_identity(family) : was;
+	if (was == IDENTITY_WORLD || was == IDENTITY_WORLD_IPV4 || was == IDENTITY_WORLD_IPV6)
+		return is_cidr(now) ? now : was;
+	return was < IDENTITY_FIRST ? was : now;
+}
+
+/* Whether the flow's own packets are let through under the policy of now, so that what answers them is too. */
+static __always_inline bool goes_on(struct ct_entry *entry, const struct flow *flow)
+{
+	__u32 epochs = epoch_of(flow->destination) + (flow->source ? epoch_of(flow->source) : 0);
+
+	return verdict_holds(entry, verdict_tag(epochs, ct_now()), flow, true, 0);
+}
+
+/* 0 if policy still allows the flow that the packet answers, as it began; else the reason to drop the packet, which then
+ * does not prolong the flow. The packet travels in `direction`. Not evaluated: what a proxy has, and what a pod sends to
+ * itself.
+ */
+VERIFIED_ALONE reply_check(struct __sk_buff *skb, struct flow *flow, __u32 direction, struct ct_entry *entry,
+			   __u32 family)
+{
+	bool in = direction == INGRESS;
+	__u32 peer;
+	int refused;
+
+	if (!flow || !entry)
+		return DROP_POLICY;
+	if (unlikely(entry->lb_loopback || entry->proxy_redirect) || (in && goes_on(entry, flow)))
+		return 0;
+	peer = in ? identity_at(&flow->saddr, family) : asker_of(flow, entry, family);
+	refused = policy_check_answered(skb, flow, in ? EGRESS : INGRESS, peer, family);
+	if (unlikely(refused))
+		entry->lifetime = flow->lifetime;
+	return refused;
 }
 
 /* 0 if the pod accepts the packet, else the reason to drop it. `*status` is its conntrack's word on it. */
@@ -49,6 +97,9 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 			flow->to_asker = true;
 			return 0;
 		}
+		refused = reply_check(skb, flow, INGRESS, entry, family);
+		if (unlikely(refused))
+			return refused;
 		if (likely(!entry->rev_nat_index))
 			return 0;
 		return family == FAMILY_IPV4 ? lb4_answer(skb, flow, entry->rev_nat_index, entry->lb_loopback)
@@ -69,6 +120,8 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	}
 	if (*status == CT_NEW)
 		return ct_create(flow, INGRESS, now, family);
+	if (unlikely(entry->source_identity != flow->source_identity))
+		entry->source_identity = flow->source_identity;
 	/* The answers go the way the last packet came. */
 	if (unlikely(entry->through_stack != flow->through_stack || entry->node_port != flow->node_port ||
 		     entry->dsr_internal != flow->dsr)) {

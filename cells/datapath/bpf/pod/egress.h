@@ -200,6 +200,11 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		mark_write(skb, MARK_TO_PROXY);
 		return egress_proxied(skb, flow, self, status, family);
 	}
+	if (status == CT_REPLY) {
+		verdict = reply_check(skb, flow, EGRESS, entry, family);
+		if (unlikely(verdict))
+			return DROP(EGRESS, verdict);
+	}
 	if (status == CT_REPLY && unlikely(entry->node_port || entry->dsr_internal)) {
 		verdict = nodeport_returns(skb, flow, EGRESS, now, family);
 		if (verdict != UNDECIDED)

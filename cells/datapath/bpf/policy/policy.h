@@ -132,3 +132,42 @@ static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow
 		tell_verdict(skb, flow, direction, refused ? -refused : bpf_ntohs(flow->proxy_port), how);
 	return refused;
 }
+
+/* The port, or for ICMP the type, that the first packet of the flow was for which this packet answers. */
+static __always_inline __be16 asked_port(const struct flow *flow)
+{
+	if (flow->protocol == IPPROTO_ICMP)
+		return bpf_htons(ICMP_ECHO);
+	return flow->protocol == IPPROTO_ICMPV6 ? bpf_htons(ICMPV6_ECHO_REQUEST) : flow->sport;
+}
+
+/* Evaluate the flow that the packet answers as it began, in its own `direction`, with `peer` at the other end: 0, or the
+ * reason to drop the reply. Policy counts no replies, and a proxy gets none by this.
+ */
+static __always_inline int policy_check_answered(struct __sk_buff *skb, struct flow *flow, enum direction direction,
+						 __u32 peer, __u8 family)
+{
+	const __u32 source_identity = flow->source_identity, destination_identity = flow->destination_identity;
+	const __u16 source = flow->source, destination = flow->destination;
+	const __be16 policy_port = flow->policy_port;
+	struct use use = {};
+	int refused;
+
+	flow->policy_port = asked_port(flow);
+	if (direction == EGRESS) {
+		flow->source = destination;
+		flow->destination_identity = peer;
+	} else {
+		flow->destination = source;
+		flow->source_identity = peer;
+	}
+	refused = policy_check(skb, flow, direction, false, &use, family);
+	flow->policy_port = policy_port;
+	flow->source = source;
+	flow->destination = destination;
+	flow->source_identity = source_identity;
+	flow->destination_identity = destination_identity;
+	flow->proxy_port = 0;
+	flow->only_by_proxy = false;
+	return refused;
+}
