@@ -1,5 +1,6 @@
 """Where a packet says it is from: nothing is done or remembered for an address that is not the pod's."""
 
+import struct
 from dataclasses import replace
 from ipaddress import IPv6Address
 
@@ -9,17 +10,23 @@ from scapy.layers.inet6 import ICMPv6ND_NS, ICMPv6ND_RS, IPv6, IPv6ExtHdrFragmen
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
-from tests.kernel.datapath.packets import from_pod, udp, who_has
+from cells.maps import ENDPOINT_ROUTED_BY_HOST, DeviceConfig, PolicyEntry, PolicyKey
+from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp, who_has
 from tests.kernel.datapath.world import (
     EGRESS,
+    IFINDEX,
+    INGRESS,
+    NODE,
     NODE6,
     OK,
     OUTSIDE,
+    OUTSIDE6,
     REDIRECT,
     ROUTER,
     ROUTER6,
     A,
     B,
+    Pod,
     World,
 )
 
@@ -82,3 +89,54 @@ def test_nor_does_one_in_ipv6(world: World, source: str) -> None:
     first = IPv6(src=source, dst=ROUTER6) / IPv6ExtHdrFragment(m=1, id=7) / UDP(dport=53) / Raw(bytes(64))
     assert world.pod_sends(A, from_pod(A) / first).dropped == (132, EGRESS)
     assert dict(world.maps["cilium_ipv6_frag_datagrams"].items()) == {}
+
+
+FORGED = (132, INGRESS)
+BRIDGE = 99
+"""Another runtime's, such as docker0: none of our programs is there."""
+SENT_BY_B = 0x0F00 | B.identity << 16
+
+
+def link(pod: Pod) -> bytes:
+    """The key of the pod's link in hive_endpoints."""
+    return struct.pack("<I", pod.address().ifindex)
+
+
+@pytest.mark.parametrize(("source", "target", "away"), [(B.ip, A.ip, OUTSIDE), (B.ip6, A.ip6, OUTSIDE6)])
+def test_the_host_forwards_what_pods_send_from_their_links_alone(
+    world: World, source: str, target: str, away: str
+) -> None:
+    packet = from_host() / tcp(source, target, "S")
+    for mark in (0, 0x4000, 0x0200):
+        assert world.host_sends(packet, device=BRIDGE, mark=mark).dropped == FORGED
+    assert world.host_sends(from_host() / tcp(source, away, "S"), device=BRIDGE).dropped == FORGED
+    assert not world.connections(version=6 if ":" in source else 4)
+    # From its link, or as the program there has marked it; out of the stack; or the node's own veth.
+    for device in (B.address().ifindex, 0, 1, 2, 3):
+        assert world.host_sends(packet, device=device, mark=0x4000).action == REDIRECT
+    assert world.host_sends(packet, device=BRIDGE, mark=SENT_BY_B).action == REDIRECT
+
+
+@pytest.mark.parametrize(("source", "target"), [(B.ip, A.ip), (B.ip6, A.ip6)])
+def test_a_bridge_that_pods_are_on_brings_their_packets(world: World, source: str, target: str) -> None:
+    row = replace(B, flags=ENDPOINT_ROUTED_BY_HOST).config().pack()
+    world.maps["hive_endpoints"].update(link(B), row)
+    assert world.host_sends(from_host() / tcp(source, target, "S"), device=BRIDGE).action == REDIRECT
+
+
+@pytest.mark.parametrize(
+    ("node", "target", "world_identity", "sender"), [(NODE, A.ip, 9, 1), (NODE6, A.ip6, 10, 10)]
+)
+def test_behind_another_runtimes_bridge_nobody_is_the_host_in_ipv6(
+    world: World, node: str, target: str, world_identity: int, sender: int
+) -> None:
+    """In IPv4 the kernel refuses such sources, and what is left the stack has translated."""
+    world.allow(A, [(PolicyKey(1, egress=False), PolicyEntry())])
+    packet = from_host() / tcp(node, target, "S")
+    assert (world.host_sends(packet, device=BRIDGE).action == REDIRECT) is (sender == 1)
+    world.allow(A, [(PolicyKey(world_identity, egress=False), PolicyEntry())])
+    assert (world.host_sends(packet, device=BRIDGE).action == REDIRECT) is (sender == world_identity)
+    world.allow(A, [(PolicyKey(1, egress=False), PolicyEntry())])
+    world.maps["hive_devices"].update(struct.pack("<I", IFINDEX), DeviceConfig(bytes(6)).pack())
+    for device in (0, IFINDEX, B.address().ifindex):
+        assert world.host_sends(packet, device=device).action == REDIRECT

@@ -44,7 +44,7 @@ OK, SHOT, REDIRECT = 0, 2, 7
 INGRESS, EGRESS = 1, 2
 IFINDEX = 1  # what BPF_PROG_TEST_RUN takes packets to come from: lo
 WORLD, HOST = 2, 1
-_SKB = struct.Struct("<8xI180x")  # the mark in a struct __sk_buff
+_SKB = struct.Struct("<8xI24xI152x")  # the mark and the device it came by, in a struct __sk_buff
 _COARSE = 6  # CLOCK_MONOTONIC_COARSE of clock_gettime(2), which Python has no name for
 
 
@@ -117,13 +117,14 @@ class Outcome:
 class World:
     """Two pods, A and B, allowed everything, on a node with a router address, and a world outside."""
 
+    sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
+
     def __init__(
         self, settings: DatapathSettings | None = None, data: bytes | None = None, *more: Map
     ) -> None:
         """``data``: another object than the packaged one, with ``more`` maps of its own."""
-        sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
         self.maps: dict[str, Map] = {}
-        for spec in map_specs(sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
+        for spec in map_specs(self.sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
             self.maps[spec.name] = create_map(spec)
         self.policies = {pod.id: create_map(policy_spec(pod.id, 256)) for pod in (A, B)}
         for pod_id, policy in self.policies.items():
@@ -241,9 +242,11 @@ class World:
         for each in (A, B):
             self.bump(each.id)
 
-    def host_sends(self, packet: Packet | bytes, *, repeat: int = 1, mark: int = 0) -> Outcome:
-        """The host sends a packet out of cilium_host."""
-        return self._run("hive_from_host", packet, repeat, mark)
+    def host_sends(
+        self, packet: Packet | bytes, *, repeat: int = 1, mark: int = 0, device: int = 0
+    ) -> Outcome:
+        """The host sends a packet out of cilium_host; ``device``: or forwards what it got by this one."""
+        return self._run("hive_from_host", packet, repeat, mark, device)
 
     def reaches_host(self, packet: Packet) -> Outcome:
         """A packet comes in on cilium_host or cilium_net."""
@@ -257,13 +260,15 @@ class World:
         """A packet comes to the node by that device."""
         return self._run("hive_from_device", packet, repeat)
 
-    def _run(self, program: str, packet: Packet | bytes, repeat: int, mark: int = 0) -> Outcome:
+    def _run(
+        self, program: str, packet: Packet | bytes, repeat: int, mark: int = 0, device: int = 0
+    ) -> Outcome:
         before = self.counts()
-        given = _SKB.pack(mark)
+        given = _SKB.pack(mark, device)
         run: TestRun = test_run(self.programs[program], bytes(packet), repeat=repeat, ctx_in=given)
         counted = {cause: n - before.get(cause, 0) for cause, n in self.counts().items()}
         counted = {cause: n for cause, n in counted.items() if n}
-        (mark,) = _SKB.unpack(run.ctx_out[: _SKB.size])
+        mark, _ = _SKB.unpack(run.ctx_out[: _SKB.size])
         return Outcome(run.retval, Ether(run.packet), counted, run.duration_ns, mark)
 
     def counts(self) -> dict[tuple[int, int], int]:

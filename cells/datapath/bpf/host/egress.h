@@ -7,40 +7,78 @@
 #include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/network.h"
+#include "netdev/maps.h"
 #include "overlay/send.h"
 #include "pod/deliver.h"
+#include "pod/links.h"
 #include "proxy/redirect.h"
 
-/* Who sent it, and whether that is a pod of this node: then the packet is here only because the stack has translated
- * its destination. Our mark says so, unless somebody has put another in its place; the host's own packets have none.
+#define LOOPBACK_IFINDEX 1
+
+/* Whether a program has checked the sources of what the device brings, or only the node itself sends by it. */
+static __always_inline bool checks_sources(__u32 ifindex)
+{
+	const struct node_config *node = node_facts();
+
+	if (bpf_map_lookup_elem(&hive_devices, &ifindex) || bpf_map_lookup_elem(&hive_endpoints, &ifindex))
+		return true;
+	return ifindex == LOOPBACK_IFINDEX || !node || ifindex == node->host_ifindex || ifindex == node->net_ifindex;
+}
+
+/* The same of what the stack forwards from any other device, such as another runtime's bridge: 0, or the reason to drop it.
+ * A pod of this node sends by its own link, unless a bridge has its packets. With the node's address a packet is not the
+ * host's in IPv6; in IPv4 the kernel refuses it (RFC 1812, 5.3.7) unless the stack itself has translated it.
  */
-static __always_inline void learn_sender(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int check_source(struct flow *flow, __u8 family)
+{
+	const struct address_info *source = address_lookup(&flow->saddr, family);
+	const struct endpoint_config *pod;
+
+	if (likely(!source))
+		return 0;
+	if (source->flags & ADDRESS_IS_HOST) {
+		if (family == FAMILY_IPV6)
+			flow->source_identity = world_identity(family);
+		return 0;
+	}
+	pod = bpf_map_lookup_elem(&hive_endpoints, &source->ifindex);
+	return pod && pod->flags & ENDPOINT_ROUTED_BY_HOST ? 0 : DROP_INVALID_SOURCE;
+}
+
+/* Who sent it, and whether that is a pod of this node: then the packet is here only because the stack has translated
+ * its destination. Our mark says so, unless somebody has put another in its place; the host's own packets have none. 0, or
+ * the reason to drop it.
+ */
+static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	const struct address_info *source;
-	__u32 mark = mark_read(skb);
+	__u32 mark = mark_read(skb), device = skb->ingress_ifindex;
 
 	if ((mark & MARK_KIND) == MARK_IDENTITY) {
 		mark_write(skb, 0); /* routing rules would match it twice */
 		flow->source_identity = marked_identity(mark);
 		flow->through_stack = true;
-		return;
+		return 0;
 	}
 	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY) { /* one of this node, for whose address it has */
 		mark_write(skb, 0);
 		flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
-		return;
+		return 0;
 	}
 	if ((mark & MARK_KIND) == MARK_EGRESS_PROXY) { /* a proxy of this node: for a pod, or to it */
 		mark_write(skb, 0);
 		flow->by_proxy = true;
 		flow->source_identity = marked_identity(mark) ?: identity_of(ipcache_lookup(&flow->saddr, family));
-		return;
+		return 0;
 	}
 	flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
+	if (unlikely(device) && !checks_sources(device))
+		return check_source(flow, family);
 	if (likely(!mark))
-		return;
+		return 0;
 	source = address_lookup(&flow->saddr, family);
 	flow->through_stack = source && !(source->flags & ADDRESS_IS_HOST);
+	return 0;
 }
 
 static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
@@ -57,14 +95,16 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 		return DROP(INGRESS, refused);
 	local = address_lookup(&flow->daddr, family);
 	if (!local) {
-		learn_sender(skb, flow, family);
-		return host_sends_away(skb, flow, family);
+		refused = learn_sender(skb, flow, family);
+		return refused ? DROP(INGRESS, refused) : host_sends_away(skb, flow, family);
 	}
 	if (local->flags & ADDRESS_IS_HOST)
 		return TC_ACT_OK;
 	flow->destination = local->endpoint_id;
 	flow->destination_identity = local->identity;
-	learn_sender(skb, flow, family);
+	refused = learn_sender(skb, flow, family);
+	if (refused)
+		return DROP(INGRESS, refused);
 	if (answers_pass_stack(flow))
 		flow->through_stack = true;
 	if (flow->ttl <= 1)
