@@ -6,7 +6,19 @@ The order of this list means nothing: what starts before what follows from what 
 
 from __future__ import annotations
 
-from cells import api, config, datapath, endpoint, ipam, kubernetes, maps, masquerade, tunnel, unserved
+from cells import (
+    api,
+    config,
+    datapath,
+    endpoint,
+    hubble,
+    ipam,
+    kubernetes,
+    maps,
+    masquerade,
+    tunnel,
+    unserved,
+)
 from cells.api import Api, StartedDaemon
 from cells.cluster import (
     allocation,
@@ -134,6 +146,7 @@ agent = module(
     events.cell,
     monitor.cell,
     kubernetes_events.cell,
+    hubble.cell,
     cni_server.cell,
     cni_config.cell,
     link_mtu.cell,

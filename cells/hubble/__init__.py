@@ -1,4 +1,134 @@
 """Hubble: what the datapath, the proxies and the agent report, as flows with names.
 
-`flow` and `observer` define the messages of its API, `codec` writes and reads them.
+Source: the datapath's events and access logs (Events), and the agent's tables; a ring keeps the last ones.
+Needs:  AgentConfig, Events, Table[Endpoint], Table[Identity], Ipcache, Table[Pod], Table[ServedFrontend],
+        NameStore, PolicyView, Table[PolicyObject], Table[RealizedPolicy].
+Gives:  Hubble, HubbleSettings.
+Why:    an event says numbers; people ask for pods, services and the policy that decided. Nothing of this is
+        imported, and no event read, unless enable-hubble is true.
+
+Settings: enable-hubble, hubble-event-buffer-capacity, hubble-event-queue-size, hubble-monitor-events,
+hubble-skip-unknown-cgroup-ids, hubble-redact-*.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cells.cluster.identity import Identity
+from cells.cluster.ipcache import Ipcache
+from cells.config import AgentConfig
+from cells.endpoint import Endpoint
+from cells.hubble.settings import HubbleSettings
+from cells.kubernetes import Node, Pod
+from cells.observe.events import Events
+from cells.policy.control import PolicyObject, PolicyView
+from cells.policy.maps import RealizedPolicy
+from cells.proxy.dns import NameStore
+from cells.services.control import ServedFrontend
+from lifecycle import Jobs, Table, config, invoke, module, provide, provide_private
+
+if TYPE_CHECKING:
+    from cells.hubble.ring import FlowObserver
+    from cells.hubble.sources import EventSources
+
+__all__ = ["Hubble", "HubbleSettings", "cell"]
+
+
+class KnownNames(msgspec.Struct, frozen=True):
+    """The agent's tables that flows get their names from."""
+
+    endpoints: Table[Endpoint]
+    identities: Table[Identity]
+    ipcache: Ipcache
+    pods: Table[Pod]
+    names: NameStore
+    policies: PolicyView | None
+
+
+class FollowedTables(msgspec.Struct, frozen=True):
+    """The agent's tables whose changes are agent events."""
+
+    endpoints: Table[Endpoint]
+    realized: Table[RealizedPolicy]
+    ipcache: Ipcache
+    services: Table[ServedFrontend]
+    policies: Table[PolicyObject] | None
+    nodes: Table[Node]
+
+
+def known_names(
+    endpoints: Table[Endpoint],
+    identities: Table[Identity],
+    ipcache: Ipcache,
+    pods: Table[Pod],
+    names: NameStore,
+    policies: PolicyView | None,
+) -> KnownNames:
+    """This agent's."""
+    return KnownNames(endpoints, identities, ipcache, pods, names, policies)
+
+
+def followed_tables(
+    endpoints: Table[Endpoint],
+    realized: Table[RealizedPolicy],
+    ipcache: Ipcache,
+    services: Table[ServedFrontend],
+    policies: Table[PolicyObject] | None,
+    nodes: Table[Node],
+) -> FollowedTables:
+    """This agent's."""
+    return FollowedTables(endpoints, realized, ipcache, services, policies, nodes)
+
+
+class Hubble:
+    """Keeps this node's events while the agent runs, if enable-hubble is true."""
+
+    def __init__(
+        self,
+        settings: HubbleSettings,
+        agent: AgentConfig,
+        events: Events,
+        known: KnownNames,
+        followed: FollowedTables,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._sources: EventSources | None = None
+        if not settings.enable_hubble:
+            return
+        from cells.hubble.sources import EventSources, origin_of, queue_size
+
+        sources = self._sources = EventSources(settings, known, origin_of(agent))
+        self._events = events
+        self._queue_size = queue_size(settings)
+        jobs.one_shot("take in events", self._take)
+        jobs.observe("services", followed.services.changes, sources.frontends)
+        jobs.observe("endpoints", followed.endpoints.changes, sources.endpoints)
+        jobs.observe("policies of endpoints", followed.realized.changes, sources.realized)
+        jobs.observe("ipcache", followed.ipcache.table.changes, sources.prefixes)
+        jobs.observe("labels of the node", followed.nodes.changes, sources.nodes)
+        if followed.policies is not None:
+            jobs.observe("policies", followed.policies.changes, sources.policies)
+
+    @property
+    def observer(self) -> FlowObserver | None:
+        """Answers queries; None without enable-hubble."""
+        return self._sources.observer if self._sources is not None else None
+
+    async def _take(self) -> None:
+        """Take in events until the agent stops. Raises HiveError if the kernel gives no buffers."""
+        if self._sources is not None:
+            await self._sources.run(self._events, self._queue_size)
+
+
+cell = module(
+    "hubble",
+    "Flows: events with the names of both sides",
+    config(HubbleSettings),
+    provide(Hubble),
+    provide_private(known_names, followed_tables),
+    invoke(Hubble),
+)

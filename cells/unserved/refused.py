@@ -219,10 +219,7 @@ class UnservedNode(UnservedSettings, frozen=True):
 
 
 class UnservedObserve(UnservedSettings, frozen=True):
-    """Flows and probes of a cluster."""
-
-    enable_hubble: bool = False
-    """Flows are not served yet; hive monitor shows them."""
+    """Probes of a cluster."""
 
     enable_health_checking: bool = False
     """Nodes do not probe each other yet."""

@@ -79,12 +79,13 @@ class MalformedRecord(EventError):  # noqa: N818
     """Too short, of an unknown version, or around a malformed packet."""
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Origin(msgspec.Struct):
     """What every flow of this node has."""
 
     node_name: str
-    """``cluster/node``."""
+    """``cluster/node``; the node alone in the cluster ``default``."""
     node_labels: tuple[str, ...] = ()
+    """``key=value``, sorted: they change with the Node object."""
 
 
 class Stamp(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from cells.cluster.identity import Label, parse
 from cells.policy.compute import DirectionPolicy, Filter, Match, SelectorPolicy, lookup
 from cells.policy.control.computer import RulePolicy
 from cells.policy.labels import PeerSelector, selector_text
-from cells.policy.rules import PROTOCOLS, Direction, rule_objects
+from cells.policy.rules import PROTOCOLS, Direction, Source, rule_objects
 
 ANY_SOURCES = frozenset({"any", "unspec"})
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
@@ -65,6 +65,11 @@ class PolicyView:
                 if _has(map(parse, rule.labels), wanted)
             ]
         return found
+
+    def labels_of(self, kind: str, namespace: str, name: str) -> list[tuple[str, ...]]:
+        """The labels of each rule in force that comes from an object."""
+        repository = self._policy.repository
+        return [tuple(rule.labels) for rule in repository.rules_of(Source(kind, namespace, name))]
 
     def selectors(self) -> list[SelectorUse]:
         """The selectors that policies of this node's endpoints use, by their text."""

@@ -105,6 +105,8 @@ class NameStore:
         """Names whose forbidden addresses are in the log, the oldest first."""
         self.deleted = 0
         """How many pairs of names and addresses were let go of."""
+        self.revision = 0
+        """Changes with each pair of name and address that comes or goes."""
         self.clock: Callable[[], float] = time.time
         lifecycle.append(Hook("read names", self._read, self._leave))
         jobs.one_shot("restore", self._restored)
@@ -159,6 +161,7 @@ class NameStore:
             lookup = msgspec.structs.replace(lookup, addresses=allowed)
         came, went = of.learn(lookup)
         if came:
+            self.revision += 1
             self._names.learn(lookup.name, [address for _, address in came])
         self._let_go(went)
         return bool(came or went)
@@ -166,6 +169,7 @@ class NameStore:
     def _let_go(self, pairs: Iterable[Pair]) -> None:
         for name, address in pairs:
             self.deleted += 1
+            self.revision += 1
             self._names.forget(name, [address])
 
     # Which servers were asked

@@ -169,7 +169,7 @@ def test_what_the_chart_renders_for_an_option_without_effect_is_accepted(tmp_pat
 def test_default_values_of_the_chart_refuse_nothing_of_what_only_adjusts(tmp_path: Path) -> None:
     """What they ask for in vain are parts of their own: docs/configuration.md shows them."""
     data = json.loads((DATA / "default.json").read_text())["rendered"]["ConfigMap/cilium-config"]["data"]
-    wanted = {"enable-endpoint-health-checking", "enable-health-checking", "enable-hubble"}
+    wanted = {"enable-endpoint-health-checking", "enable-health-checking"}
     faults = refused(tmp_path, {key: text or "" for key, text in data.items()})
     assert {Path(text.partition(": ")[0]).name for text in faults} == wanted
 

@@ -1,0 +1,296 @@
+"""What the agent knows and reports becomes flows and agent events: from its tables to the ring."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from cells.cluster.identity import Identity, identity_table
+from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
+from cells.endpoint import Endpoint, State
+from cells.hubble import HubbleSettings, KnownNames
+from cells.hubble.cgroups import cgroup2_mount, pod_uid
+from cells.hubble.codec import decode, to_json
+from cells.hubble.enums import AgentEventType, LostEventSource
+from cells.hubble.flow import AgentEvent, Flow, FlowService, HubbleEvent, LostEvent
+from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
+from cells.hubble.parser import Origin
+from cells.hubble.sources import EventSources, origin_of, queue_size
+from cells.kubernetes import Node, Pod
+from cells.kubernetes.objects.meta import DatedMeta, Meta, OwnerReference
+from cells.observe.events import LookupRecord, Lost, Party, Sample, lookup_sample
+from cells.proxy.dns import NameStore
+from cells.proxy.dns.cache import EndpointNames, Lookup
+from cells.services.control import ServedFrontend
+from cells.services.model import Address, Frontend, FrontendKey, ServiceName, ServiceType
+from lifecycle import Change, Table
+from tests.unit.hubble.recordings import recording
+
+ORIGIN = Origin("node1")
+TRACE = bytes.fromhex(recording("pipeline")["perf_events"]["trace"])
+"""From 10.0.0.11:40000, identity 20001, to 10.0.1.21:53, identity 30001."""
+
+
+def _endpoint(number: int = 101, name: str = "web-7d4b9c6f5-abcde") -> Endpoint:
+    return Endpoint(
+        id=number,
+        container_id="c",
+        container_ifname="eth0",
+        ifname="lxc1",
+        ifindex=7,
+        pod_mac=bytes(6),
+        host_mac=bytes(6),
+        ipv4=IPv4Address("10.0.0.11"),
+        pool="default",
+        identity=20001,
+        labels=("k8s:app=web",),
+        pod_name=name,
+        pod_namespace="default",
+        pod_uid="u",
+        netns_cookie=0,
+        state=State.READY,
+        created=0.0,
+    )
+
+
+class FakeRows:
+    """The kernel's ipcache."""
+
+    def lookup(self, prefix: str) -> None:
+        return None
+
+
+class Agent:
+    """The tables of an agent."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.endpoints: Table[Endpoint] = Table(
+            "endpoints", key=lambda row: row.id, indexes={"name": lambda row: [f"ipv4:{row.ipv4}"]}
+        )
+        self.identities = identity_table()
+        self.prefixes: Table[IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
+        self.pods: Table[Pod] = Table("pods", key=lambda row: row.key)
+        self.names = cast("NameStore", SimpleNamespace(of={}, revision=0))
+        known = KnownNames(
+            self.endpoints,
+            self.identities,
+            Ipcache(self.prefixes, cast("Any", FakeRows())),
+            self.pods,
+            self.names,
+            None,
+        )
+        self.sources = EventSources(HubbleSettings(enable_hubble=True, **settings), known, Origin("node1"))
+
+    def put(self, table: Table[Any], row: object) -> None:
+        with table.txn() as rows:
+            rows.put(row)
+
+    def events(self) -> list[HubbleEvent]:
+        ring = self.sources.observer.ring
+        found = (ring.event(number) for number in range(ring.begin, ring.end))
+        return [event for event in found if event is not None]
+
+    def flows(self) -> list[Flow]:
+        async def read() -> list[GetFlowsResponse]:
+            answers = self.sources.observer.get_flows(GetFlowsRequest())
+            return [decode(GetFlowsResponse, each) async for batch in answers for each in batch]
+
+        return [answer.flow for answer in anyio.run(read) if answer.flow is not None]
+
+    def learn(self, name: str, address: str) -> None:
+        names = self.names.of.setdefault(101, EndpointNames(50, 50))
+        names.learn(Lookup(name, (IPv4Address(address),), 60, 0.0, 60.0))
+        self.names.revision += 1
+
+
+def _change(row: Any, *, key: Any = None, old: Any = None) -> Change[Any]:
+    return Change(key if key is not None else getattr(row or old, "id", None), old, row, 1)
+
+
+def _served(number: int = 4) -> ServedFrontend:
+    key = FrontendKey(Address(IPv4Address("10.0.1.21"), 53, 17))
+    return ServedFrontend(
+        number, Frontend(key, ServiceType.CLUSTER_IP, ServiceName("kube-system", "kube-dns"))
+    )
+
+
+def test_a_flow_has_the_names_that_the_agents_tables_have() -> None:
+    agent = Agent()
+    agent.put(agent.endpoints, _endpoint())
+    agent.put(agent.identities, Identity(30001, ("k8s:k8s-app=kube-dns",)))
+    pod = IpcacheEntry(
+        prefix="10.0.1.21/32",
+        identity=30001,
+        source=Source.CUSTOM_RESOURCE,
+        resource="cep/kube-system/coredns-1",
+    )
+    agent.put(agent.prefixes, pod)
+    owner = OwnerReference(kind="ReplicaSet", name="web-7d4b9c6f5", controller=True)
+    labels = {"pod-template-hash": "7d4b9c6f5"}
+    meta = Meta("web-7d4b9c6f5-abcde", "default", labels=labels, owner_references=(owner,))
+    agent.put(agent.pods, Pod(meta))
+    agent.learn("dns.example.com.", "10.0.1.21")
+    anyio.run(agent.sources.frontends, [_change(_served(), key=_served().key)])
+    agent.sources.take([Sample(1, TRACE)])
+    (flow,) = agent.flows()
+    assert flow.source is not None
+    assert to_json(flow.source) == {
+        "ID": 101,
+        "identity": 20001,
+        "namespace": "default",
+        "labels": ["k8s:app=web"],
+        "pod_name": "web-7d4b9c6f5-abcde",
+        "workloads": [{"name": "web", "kind": "Deployment"}],
+    }
+    assert flow.destination is not None
+    assert (flow.destination.namespace, flow.destination.pod_name) == ("kube-system", "coredns-1")
+    assert flow.destination.labels == ("k8s:k8s-app=kube-dns",)
+    assert flow.destination_names == ("dns.example.com",)
+    assert flow.destination_service == FlowService(name="kube-dns", namespace="kube-system")
+    assert flow.node_name == "node1"
+
+
+def test_flows_keep_the_names_of_their_time_when_tables_change() -> None:
+    agent = Agent()
+    agent.put(agent.endpoints, _endpoint(name="before"))
+    agent.learn("old.example.com.", "10.0.1.21")
+    agent.sources.take([Sample(1, TRACE)])
+    with agent.endpoints.txn() as rows:
+        rows.delete(101)
+    agent.put(agent.endpoints, _endpoint(name="after"))
+    agent.learn("new.example.com.", "10.0.1.21")
+    agent.sources.take([Sample(1, TRACE)])
+    first, second = agent.flows()
+    assert first.source is not None
+    assert second.source is not None
+    assert (first.source.pod_name, second.source.pod_name) == ("before", "after")
+    assert first.destination_names == ("old.example.com",)
+    assert second.destination_names == ("new.example.com", "old.example.com")
+
+
+def test_lookups_of_the_dns_proxy_are_flows() -> None:
+    agent = Agent()
+    record = LookupRecord(
+        answer=False,
+        time="2023-11-14T22:13:20.123456Z",
+        source=Party("10.0.0.11", 40000, 20001, 101, ("k8s:app=web",)),
+        destination=Party("10.0.1.21", 53, 30001),
+        protocol=17,
+        verdict="Forwarded",
+        query="example.com.",
+        type=1,
+    )
+    agent.sources.take([Sample(0, lookup_sample(record))])
+    (flow,) = agent.flows()
+    assert flow.Summary == "DNS Query example.com. A"
+    assert flow.uuid
+
+
+def test_losses_are_events_of_their_queue() -> None:
+    agent = Agent()
+    agent.sources.take([Lost(7, 3), Sample(1, TRACE), Lost(2)])
+    first, _, second = agent.events()
+    assert first == LostEvent(source=LostEventSource.PERF_EVENT_RING_BUFFER, num_events_lost=7, cpu=3)
+    assert second == LostEvent(source=LostEventSource.OBSERVER_EVENTS_QUEUE, num_events_lost=2, cpu=0)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "types"),
+    [((), [1, 4, 5]), (("drop",), [1]), (("trace", "policy-verdict"), [4, 5]), (("agent",), [])],
+)
+def test_kinds_of_events_that_are_not_asked_for_are_passed_over(
+    kinds: tuple[str, ...], types: list[int]
+) -> None:
+    agent = Agent(hubble_monitor_events=kinds)
+    perf = recording("pipeline")["perf_events"]
+    agent.sources.take([Sample(1, bytes.fromhex(perf[name])) for name in ("drop", "trace", "verdict")])
+    assert [flow.event_type and flow.event_type.type for flow in agent.flows()] == types
+
+
+def test_endpoints_prefixes_and_services_that_come_and_go_are_agent_events() -> None:
+    agent = Agent()
+    entry = IpcacheEntry(prefix="10.0.1.0/24", identity=6, source=Source.KUBERNETES, resource="node/n2")
+
+    async def report() -> None:
+        await agent.sources.endpoints([_change(_endpoint()), _change(None, key=101, old=_endpoint())])
+        await agent.sources.prefixes([_change(entry), _change(None, key=entry.prefix, old=entry)])
+        served = _served()
+        await agent.sources.frontends([_change(served, key=served.key)])
+        await agent.sources.frontends([_change(None, key=served.key, old=served)])
+
+    anyio.run(report)
+    events = [event for event in agent.events() if isinstance(event, AgentEvent)]
+    assert [AgentEventType(event.type).name for event in events] == [
+        "ENDPOINT_CREATED",
+        "ENDPOINT_DELETED",
+        "IPCACHE_UPSERTED",
+        "IPCACHE_DELETED",
+        "SERVICE_UPSERTED",
+        "SERVICE_DELETED",
+    ]
+    assert events[0].endpoint_update is not None
+    assert events[0].endpoint_update.pod_name == "web-7d4b9c6f5-abcde"
+    assert events[5].service_delete is not None
+    assert events[5].service_delete.id == 4
+
+
+def test_flows_have_the_labels_of_their_node() -> None:
+    agent = Agent()
+    node = Node(DatedMeta("node1", labels={"zone": "a"}))
+    anyio.run(agent.sources.nodes, [_change(node, key=node.key)])
+    agent.sources.take([Sample(1, TRACE)])
+    assert agent.flows()[0].node_labels == ("zone=a",)
+
+
+@pytest.mark.parametrize(("cluster", "name"), [("default", "n1"), ("west", "west/n1")])
+def test_a_node_of_another_cluster_than_default_is_named_with_it(cluster: str, name: str) -> None:
+    config = SimpleNamespace(cluster_name=cluster, node_name="n1")
+    assert origin_of(cast("Any", config)).node_name == name
+
+
+def test_the_queue_has_a_size_by_processors() -> None:
+    assert queue_size(HubbleSettings(hubble_event_queue_size=5)) == 5
+    assert 1024 <= queue_size(HubbleSettings()) <= 16384
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"hubble_event_buffer_capacity": 100}, "invalid capacity: must be one less than"),
+        ({"hubble_monitor_events": ("nope",)}, "unknown monitor event type: nope"),
+        ({"hubble_event_queue_size": -1}, "expected 0 or more"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        HubbleSettings(**settings).validate()
+
+
+@pytest.mark.parametrize(
+    ("path", "uid"),
+    [
+        (
+            "/sys/fs/cgroup/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/abc",
+            "11111111-2222-3333-4444-555555555555",
+        ),
+        (
+            "/x/kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice/cri-abc.scope",
+            "11111111-2222-3333-4444-555555555555",
+        ),
+        ("/system.slice/podman.service", ""),
+        ("", ""),
+    ],
+)
+def test_a_control_group_is_of_the_pod_in_its_path(path: str, uid: str) -> None:
+    assert pod_uid(path) == uid
+
+
+def test_the_mount_of_control_groups_is_found() -> None:
+    line = "31 23 0:27 / {} rw,relatime - {} none rw"
+    mounts = "\n".join([line.format("/sys/fs/cgroup/cpu", "cgroup"), line.format("/run/cg", "cgroup2")])
+    assert cgroup2_mount(mounts) == "/run/cg"
+    assert cgroup2_mount("") == ""
