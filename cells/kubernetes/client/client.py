@@ -34,12 +34,11 @@ from cells.kubernetes.objects import Kind, Object
 
 T = TypeVar("T", bound=Object)
 Body = Mapping[str, Any]
-Change = Literal["json", "merge", "apply"]
+Change = Literal["json", "merge"]
 
 MEDIA: Final[Mapping[Change, bytes]] = {
     "json": b"application/json-patch+json",
     "merge": b"application/merge-patch+json",
-    "apply": b"application/apply-patch+yaml",
 }
 TRIES: Final = 5
 """How often a request that may be repeated is sent."""
@@ -211,16 +210,13 @@ class Client:
         *,
         how: Change = "merge",
         subresource: str = "",
-        force: bool = False,
         dry_run: bool = False,
     ) -> T:
-        """Change an object; ``apply`` creates a missing one. A merge patch may hold a resourceVersion.
+        """Change an object. A merge patch may hold a resourceVersion.
 
         Raises NotFoundError, ConflictError, ApiError, UnreachableError.
         """
         query = self._query(dry_run=dry_run)
-        if how == "apply" and force:
-            query["force"] = "true"
         path = kind.path(namespace, name, subresource)
         return _decoded(kind, await self.raw("PATCH", path, query, _json(body), MEDIA[how]))
 

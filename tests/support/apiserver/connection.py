@@ -6,29 +6,26 @@ Gives: Connection.
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from tests.support.apiserver.auth import User, impersonate
-from tests.support.apiserver.errors import StatusError, bad_request
+from tests.support.apiserver.auth import User
+from tests.support.apiserver.errors import StatusError
 from tests.support.apiserver.faults import Fault
-from tests.support.apiserver.negotiate import PROTOBUF, YAML, rendered
-from tests.support.apiserver.options import duration, truth
-from tests.support.apiserver.paths import target_of
+from tests.support.apiserver.options import target_of
 from tests.support.apiserver.wire import (
-    MAX_BODY,
     BadRequestLineError,
     Request,
     Response,
     Writer,
-    encode,
     read_request,
 )
 
 if TYPE_CHECKING:
     from tests.support.apiserver.handlers import Answer, Streaming
     from tests.support.apiserver.server import ApiServer
+
+TEXT = "text/plain; charset=utf-8"
 
 
 class CloseConnectionError(Exception):
@@ -60,14 +57,12 @@ class Connection:
         try:
             request = await read_request(self._reader)
         except BadRequestLineError as error:
-            text = Response(
-                error.code, raw=str(error).encode(), headers={"Content-Type": "text/plain; charset=utf-8"}
-            )
+            text = Response(error.code, raw=str(error).encode(), headers={"Content-Type": TEXT})
             await self._writer.whole(Request("GET", "/", "HTTP/1.1", [], b""), text, close=True)
             return False
         if request is None:
             return False
-        request.client_certificate = _certificate(self._stream)
+        request.certified = _certificate(self._stream)
         self._server.requests.append((request.method, request.target))
         fault = self._server.faults.of(request)
         if fault is not None and await self._faulty(request, fault):
@@ -92,7 +87,7 @@ class Connection:
         headers = {"Content-Type": "application/json", **(fault.headers or {})}
         raw = fault.body if isinstance(fault.body, bytes) else None
         if isinstance(fault.body, str):
-            raw, headers["Content-Type"] = fault.body.encode(), "text/plain; charset=utf-8"
+            raw, headers["Content-Type"] = fault.body.encode(), TEXT
         body = fault.body if fault.body is not None else _plain_status(fault.status)
         response = Response(fault.status, body, headers=headers, raw=raw)
         await self._writer.whole(request, response, close=not request.keep_alive)
@@ -102,29 +97,10 @@ class Connection:
         try:
             user = self._server.users.authenticate(request)
             target = target_of(request)
-            wanted = target.attributes(request)
-            user = impersonate(request, user, self._server.authorizer, wanted)
-            self._server.authorizer.check(user, wanted)
-            deadline = _deadline(request) if not target.watch else None
-            return await self._handled(request, user, deadline)
+            self._server.authorizer.check(user, target.attributes(request))
+            return await self._server.handlers.answer(request)
         except StatusError as error:
-            return _refused(request, error)
-
-    async def _handled(self, request: Request, user: User, deadline: float | None) -> Answer:
-        if request.too_large and request.method != "GET":
-            message = f"Request entity too large: limit is {MAX_BODY}"
-            raise StatusError(413, "RequestEntityTooLarge", message)
-        if deadline is None:
-            return await self._server.handlers.answer(request, user)
-        try:
-            async with asyncio.timeout(deadline if deadline > 1e-6 else -1):
-                await asyncio.sleep(0)  # a deadline in the past ends it here
-                return await self._server.handlers.answer(request, user)
-        except TimeoutError as error:
-            message = "Timeout: request did not complete within the allotted timeout"
-            raise StatusError(
-                504, "Timeout", message, {}, kind=None, headers={"Content-Type": "text/plain; charset=utf-8"}
-            ) from error
+            return _refused(error)
 
     async def _stream_out(self, request: Request, answer: Streaming, fault: Fault | None) -> None:
         hang_up = asyncio.ensure_future(self._hung_up())
@@ -168,63 +144,32 @@ class Connection:
         await self._writer.end()
 
 
-def _certificate(stream: asyncio.StreamWriter) -> Any:
-    """The client's certificate as far as it says who it is."""
+def _certificate(stream: asyncio.StreamWriter) -> User | None:
+    """Whom the client's certificate names."""
     tls = stream.get_extra_info("ssl_object")
-    der = tls.getpeercert(binary_form=True) if tls is not None else None
-    if not der:
+    subject = (tls.getpeercert() or {}).get("subject", ()) if tls is not None else ()
+    named = [pair for part in subject for pair in part]
+    if not named:
         return None
-    import hashlib
-
-    found = {"commonName": "", "organizations": [], "id": f"X509SHA256={hashlib.sha256(der).hexdigest()}"}
-    for part in (tls.getpeercert() or {}).get("subject", ()):
-        for key, value in part:
-            if key == "commonName":
-                found["commonName"] = value
-            elif key == "organizationName":
-                found["organizations"].append(value)  # type: ignore[attr-defined]
-    return found
+    groups = tuple(value for key, value in named if key == "organizationName")
+    return User(dict(named).get("commonName", ""), groups)
 
 
-def _deadline(request: Request) -> float | None:
-    text = request.query.get("timeout", "")
-    if not text or truth(request.query.get("watch")):
-        return None
-    try:
-        seconds = duration(text)
-    except ValueError as error:
-        problem = "missing unit in" if text.lstrip("+-").replace(".", "").isdigit() else "invalid"
-        why = f'time: {problem} duration "{text}"'
-        raise bad_request(f"invalid timeout specified in the request URL - {why}") from error
-    return seconds if seconds > 0 else None
-
-
-def _refused(request: Request, error: StatusError) -> Response:
+def _refused(error: StatusError) -> Response:
     headers = dict(error.headers)
     if error.text is not None:
-        headers["Content-Type"] = "text/plain; charset=utf-8"
+        headers["Content-Type"] = TEXT
         return Response(error.code, raw=error.text, headers=headers)
-    accept = request.header("Accept")
-    if accept.startswith(YAML) and error.body.get("kind"):
-        headers["Content-Type"] = YAML
-        return Response(error.code, raw=rendered(error.body, YAML), headers=headers)
-    if error.body.get("kind") is None:
-        return Response(error.code, raw=encode(error.body), headers=headers)
-    if request.header("Content-Type") == PROTOBUF:
-        del request
     return Response(error.code, error.body, headers=headers)
 
 
 def _plain_status(code: int) -> Any:
     reasons = {
-        429: "TooManyRequests",
-        500: "InternalError",
-        503: "ServiceUnavailable",
-        504: "Timeout",
+        403: "Forbidden",
         409: "Conflict",
         410: "Expired",
-        401: "Unauthorized",
-        403: "Forbidden",
+        429: "TooManyRequests",
+        500: "InternalError",
     }
-    body = StatusError(code, reasons.get(code, ""), f"injected {code}").body
-    return json.loads(json.dumps(body))
+    reasons |= {401: "Unauthorized", 503: "ServiceUnavailable", 504: "Timeout"}
+    return StatusError(code, reasons.get(code, ""), f"injected {code}").body

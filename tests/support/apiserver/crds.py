@@ -1,24 +1,190 @@
-"""Custom resource definitions: their life, from accepted names to the last instance.
+"""Custom resource definitions: what is wrong with one, and their life, from accepted names to the last instance.
 
 Gives: DefinitionStrategy, Definitions.
-Source: k8s.io/apiextensions-apiserver/pkg/controller/{status,establish,finalizer}.
+Source: k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation, pkg/controller/{status,establish,finalizer}.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tests.support.apiserver.call import now
-from tests.support.apiserver.crd_errors import definition_errors, stored_errors
-from tests.support.apiserver.errors import FieldError, Obj, Resource
-from tests.support.apiserver.kinds import Kind, Strategy, version_order
-from tests.support.apiserver.managed import Manager, after_update, managers_of, with_managers
-from tests.support.apiserver.rules import changed
+from tests.support.apiserver.errors import (
+    FieldError,
+    Obj,
+    Resource,
+    forbidden,
+    invalid,
+    required,
+    unsupported,
+)
+from tests.support.apiserver.kinds import Call, Kind, Strategy, now, version_order
+from tests.support.apiserver.rules import changed, rfc1035_problem
+from tests.support.apiserver.structural import schema_errors
 from tests.support.apiserver.types import Type, custom_type
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer
+
+TYPES = ("array", "boolean", "integer", "number", "object", "string")
+COLUMN_TYPES = ("boolean", "date", "integer", "number", "string")
+PROTECTED = ("k8s.io", "kubernetes.io")
+APPROVED = "api-approved.kubernetes.io"
+
+
+def definition_errors(obj: Obj) -> list[FieldError]:
+    """Of a definition about to be stored."""
+    return [*_own_errors(obj), *_version_errors(obj["spec"])]
+
+
+def _own_errors(obj: Obj) -> Iterator[FieldError]:
+    spec, metadata = obj["spec"], obj["metadata"]
+    names, group = spec.get("names") or {}, spec.get("group", "")
+    if metadata.get("name", "") != f"{names.get('plural', '')}.{group}":
+        why = 'must be spec.names.plural+"."+spec.group'
+        yield invalid("metadata.name", metadata.get("name", ""), why)
+    protected = any(f".{group}".endswith(f".{one}") for one in PROTECTED)
+    if protected and APPROVED not in (metadata.get("annotations") or {}):
+        yield required(f"metadata.annotations[{APPROVED}]", "protected groups must have it")
+    if spec.get("scope") not in {"Cluster", "Namespaced"}:
+        yield unsupported("spec.scope", spec.get("scope", ""), ["Cluster", "Namespaced"])
+    if spec.get("preserveUnknownFields"):
+        yield invalid("spec.preserveUnknownFields", True, "cannot set to true")
+    for one in ("plural", "singular", "kind", "listKind"):
+        if not names.get(one):
+            yield required(f"spec.names.{one}")
+
+
+def stored_errors(obj: Obj) -> list[FieldError]:
+    """Of versions that objects were stored in: they remain until somebody migrates these."""
+    known = {one.get("name") for one in obj["spec"].get("versions") or ()}
+    return [
+        invalid(
+            f"status.storedVersions[{number}]", one, "must remain in spec.versions: objects are stored in it"
+        )
+        for number, one in enumerate(obj["status"].get("storedVersions") or ())
+        if one not in known
+    ]
+
+
+def _version_errors(spec: Obj) -> Iterator[FieldError]:
+    versions = spec.get("versions") or []
+    names = [one.get("name", "") for one in versions]
+    single = len(versions) == 1
+    for number, version in enumerate(versions):
+        at = f"spec.versions[{number}]"
+        if problem := rfc1035_problem(version.get("name", "")):
+            for field in (f"{at}.name", *(["spec.version"] if single else [])):
+                yield invalid(field, version.get("name", ""), problem)
+        schema = (version.get("schema") or {}).get("openAPIV3Schema")
+        if schema is None:
+            yield required(f"{at}.schema.openAPIV3Schema")
+            continue
+        yield from _root_errors(
+            schema, "spec.validation.openAPIV3Schema" if single else f"{at}.schema.openAPIV3Schema"
+        )
+        columns = f"{'spec' if single else at}.additionalPrinterColumns"
+        for n, column in enumerate(version.get("additionalPrinterColumns") or ()):
+            if column.get("type") not in COLUMN_TYPES:
+                yield invalid(
+                    f"{columns}[{n}].type", column.get("type", ""), f"must be one of {COLUMN_TYPES}"
+                )
+            if not str(column.get("jsonPath", "")).startswith("."):
+                yield invalid(f"{columns}[{n}].JSONPath", column.get("jsonPath", ""), "must start with .")
+    if len(set(names)) < len(names):
+        yield invalid("spec.versions", names, "must contain unique version names")
+    storing = [one for one in versions if one.get("storage")]
+    if len(storing) != 1:
+        yield invalid("spec.versions", names, "must have exactly one version marked as storage version")
+    if not storing:
+        yield invalid("status.storedVersions", None, "must have at least one stored version")
+
+
+def _root_errors(schema: Obj, at: str) -> Iterator[FieldError]:
+    if not schema.get("type"):
+        yield required(f"{at}.type", "must not be empty at the root")
+        return
+    metadata = schema.get("properties", {}).get("metadata", {})
+    if set(metadata.get("properties") or ()) - {"name", "generateName"}:
+        why = "must not specify anything other than name and generateName"
+        yield forbidden(f"{at}.properties[metadata]", why)
+    yield from _schema_errors(schema, at)
+
+
+def _schema_errors(schema: Obj, at: str) -> list[FieldError]:
+    found = [*_keyword_errors(schema, at), *_list_errors(schema, at)]
+    for name, one in (schema.get("properties") or {}).items():
+        where = f"{at}.properties[{name}]"
+        if _untyped(one):
+            found.append(required(f"{where}.type", "must not be empty for specified object fields"))
+        found += _schema_errors(one, where)
+    if isinstance(of := schema.get("additionalProperties"), dict):
+        found += _schema_errors(of, f"{at}.additionalProperties")
+    if isinstance(of := schema.get("items"), dict):
+        if _untyped(of):
+            found.append(required(f"{at}.items.type", "must not be empty for specified array items"))
+        found += _schema_errors(of, f"{at}.items")
+    if "default" in schema and not found:
+        wrong = schema_errors(schema["default"], Type(schema, custom=True), "")
+        found += [one._replace(field=f"{at}.default") for one in wrong]
+    return found
+
+
+def _untyped(schema: Obj) -> bool:
+    marks = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields", "$ref")
+    return not schema.get("type") and not any(schema.get(one) for one in marks)
+
+
+def _keyword_errors(schema: Obj, at: str) -> Iterator[FieldError]:
+    kind, items = schema.get("type"), schema.get("items")
+    if kind and kind not in TYPES:
+        yield unsupported(f"{at}.type", kind, TYPES)
+    for wrong, field, why in (
+        ("$ref" in schema, "$ref", "$ref is not supported"),
+        (schema.get("uniqueItems"), "uniqueItems", "uniqueItems cannot be set to true"),
+        (
+            schema.get("properties") and schema.get("additionalProperties") is not None,
+            "additionalProperties",
+            "additionalProperties and properties are mutual exclusive",
+        ),
+        (isinstance(items, list), "items", "items must be a schema object and not an array"),
+    ):
+        if wrong:
+            yield forbidden(f"{at}.{field}", why)
+    if kind == "array" and items is None:
+        yield required(f"{at}.items", "must be specified")
+    if not _is_pattern(pattern := schema.get("pattern", "")):
+        yield invalid(f"{at}.pattern", pattern, "must be a valid regular expression")
+    if not schema.get("x-kubernetes-int-or-string"):
+        for word in ("anyOf", "oneOf", "allOf"):
+            for number, one in enumerate(schema.get(word) or ()):
+                if one.get("type"):
+                    yield forbidden(f"{at}.{word}[{number}].type", "must be empty to be structural")
+
+
+def _is_pattern(text: Any) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def _list_errors(schema: Obj, at: str) -> Iterator[FieldError]:
+    if schema.get("x-kubernetes-list-type") != "map":
+        return
+    keys, items = schema.get("x-kubernetes-list-map-keys"), schema.get("items") or {}
+    if not keys:
+        yield required(
+            f"{at}.x-kubernetes-list-map-keys", "must not be empty if x-kubernetes-list-type is map"
+        )
+    for key in keys or ():
+        of = (items.get("properties") or {}).get(key, {})
+        if key not in (items.get("required") or ()) and "default" not in of:
+            yield required(f"{at}.items.properties[{key}].default", "a key has a default or is required")
+
 
 CRDS = Resource("apiextensions.k8s.io", "customresourcedefinitions")
 FINALIZER = "customresourcecleanup.apiextensions.k8s.io"
@@ -34,7 +200,6 @@ class DefinitionStrategy(Strategy):
     }
     generations = True
     answers_object = True
-    resets = (("f:status",),)
 
     def defaults(self, obj: Obj) -> None:
         spec = obj.get("spec") or {}
@@ -43,10 +208,6 @@ class DefinitionStrategy(Strategy):
             names.setdefault("singular", kind.lower())
             names.setdefault("listKind", f"{kind}List")
         spec.setdefault("conversion", {"strategy": "None"})
-        for version in spec.get("versions") or ():
-            for column in version.get("additionalPrinterColumns") or ():
-                if not column.get("priority"):
-                    column.pop("priority", None)
 
     def prepare_create(self, obj: Obj, server: Any) -> None:
         stored = [one["name"] for one in obj["spec"]["versions"] if one.get("storage")]
@@ -149,15 +310,14 @@ class Definitions:
         await asyncio.sleep(self._server.crd_delay)
         if (obj := self._get(name)) is None:
             return
-        accepted, reason, message = self._accepted(obj)
-        good = not message
+        accepted, taken, why = self._accepted(obj)
         names = _condition("NamesAccepted", "True", "NoConflicts", "no conflicts found")
         established = _condition("Established", "False", "Installing", "the initial names have been accepted")
-        if not good:
-            names = _condition("NamesAccepted", "False", reason, message)
+        if taken:
+            names = _condition("NamesAccepted", "False", taken, why)
             established = _condition("Established", "False", "NotAccepted", "not all names are accepted")
         obj = self._write(obj, {"conditions": [names, established], "acceptedNames": accepted})
-        if not good:
+        if taken:
             return
         await asyncio.sleep(self._server.crd_delay)
         if (obj_now := self._get(name)) is None or obj_now["metadata"].get("deletionTimestamp"):
@@ -170,47 +330,33 @@ class Definitions:
         self._serve(obj)
 
     def _accepted(self, obj: Obj) -> tuple[Obj, str, str]:
-        """The names nobody else has; the reason and the message when some are taken."""
+        """The names nobody else has; the reason and the message of a condition when some are taken."""
         group, wanted = obj["spec"]["group"], obj["spec"]["names"]
-        taken_names: set[str] = set()
-        taken_kinds: set[str] = set()
-        for other in self._server.store.of(CRDS).objects.values():
-            if other["metadata"]["name"] == obj["metadata"]["name"] or other["spec"]["group"] != group:
-                continue
-            held = other["status"].get("acceptedNames") or {}
-            taken_names |= {held.get("plural", ""), held.get("singular", ""), *(held.get("shortNames") or ())}
-            taken_kinds |= {held.get("kind", ""), held.get("listKind", "")}
-        accepted: Obj = {}
+        others = [
+            one["status"].get("acceptedNames") or {}
+            for one in self._server.store.of(CRDS).objects.values()
+            if one["metadata"]["name"] != obj["metadata"]["name"] and one["spec"]["group"] == group
+        ]
+        names = {one.get(field) for one in others for field in ("plural", "singular")}
+        names |= {short for one in others for short in one.get("shortNames") or ()}
+        kinds = {one.get(field) for one in others for field in ("kind", "listKind")}
+        accepted: Obj = {"kind": ""}
         reason = message = ""
-        for name, taken in (
-            ("plural", taken_names),
-            ("singular", taken_names),
-            ("kind", taken_kinds),
-            ("listKind", taken_kinds),
-        ):
-            value = wanted.get(name, "")
-            if value and value in taken:
-                reason, message = f"{name[0].upper()}{name[1:]}Conflict", f'"{value}" is already in use'
+        for field, taken in (("plural", names), ("singular", names), ("kind", kinds), ("listKind", kinds)):
+            if (value := wanted.get(field)) in taken and value:
+                reason, message = f"{field[0].upper()}{field[1:]}Conflict", f'"{value}" is already in use'
             elif value:
-                accepted[name] = value
-        clashes = [one for one in wanted.get("shortNames") or () if one in taken_names]
-        if clashes:
-            reason, message = "ShortNamesConflict", f'"{clashes[0]}" is already in use'
-        elif wanted.get("shortNames"):
-            accepted["shortNames"] = wanted["shortNames"]
-        if wanted.get("categories"):
-            accepted["categories"] = wanted["categories"]
-        accepted.setdefault("kind", "")
+                accepted[field] = value
+        for field in ("shortNames", "categories"):
+            if field == "shortNames" and (held := sorted(set(wanted.get(field) or ()) & names)):
+                reason, message = "ShortNamesConflict", f'"{held[0]}" is already in use'
+            elif wanted.get(field):
+                accepted[field] = wanted[field]
         return accepted, reason, message
 
     def _write(self, obj: Obj, status: Obj) -> Obj:
-        kind = self._server.kinds.storing(CRDS)
         new = {**obj, "status": {**obj["status"], **status}}
-        who = Manager("kube-apiserver", "Update", kind.api_version, "status")
-        managed = after_update(
-            obj, new, kind.type, managers_of(obj), who, now(), (("f:spec",), ("f:metadata",))
-        )
-        return self._server.store.put(CRDS, ("", obj["metadata"]["name"]), with_managers(new, managed))
+        return self._server.store.put(CRDS, ("", obj["metadata"]["name"]), new)
 
     def _serve(self, obj: Obj) -> None:
         spec = obj["spec"]
@@ -246,14 +392,9 @@ class Definitions:
         ]
         self._write(obj, {"conditions": conditions})
         collection = self._server.store.of(resource)
-        for key, one in list(collection.objects.items()):
-            if one["metadata"].get("finalizers"):
-                metadata = {**one["metadata"], "deletionTimestamp": now(), "deletionGracePeriodSeconds": 0}
-                if "generation" in metadata:
-                    metadata["generation"] += 1
-                self._server.store.put(resource, key, {**one, "metadata": metadata})
-            else:
-                self._server.store.delete(resource, key)
+        kind = _kind(spec, spec["versions"][0], resource)
+        for key in list(collection.objects):
+            self._server.writes.delete(Call(kind, *key), {})
         while collection.objects:
             await collection.changed.wait()
         if (left := self._get(name)) is not None:
@@ -267,39 +408,25 @@ def _is(obj: Obj, kind: str) -> bool:
 
 
 def _kind(spec: Obj, version: Obj, storage: Resource) -> Kind:
-    names = spec["names"]
-    schema = (version.get("schema") or {}).get("openAPIV3Schema") or {}
-    found: Type = custom_type(schema)
-    subresources = {}
-    for name in version.get("subresources") or ():
-        subresources[name] = {
-            "name": f"{names['plural']}/{name}",
-            "singularName": "",
-            "namespaced": spec["scope"] == "Namespaced",
-            "kind": names["kind"],
-            "verbs": ["get", "patch", "update"],
-        }
+    names, namespaced = spec["names"], spec["scope"] == "Namespaced"
+    of: Obj = {"singularName": "", "namespaced": namespaced, "kind": names["kind"]}
     return Kind(
-        spec["group"],
-        version["name"],
-        names["plural"],
-        names["singular"],
-        names["kind"],
-        spec["scope"] == "Namespaced",
-        ALL_VERBS,
-        found,
-        CUSTOM,
-        tuple(names.get("shortNames") or ()),
-        tuple(names.get("categories") or ()),
-        subresources,
-        storage,
-        version,
-        names["listKind"],
+        group=spec["group"],
+        version=version["name"],
+        plural=names["plural"],
+        singular=names["singular"],
+        kind=names["kind"],
+        namespaced=namespaced,
+        verbs=ALL_VERBS,
+        type=custom_type((version.get("schema") or {}).get("openAPIV3Schema") or {}),
+        strategy=Strategy(),
+        short=tuple(names.get("shortNames") or ()),
+        categories=tuple(names.get("categories") or ()),
+        subresources={
+            one: {"name": f"{names['plural']}/{one}", **of, "verbs": ["get", "patch", "update"]}
+            for one in version.get("subresources") or ()
+        },
+        storage=storage,
+        custom=version,
+        list_kind=names["listKind"],
     )
-
-
-class _CustomStrategy(Strategy):
-    unconditional = False
-
-
-CUSTOM = _CustomStrategy()

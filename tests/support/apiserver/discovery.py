@@ -1,22 +1,60 @@
-"""What the server says it serves.
+"""Paths that name no resource: what is served, versions, health, OpenAPI without schemas of objects.
 
 Gives: Discovery.
+Source: Kubernetes' OpenAPI documents, of which kubectl reads whether a server validates fields itself. A client
+that finds no schemas leaves checking to the server.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
-import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
+from tests.support.apiserver import errors
 from tests.support.apiserver.errors import Obj
-from tests.support.apiserver.kinds import Kind
+from tests.support.apiserver.wire import Request, Response
 
 if TYPE_CHECKING:
+    from tests.support.apiserver.kinds import Kind
     from tests.support.apiserver.server import ApiServer
 
+PROTOBUF: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
+ASKED: Final = ("application/com.github.proto-openapi.spec.v2@v1.0+protobuf", PROTOBUF)
+"""The first is no media type to Go any more: it is asked for, never answered."""
+TITLE, RELEASE = "Kubernetes", "1.36"
+
+
+def version_2_protobuf() -> bytes:
+    """The same for clients that ask for protobuf alone (kubectl): without paths and definitions."""
+    info = _field(1, TITLE.encode()) + _field(2, RELEASE.encode())
+    return _field(1, b"2.0") + _field(2, info) + _field(8, b"")
+
+
+def version_3(kinds: Iterable[Kind]) -> Obj:
+    """/openapi/v3/apis/GROUP/VERSION: that patches take fieldValidation, which is all kubectl asks of it."""
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": TITLE, "version": RELEASE},
+        "paths": {f"/{one.plural}/{{name}}": {"patch": _patch(one)} for one in kinds},
+        "components": {"schemas": {}},
+    }
+
+
+def _field(number: int, value: bytes) -> bytes:
+    """A field of a message that is a message or text, shorter than 128 bytes."""
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def _patch(kind: Kind) -> Obj:
+    gvk = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+    asked = {"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}
+    answers = {"200": {"description": "OK"}}
+    return {"parameters": [asked], "responses": answers, "x-kubernetes-group-version-kind": gvk}
+
+
 ADDRESS = "192.0.2.10:6443"
-AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 VERSION: Obj = {
     "major": "1",
     "minor": "36",
@@ -32,44 +70,51 @@ VERSION: Obj = {
     "compiler": "gc",
     "platform": "linux/amd64",
 }
-HEALTH = (
-    "autoregister-completion",
-    "etcd",
-    "log",
-    "loopback-serving-certificate",
-    "ping",
-)
-EXTRA = [
-    "/.well-known/openid-configuration",
-    "/flagz",
-    "/metrics",
-    "/openapi/v2",
-    "/openapi/v3",
-    "/openid/v1/jwks",
-    "/statusz",
-    "/version",
-]
+TEXT = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 
 
 class Discovery:
-    """Makes the documents of discovery."""
+    """Answers such paths. Discovery is served in parts: clients that ask for all of it at once take these, too."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
 
-    def versions(self) -> Obj:
-        """/api."""
-        where = [{"clientCIDR": "0.0.0.0/0", "serverAddress": ADDRESS}]
-        return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": where}
+    def answer(self, request: Request) -> Response:
+        """The answer. Raises StatusError."""
+        path = request.path.rstrip("/")
+        first = path.split("/")[1] if path else ""
+        if path in {"/healthz", "/livez", "/readyz"}:
+            return Response(200, raw=b"ok", headers=TEXT)
+        if path == "/version":
+            return Response(200, VERSION)
+        if first == "openapi":
+            return self._openapi(request, path)
+        if first not in {"api", "apis"}:
+            raise errors.no_page()
+        if request.method not in {"GET", "HEAD"}:
+            raise errors.not_allowed()
+        return Response(200, self._served(path.split("/")[1:]))
 
-    def groups(self) -> Obj:
-        """/apis."""
-        found = [self._group(name) for name in self._server.kinds.groups]
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": found}
-
-    def group(self, name: str) -> Obj:
-        """/apis/<group>."""
-        return {"kind": "APIGroup", "apiVersion": "v1", **self._group(name)}
+    def _served(self, parts: list[str]) -> Obj:
+        kinds = self._server.kinds
+        match parts:
+            case ["api"]:
+                where = [{"clientCIDR": "0.0.0.0/0", "serverAddress": ADDRESS}]
+                return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": where}
+            case ["apis"]:
+                groups = [self._group(name) for name in kinds.groups]
+                return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+            case ["api", "v1"]:
+                return self._resources("", "v1")
+            case ["apis", group] if group in kinds.groups:
+                return {"kind": "APIGroup", "apiVersion": "v1", **self._group(group)}
+            case ["apis", group, version] if version in kinds.groups.get(group, ()):
+                return self._resources(group, version)
+            case ["api", *_]:
+                raise errors.no_resource()
+            case [_, group, *_] if group in kinds.builtin_groups:
+                raise errors.no_resource()
+        raise errors.no_page()
 
     def _group(self, name: str) -> Obj:
         versions = [
@@ -77,107 +122,41 @@ class Discovery:
         ]
         return {"name": name, "versions": versions, "preferredVersion": versions[0]}
 
-    def resources(self, group: str, version: str) -> Obj:
-        """/api/v1, /apis/<group>/<version>."""
-        found = []
+    def _resources(self, group: str, version: str) -> Obj:
+        found: list[Obj] = []
         for kind in self._server.kinds.of(group, version):
-            one: Obj = {
-                "name": kind.plural,
-                "singularName": kind.singular,
-                "namespaced": kind.namespaced,
-                "kind": kind.kind,
-                "verbs": list(kind.verbs),
-            }
-            if kind.short:
-                one["shortNames"] = list(kind.short)
-            if kind.categories:
-                one["categories"] = list(kind.categories)
+            optional: Obj = {"shortNames": list(kind.short), "categories": list(kind.categories)}
             if "watch" in kind.verbs:
-                one["storageVersionHash"] = kind.hash or _hash(kind)
-            found.append(one)
-            found += list(kind.subresources.values())
-        head: Obj = {"kind": "APIResourceList"}
-        if group:
-            head["apiVersion"] = "v1"
+                optional["storageVersionHash"] = kind.hash or _hash(f"{group}/{version}/{kind.kind}")
+            found.append(
+                {
+                    "name": kind.plural,
+                    "singularName": kind.singular,
+                    "namespaced": kind.namespaced,
+                    "kind": kind.kind,
+                    "verbs": list(kind.verbs),
+                    **{key: value for key, value in optional.items() if value},
+                }
+            )
+            found += kind.subresources.values()
+        head: Obj = {"kind": "APIResourceList", **({"apiVersion": "v1"} if group else {})}
         return {**head, "groupVersion": f"{group}/{version}" if group else version, "resources": found}
 
-    def aggregated(self, *, core: bool) -> Obj:
-        """/api and /apis in one document."""
-        groups = {"": ["v1"]} if core else self._server.kinds.groups
-        items = []
-        for name, versions in groups.items():
-            metadata = {"name": name} if name else {}
-            found = [
-                {"version": one, "resources": self._aggregated(name, one), "freshness": "Current"}
-                for one in versions
-            ]
-            items.append({"metadata": metadata, "versions": found})
-        return {
-            "kind": "APIGroupDiscoveryList",
-            "apiVersion": "apidiscovery.k8s.io/v2",
-            "metadata": {},
-            "items": items,
-        }
-
-    def _aggregated(self, group: str, version: str) -> list[Obj]:
-        found = []
-        for kind in self._server.kinds.of(group, version):
-            own = (
-                {"group": group, "version": version}
-                if kind.custom is not None
-                else {"group": "", "version": ""}
-            )
-            one: Obj = {
-                "resource": kind.plural,
-                "responseKind": {**own, "kind": kind.kind},
-                "scope": "Namespaced" if kind.namespaced else "Cluster",
-                "singularResource": kind.singular,
-                "verbs": list(kind.verbs),
+    def _openapi(self, request: Request, path: str) -> Response:
+        kinds = self._server.kinds
+        served = {"api/v1": ("", "v1")}
+        served |= {f"apis/{name}/{one}": (name, one) for name, of in kinds.groups.items() for one in of}
+        if path == "/openapi/v3":
+            index = {
+                one: {"serverRelativeURL": f"/openapi/v3/{one}?hash={_hash(one)}"} for one in sorted(served)
             }
-            if kind.short:
-                one["shortNames"] = list(kind.short)
-            if kind.categories:
-                one["categories"] = list(kind.categories)
-            subs = []
-            for name, sub in kind.subresources.items():
-                of = {"group": sub["group"], "version": sub["version"]} if "group" in sub else own
-                subs.append(
-                    {"subresource": name, "responseKind": {**of, "kind": sub["kind"]}, "verbs": sub["verbs"]}
-                )
-            if subs:
-                one["subresources"] = subs
-            found.append(one)
-        return found
-
-    def paths(self) -> Obj:
-        """/."""
-        found = {"/api", "/api/v1", "/apis", "/apis/", *EXTRA}
-        for name, versions in self._server.kinds.groups.items():
-            found.add(f"/apis/{name}")
-            found |= {f"/apis/{name}/{one}" for one in versions}
-        for check in ("healthz", "livez", "readyz"):
-            found.add(f"/{check}")
-            found |= {f"/{check}/{one}" for one in HEALTH if not (check == "readyz" and one == "etcd")}
-        return {"paths": sorted(found)}
-
-    def openapi_index(self) -> Obj:
-        """/openapi/v3."""
-        paths = ["api", "api/v1", "apis", "version"]
-        for name, versions in self._server.kinds.groups.items():
-            paths.append(f"apis/{name}")
-            paths += [f"apis/{name}/{one}" for one in versions]
-        paths += [".well-known/openid-configuration", "openid/v1/jwks"]
-        index = {one: {"serverRelativeURL": f"/openapi/v3/{one}?hash={etag(one)}"} for one in sorted(paths)}
-        return {"paths": index}
+            return Response(200, {"paths": index})
+        if path == "/openapi/v2" and any(one in request.header("Accept") for one in ASKED):
+            return Response(200, raw=version_2_protobuf(), headers={"Content-Type": PROTOBUF})
+        if (of := served.get(path.removeprefix("/openapi/v3/"))) is None:
+            raise errors.no_page()
+        return Response(200, version_3(kinds.of(*of)))
 
 
-def etag(value: object) -> str:
-    """A hash of a document."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest().upper()
-
-
-def _hash(kind: Kind) -> str:
-    import base64
-
-    digest = hashlib.sha256(f"{kind.group}/{kind.version}/{kind.kind}".encode()).digest()
-    return base64.b64encode(digest[:8]).decode()
+def _hash(value: str) -> str:
+    return base64.b64encode(hashlib.sha256(value.encode()).digest()[:8]).decode()

@@ -6,7 +6,6 @@ Source: Kubernetes 1.36, k8s.io/apimachinery/pkg/api/errors and util/validation/
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,18 +25,6 @@ REASONS = {
 }
 
 
-def show(value: object) -> str:
-    """A value as it stands in messages."""
-    if isinstance(value, str):
-        quoted = json.dumps(value, ensure_ascii=False)
-        return re.sub(r"\\u00([01][0-9a-f])", r"\\x\1", quoted)
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, (int, float)):
-        return str(value)
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
 class FieldError(NamedTuple):
     """One thing wrong with one field."""
 
@@ -47,25 +34,19 @@ class FieldError(NamedTuple):
     value: object = ""
 
     @property
-    def body(self) -> str:
-        """The text without the field."""
-        word = REASONS[self.kind][1]
-        if self.kind in {"required", "forbidden"}:
-            return f"{word}: {self.detail}" if self.detail else word
-        if self.kind in {"toolong", "toomany"}:
-            return f"{word}: {self.detail}"
-        shown = f"{word}: {show(self.value)}"
-        return f"{shown}: {self.detail}" if self.detail else shown
-
-    @property
     def text(self) -> str:
         """The text with the field."""
-        return f"{self.field}: {self.body}"
+        return f"{self.field}: {self.cause['message']}"
 
     @property
     def cause(self) -> Obj:
         """As it stands among the causes of a Status."""
-        return {"reason": REASONS[self.kind][0], "message": self.body, "field": self.field}
+        reason, word = REASONS[self.kind]
+        shown = (
+            [] if self.kind in {"required", "forbidden", "toolong", "toomany"} else [json.dumps(self.value)]
+        )
+        message = ": ".join([word, *shown, *([self.detail] if self.detail else [])])
+        return {"reason": reason, "message": message, "field": self.field}
 
 
 def invalid(field: str, value: object, detail: str) -> FieldError:
@@ -85,7 +66,7 @@ def forbidden(field: str, detail: str) -> FieldError:
 
 def unsupported(field: str, value: object, known: Sequence[str]) -> FieldError:
     """A value that is none of those known."""
-    return FieldError("notsupported", field, "supported values: " + ", ".join(map(show, known)), value)
+    return FieldError("notsupported", field, "supported values: " + ", ".join(known), value)
 
 
 def duplicate(field: str, value: object) -> FieldError:
@@ -106,17 +87,16 @@ class StatusError(Exception):
         headers: dict[str, str] | None = None,
         continues: str = "",
         text: bytes | None = None,
-        kind: str | None = "Status",
     ) -> None:
         super().__init__(message)
         self.code = code
         self.headers = headers or {}
         self.text = text
         """What is answered instead of a Status, as text/plain."""
-        metadata: Obj = {"continue": continues} if continues else {}
         self.body: Obj = {
-            **({"kind": kind, "apiVersion": "v1"} if kind else {}),
-            "metadata": metadata,
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {"continue": continues} if continues else {},
             "status": "Failure",
             "message": message,
         }
@@ -138,12 +118,10 @@ class Resource(NamedTuple):
         """``pods``, ``ciliumnodes.cilium.io``."""
         return f"{self.name}.{self.group}" if self.group else self.name
 
-    def details(self, name: str = "", kind: str = "") -> Obj:
+    def details(self, name: str = "") -> Obj:
         """The details of a Status."""
-        made: Obj = {"name": name} if name else {}
-        if self.group:
-            made["group"] = self.group
-        return {**made, "kind": kind or self.name}
+        found = {"name": name, "group": self.group, "kind": self.name}
+        return {key: value for key, value in found.items() if value}
 
 
 def bad_request(message: str) -> StatusError:
@@ -201,16 +179,10 @@ def refused(resource: Resource, name: str, why: str, details: Obj | None = None)
 
 def unprocessable(group: str, kind: str, name: str, errors: Sequence[FieldError]) -> StatusError:
     """422 with its causes."""
-    texts: list[str] = []
-    for error in errors:
-        if error.text not in texts:
-            texts.append(error.text)
+    texts = list(dict.fromkeys(error.text for error in errors))
     inside = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    qualified = f"{kind}.{group}" if group else kind
-    details: Obj = {"name": name} if name else {}
-    if group:
-        details["group"] = group
-    details |= {"kind": kind, "causes": [error.cause for error in errors]}
+    qualified = Resource(group, kind).qualified
+    details = {**Resource(group, kind).details(name), "causes": [error.cause for error in errors]}
     return StatusError(422, "Invalid", f'{qualified} "{name}" is invalid: {inside}', details)
 
 

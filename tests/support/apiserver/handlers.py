@@ -1,36 +1,83 @@
-"""From a request to its answer.
+"""From a request to its answer: JSON as it is, or a table of names and ages, as ``kubectl get`` asks for it.
 
 Gives: Handlers, Streaming, Answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.support.apiserver import bodies, errors, reviews
-from tests.support.apiserver.auth import User
-from tests.support.apiserver.call import Call
-from tests.support.apiserver.errors import Obj, Resource
-from tests.support.apiserver.kinds import Kind
-from tests.support.apiserver.negotiate import (
-    JSON,
-    Form,
-    metadata_list,
-    metadata_only,
-    negotiate,
-    rendered,
+from tests.support.apiserver import bodies, errors
+from tests.support.apiserver.errors import Obj, StatusError
+from tests.support.apiserver.kinds import Call, Kind
+from tests.support.apiserver.options import (
+    VERBS,
+    Target,
+    delete_options,
+    list_options,
+    target_of,
+    write_options,
 )
-from tests.support.apiserver.options import delete_options, list_options, truth, write_options
-from tests.support.apiserver.paths import Target, target_of
-from tests.support.apiserver.plain import Plain
 from tests.support.apiserver.reads import as_list, shown
-from tests.support.apiserver.tables import as_table
 from tests.support.apiserver.watches import WatchEvent
-from tests.support.apiserver.wire import Request, Response, encode
+from tests.support.apiserver.wire import MAX_BODY, Request, Response, encode
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer
+
+JSON = "application/json"
+
+
+def negotiated(request: Request) -> str:
+    """``Table``, or nothing for JSON as it is: the first that the Accept header names. Raises StatusError 406."""
+    accept = request.header("Accept").strip()
+    for clause in accept.split(",") if accept else ["*/*"]:
+        media, *rest = [part.strip() for part in clause.split(";")]
+        parameters = dict(part.split("=", 1) for part in rest if "=" in part)
+        if media not in {JSON, "*/*"}:
+            continue
+        if (shape := parameters.get("as", "")) in {"", "Table"}:
+            return shape
+    message = f"only the following media types are accepted: {JSON}"
+    raise StatusError(406, "NotAcceptable", message)
+
+
+def age(stamp: str) -> str:
+    """Since a moment, as kubectl writes it."""
+    seconds = int((datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds())
+    for size, letter in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{letter}"
+    return f"{max(0, seconds)}s"
+
+
+def as_table(body: Obj, *, listed: bool, header: bool = True) -> Obj:
+    """A list or an object as a table."""
+    columns = [
+        {"name": name, "type": "string", "format": form, "description": name, "priority": 0}
+        for name, form in (("Name", "name"), ("Age", ""))
+    ]
+    metadata = {
+        key: value
+        for key, value in body["metadata"].items()
+        if key == "resourceVersion" or (listed and value)
+    }
+    head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": metadata,
+        "columnDefinitions": columns if header else None,
+        "rows": [
+            {
+                "cells": [one["metadata"]["name"], age(one["metadata"]["creationTimestamp"])],
+                "object": {**head, "metadata": one["metadata"]},
+            }
+            for one in (body["items"] if listed else [body])
+        ],
+    }
 
 
 class Streaming(NamedTuple):
@@ -48,19 +95,21 @@ class Handlers:
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
-        self._plain = Plain(server)
 
-    async def answer(self, request: Request, user: User) -> Answer:
+    async def answer(self, request: Request) -> Answer:
         """The answer. Raises StatusError."""
+        if request.too_large and request.method != "GET":
+            message = f"Request entity too large: limit is {MAX_BODY}"
+            raise errors.StatusError(413, "RequestEntityTooLarge", message)
         target = target_of(request)
         if not target.is_resource:
-            return self._plain.answer(request, user)
+            return self._server.discovery.answer(request)
         kind = self._kind(target)
         if target.subresource:
-            return await self._subresource(request, user, target, kind)
+            return await self._subresource(request, target, kind)
         if target.name:
-            return await self._object(request, user, target, kind)
-        return await self._collection(request, user, target, kind)
+            return await self._object(request, target, kind)
+        return await self._collection(request, target, kind)
 
     def _kind(self, target: Target) -> Kind:
         kinds = self._server.kinds
@@ -90,255 +139,140 @@ class Handlers:
 
     # ---- collections
 
-    async def _collection(self, request: Request, user: User, target: Target, kind: Kind) -> Answer:
+    async def _collection(self, request: Request, target: Target, kind: Kind) -> Answer:
         if request.method == "GET" and "list" in kind.verbs:
             return await self._list(request, target, kind)
         if request.method == "POST" and "create" in kind.verbs and (target.scoped or not kind.namespaced):
-            return self._create(request, user, target, kind)
+            return self._create(request, target, kind)
         if request.method == "DELETE" and "deletecollection" in kind.verbs:
-            return await self._delete_collection(request, user, target, kind)
+            return await self._delete_collection(request, target, kind)
         if kind.custom is not None and kind.namespaced and not target.scoped:
             raise errors.no_page()
         raise errors.not_allowed()
 
     async def _list(self, request: Request, target: Target, kind: Kind) -> Answer:
-        watch = target.watch
-        form = negotiate(request, custom=kind.custom is not None, watch=watch)
-        options = list_options(request.query, watch=watch)
+        shape = negotiated(request)
+        options = list_options(request.query, watch=target.watch)
         namespace = target.namespace if kind.namespaced else ""
-        if watch:
-            return self._watch(request, kind, namespace, options, form)
-        page = await self._server.reads.page(kind, namespace, options)
-        body = as_list(page, kind)
-        include = request.query.get("includeObject", "")
-        return self._formed(body, kind, form, include, listed=True)
+        if target.watch:
+            self._server.watches.check(kind, options)
+            return Streaming({"Content-Type": JSON}, self._events(kind, namespace, options, shape))
+        body = as_list(await self._server.reads.page(kind, namespace, options), kind)
+        return Response(200, as_table(body, listed=True) if shape else body)
 
-    def _watch(self, request: Request, kind: Kind, namespace: str, options: Any, form: Form) -> Streaming:
-        self._server.watches.check(kind, options)
-        include = request.query.get("includeObject", "")
+    async def _events(self, kind: Kind, namespace: str, options: Any, shape: str) -> AsyncIterator[bytes]:
+        first = True
+        async for event in self._server.watches.events(kind, namespace, options):
+            obj = _event_object(event, kind, shape, first=first)
+            yield encode({"type": event.type, "object": obj})
+            first = False
 
-        async def parts() -> AsyncIterator[bytes]:
-            first = True
-            async for event in self._server.watches.events(kind, namespace, options):
-                if form.shape == "PartialObjectMetadataList":
-                    return
-                yield encode(
-                    {"type": event.type, "object": _event_object(event, kind, form, include, first=first)}
-                )
-                first = False
+    def _create(self, request: Request, target: Target, kind: Kind) -> Response:
+        call = self._call(request, target, kind, dry_run=write_options("CreateOptions", request.query))
+        body = bodies.decoded(request, kind)
+        return self._written(request, call, lambda: (self._server.writes.create(call, body), True))
 
-        return Streaming({"Content-Type": JSON}, parts())
-
-    def _create(self, request: Request, user: User, target: Target, kind: Kind) -> Response:
-        form = negotiate(request, custom=kind.custom is not None)
-        dry = write_options("CreateOptions", request.query)
-        body = bodies.decoded(request, kind, self._server.kinds)
-        call = self._call(request, user, target, kind, dry_run=dry)
-        call.warnings += kind.strategy.warnings(body)
-        try:
-            if (kind.group, kind.plural) in reviews.REVIEWS:
-                return Response(201, reviews.review(self._server, user, call, body))
-            made = self._server.writes.create(call, body)
-        except errors.StatusError as error:
-            raise _warned(error, call) from error
-        return self._formed(shown(made, kind), kind, form, "", code=201, call=call)
-
-    async def _delete_collection(self, request: Request, user: User, target: Target, kind: Kind) -> Response:
-        form = negotiate(request, custom=kind.custom is not None)
+    async def _delete_collection(self, request: Request, target: Target, kind: Kind) -> Response:
+        negotiated(request)
         options = delete_options(request.query, bodies.delete_body(request))
-        listing = list_options(request.query, watch=False)
-        page = await self._server.reads.page(kind, target.namespace, listing)
+        page = await self._server.reads.page(kind, target.namespace, list_options(request.query, watch=False))
         for item in page.items:
             metadata = item["metadata"]
-            call = Call(
-                kind,
-                metadata.get("namespace", ""),
-                metadata["name"],
-                dry_run=bool(options.get("dryRun")),
-                user=user,
-            )
+            dry = bool(options.get("dryRun"))
+            call = Call(kind, metadata.get("namespace", ""), metadata["name"], dry_run=dry)
             self._server.writes.delete(call, dict(options))
-        return self._formed(as_list(page, kind), kind, form, "", listed=True)
+        return Response(200, as_list(page, kind))
 
     # ---- objects
 
-    async def _object(self, request: Request, user: User, target: Target, kind: Kind) -> Answer:
-        if target.legacy_watch:
-            options = list_options(
-                {**request.query, "fieldSelector": f"metadata.name={target.name}"}, watch=True
-            )
-            form = negotiate(request, custom=kind.custom is not None, watch=True)
-            return self._watch(request, kind, target.namespace, options, form)
+    async def _object(self, request: Request, target: Target, kind: Kind) -> Answer:
         method = request.method
         if method == "GET" and "get" in kind.verbs:
             return await self._get(request, target, kind)
         if method == "PUT" and "update" in kind.verbs:
-            return self._update(request, user, target, kind)
+            return self._update(request, target, kind)
         if method == "PATCH" and "patch" in kind.verbs:
-            return self._patch(request, user, target, kind)
+            return self._patch(request, target, kind)
         if method == "DELETE" and "delete" in kind.verbs:
-            return self._delete(request, user, target, kind)
+            return self._delete(request, target, kind)
         raise errors.not_allowed()
 
     async def _get(self, request: Request, target: Target, kind: Kind) -> Response:
-        form = negotiate(request, custom=kind.custom is not None)
+        shape = negotiated(request)
         version = request.query.get("resourceVersion", "")
-        obj = await self._server.reads.get(kind, target.namespace, target.name, version)
-        return self._formed(shown(obj, kind), kind, form, request.query.get("includeObject", ""))
+        obj = shown(await self._server.reads.get(kind, target.namespace, target.name, version), kind)
+        return Response(200, as_table(obj, listed=False) if shape else obj)
 
-    def _update(self, request: Request, user: User, target: Target, kind: Kind) -> Response:
-        form = negotiate(request, custom=kind.custom is not None)
-        dry = write_options("UpdateOptions", request.query)
-        body = bodies.decoded(request, kind, self._server.kinds)
-        call = self._call(request, user, target, kind, dry_run=dry)
-        try:
-            obj, made = self._server.writes.update(call, body)
-        except errors.StatusError as error:
-            raise _warned(error, call) from error
-        return self._formed(shown(obj, kind), kind, form, "", code=201 if made else 200, call=call)
+    def _update(self, request: Request, target: Target, kind: Kind) -> Response:
+        call = self._call(request, target, kind, dry_run=write_options("UpdateOptions", request.query))
+        body = bodies.decoded(request, kind)
+        return self._written(request, call, lambda: self._server.writes.update(call, body))
 
-    def _patch(self, request: Request, user: User, target: Target, kind: Kind) -> Response:
-        form = negotiate(request, custom=kind.custom is not None)
-        media = bodies.patch_media(request, kind)
-        applies = media.startswith("application/apply-patch")
-        dry = write_options("PatchOptions", request.query, applies=applies)
-        call = self._call(request, user, target, kind, dry_run=dry)
-        made = False
-        try:
-            if applies:
-                config = bodies.apply_body(request, kind)
-                force = truth(request.query.get("force"))
-                obj, made = self._server.writes.apply(call, config, force=force)
-            else:
-                obj = self._server.writes.patch(call, bodies.change(request, kind, media))
-        except errors.StatusError as error:
-            raise _warned(error, call) from error
-        return self._formed(shown(obj, kind), kind, form, "", code=201 if made else 200, call=call)
+    def _patch(self, request: Request, target: Target, kind: Kind) -> Response:
+        call = self._call(request, target, kind, dry_run=write_options("PatchOptions", request.query))
+        if (config := bodies.applied(request)) is not None:
+            manager = request.query.get("fieldManager", "")
+            return self._written(request, call, lambda: self._server.writes.apply(call, config, manager))
+        change = bodies.change(request, kind)
+        return self._written(request, call, lambda: (self._server.writes.patch(call, change), False))
 
-    def _delete(self, request: Request, user: User, target: Target, kind: Kind) -> Response:
-        form = negotiate(request, custom=kind.custom is not None)
+    def _delete(self, request: Request, target: Target, kind: Kind) -> Response:
         options = delete_options(request.query, bodies.delete_body(request))
-        call = self._call(request, user, target, kind, dry_run=bool(options.get("dryRun")))
+        call = self._call(request, target, kind, dry_run=bool(options.get("dryRun")))
         obj, gone = self._server.writes.delete(call, options)
-        if gone and not kind.strategy.answers_object:
-            details: Obj = {"name": target.name}
-            if kind.group:
-                details["group"] = kind.group
-            details |= {"kind": kind.plural, "uid": obj["metadata"]["uid"]}
-            body: Obj = {
-                "kind": "Status",
-                "apiVersion": "v1",
-                "metadata": {},
-                "status": "Success",
-                "details": details,
-            }
-            return self._written(200, body, form, call)
-        return self._formed(shown(obj, kind), kind, form, "", call=call)
+        if not gone or kind.strategy.answers_object:
+            return Response(200, shown(obj, kind))
+        details = {**kind.resource.details(target.name), "uid": obj["metadata"]["uid"]}
+        head: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
+        return Response(200, {**head, "status": "Success", "details": details})
 
-    async def _subresource(self, request: Request, user: User, target: Target, kind: Kind) -> Answer:
+    async def _subresource(self, request: Request, target: Target, kind: Kind) -> Answer:
         name, verbs = target.subresource, kind.subresources[target.subresource]["verbs"]
-        verb = {"GET": "get", "PUT": "update", "PATCH": "patch", "POST": "create", "DELETE": "delete"}.get(
-            request.method, ""
-        )
-        if verb not in verbs:
+        if VERBS.get(request.method, "") not in verbs:
             raise errors.not_allowed()
-        if name in {"status", "finalize"}:
-            if verb == "get":
-                return await self._get(request, target, kind)
-            if verb == "update":
-                return self._update(request, user, target, kind)
-            return self._patch(request, user, target, kind)
-        if kind.plural == "pods" and name in {"binding", "eviction"}:
-            call = self._call(request, user, target, kind, dry_run=False)
-            return reviews.pod_subresource(self._server, call, bodies.loaded(request), name)
-        if kind.plural == "serviceaccounts" and name == "token":
-            form = negotiate(request, custom=False)
-            call = self._call(request, user, target, kind, dry_run=False)
-            body = self._server.account_tokens.request(call, bodies.loaded(request))
-            return self._written(201, body, form, call)
-        raise errors.StatusError(501, "NotImplemented", f"the stand-in has no {kind.plural}/{name}")
+        if name not in {"status", "finalize"}:
+            raise errors.StatusError(501, "NotImplemented", f"there is no {kind.plural}/{name} here")
+        if request.method == "GET":
+            return await self._get(request, target, kind)
+        change = self._update if request.method == "PUT" else self._patch
+        return change(request, target, kind)
 
     # ---- shared
 
-    def _call(self, request: Request, user: User, target: Target, kind: Kind, *, dry_run: bool) -> Call:
-        manager = request.query.get("fieldManager") or request.header("User-Agent").split("/")[0] or "unknown"
+    def _call(self, request: Request, target: Target, kind: Kind, *, dry_run: bool) -> Call:
+        negotiated(request)
         return Call(
             kind,
             target.namespace if kind.namespaced else "",
             target.name,
             target.subresource,
-            manager,
             dry_run,
-            user,
             request.query.get("fieldValidation") or "Warn",
         )
 
-    def _formed(
-        self,
-        body: Obj,
-        kind: Kind,
-        form: Form,
-        include: str,
-        *,
-        listed: bool = False,
-        code: int = 200,
-        call: Call | None = None,
-    ) -> Response:
-        if form.shape == "Table":
-            body = as_table(body, kind, include, listed=listed, version=form.version)
-        elif form.shape == "PartialObjectMetadataList" and listed:
-            body = metadata_list(body)
-        elif form.shape and not listed:
-            body = metadata_only(body)
-        return self._written(code, body, form, call, kind)
-
-    def _written(
-        self, code: int, body: Obj, form: Form, call: Call | None, kind: Kind | None = None
-    ) -> Response:
-        headers = {"Content-Type": form.media}
-        warnings = list(call.warnings) if call is not None else []
-        if kind is not None:
-            warnings = self._deprecations(kind) + warnings
-        if warnings:
-            headers["Warning"] = "\r\nWarning: ".join(_warning(one) for one in warnings)
-        return Response(code, headers=headers, raw=rendered(body, form.media))
-
-    def _deprecations(self, kind: Kind) -> list[str]:
-        if kind.custom is not None and kind.custom.get("deprecated"):
-            told = f"{kind.api_version} {kind.kind} is deprecated"
-            newer = [
-                one
-                for one in self._server.kinds.all()
-                if (one.group, one.plural) == (kind.group, kind.plural) and not one.custom.get("deprecated")
-            ]
-            if newer:
-                told += f"; use {newer[0].api_version} {kind.kind}"
-            return [kind.custom.get("deprecationWarning") or told]
-        if (kind.group, kind.plural) == ("", "endpoints"):
-            return ["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice"]
-        return []
+    def _written(self, request: Request, call: Call, write: Callable[[], tuple[Obj, bool]]) -> Response:
+        """The answer to a write, with its warnings, also when it is refused."""
+        try:
+            obj, made = write()
+        except errors.StatusError as error:
+            error.headers |= _warnings(call)
+            raise
+        body = shown(obj, call.kind)
+        shape = negotiated(request)
+        return Response(
+            201 if made else 200,
+            as_table(body, listed=False) if shape else body,
+            headers=_warnings(call),
+        )
 
 
-def _warning(text: str) -> str:
-    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'299 - "{quoted}"'
+def _warnings(call: Call) -> dict[str, str]:
+    quoted = [one.replace("\\", "\\\\").replace('"', '\\"') for one in call.warnings]
+    return {"Warning": "\r\nWarning: ".join(f'299 - "{one}"' for one in quoted)} if quoted else {}
 
 
-def _warned(error: errors.StatusError, call: Call) -> errors.StatusError:
-    if call.warnings:
-        error.headers["Warning"] = "\r\nWarning: ".join(_warning(one) for one in call.warnings)
-    return error
-
-
-def _event_object(event: WatchEvent, kind: Kind, form: Form, include: str, *, first: bool) -> Obj:
+def _event_object(event: WatchEvent, kind: Kind, shape: str, *, first: bool) -> Obj:
     if event.raw:
         return event.obj
     obj = shown(event.obj, kind)
-    if form.shape == "Table":
-        return as_table(obj, kind, include, listed=False, header=first, version=form.version)
-    if form.shape == "PartialObjectMetadata":
-        return metadata_only(obj)
-    return obj
-
-
-Resources = Resource
+    return as_table(obj, listed=False, header=first) if shape else obj

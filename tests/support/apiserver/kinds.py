@@ -1,45 +1,37 @@
 """The resources a server knows: those built in, and those custom definitions add.
 
-Gives: Kind, Registry.
+Gives: Kind, Strategy, Registry, Call, now.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.support.apiserver.errors import FieldError, Obj, Resource
-from tests.support.apiserver.names import subdomain_problem
+from tests.support.apiserver.rules import subdomain_problem
 from tests.support.apiserver.types import Type, builtin_type
 
-GROUP_PACKAGES = {
-    "rbac.authorization.k8s.io": "rbac",
-    "networking.k8s.io": "networking",
-    "discovery.k8s.io": "discovery",
-    "coordination.k8s.io": "coordination",
-    "events.k8s.io": "events",
-    "storage.k8s.io": "storage",
-    "scheduling.k8s.io": "scheduling",
-    "node.k8s.io": "node",
-    "flowcontrol.apiserver.k8s.io": "flowcontrol",
-    "admissionregistration.k8s.io": "admissionregistration",
-    "authentication.k8s.io": "authentication",
-    "authorization.k8s.io": "authorization",
-    "certificates.k8s.io": "certificates",
-    "resource.k8s.io": "resource",
-    "": "core",
-}
+PACKAGES = {"": "core", "flowcontrol.apiserver.k8s.io": "flowcontrol"}
+"""Where Kubernetes has the types of a group, when it is not the first part of its name."""
 ROOTS = {
     "apiextensions.k8s.io": "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions",
     "apiregistration.k8s.io": "io.k8s.kube-aggregator.pkg.apis.apiregistration",
 }
 
 
+STATUS_METADATA = ("labels", "annotations", "finalizers", "ownerReferences")
 NOWHERE = Resource("", "")
+
+
+def selectable(*paths: str, **more: str) -> dict[str, str]:
+    """The fields that field selectors may ask for, by names that are mostly their paths."""
+    return {**{one: one for one in paths}, **more}
 
 
 class Strategy:
@@ -49,8 +41,6 @@ class Strategy:
     """What the server writes of an object in which nothing is set, besides kind and metadata."""
     generations = False
     """Whether changes of the spec are counted."""
-    unconditional = True
-    """Whether a PUT may come without a version."""
     create_on_update = False
     """Whether a PUT may create."""
     answers_object = False
@@ -59,15 +49,10 @@ class Strategy:
     """Whether objects wait for somebody to end them."""
     fields: ClassVar[Mapping[str, str]] = {}
     """What field selectors may ask for: name -> path in the object."""
-    any_field = False
-    """Whether the words of a refused field selector are those of typed kinds."""
     cached = True
     """Whether reads come from the watch cache; those of events come from the store."""
     selector_empty: ClassVar[Mapping[str, str]] = {}
     """What a field selector sees where a field is not set."""
-    resets: tuple[tuple[str, ...], ...] = ()
-    keeps: frozenset[str] = frozenset()
-    """Paths whose empty values are written."""
 
     def name_problem(self, name: str) -> str:
         """What is wrong with a name."""
@@ -99,18 +84,9 @@ class Strategy:
     def deleted(self, obj: Obj, server: Any) -> None:
         """Called when an object is gone."""
 
-    from_storage: Callable[[Obj, Any], Obj] | None = None
-    """How a stored object becomes one of this kind's version."""
-    to_storage: Callable[[Obj, Any], Obj] | None = None
-    status_in_main: frozenset[str] = frozenset()
-    """Holds ``status`` where a PUT of the object writes its status, too."""
-
     def grace(self, obj: Obj, options: Obj) -> int:
         """Seconds an object is given to end."""
         return 0
-
-    error_group: str | None = None
-    """The group that refusals name, when it is not the kind's."""
 
     def delete_finalizers(self, obj: Obj) -> list[str]:
         """Finalizers an object gets when it is deleted."""
@@ -131,27 +107,11 @@ class Strategy:
         """Change an object that is about to end, in place."""
 
     def status_update(self, old: Obj, new: Obj) -> Obj:
-        """What a write to /status makes of an object."""
-        made = {key: value for key, value in old.items() if key != "status"}
-        metadata = {
-            **old["metadata"],
-            **{key: new["metadata"][key] for key in self.status_metadata if key in new["metadata"]},
-        }
-        made["metadata"] = metadata
+        """What a write to /status makes of an object: of built-in kinds it may change metadata, too."""
+        changed = {key: new["metadata"][key] for key in STATUS_METADATA if key in new["metadata"]}
+        made = {**old, "metadata": {**old["metadata"], **changed}}
+        made.pop("status", None)
         return {**made, "status": new["status"]} if "status" in new else made
-
-    status_metadata: tuple[str, ...] = (
-        "labels",
-        "annotations",
-        "managedFields",
-        "finalizers",
-        "ownerReferences",
-    )
-    """What of the metadata a write to /status may change."""
-
-    def warnings(self, obj: Obj) -> list[str]:
-        """What the server wants to say about an object it accepts."""
-        return []
 
 
 @dataclass
@@ -175,7 +135,6 @@ class Kind:
     """The version of the custom resource definition, of a custom kind."""
     list_kind: str = ""
     hash: str = ""
-    convert: Callable[[Obj], Obj] | None = None
 
     @property
     def api_version(self) -> str:
@@ -196,6 +155,24 @@ class Kind:
     def listed(self) -> str:
         """The kind of its lists."""
         return self.list_kind or f"{self.kind}List"
+
+
+def now(after: int = 0) -> str:
+    """The time as Kubernetes writes it; some seconds from now."""
+    return (datetime.now(UTC) + timedelta(seconds=after)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class Call:
+    """What one write is about."""
+
+    kind: Kind
+    namespace: str
+    name: str
+    subresource: str = ""
+    dry_run: bool = False
+    strict: str = "Warn"
+    warnings: list[str] = field(default_factory=list)
 
 
 class Registry:
@@ -271,8 +248,8 @@ def _kinds(
         if sub:
             found[name].subresources[sub] = one
             continue
-        root = ROOTS.get(group) or f"io.k8s.api.{GROUP_PACKAGES.get(group, group)}"
-        storage = Resource("", "events") if group == "events.k8s.io" else Resource(group, name)
+        root = ROOTS.get(group) or f"io.k8s.api.{PACKAGES.get(group) or group.split('.', maxsplit=1)[0]}"
+        storage = Resource(group, name)
         found[name] = Kind(
             group,
             version,

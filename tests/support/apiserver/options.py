@@ -1,18 +1,19 @@
-"""The query parameters of reads and writes, checked as the server checks them.
+"""What a request is about: its path, and the query parameters of reads and writes, checked as the server does.
 
-Gives: ListOptions, list_options, write_options, delete_options, duration.
+Gives: Target, target_of, ListOptions, list_options, write_options, delete_options.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support.apiserver import errors
+from tests.support.apiserver.auth import Attributes
 from tests.support.apiserver.errors import FieldError, Obj, forbidden, invalid, unsupported
+from tests.support.apiserver.wire import Request
 
 META = "meta.k8s.io"
 
@@ -67,41 +68,36 @@ def list_options(query: Mapping[str, str], *, watch: bool) -> ListOptions:
         found.initial_events = truth(query["sendInitialEvents"])
     elif watch and found.bookmarks and found.version in {"", "0"} and not found.match and not found.continues:
         found.initial_events, found.match = True, "NotOlderThan"
-    wrong = _watch_errors(found) if watch else _list_errors(found)
-    if wrong:
+    if wrong := list(_watch_errors(found) if watch else _list_errors(found)):
         raise errors.unprocessable(META, "ListOptions", "", wrong)
     return found
 
 
-def _watch_errors(options: ListOptions) -> list[FieldError]:
-    name, found = "resourceVersionMatch", []
-    if options.initial_events is not None:
-        if options.match != "NotOlderThan":
-            why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-            found.append(forbidden(name, why))
-    elif options.match:
-        found.append(forbidden(name, f"{name} is forbidden for watch unless sendInitialEvents is provided"))
-    if options.match and options.match != "NotOlderThan":
-        found.append(unsupported(name, options.match, ["NotOlderThan"]))
+def _watch_errors(options: ListOptions) -> Iterator[FieldError]:
+    name = "resourceVersionMatch"
+    if options.initial_events is None and options.match:
+        yield forbidden(name, f"{name} is forbidden for watch unless sendInitialEvents is provided")
+    if options.initial_events is not None and options.match != "NotOlderThan":
+        yield forbidden(name, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+    if options.match not in {"", "NotOlderThan"}:
+        yield unsupported(name, options.match, ["NotOlderThan"])
     if options.continues:
-        found.append(forbidden(name, f"{name} is forbidden when continue is provided"))
-    return found
+        yield forbidden(name, f"{name} is forbidden when continue is provided")
 
 
-def _list_errors(options: ListOptions) -> list[FieldError]:
-    name, found = "resourceVersionMatch", []
-    if options.match:
-        if not options.version:
-            found.append(forbidden(name, f"{name} is forbidden unless resourceVersion is provided"))
-        if options.continues:
-            found.append(forbidden(name, f"{name} is forbidden when continue is provided"))
-        if options.match not in {"Exact", "NotOlderThan"}:
-            found.append(unsupported(name, options.match, ["Exact", "NotOlderThan", ""]))
-        if options.match == "Exact" and options.version == "0":
-            found.append(forbidden(name, f'{name} "exact" is forbidden for resourceVersion "0"'))
+def _list_errors(options: ListOptions) -> Iterator[FieldError]:
+    name, match = "resourceVersionMatch", options.match
+    for wrong, why in (
+        (match and not options.version, "unless resourceVersion is provided"),
+        (match and options.continues, "when continue is provided"),
+        (match == "Exact" and options.version == "0", 'for resourceVersion "0"'),
+    ):
+        if wrong:
+            yield forbidden(name, f"{name} is forbidden {why}")
+    if match not in {"", "Exact", "NotOlderThan"}:
+        yield unsupported(name, match, ["Exact", "NotOlderThan", ""])
     if options.initial_events is not None:
-        found.append(forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
-    return found
+        yield forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list")
 
 
 def version_number(text: str, *, watch: bool = False, listing: bool = False) -> int:
@@ -109,76 +105,120 @@ def version_number(text: str, *, watch: bool = False, listing: bool = False) -> 
     if not text:
         return 0
     if not re.fullmatch(r"\d+", text):
-        why = f"resourceVersion: Invalid value: {json.dumps(text)}: strconv.ParseUint: parsing {json.dumps(text)}: invalid syntax"
-        if listing and not watch:
-            raise errors.bad_request(f"invalid resource version: {why}")
-        raise errors.internal(why)
+        why = f"invalid resource version: {text}"
+        raise errors.bad_request(why) if listing and not watch else errors.internal(why)
     return int(text)
 
 
-def write_options(
-    kind: str, query: Mapping[str, Any], dry_run: list[str] | None = None, *, applies: bool = False
-) -> bool:
+def write_options(kind: str, query: Mapping[str, Any]) -> bool:
     """Whether a write is dry. ``kind`` is CreateOptions and the like. Raises StatusError."""
     wrong: list[FieldError] = []
-    asked = dry_run if dry_run is not None else ([query["dryRun"]] if "dryRun" in query else [])
-    if asked and asked != ["All"]:
-        wrong.append(unsupported("dryRun", asked, ["All"]))
-    manager = query.get("fieldManager", "")
-    if applies and not manager:
-        wrong.append(FieldError("required", "fieldManager", "is required for apply patch"))
-    if len(manager.encode()) > 128:
-        wrong.append(FieldError("toolong", "fieldManager", "may not be more than 128 bytes"))
-    for at, letter in enumerate(manager):
-        if not letter.isprintable():
-            why = f"invalid character U+{ord(letter):04X} (at position {at})"
-            shown = FieldError("invalid", "fieldManager", why, manager)
-            wrong.append(shown)
-            break
-    if kind == "PatchOptions" and not applies and "force" in query:
-        wrong.append(forbidden("force", "may not be specified for non-apply patch"))
+    if "dryRun" in query and query["dryRun"] != "All":
+        wrong.append(unsupported("dryRun", query["dryRun"], ["All"]))
     if query.get("fieldValidation", "") not in {"", "Ignore", "Warn", "Strict"}:
-        wrong.append(
-            unsupported("fieldValidation", query["fieldValidation"], ["", "Ignore", "Strict", "Warn"])
-        )
+        known = ["", "Ignore", "Strict", "Warn"]
+        wrong.append(unsupported("fieldValidation", query["fieldValidation"], known))
     if wrong:
         raise errors.unprocessable(META, kind, "", wrong)
-    return bool(asked)
+    return "dryRun" in query
 
 
 def delete_options(query: Mapping[str, str], body: Any) -> Obj:
     """Of the body, or else of the query. Raises StatusError."""
     options: Obj = dict(body) if isinstance(body, dict) else {}
     if not options:
-        if query.get("gracePeriodSeconds"):
-            options["gracePeriodSeconds"] = integer(query["gracePeriodSeconds"])
-        if "propagationPolicy" in query:
-            options["propagationPolicy"] = query["propagationPolicy"]
-        if "orphanDependents" in query:
-            options["orphanDependents"] = truth(query["orphanDependents"])
-        if "dryRun" in query:
-            options["dryRun"] = [query["dryRun"]]
+        for name, read in DELETE_OPTIONS.items():
+            if name in query:
+                options[name] = read(query[name])
     wrong: list[FieldError] = []
     policy = options.get("propagationPolicy")
     if policy is not None and options.get("orphanDependents") is not None:
         why = "orphanDependents and deletionPropagation cannot be both set"
         wrong.append(invalid("propagationPolicy", policy, why))
-    if policy is not None and policy not in {"Foreground", "Background", "Orphan"}:
+    if policy not in {None, "Foreground", "Background", "Orphan"}:
         wrong.append(unsupported("propagationPolicy", policy, ["Foreground", "Background", "Orphan", "nil"]))
-    if options.get("dryRun") and options["dryRun"] != ["All"]:
+    if options.get("dryRun") not in (None, [], ["All"]):
         wrong.append(unsupported("dryRun", options["dryRun"], ["All"]))
     if wrong:
         raise errors.unprocessable(META, "DeleteOptions", "", wrong)
     return options
 
 
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+DELETE_OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "gracePeriodSeconds": integer,
+    "propagationPolicy": str,
+    "orphanDependents": truth,
+    "dryRun": lambda text: [text],
+}
+VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+SPECIAL_SUBRESOURCES = ("status", "finalize")
 
 
-def duration(text: str) -> float:
-    """Seconds of a Go duration. Raises ValueError."""
-    if not re.fullmatch(r"[-+]?(0|((\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h))+)", text):
-        raise ValueError(text)
-    sign = -1 if text.startswith("-") else 1
-    parts = re.findall(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)", text)
-    return sign * sum(float(number) * _UNITS[unit] for number, unit in parts)
+class Target(NamedTuple):
+    """A resource, or nothing of one: then only the path counts."""
+
+    group: str = ""
+    version: str = ""
+    namespace: str = ""
+    plural: str = ""
+    name: str = ""
+    subresource: str = ""
+    rest: tuple[str, ...] = ()
+    watch: bool = False
+    scoped: bool = False
+    """Whether the path names a namespace."""
+
+    @property
+    def is_resource(self) -> bool:
+        """Whether it names a resource."""
+        return bool(self.plural)
+
+    def attributes(self, request: Request) -> Attributes:
+        """What has to be allowed."""
+        if not self.is_resource:
+            return Attributes(VERBS.get(request.method, request.method.lower()), path=request.path)
+        verb = VERBS.get(request.method, "")
+        name = self.name
+        if self.watch:
+            verb = "watch"
+        elif verb == "get" and not name:
+            verb = "list"
+        elif verb == "delete" and not name:
+            verb = "deletecollection"
+        if not name and verb in {"list", "watch", "deletecollection"}:
+            name = _selected_name(request.query.get("fieldSelector", ""))
+        return Attributes(verb, self.group, self.plural, self.subresource, self.namespace, name)
+
+
+def _selected_name(selector: str) -> str:
+    for term in selector.split(","):
+        field, equal, value = term.partition("=")
+        if field == "metadata.name" and equal:
+            return value.lstrip("=")
+    return ""
+
+
+def target_of(request: Request) -> Target:
+    """The target of a request."""
+    parts = request.path.split("/")[1:]
+    if parts and parts[-1] == "" and len(parts) > 3:
+        parts = parts[:-1]
+    if parts[:1] == ["api"] and len(parts) >= 3:
+        group, version, rest = "", parts[1], parts[2:]
+    elif parts[:1] == ["apis"] and len(parts) >= 4:
+        group, version, rest = parts[1], parts[2], parts[3:]
+    else:
+        return Target()
+    namespace, scoped = "", False
+    if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in SPECIAL_SUBRESOURCES:
+        namespace, rest, scoped = rest[1], rest[2:], True
+    elif rest[0] == "namespaces" and len(rest) > 1:
+        namespace = rest[1]
+    plural, name, subresource = rest[0], _at(rest, 1), _at(rest, 2)
+    collection = not name
+    watch = request.method == "GET" and collection and truth(request.query.get("watch"))
+    return Target(group, version, namespace, plural, name, subresource, tuple(rest[3:]), watch, scoped)
+
+
+def _at(parts: list[str], index: int) -> str:
+    return parts[index] if index < len(parts) else ""

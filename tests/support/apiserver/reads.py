@@ -1,28 +1,140 @@
-"""Get and list, with paging and the rules of resource versions.
+"""Get and list: selectors, paging, and the rules of resource versions.
 
-Gives: Reads, shown, listed, object_fields.
+Gives: Reads, shown, as_list, selects, selector_errors.
+Source: k8s.io/apimachinery/pkg/labels/selector.go, fields/selector.go.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
 from tests.support.apiserver import errors
-from tests.support.apiserver.decode import GoJSONError, loads
-from tests.support.apiserver.errors import Obj
+from tests.support.apiserver.errors import FieldError, Obj, bad_request, forbidden, invalid, required
 from tests.support.apiserver.kinds import Kind
 from tests.support.apiserver.options import ListOptions, version_number
-from tests.support.apiserver.selectors import Fields, field_selector, label_selector
+from tests.support.apiserver.rules import label_value_problem, qualified_name_problem
 from tests.support.apiserver.store import Key
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer
+
+OPERATORS = {"In": True, "NotIn": True, "Exists": False, "DoesNotExist": False}
+"""Those of LabelSelector objects, and whether they have values."""
+_WORD = r"[^\s(),!=<>]+"
+_SET = re.compile(rf"({_WORD})\s+(in|notin)\s*\(([^()!=<>]*)\)")
+_COMPARED = re.compile(rf"({_WORD})\s*(==|=|!=|<|>)\s*((?:{_WORD})?)")
+_NAMED = re.compile(rf"(!?)\s*({_WORD})")
+
+
+class Requirement(NamedTuple):
+    """One condition on one label."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...]
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels fulfil it."""
+        value = labels.get(self.key)
+        if self.operator == "exists":
+            return value is not None
+        if self.operator == "!":
+            return value is None
+        if self.operator in {"notin", "!="}:
+            return value not in self.values
+        if self.operator in {"<", ">"}:
+            return _compares(value, self.operator, int(self.values[0]))
+        return value is not None and value in self.values
+
+
+def _compares(value: str | None, operator: str, bound: int) -> bool:
+    try:
+        number = int(value or "")
+    except ValueError:
+        return False
+    return number > bound if operator == ">" else number < bound
+
+
+Labels = Callable[[Mapping[str, str]], bool]
+Fields = list[tuple[str, bool, str]]
+"""Field, whether it must be equal, value."""
+
+
+def _requirement(text: str) -> Requirement:
+    if match := _SET.fullmatch(text):
+        key, operator = match[1], match[2]
+        values = tuple(one.strip() for one in match[3].split(","))
+    elif match := _COMPARED.fullmatch(text):
+        key, operator, values = match[1], match[2], (match[3],)
+    elif match := _NAMED.fullmatch(text):
+        key, operator, values = match[2], match[1] or "exists", ()
+    else:
+        raise _unparsed(f"cannot understand '{text}'")
+    if problem := qualified_name_problem(key):
+        raise _unparsed(f"{key}: {problem}")
+    for value in values:
+        if operator in {"<", ">"} and not re.fullmatch(r"[-+]?\d+", value):
+            raise _unparsed(f"{value}: for 'Gt', 'Lt' operators, the value must be an integer")
+        if problem := label_value_problem(value):
+            raise _unparsed(f"{value}: {problem}")
+    return Requirement(key, operator, values)
+
+
+def _unparsed(why: str) -> Exception:
+    return bad_request(f"unable to parse requirement: {why}")
+
+
+def label_selector(text: str) -> Labels | None:
+    """Whether labels are selected; None selects everything. Raises StatusError 400."""
+    if not text.strip():
+        return None
+    requirements = [_requirement(one.strip()) for one in re.split(r",(?![^(]*\))", text)]
+    return lambda labels: all(one.matches(labels) for one in requirements)
+
+
+def field_selector(text: str) -> Fields:
+    """The conditions of a field selector. Raises StatusError 400."""
+    found: Fields = []
+    for term in re.split(r"(?<!\\),", text):
+        if not term:
+            continue
+        match = re.search(r"==|!=|=", term)
+        if match is None:
+            raise bad_request(f"invalid selector: '{text}'; can't understand '{term}'")
+        name, value = term[: match.start()], term[match.end() :]
+        if bad := re.search(r"(?<!\\)[=,]", value):
+            raise bad_request(f"invalid field selector: unescaped character in value: {ord(bad[0])}")
+        value = re.sub(r"\\([\\=,])", r"\1", value)
+        if name or value:
+            found.append((name, match[0] != "!=", value))
+    return found
+
+
+def selector_errors(selector: Obj | None, at: str) -> list[FieldError]:
+    """What is wrong with a LabelSelector object."""
+    found = []
+    for key, value in ((selector or {}).get("matchLabels") or {}).items():
+        for text, problem in ((key, qualified_name_problem(key)), (value, label_value_problem(value))):
+            if problem:
+                found.append(invalid(f"{at}.matchLabels", text, problem))
+    for number, one in enumerate((selector or {}).get("matchExpressions") or ()):
+        where, operator = f"{at}.matchExpressions[{number}]", one.get("operator", "")
+        if operator not in OPERATORS:
+            found.append(invalid(f"{where}.operator", operator, "not a valid selector operator"))
+        elif OPERATORS[operator] and not one.get("values"):
+            found.append(required(f"{where}.values", "must be specified when `operator` is 'In' or 'NotIn'"))
+        elif one.get("values") and not OPERATORS[operator]:
+            found.append(forbidden(f"{where}.values", "may not be specified for this operator"))
+        if problem := qualified_name_problem(one.get("key", "")):
+            found.append(invalid(f"{where}.key", one.get("key", ""), problem))
+    return found
+
 
 Selects = Callable[[Obj], bool]
 
@@ -64,11 +176,7 @@ def checked_fields(kind: Kind, text: str) -> Fields:
     wanted, known = field_selector(text), fields_known(kind)
     for name, _, _ in wanted:
         if name not in known:
-            if kind.strategy.fields or kind.custom is not None:
-                raise errors.bad_request(f"field label not supported: {name}")
-            raise errors.bad_request(
-                f'"{name}" is not a known field selector: only "metadata.name", "metadata.namespace"'
-            )
+            raise errors.bad_request(f"field label not supported: {name}")
     return [(known[name], equal, value) for name, equal, value in wanted]
 
 
@@ -154,13 +262,7 @@ class Reads:
             return collection.objects, self._store.revision
         if revision < collection.snapshot_floor(cached=kind.strategy.cached):
             if continued:
-                message = (
-                    "The provided continue parameter is too old to display a consistent list result. You can start a"
-                    " new list without the continue parameter, or use the continue token in this response to retrieve"
-                    " the remainder of the results. Continuing with the provided token results in an inconsistent"
-                    " list - objects that were created, modified, or deleted between the time the first chunk was"
-                    " returned and now may show up in the list."
-                )
+                message = "The provided continue parameter is too old to display a consistent list result."
                 raise errors.gone(message, _token(-1, start))
             raise errors.gone("The resourceVersion for the provided list is too old.")
         return collection.at(revision), revision
@@ -187,22 +289,14 @@ def _token(revision: int, start: str) -> str:
 
 
 def _read_token(text: str) -> tuple[int, str]:
-    why = "invalid continue token: continue key is not valid: "
     try:
-        body = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        found = loads(body)
-    except binascii.Error as error:
-        raise errors.bad_request(f"{why}{error}") from error
-    except GoJSONError as error:
-        raise errors.bad_request(f"{why}{error}") from error
-    if found.get("v") != "meta.k8s.io/v1":
-        raise errors.bad_request(f"{why}server does not recognize this encoded version {found.get('v')}")
-    start = str(found.get("start", ""))
-    if not start:
-        raise errors.bad_request(f"{why}encoded start key empty (version meta.k8s.io/v1)")
-    if ".." in start.split("/"):
-        raise errors.bad_request(f"{why}{start}")
-    return int(found.get("rv", 0)), start
+        found = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        version, start, revision = found["v"], str(found["start"]), int(found["rv"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.bad_request(f"invalid continue token: {error}") from error
+    if version != "meta.k8s.io/v1" or not start or ".." in start.split("/"):
+        raise errors.bad_request(f"invalid continue token: {found}")
+    return revision, start
 
 
 def shown(obj: Obj, kind: Kind) -> Obj:

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from tests.support.apiserver import auth
-from tests.support.apiserver.account_tokens import AccountTokens
-from tests.support.apiserver.admission import Admission
 from tests.support.apiserver.auth import Authorizer, User, Users
-from tests.support.apiserver.call import Call, now
 from tests.support.apiserver.connection import Connection
 from tests.support.apiserver.crds import Definitions
 from tests.support.apiserver.discovery import Discovery
-from tests.support.apiserver.errors import Obj, StatusError, internal
+from tests.support.apiserver.errors import Obj, internal
 from tests.support.apiserver.faults import Faults
 from tests.support.apiserver.handlers import Handlers
-from tests.support.apiserver.kinds import Kind, Registry
+from tests.support.apiserver.kinds import Call, Kind, Registry, now
+from tests.support.apiserver.others import STRATEGIES
 from tests.support.apiserver.reads import Reads
+from tests.support.apiserver.services import Ranges
 from tests.support.apiserver.store import Store
-from tests.support.apiserver.strategies import STRATEGIES
-from tests.support.apiserver.strategies.ranges import Ranges
+from tests.support.apiserver.valid import Admission
 from tests.support.apiserver.watches import Watches
 from tests.support.apiserver.wire import encode
 from tests.support.apiserver.writes import Writes
@@ -80,8 +76,6 @@ class ApiServer:
         self.faults = Faults()
         admin = User("kubernetes-admin", ("system:masters",))
         self.users = Users({ADMIN_TOKEN: admin} if tokens is None else tokens)
-        self.account_tokens = AccountTokens(self)
-        self.users.of_accounts = self.account_tokens.user
         self.authorizer = Authorizer(self.store)
         self.ranges = Ranges(dual_stack=dual_stack)
         self.admission = Admission(self)
@@ -140,25 +134,18 @@ class ApiServer:
 
     def converted(self, obj: Obj, kind: Kind) -> Obj:
         """A stored object as this kind's version has it."""
-        convert = kind.strategy.from_storage
-        if obj.get("apiVersion") == kind.api_version and convert is None:
+        if obj.get("apiVersion") == kind.api_version:
             return obj
-        found = convert(obj, kind) if convert is not None else obj
-        return {**found, "apiVersion": kind.api_version, "kind": kind.kind}
+        return {**obj, "apiVersion": kind.api_version, "kind": kind.kind}
 
-    def for_storage(self, obj: Obj, kind: Kind) -> Obj:
-        """An object as it is stored."""
-        convert = kind.strategy.to_storage
-        return convert(obj, kind) if convert is not None else obj
-
-    def add(self, obj: Obj, *, manager: str = "test") -> Obj:
+    def add(self, obj: Obj) -> Obj:
         """Store an object as an administrator would create it; it as stored. For tests. Raises StatusError."""
 
         group, _, version = obj["apiVersion"].rpartition("/")
         kind = next(one for one in self.kinds.of(group, version) if one.kind == obj["kind"])
         metadata = obj["metadata"]
         namespace = metadata.get("namespace", "default") if kind.namespaced else ""
-        return self.writes.create(Call(kind, namespace, "", manager=manager), obj)
+        return self.writes.create(Call(kind, namespace, ""), obj)
 
     def live(self, call: Call) -> Obj | None:
         """The object of a call in the version it asks for; None: there is none."""
@@ -168,13 +155,6 @@ class ApiServer:
 
     def _bootstrap(self) -> None:
         for name in DEFAULT_NAMESPACES:
-            self.add(
-                {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}},
-                manager="kube-apiserver",
-            )
-        auth.bootstrap(self.store, now(), lambda: str(uuid.uuid4()))
+            self.add({"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name}})
+        auth.bootstrap(self.store, now())
         self.ranges.bootstrap(self)
-
-    def told(self, error: StatusError) -> Any:
-        """The body of a refusal."""
-        return error.body

@@ -14,8 +14,6 @@ from tests.support.apiserver.errors import Obj, Resource
 Key = tuple[str, str]
 """Namespace (empty for cluster-scoped objects) and name."""
 
-FIRST_REVISION = 100
-
 
 class Event(NamedTuple):
     """One change of one object."""
@@ -71,8 +69,7 @@ class Store:
     """Every object of a cluster, under one counter of revisions."""
 
     def __init__(self) -> None:
-        self.revision = FIRST_REVISION
-        self.compacted = 0
+        self.revision = 100
         self._collections: dict[Resource, Collection] = {}
 
     def of(self, resource: Resource) -> Collection:
@@ -80,10 +77,6 @@ class Store:
         if (found := self._collections.get(resource)) is None:
             found = self._collections[resource] = Collection()
         return found
-
-    def collections(self) -> dict[Resource, Collection]:
-        """All of them."""
-        return self._collections
 
     def get(self, resource: Resource, key: Key) -> Obj | None:
         """One object."""
@@ -114,7 +107,6 @@ class Store:
     def compact(self, revision: int | None = None) -> None:
         """Forget the past up to a revision, that of the present by default."""
         upto = self.revision if revision is None else revision
-        self.compacted = max(self.compacted, upto)
         for collection in self._collections.values():
             collection.floor = max(collection.floor, upto)
 

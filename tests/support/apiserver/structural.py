@@ -7,14 +7,13 @@ CEL rules (x-kubernetes-validations) are not evaluated.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.support.apiserver.errors import FieldError, Obj, duplicate, invalid, required, unsupported
+from tests.support.apiserver.rules import cidr_problem
 from tests.support.apiserver.types import METADATA, Type, builtin_type
 
 _DURATION = re.compile(
@@ -35,23 +34,12 @@ def _is_ip(text: str, version: int) -> bool:
 
 
 def _is_cidr(text: str) -> bool:
-    address, slash, bits = text.partition("/")
-    parts = address.split(".")
-    if len(parts) == 4 and all(one.isdigit() for one in parts):  # leading zeros are tolerated
-        address = ".".join(str(int(one)) for one in parts)
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return bool(slash) and bits.isdigit() and int(bits) <= found.max_prefixlen
+    plain = re.sub(r"(?<![\d:])0+(?=\d+\.|\d+/)", "", text)  # leading zeros are tolerated
+    return not cidr_problem(plain, strict=False) and text.rpartition("/")[2].isdigit()
 
 
 def _is_base64(text: str) -> bool:
-    try:
-        base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    return True
+    return bool(re.fullmatch("([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", text))
 
 
 _FORMATS: dict[str, Callable[[str], bool]] = {
@@ -122,179 +110,124 @@ def schema_errors(value: Any, kind: Type, at: str) -> list[FieldError]:
     """What is wrong with a value."""
     if value is None and (kind.schema.get("nullable") or kind.name == "any"):
         return []
-    wrong = _type_errors(value, kind, at)
-    if wrong and not (isinstance(value, float) and kind.name == "integer"):
-        return wrong + _combined_errors(value, kind, at)
-    found = wrong + _enum_errors(value, kind.schema, at)
-    if isinstance(value, str):
-        found += _string_errors(value, kind, at)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        found += _number_errors(value, kind, at)
-    elif isinstance(value, list):
-        found += _list_errors(value, kind, at)
-    elif isinstance(value, dict):
-        found += _object_errors(value, kind, at)
-    return found + _combined_errors(value, kind, at)
+    found = list(_type_errors(value, kind, at))
+    if not found or (isinstance(value, float) and kind.name == "integer"):
+        if "enum" in kind.schema and value not in kind.schema["enum"]:
+            found.append(unsupported(at, value, [str(one) for one in kind.schema["enum"]]))
+        found += _bound_errors(value, kind.schema, at)
+        if isinstance(value, str):
+            found += _string_errors(value, kind.schema, at)
+        elif isinstance(value, list):
+            found += _list_errors(value, kind, at)
+        elif isinstance(value, dict):
+            found += _object_errors(value, kind, at)
+    return [*found, *_combined_errors(value, kind.schema, at)]
 
 
-def _told(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    names = {
-        str: "string",
-        int: "integer",
-        float: "number",
-        list: "array",
-        dict: "object",
-        type(None): "null",
-    }
-    return names[type(value)]
+_NAMES = {
+    bool: "boolean",
+    str: "string",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+_FITS = {"integer,string": {"integer", "string"}, "number": {"integer", "number"}}
 
 
-def _type_errors(value: Any, kind: Type, at: str) -> list[FieldError]:
-    told, wanted = _told(value), kind.name
+def _type_errors(value: Any, kind: Type, at: str) -> Iterator[FieldError]:
+    given, wanted = _NAMES[type(value)], kind.name
     if wanted == "int-or-string":
-        right, wanted = told in {"integer", "string"}, "integer,string"
-    elif wanted == "any":
-        return []
-    elif wanted == "integer" and isinstance(value, float):
-        if value.is_integer():
-            return []
-        told, wanted, right = "float64", str(kind.schema.get("format") or "integer"), False
-    else:
-        right = told == wanted or (wanted == "number" and told == "integer")
-    if right:
-        return []
-    return [FieldError("typeinvalid", at, f'{at} in body must be of type {wanted}: "{told}"', told)]
+        wanted = "integer,string"
+    if wanted == "integer" and isinstance(value, float):
+        given = "integer" if value.is_integer() else "float64"
+    if wanted != "any" and given not in _FITS.get(wanted, {wanted}):
+        yield FieldError("typeinvalid", at, f'{at} in body must be of type {wanted}: "{given}"', given)
 
 
-def _enum_errors(value: Any, schema: Obj, at: str) -> list[FieldError]:
-    if "enum" in schema and value not in schema["enum"]:
-        return [unsupported(at, value, [str(one) for one in schema["enum"]])]
-    return []
+def _bound_errors(value: Any, schema: Obj, at: str) -> Iterator[FieldError]:
+    """What is too small or too large: numbers, and lengths of texts, lists and objects."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        bits = {"int32": 31, "int64": 63}.get(schema.get("format", ""))
+        if bits and (not float(value).is_integer() or not -(2**bits) <= value < 2**bits):
+            yield invalid("<nil>", "", f"must be of type integer with format {schema['format']} in {at}")
+            if isinstance(value, int):
+                return
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if low is not None and (value < low or (value == low and schema.get("exclusiveMinimum"))):
+            yield invalid(at, value, f"{at} in body should be greater than {low}")
+        if high is not None and (value > high or (value == high and schema.get("exclusiveMaximum"))):
+            yield invalid(at, value, f"{at} in body should be less than {high}")
+        if "multipleOf" in schema and value % schema["multipleOf"]:
+            yield invalid(at, value, f"{at} in body should be a multiple of {schema['multipleOf']}")
+        return
+    for of, what, reason in (
+        (str, "Length", "toolong"),
+        (list, "Items", "toomany"),
+        (dict, "Properties", "toomany"),
+    ):
+        if isinstance(value, of):
+            if len(value) > schema.get(f"max{what}", len(value)):
+                yield FieldError(reason, at, f"may not be more than {schema[f'max{what}']}")
+            if len(value) < schema.get(f"min{what}", 0):
+                yield invalid(at, len(value), f"{at} in body should have at least {schema[f'min{what}']}")
 
 
-def _string_errors(value: str, kind: Type, at: str) -> list[FieldError]:
-    schema, found = kind.schema, []
-    if "maxLength" in schema and len(value) > schema["maxLength"]:
-        found.append(FieldError("toolong", at, f"may not be more than {schema['maxLength']} bytes"))
-    if "minLength" in schema and len(value) < schema["minLength"]:
-        found.append(invalid(at, value, f"{at} in body should be at least {schema['minLength']} chars long"))
+def _string_errors(value: str, schema: Obj, at: str) -> Iterator[FieldError]:
     if "pattern" in schema and not re.search(schema["pattern"].replace(r"\z", r"\Z"), value):
-        found.append(invalid(at, value, f"{at} in body should match '{schema['pattern']}'"))
+        yield invalid(at, value, f"{at} in body should match '{schema['pattern']}'")
     check = _FORMATS.get(schema.get("format", ""))
     if check is not None and not check(value):
-        shown = at.removeprefix("status.") if at.startswith("status.") else at
-        why = f'{shown} in body must be of type {schema["format"]}: "{value}"'
-        found.append(FieldError("typeinvalid", at, why, value))
-    return found
+        yield FieldError("typeinvalid", at, f"{at} in body must be of type {schema['format']}", value)
 
 
-def _number_errors(value: float, kind: Type, at: str) -> list[FieldError]:
-    schema, found = kind.schema, []
-    bits = {"int32": 31, "int64": 63}.get(schema.get("format", ""))
-    if bits and (not float(value).is_integer() or not -(2**bits) <= value < 2**bits):
-        why = f"Checked value must be of type integer with format {schema['format']} in {at}"
-        found.append(invalid("<nil>", "", why))
-        if isinstance(value, int):
-            return found
-    if "minimum" in schema:
-        low, strict = schema["minimum"], schema.get("exclusiveMinimum")
-        if value < low or (strict and value == low):
-            word = "greater than" if strict else "greater than or equal to"
-            found.append(invalid(at, value, f"{at} in body should be {word} {low}"))
-    if "maximum" in schema:
-        high, strict = schema["maximum"], schema.get("exclusiveMaximum")
-        if value > high or (strict and value == high):
-            word = "less than" if strict else "less than or equal to"
-            found.append(invalid(at, value, f"{at} in body should be {word} {high}"))
-    if "multipleOf" in schema and value % schema["multipleOf"]:
-        found.append(invalid(at, value, f"{at} in body should be a multiple of {schema['multipleOf']}"))
-    return found
-
-
-def _list_errors(value: list[Any], kind: Type, at: str) -> list[FieldError]:
-    schema, found = kind.schema, []
-    if "maxItems" in schema and len(value) > schema["maxItems"]:
-        why = f"{len(value)}: must have at most {schema['maxItems']} items"
-        found.append(FieldError("toomany", at, why))
-    if "minItems" in schema and len(value) < schema["minItems"]:
-        found.append(invalid(at, len(value), f"{at} in body should have at least {schema['minItems']} items"))
-    if kind.items is not None:
-        for number, one in enumerate(value):
-            found += schema_errors(one, kind.items, f"{at}[{number}]")
-    return found + _duplicates(value, kind, at)
-
-
-def _duplicates(value: list[Any], kind: Type, at: str) -> list[FieldError]:
-    keys, seen, found = kind.list_keys, [], []
-    if keys is None:
-        return []
+def _list_errors(value: list[Any], kind: Type, at: str) -> Iterator[FieldError]:
+    keys, seen = kind.list_keys, []
     for number, one in enumerate(value):
-        key = {name: one.get(name) for name in keys if name in one} if keys and isinstance(one, dict) else one
+        if kind.items is not None:
+            yield from schema_errors(one, kind.items, f"{at}[{number}]")
+    for number, one in enumerate(value if keys is not None else ()):
+        key = (
+            {name: one.get(name) for name in keys or () if name in one}
+            if keys and isinstance(one, dict)
+            else one
+        )
         if key in seen:
-            found.append(duplicate(f"{at}[{number}]", key))
+            yield duplicate(f"{at}[{number}]", key)
         seen.append(key)
-    return found
 
 
-def _object_errors(value: Obj, kind: Type, at: str) -> list[FieldError]:
-    schema, found = kind.schema, []
-    if "minProperties" in schema and len(value) < schema["minProperties"]:
-        why = f"{at} in body should have at least {schema['minProperties']} properties"
-        found.append(invalid(at, len(value), why))
-    if "maxProperties" in schema and len(value) > schema["maxProperties"]:
-        why = f"{len(value)}: must have at most {schema['maxProperties']} items"
-        found.append(FieldError("toomany", at, why))
-    needed = [*kind.required, *(("apiVersion", "kind") if kind.embedded else ())]
-    found += [required(_join(at, name)) for name in needed if name not in value]
+def _object_errors(value: Obj, kind: Type, at: str) -> Iterator[FieldError]:
+    prefix = f"{at}." if at else ""
+    for name in (*kind.required, *(("apiVersion", "kind") if kind.embedded else ())):
+        if name not in value:
+            yield required(f"{prefix}{name}")
     for name, one in value.items():
         of = kind.properties.get(name) or kind.additional
         if of is not None and not (at == "" and name == "metadata"):
-            found += schema_errors(one, of, _join(at, name))
-    return found
+            yield from schema_errors(one, of, f"{prefix}{name}")
 
 
-def _join(at: str, name: str) -> str:
-    return f"{at}.{name}" if at else name
-
-
-def _combined_errors(value: Any, kind: Type, at: str) -> list[FieldError]:
-    schema, found = kind.schema, []
+def _combined_errors(value: Any, schema: Obj, at: str) -> Iterator[FieldError]:
     if any_of := schema.get("anyOf"):
         results = [_inner_errors(value, one, at) for one in any_of]
         if all(results):
-            found.append(invalid("<nil>", "", f'"{at}" must validate at least one schema (anyOf)'))
-            found += results[0]
+            yield invalid("<nil>", "", f'"{at}" must validate at least one schema (anyOf)')
+            yield from results[0]
     if one_of := schema.get("oneOf"):
         results = [_inner_errors(value, one, at) for one in one_of]
         right = sum(not one for one in results)
         if right != 1:
-            told = "Found none valid" if not right else f"Found {right} valid alternatives"
-            found.append(
-                invalid("<nil>", "", f'"{at}" must validate one and only one schema (oneOf). {told}')
-            )
-            if not right:
-                found += _fewest(results)
+            yield invalid("<nil>", "", f'"{at}" must validate one and only one schema (oneOf): {right} valid')
+        if not right:
+            yield from min(results, key=len)
     for one in schema.get("allOf") or ():
-        found += _inner_errors(value, one, at)
+        yield from _inner_errors(value, one, at)
     if (wrong := schema.get("not")) is not None and not _inner_errors(value, wrong, at):
-        found.append(invalid("<nil>", "", f'"{at}" must not validate the schema (not)'))
-    return found
-
-
-def _fewest(results: list[list[FieldError]]) -> list[FieldError]:
-    found = results[0]
-    for one in results[1:]:
-        if len(one) < len(found):
-            found = one
-    return found
+        yield invalid("<nil>", "", f'"{at}" must not validate the schema (not)')
 
 
 def _inner_errors(value: Any, schema: Obj, at: str) -> list[FieldError]:
     """The errors of a schema inside a combination, which has no say in what is declared."""
-    return schema_errors(
-        value,
-        Type({"type": _told(value) if "type" not in schema else schema["type"], **schema}, custom=True),
-        at,
-    )
+    return schema_errors(value, Type({"type": _NAMES[type(value)], **schema}, custom=True), at)

@@ -1,15 +1,19 @@
 """The types of objects: of the built-in ones from Kubernetes' own OpenAPI, of custom ones from their schema.
 
-Gives: Type, builtin_type, custom_type, METADATA. Field ownership, merging and decoding walk along them.
+Gives: Type, builtin_type, custom_type, METADATA; decode: objects of built-in kinds as Go would decode them, typed,
+without what nobody declared, and without zeros.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from tests.support.apiserver.errors import Obj
+from tests.support.apiserver.errors import Obj, bad_request
 
 DEFINITIONS = "kubernetes-json-schema/v1.36.0-local/_definitions.json"
 
@@ -79,36 +83,15 @@ class Type:
         return [] if kind == "set" else None
 
     @property
-    def atomic(self) -> bool:
-        """Whether a map or struct is owned as a whole."""
-        return self.schema.get("x-kubernetes-map-type") == "atomic"
-
-    @property
     def patch_key(self) -> str | None:
         """The merge key of strategic patches; empty for a merged list of scalars; None for none."""
         if "merge" not in str(self.schema.get("x-kubernetes-patch-strategy", "")).split(","):
             return None
         return str(self.schema.get("x-kubernetes-patch-merge-key", ""))
 
-    @property
-    def patch_retains_keys(self) -> bool:
-        """Whether a strategic patch of this union tells its keys."""
-        return "retainKeys" in str(self.schema.get("x-kubernetes-patch-strategy", ""))
-
     def field(self, name: str) -> Type:
         """The type of a field; of one nobody declared, whatever comes."""
         return self.properties.get(name) or self.additional or UNTYPED
-
-    def declares(self, name: str) -> bool:
-        """Whether there may be a field of this name."""
-        return name in self.properties or self.additional is not None or not self.is_struct or self.preserves
-
-    def key_default(self, name: str) -> object:
-        """The default of a key of an associative list's item."""
-        found = self.field(name).schema.get("default")
-        if found is None and name == "protocol":
-            return "TCP"
-        return found
 
     def _made(self, schema: Obj) -> Type:
         return Type(schema, custom=self.custom)
@@ -157,3 +140,120 @@ def custom_type(schema: Obj) -> Type:
         "metadata": metadata,
     }
     return found
+
+
+_WANTED = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,)}
+_OMITTED_FALSE = frozenset(
+    {
+        "hostNetwork",
+        "hostPID",
+        "hostIPC",
+        "unschedulable",
+        "readOnly",
+        "stdin",
+        "stdinOnce",
+        "tty",
+        "publishNotReadyAddresses",
+        "preserveUnknownFields",
+        "deprecated",
+        "disabled",
+    }
+)
+_OMITTED_ZERO = frozenset({"hostPort", "nodePort", "healthCheckNodePort", "initialDelaySeconds", "priority_"})
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)")
+_POINTERS = frozenset({"holderIdentity", "storageClassName", "ingressClassName", "appProtocol"})
+"""Texts that are kept when they are empty."""
+
+
+class Decoded(NamedTuple):
+    """An object, and the fields that were dropped from it."""
+
+    obj: Obj
+    unknown: list[str]
+
+
+class _MismatchError(Exception):
+    pass
+
+
+def decode(value: Obj, kind: Type, name: str, version: str) -> Decoded:
+    """Typed as a built-in kind. Raises StatusError 400."""
+    unknown: list[str] = []
+    try:
+        made = _decoded(value, kind, "", unknown)
+    except _MismatchError as error:
+        raise bad_request(f'{name} in version "{version}" cannot be handled as a {name}: {error}') from error
+    return Decoded(made if isinstance(made, dict) else {}, unknown)
+
+
+def _decoded(value: Any, kind: Type, at: str, unknown: list[str]) -> Any:
+    if value is None:
+        return None
+    if kind.name == "object" or kind.is_struct:
+        if not isinstance(value, dict):
+            raise _MismatchError(f"{at}: cannot unmarshal {type(value).__name__} as object")
+        return _decoded_object(value, kind, at, unknown)
+    if kind.name == "array":
+        if not isinstance(value, list):
+            raise _MismatchError(f"{at}: cannot unmarshal {type(value).__name__} as array")
+        of = kind.items
+        if of is None:
+            return value
+        return [_decoded(one, of, f"{at}[{n}]", unknown) for n, one in enumerate(value)]
+    return _decoded_scalar(value, kind, at)
+
+
+def _decoded_scalar(value: Any, kind: Type, at: str) -> Any:
+    wanted = _WANTED.get(kind.name)
+    if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
+        if (
+            kind.name == "string"
+            and isinstance(value, (int, float))
+            and "Quantity" in str(kind.schema.get("description", ""))[:60]
+        ):
+            return str(value)
+        if not (kind.name == "string" and "oneOf" in kind.schema):
+            raise _MismatchError(f"{at}: cannot unmarshal {type(value).__name__} as {kind.name}")
+    if kind.schema.get("format") == "date-time" and value:
+        return _moment(str(value), micro=str(kind.schema.get("$name", "")).endswith("MicroTime"))
+    return value
+
+
+def _moment(text: str, *, micro: bool) -> str:
+    """A time as it is stored; those with fractions have six digits. Raises _MismatchError."""
+    found = _TIME.fullmatch(text)
+    if found is None or (micro and len(found[2] or "") != 7):
+        raise _MismatchError(f'cannot parse time "{text}"{" with six digits" if micro else ""}')
+    then = datetime.fromisoformat(text.replace("Z", "+00:00")[:19] + found[3].replace("Z", "+00:00"))
+    return then.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + (found[2] if micro else "") + "Z"
+
+
+def _decoded_object(value: Obj, kind: Type, at: str, unknown: list[str]) -> Obj:
+    made: Obj = {}
+    for name, one in value.items():
+        path = f"{at}.{name}" if at else name
+        if kind.is_struct and name not in kind.properties:
+            unknown.append(path)
+            continue
+        of = kind.field(name)
+        found = _decoded(one, of, path, unknown)
+        if kind.is_struct and _omitted(name, found, of, kind):
+            continue
+        if found is None and not kind.is_struct:
+            found = ""
+        made[name] = found
+    return made
+
+
+def _omitted(name: str, value: Any, of: Type, parent: Type) -> bool:
+    if value is None:
+        return name not in parent.required or name == "metadata"
+    if value is False:
+        return name in _OMITTED_FALSE
+    if value == 0:
+        return name in _OMITTED_ZERO
+    if name in parent.required:
+        return False
+    if value == "":
+        return name not in _POINTERS
+    return (value == [] and of.name == "array") or (value == {} and of.additional is not None)

@@ -20,7 +20,6 @@ from tests.support.apiserver.store import Collection, Event
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer
 
-BOOKMARK_EVERY = 60.0
 BEFORE_THE_END = (2.0, 1.0)
 INITIAL_END = "k8s.io/initial-events-end"
 

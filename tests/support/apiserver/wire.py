@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -15,28 +16,6 @@ MAX_HEADER = 1024 * 1024
 MAX_BODY = 3 * 1024 * 1024
 GZIP_FROM = 128 * 1024
 CHUNKED_FROM = 2048
-STATUS = {
-    200: "OK",
-    201: "Created",
-    202: "Accepted",
-    304: "Not Modified",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    406: "Not Acceptable",
-    409: "Conflict",
-    410: "Gone",
-    413: "Request Entity Too Large",
-    415: "Unsupported Media Type",
-    422: "Unprocessable Entity",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
-}
 
 
 class BadRequestLineError(Exception):
@@ -60,10 +39,10 @@ class Request:
         self.body = body
         self.too_large = False
         split = urlsplit(target)
-        self.raw_path = split.path
         self.path = unquote(split.path)
         self.query = dict(reversed(parse_qsl(split.query, keep_blank_values=True)))
-        self.client_certificate: Any = None
+        self.certified: Any = None
+        """Whom a certificate of the client names."""
 
     def header(self, name: str) -> str:
         """The first header of this name, or nothing."""
@@ -216,12 +195,7 @@ class Writer:
             self._stream.write(b"0\r\n\r\n")
         await self._stream.drain()
 
-    async def raw(self, data: bytes) -> None:
-        """Bytes as they are."""
-        self._stream.write(data)
-        await self._stream.drain()
-
     def _head(self, code: int, headers: dict[str, str]) -> None:
-        lines = [f"HTTP/1.1 {code} {STATUS.get(code, 'Unknown')}"]
+        lines = [f"HTTP/1.1 {code} {HTTPStatus(code).phrase}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._stream.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))

@@ -1,6 +1,7 @@
-"""Create, update, patch and apply.
+"""Create, update, patch, and delete: finalizers, grace periods, propagation, preconditions.
 
-Gives: Writes. Source: k8s.io/apiserver/pkg/registry/generic/registry/store.go, endpoints/handlers.
+Gives: Writes.
+Source: k8s.io/apiserver/pkg/registry/generic/registry/store.go, endpoints/handlers, rest/delete.go.
 """
 
 from __future__ import annotations
@@ -12,44 +13,139 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.support.apiserver import errors
-from tests.support.apiserver.call import Call, now
-from tests.support.apiserver.deletes import Deletes
+from tests.support.apiserver.bodies import apply_patch
 from tests.support.apiserver.errors import Obj, StatusError
-from tests.support.apiserver.kinds import Kind
-from tests.support.apiserver.managed import (
-    Manager,
-    Managers,
-    after_update,
-    apply,
-    check_applied,
-    managers_of,
-    with_managers,
-)
-from tests.support.apiserver.metadata import metadata_errors, metadata_update_errors
-from tests.support.apiserver.valid import Validity
+from tests.support.apiserver.kinds import Call, Kind, now
+from tests.support.apiserver.valid import Validity, metadata_errors, metadata_update_errors
 
 if TYPE_CHECKING:
     from tests.support.apiserver.server import ApiServer
 
-ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-SYSTEM_FIELDS = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "selfLink")
 
-
-class Writes:
-    """Changes the store as the handlers of an API server do."""
+class Deletes:
+    """Removes objects from the store as an API server does."""
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
         self._store = server.store
+
+    def delete(self, call: Call, options: Obj) -> tuple[Obj, bool]:
+        """Delete an object, or begin to; it, and whether it is gone. Raises StatusError."""
+        kind = call.kind
+        live = self._server.live(call)
+        if live is None:
+            raise errors.not_found(kind.resource, call.name)
+        self._check_preconditions(call, live, options.get("preconditions") or {})
+        self._server.admission.delete(call, live)
+        key = (live["metadata"].get("namespace", ""), call.name)
+        metadata = dict(live["metadata"])
+        finalizers = self._with_policy(metadata, options)
+        finalizers += [one for one in kind.strategy.delete_finalizers(live) if one not in finalizers]
+        grace = kind.strategy.grace(live, options)
+        before = metadata.get("deletionTimestamp")
+        if not finalizers and not grace and not kind.strategy.pending(live):
+            return self._delete_now(call, key, live, metadata), True
+        if (
+            before
+            and metadata.get("deletionGracePeriodSeconds", 0) <= grace
+            and finalizers == (live["metadata"].get("finalizers") or [])
+        ):
+            return live, False
+        metadata |= {"deletionTimestamp": now(grace), "deletionGracePeriodSeconds": grace}
+        if before and grace == live["metadata"].get("deletionGracePeriodSeconds"):
+            metadata["deletionTimestamp"] = before
+        if finalizers:
+            metadata["finalizers"] = finalizers
+        else:
+            metadata.pop("finalizers", None)
+        if not before and "generation" in metadata:
+            metadata["generation"] += 1
+        dying = {**live, "metadata": metadata}
+        kind.strategy.dying(dying)
+        if call.dry_run:
+            return dying, False
+        stored = self._store.put(kind.storage, key, dying)
+        kind.strategy.stored(stored, self._server)
+        return self._server.converted(stored, kind), False
+
+    def _delete_now(self, call: Call, key: tuple[str, str], live: Obj, metadata: Obj) -> Obj:
+        kind = call.kind
+        metadata.pop("finalizers", None)
+        last = live
+        if kind.strategy.graceful:
+            if "generation" in metadata and not metadata.get("deletionTimestamp"):
+                metadata["generation"] += 1
+            bound = kind.strategy.grace(live, {}) > 0
+            metadata |= {
+                "deletionTimestamp": metadata.get("deletionTimestamp") or now(),
+                "deletionGracePeriodSeconds": 0,
+            }
+            last = {**live, "metadata": metadata}
+            if call.dry_run:
+                return last
+            if bound or live["metadata"].get("deletionTimestamp"):
+                last = self._store.put(kind.storage, key, last)
+        if call.dry_run:
+            return last
+        return self._remove(kind, key, last)
+
+    def _with_policy(self, metadata: Obj, options: Obj) -> list[str]:
+        finalizers = [*(metadata.get("finalizers") or ())]
+        policy = options.get("propagationPolicy")
+        if options.get("orphanDependents") is not None:
+            policy = "Orphan" if options["orphanDependents"] else "Background"
+        if policy is None:
+            return finalizers
+        finalizers = [one for one in finalizers if one not in {"orphan", "foregroundDeletion"}]
+        added = {"Orphan": ["orphan"], "Foreground": ["foregroundDeletion"]}.get(policy, [])
+        return finalizers + added
+
+    def _check_preconditions(self, call: Call, live: Obj, wanted: Obj) -> None:
+        metadata = live["metadata"]
+        resource = errors.Resource(call.kind.group, call.kind.kind)
+        if (uid := wanted.get("uid")) is not None and uid != metadata["uid"]:
+            why = f"the UID in the precondition ({uid}) does not match the UID in record ({metadata['uid']})"
+            raise errors.conflict(resource, call.name, why)
+        version = wanted.get("resourceVersion")
+        if version is not None and version != metadata["resourceVersion"]:
+            why = f"the ResourceVersion in the precondition ({version}) is not {metadata['resourceVersion']}"
+            raise errors.conflict(resource, call.name, why)
+
+    def _remove(self, kind: Kind, key: tuple[str, str], last: Obj) -> Obj:
+        """Take an object out of the store at once; as it was last."""
+        gone = self._store.delete(kind.storage, key, last)
+        kind.strategy.deleted(gone, self._server)
+        return self._server.converted(gone, kind)
+
+
+ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+SYSTEM_FIELDS = (
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "selfLink",
+    "managedFields",
+)
+"""What only the server writes. Who owns which field is not recorded here."""
+
+
+class Writes(Deletes):
+    """Changes the store as the handlers of an API server do."""
+
+    def __init__(self, server: ApiServer) -> None:
+        super().__init__(server)
         self._validity = Validity(server)
-        self._deletes = Deletes(server)
+        self._applied: dict[tuple[object, ...], Obj] = {}
+        """The last configuration that a manager has applied to an object."""
 
     # ---- create
 
-    def create(self, call: Call, body: Obj, *, applied: Managers | None = None) -> Obj:
+    def create(self, call: Call, body: Obj) -> Obj:
         """Store a new object. Raises StatusError."""
         kind, strategy = call.kind, call.kind.strategy
-        self._match_namespace(call, body)
+        if isinstance(body.get("metadata"), dict):
+            self._match(call, body, named=False)
         obj = self._validity.typed(call, body)
         metadata = dict(obj.get("metadata") or {})
         if metadata.get("resourceVersion") not in {None, "", "0"}:
@@ -64,15 +160,16 @@ class Writes:
         if not metadata.get("name") and metadata.get("generateName"):
             metadata["name"] = self._generated(kind, call.namespace, metadata["generateName"])
         obj["metadata"] = metadata
-        managed = applied if applied is not None else self._managed_create(call, obj)
         strategy.admit_create(obj, self._server)
         self._server.admission.create(call, obj)
         obj["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
-        self._prepare_create(call, obj)
+        if kind.custom is not None and kind.status:
+            obj.pop("status", None)
+        if kind.custom is not None or strategy.generations:
+            obj["metadata"]["generation"] = 1
         self._validity.refuse_invalid(
             call, metadata_errors(obj, kind) + self._validity.content_errors(call, obj), obj
         )
-        self._need_namespace(call)
         self._server.limits.check_size(obj)
         key = (metadata.get("namespace", ""), metadata["name"])
         existing = self._store.get(kind.storage, key)
@@ -80,22 +177,12 @@ class Writes:
             dying = existing["metadata"].get("deletionTimestamp")
             prefix = "object is being deleted: " if dying else ""
             raise errors.already_exists(kind.resource, metadata["name"], prefix)
-        obj = with_managers(obj, managed)
         if call.dry_run:
             return obj
         strategy.prepare_create(obj, self._server)
-        stored = self._store.put(kind.storage, key, self._server.for_storage(obj, kind))
+        stored = self._store.put(kind.storage, key, obj)
         strategy.stored(stored, self._server)
         return self._server.converted(stored, kind)
-
-    def _prepare_create(self, call: Call, obj: Obj) -> None:
-        kind = call.kind
-        if kind.custom is not None:
-            if kind.status:
-                obj.pop("status", None)
-            obj["metadata"]["generation"] = 1
-        elif kind.strategy.generations:
-            obj["metadata"]["generation"] = 1
 
     def _generated(self, kind: Kind, namespace: str, prefix: str) -> str:
         name = ""
@@ -105,50 +192,31 @@ class Writes:
                 break
         return name
 
-    def _need_namespace(self, call: Call) -> None:
-        if not call.kind.namespaced:
-            return
-        found = self._store.get(errors.Resource("", "namespaces"), ("", call.namespace))
-        if found is None:
-            raise errors.not_found(errors.Resource("", "namespaces"), call.namespace)
-
-    def delete(self, call: Call, options: Obj) -> tuple[Obj, bool]:
-        """Delete an object, or begin to; it, and whether it is gone. Raises StatusError."""
-        return self._deletes.delete(call, options)
-
-    def _match_namespace(self, call: Call, body: Obj) -> None:
-        given = (
-            (body.get("metadata") or {}).get("namespace") if isinstance(body.get("metadata"), dict) else ""
-        )
-        if call.kind.namespaced and given and given != call.namespace:
-            raise errors.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request"
-            )
+    def _match(self, call: Call, body: Obj, *, named: bool = True) -> Obj:
+        """The metadata of an object that is the one the path names. Raises StatusError."""
+        metadata = body.get("metadata") or {}
+        for wrong, what in (
+            (named and metadata.get("name") != call.name, "name"),
+            (
+                call.kind.namespaced and metadata.get("namespace") not in {None, "", call.namespace},
+                "namespace",
+            ),
+        ):
+            if wrong:
+                raise errors.bad_request(f"the {what} of the object does not match the {what} on the URL")
+        return metadata if isinstance(metadata, dict) else {}
 
     # ---- update
 
     def update(self, call: Call, body: Obj) -> tuple[Obj, bool]:
         """Put an object in place; it, and whether it is new. Raises StatusError."""
-        self._match_namespace(call, body)
-        given = (body.get("metadata") or {}).get("name", "")
-        if not given:
-            raise errors.bad_request(
-                f"the name of the object ({call.name} based on URL) was undeterminable: name must be provided"
-            )
-        self._match_name(call, given)
+        version = self._match(call, body).get("resourceVersion")
         live = self._server.live(call)
         if live is None:
-            version = (body.get("metadata") or {}).get("resourceVersion")
             if not call.kind.strategy.create_on_update or call.subresource or version:
                 raise errors.not_found(call.kind.resource, call.name)
             return self.create(call, body), True
         return self._replace(call, live, self._validity.typed(call, body), put=True), False
-
-    def _match_name(self, call: Call, given: str) -> None:
-        if given != call.name:
-            raise errors.bad_request(
-                f"the name of the object ({given}) does not match the name on the URL ({call.name})"
-            )
 
     def patch(self, call: Call, change: Callable[[Obj], Obj]) -> Obj:
         """Change an object. Raises StatusError."""
@@ -157,20 +225,31 @@ class Writes:
             raise errors.not_found(call.kind.resource, call.name)
         body = change(live)
         self._match_type(call, body)
-        metadata = body.get("metadata") or {}
-        self._match_name(call, metadata.get("name", ""))
-        if call.kind.namespaced and metadata.get("namespace") != call.namespace:
-            raise errors.bad_request(
-                "the namespace of the provided object does not match the namespace sent on the request"
-            )
+        self._match(call, body)
         try:
-            typed = self._validity.typed(call, body, patched=True)
+            typed = self._validity.typed(call, body)
         except StatusError as error:
-            if error.code != 400 or "json: cannot unmarshal" not in str(error):
+            if error.code != 400 or "cannot unmarshal" not in str(error):
                 raise
-            why = str(error).partition("handled as a ")[2].partition(": ")[2]
-            raise self._bad_patch(body, why) from error
+            raise self._bad_patch(body, str(error)) from error
         return self._replace(call, live, typed, put=False)
+
+    def apply(self, call: Call, config: Obj, manager: str) -> tuple[Obj, bool]:
+        """Lay an applied configuration over an object; it, and whether it is new. Raises StatusError.
+
+        What others own is not known here: nothing conflicts.
+        """
+        place = (call.kind.storage, call.namespace, call.name, call.subresource, manager)
+        new = self._server.live(call) is None and not call.subresource
+        if new:
+            metadata = {**(config.get("metadata") or {}), "name": call.name}
+            obj = self.create(call, {**config, "metadata": metadata})
+        else:
+            last = self._applied.get(place)
+            obj = self.patch(call, lambda live: apply_patch(live, config, last, call.kind.type))
+        if not call.dry_run:
+            self._applied[place] = config
+        return obj, new
 
     def _match_type(self, call: Call, body: Obj) -> None:
         """A patched object is what it was. Raises StatusError 422."""
@@ -186,31 +265,26 @@ class Writes:
 
     def _bad_patch(self, body: Obj, why: str) -> StatusError:
         wrong = errors.invalid("patch", json.dumps(body, separators=(",", ":")), why)
-        refused = errors.unprocessable("", "", "", [wrong])
-        refused.body["details"].pop("kind")
-        return refused
+        return errors.unprocessable("", "", "", [wrong])
 
-    def _replace(self, call: Call, live: Obj, new: Obj, *, put: bool, applied: Managers | None = None) -> Obj:
+    def _replace(self, call: Call, live: Obj, new: Obj, *, put: bool) -> Obj:
         kind, strategy = call.kind, call.kind.strategy
         self._check_version(call, live, new, put=put)
         metadata = self._kept_metadata(call, live, new)
         new = self._only_part(call, live, {**new, "metadata": metadata})
-        managed = self._managed_update(call, live, new) if applied is None else applied
-        self._server.admission.update(call, new, live)
         strategy.admit_update(new, live, self._server)
         self._validity.refuse_invalid(call, metadata_update_errors(new, live), new)
         strategy.prepare_update(new, live, self._server)
         self._count_generation(call, live, new)
         wrong = metadata_errors(new, kind) + self._validity.content_errors(call, new, live)
         self._validity.refuse_invalid(call, wrong, new)
-        new = with_managers(new, managed)
         return self._store_change(call, live, new)
 
     def _store_change(self, call: Call, live: Obj, new: Obj) -> Obj:
         kind = call.kind
         version = live["metadata"]["resourceVersion"]
         new["metadata"]["resourceVersion"] = version
-        if _same(live, new):
+        if live == new:
             return live
         if call.dry_run:
             return new
@@ -222,52 +296,35 @@ class Writes:
             and not metadata.get("finalizers")
             and not kind.strategy.pending(new)
         )
-        stored = self._server.for_storage(new, kind)
         graceful = kind.strategy.graceful and not live["metadata"].get("finalizers")
         if ended and metadata.get("deletionGracePeriodSeconds", 0) == 0 and not graceful:
-            self._deletes.remove(kind, key, self._server.for_storage(live, kind))
+            self._remove(kind, key, live)
             return new
-        put = self._store.put(kind.storage, key, stored)
+        put = self._store.put(kind.storage, key, new)
         kind.strategy.stored(put, self._server)
         return self._server.converted(put, kind)
 
     def _check_version(self, call: Call, live: Obj, new: Obj, *, put: bool) -> None:
         given = str((new.get("metadata") or {}).get("resourceVersion") or "")
         if given in {"", "0"}:
-            if put and (call.kind.custom is not None or not call.kind.strategy.unconditional):
+            if put and call.kind.custom is not None:
                 wrong = errors.invalid("metadata.resourceVersion", 0, "must be specified for an update")
-                name = call.kind.plural if call.kind.custom else call.kind.kind
-                raise errors.unprocessable(call.kind.group, name, call.name, [wrong])
+                raise errors.unprocessable(call.kind.group, call.kind.plural, call.name, [wrong])
         elif not given.isdigit():
             raise errors.internal(f'strconv.ParseUint: parsing "{given}": invalid syntax')
         elif given != live["metadata"]["resourceVersion"]:
             raise errors.conflict(call.kind.resource, call.name)
         uid = (new.get("metadata") or {}).get("uid")
         if put and uid and uid != live["metadata"]["uid"]:
-            where = f"{call.namespace}/" if call.kind.namespaced else ""
-            group = f"{call.kind.group}/" if call.kind.custom else ""
-            raise errors.conflict(
-                call.kind.resource,
-                call.name,
-                f"StorageError: invalid object, Code: 4, Key: /registry/{group}{call.kind.plural}/{where}{call.name},"
-                f" ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in"
-                f" object meta: {live['metadata']['uid']}",
-            )
+            why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {live['metadata']['uid']}"
+            raise errors.conflict(call.kind.resource, call.name, why)
 
     def _kept_metadata(self, call: Call, live: Obj, new: Obj) -> Obj:
         old = live["metadata"]
         made = {
             key: value
             for key, value in (new.get("metadata") or {}).items()
-            if key
-            not in {
-                "selfLink",
-                "creationTimestamp",
-                "deletionTimestamp",
-                "deletionGracePeriodSeconds",
-                "generation",
-                "resourceVersion",
-            }
+            if key == "uid" or key not in {*SYSTEM_FIELDS, "generation", "resourceVersion"}
         }
         for name in ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"):
             if name in old:
@@ -284,7 +341,7 @@ class Writes:
         kind = call.kind
         if call.subresource == "status":
             return kind.strategy.status_update(live, new) if kind.custom is None else _status_only(live, new)
-        if kind.status and "status" not in kind.strategy.status_in_main:
+        if kind.status:
             new = kind.strategy.main_update(live, new, call.subresource)
             made = {key: value for key, value in new.items() if key != "status"}
             return {**made, "status": live["status"]} if "status" in live else made
@@ -302,100 +359,7 @@ class Writes:
         if before != after:
             new["metadata"]["generation"] = live["metadata"].get("generation", 0) + 1
 
-    # ---- apply
-
-    def apply(self, call: Call, config: Obj, *, force: bool) -> tuple[Obj, bool]:
-        """Server-side apply; the object, and whether it is new. Raises StatusError."""
-        kind = call.kind
-        metadata = config.setdefault("metadata", {}) or {}
-        config["metadata"] = metadata
-        if metadata.get("managedFields") is not None:
-            raise errors.bad_request("metadata.managedFields must be nil")
-        metadata.setdefault("name", call.name)
-        live = self._server.live(call)
-        if live is None and call.subresource:
-            raise errors.not_found(kind.resource, call.name)
-        self._match_name(call, metadata["name"])
-        if kind.namespaced:
-            self._match_namespace(call, config)
-            metadata.setdefault("namespace", call.namespace)
-        where = f"{call.namespace}/{call.name}; {kind.group}/{kind.version}, Kind={kind.kind}"
-        if kind.custom is not None or not kind.group:
-            where = f"/{call.name}; {kind.group}/{kind.version}, Kind={kind.kind}"
-        check_applied(config, kind.type, where)
-        who = Manager(call.manager, "Apply", kind.api_version, call.subresource)
-        if live is None:
-            if metadata.get("uid"):
-                wrong = errors.invalid("metadata.uid", metadata["uid"], "field is immutable")
-                raise errors.unprocessable(kind.group, kind.kind, call.name, [wrong])
-            base: Obj = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}}
-            made = apply(base, config, kind.type, {}, who, now(), force=force, reset=self._resets(call))
-            fresh = {key: value for key, value in made.obj["metadata"].items() if key != "resourceVersion"}
-            return self.create(call, {**made.obj, "metadata": fresh}, applied=made.managers), True
-        return self._apply_to(call, live, config, who, force=force), False
-
-    def _apply_to(self, call: Call, live: Obj, config: Obj, who: Manager, *, force: bool) -> Obj:
-        version = config["metadata"].pop("resourceVersion", None)
-        if version and version != live["metadata"]["resourceVersion"]:
-            raise errors.conflict(call.kind.resource, call.name)
-        managers = managers_of(live)
-        if not managers:
-            managers = self._before_first(call, live)
-        made = apply(
-            live, config, call.kind.type, managers, who, now(), force=force, reset=self._resets(call)
-        )
-        typed = self._validity.typed(call, made.obj, patched=True)
-        return self._replace(call, live, typed, put=False, applied=made.managers)
-
-    def _before_first(self, call: Call, live: Obj) -> Managers:
-        who = Manager("before-first-apply", "Update", call.kind.api_version, "")
-        empty = {"metadata": {}, **call.kind.strategy.empty}
-        return {
-            key: entry
-            for key, entry in after_update(empty, live, call.kind.type, {}, who, now(), ()).items()
-            if entry.paths
-        }
-
-    # ---- managed fields
-
-    def _resets(self, call: Call) -> tuple[tuple[str, ...], ...]:
-        if call.subresource == "status":
-            found: tuple[tuple[str, ...], ...] = (("f:spec",),)
-            if call.kind.custom is not None:
-                found += (("f:metadata",),)
-            return found
-        if call.kind.status:
-            return (("f:status",), *call.kind.strategy.resets)
-        return call.kind.strategy.resets
-
-    def _managed_create(self, call: Call, obj: Obj) -> Managers:
-        who = Manager(call.manager, "Update", call.kind.api_version, call.subresource)
-        empty = {"metadata": {}, **call.kind.strategy.empty}
-        return after_update(empty, obj, call.kind.type, {}, who, now(), self._resets(call))
-
-    def _managed_update(self, call: Call, live: Obj, new: Obj) -> Managers:
-        managers = managers_of(live)
-        if "managedFields" in new["metadata"] and new["metadata"]["managedFields"] in ([], [{}]):
-            return {}
-        if not managers:
-            return {}
-        who = Manager(call.manager, "Update", call.kind.api_version, call.subresource)
-        return after_update(live, new, call.kind.type, managers, who, now(), self._resets(call))
-
 
 def _status_only(live: Obj, new: Obj) -> Obj:
     made = {key: value for key, value in live.items() if key != "status"}
-    kept = {"managedFields": new["metadata"]["managedFields"]} if "managedFields" in new["metadata"] else {}
-    made["metadata"] = {**live["metadata"], **kept}
     return {**made, "status": new["status"]} if "status" in new else made
-
-
-def _same(live: Obj, new: Obj) -> bool:
-    if {**live, "metadata": None} != {**new, "metadata": None}:
-        return False
-    before, after = dict(live["metadata"]), dict(new["metadata"])
-    for one in (before, after):
-        entries = one.pop("managedFields", None) or []
-        # They are in the order of their times, which do not count.
-        one["managedFields"] = sorted(({**entry, "time": ""} for entry in entries), key=repr)
-    return before == after

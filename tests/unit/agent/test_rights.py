@@ -199,7 +199,7 @@ async def test_the_sources_of_settings_need_the_rights_that_they_add(tmp_path: P
 
 
 def events(there: Cluster) -> list[dict[str, Any]]:
-    return list(there.server.store.of(Resource("", "events")).objects.values())
+    return list(there.server.store.of(Resource("events.k8s.io", "events")).objects.values())
 
 
 async def everything(there: Cluster, endpoints: Endpoints) -> None:
@@ -214,7 +214,7 @@ async def everything(there: Cluster, endpoints: Endpoints) -> None:
     there.put(ODD_SERVICE)
     await eventually(lambda: len(events(there)) == 1)
     (event,) = events(there)
-    there.put({**event, "kind": "Event", "apiVersion": "v1", "eventTime": "2025-01-01T00:00:00.000000Z"})
+    there.put({**event, "eventTime": "2025-01-01T00:00:00.000000Z"})
     other = deepcopy(ODD_SERVICE)
     other["metadata"]["annotations"] = {"service.cilium.io/type": "Nothing"}
     there.put(other)

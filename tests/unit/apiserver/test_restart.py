@@ -12,7 +12,7 @@ from tests.support.apiserver import ADMIN_TOKEN, ApiServer
 from tests.unit.apiserver.wire_client import Received, Sent, Stream, exchange, target
 
 CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
-EVENTS = "/api/v1/namespaces/default/events"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 AUTH = ("Authorization", f"Bearer {ADMIN_TOKEN}")
 
 pytestmark = pytest.mark.anyio
@@ -30,8 +30,10 @@ def configmap(name: str) -> dict[str, Any]:
 
 
 def event(name: str) -> dict[str, Any]:
-    involved = {"kind": "Pod", "namespace": "default", "name": "p"}
-    return {"apiVersion": "v1", "kind": "Event", "metadata": {"name": name}, "involvedObject": involved}
+    made: dict[str, Any] = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name}}
+    made |= {"eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal"}
+    words = dict.fromkeys(("reportingController", "reportingInstance", "action", "reason"), "x")
+    return {**made, **words, "regarding": {"kind": "Pod", "namespace": "default", "name": "p"}}
 
 
 async def get(server: ApiServer, path: str, **query: object) -> Received:

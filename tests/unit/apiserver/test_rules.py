@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Obj, StatusError
-from tests.unit.apiserver.test_facts import MERGE, PODS, SLICES, Caller, pod
+from tests.unit.apiserver.replay import scenarios
+from tests.unit.apiserver.test_facts import MERGE, PODS, SERVICES, SLICES, Caller, pod
 
-SERVICES = "/api/v1/namespaces/default/services"
 NODES = "/api/v1/nodes"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -98,6 +99,75 @@ def test_an_address_is_one(address: str) -> None:
         for one in ("10.96.0.0/16", "fd00:10:96::/112")
     )
     assert (added(service(clusterIP=address)) == "") is (inside and address != "10.96.0.1")
+
+
+CREATED = [
+    (step["request"]["path"], json.dumps(step["request"]["body"]))
+    for scenario in scenarios()
+    for step in scenario.steps
+    if step.get("request", {}).get("method") == "POST"
+    and (step.get("response") or {}).get("status") == 201
+    and isinstance(step["request"].get("body"), dict)
+    and "<" not in (text := json.dumps(step["request"]["body"]))
+    and "$elided" not in text
+]
+"""What a real server has taken: the paths and the bodies."""
+PORTS = {"port", "targetPort", "containerPort", "hostPort", "nodePort"}
+ADDRESSES = {"clusterIP", "clusterIPs", "externalIPs", "addresses", "ip", "hostIP"}
+KINDS = ("/services", "/pods", "/endpointslices", "/endpoints", "/networkpolicies")
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where in a body the numbers of ports and the texts of addresses stand."""
+    name = next((one for one in reversed(at) if isinstance(one, str)), "")
+    if isinstance(value, (dict, list)):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(one, (*at, key))
+    elif (name in PORTS and isinstance(value, int)) or (name in ADDRESSES and isinstance(value, str)):
+        yield at
+
+
+VARIED = [
+    (path, text, place)
+    for path, text in CREATED
+    if path.endswith(KINDS)
+    for place in places(json.loads(text))
+    # Kubernetes does not check the ports of slices, and FQDNs are addresses of some.
+    if not (path.endswith("/endpointslices") and (place[0] == "ports" or '"FQDN"' in text))
+]
+
+
+async def refused_fields(path: str, body: Obj) -> set[str]:
+    """The fields for which a server of its own refuses to make an object; none when it is made."""
+    async with ApiServer().serving() as url:
+        ask = Caller(url)
+        await ask("POST", "/api/v1/namespaces", {"metadata": {"name": path.split("/")[-2]}})
+        answer = await ask("POST", path, body)
+    assert answer.status in {201, 422}, answer.body
+    return {one["field"] for one in answer.json.get("details", {}).get("causes") or ()}
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_no_recorded_object_is_taken_with_a_port_or_an_address_out_of_range(data: st.DataObject) -> None:
+    path, text, place = data.draw(st.sampled_from(VARIED))
+    body = json.loads(text)
+    inside = body
+    for one in place[:-1]:
+        inside = inside[one]
+    if isinstance(inside[place[-1]], int):
+        wrong: Any = data.draw(st.one_of(st.integers(-(2**31), -1), st.integers(65536, 2**31 - 1)))
+    else:
+        wrong = data.draw(
+            st.from_regex(
+                r"(25[6-9]|[3-9]\d\d)(\.\d{1,3}){3}|[g-z]{2,9}|10\.0\.0|[0-9a-f:]{2,5}/8", fullmatch=True
+            )
+        )
+    inside[place[-1]] = wrong
+    shown = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place)[1:]
+    named = {shown, shown.rpartition("[")[0], f"{shown}s[0]"}  # clusterIP is the first of clusterIPs
+    refused = asyncio.run(refused_fields(path, body))
+    assert named & refused, f"{path}: {shown}={wrong!r}: refused {refused}"
 
 
 async def test_slices_and_nodes_may_name_ports_and_addresses_that_kubernetes_does_not_check(

@@ -80,17 +80,6 @@ async def test_objects_are_made_read_changed_and_deleted(client: Client) -> None
     assert missing.value.served
 
 
-async def test_apply_makes_an_object_and_tells_who_owns_a_field(server: ApiServer, client: Client) -> None:
-    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": {"x": "1"}}}
-    await client.patch(NODES, "a", body, how="apply")
-    other = connect(access(server), qps=0, agent="other/1")
-    body["metadata"] = {"name": "a", "labels": {"x": "2"}}
-    with pytest.raises(ConflictError, match=r"conflict with \"hive\""):
-        await other.patch(NODES, "a", body, how="apply")
-    assert (await other.patch(NODES, "a", body, how="apply", force=True)).labels == {"x": "2"}
-    await other.reset()
-
-
 async def test_a_write_that_was_overtaken_is_made_again_from_what_is_there(
     server: ApiServer, client: Client
 ) -> None:

@@ -41,7 +41,7 @@ class Clock:
 
 
 def events_of(server: ApiServer) -> list[dict[str, Any]]:
-    return list(server.store.of(Resource("", "events")).objects.values())
+    return list(server.store.of(Resource("events.k8s.io", "events")).objects.values())
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_two_writers_of_the_same_write_one_event_and_count_it_when_it_happ
         await recorder.report(about, "AddressRefused", "no", action="Serve", kind="Warning")
     (event,) = events_of(server)
     assert "series" not in event or not event["series"], "all of it is one moment"
-    assert event["involvedObject"] == {
+    assert event["regarding"] == {
         "apiVersion": "v1", "kind": "Service", "name": "web", "namespace": "default", "uid": "uid-web",
     }  # fmt: skip
     assert event["metadata"]["name"] == event_name(about, "AddressRefused", "no")
@@ -85,7 +85,7 @@ async def test_long_names_and_notes_are_cut(server: ApiServer, client: Client) -
     recorder = EventRecorder(client, "cilium.io/agent", "node-a")
     await recorder.report(Regarding(NODES, "n" * 253), "Refused", "x" * 2000, action="Route")
     (event,) = events_of(server)
-    assert len(event["message"]) == LONGEST
+    assert len(event["note"]) == LONGEST
     assert event["metadata"]["namespace"] == "default"
 
 
@@ -153,7 +153,7 @@ async def there() -> AsyncIterator[Cluster]:
 
 
 def messages(there: Cluster) -> dict[str, str]:
-    return {one["involvedObject"]["name"]: one["message"] for one in events_of(there.server)}
+    return {one["regarding"]["name"]: one["note"] for one in events_of(there.server)}
 
 
 async def test_of_an_object_and_a_reason_there_is_one_event_with_all_notes(
@@ -197,7 +197,7 @@ async def test_what_is_right_again_is_not_reported_later(
         await eventually(lambda: "end" in messages(there))
         agent.put(Row(4, "web", "again"))
         await eventually(lambda: messages(there)["web"] == "again")
-        assert "another" not in [one["message"] for one in events_of(there.server)]
+        assert "another" not in [one["note"] for one in events_of(there.server)]
 
 
 async def test_what_all_agents_find_is_reported_by_a_few(there: Cluster, tmp_path: Path) -> None:

@@ -1,33 +1,119 @@
-"""Services: their addresses, families and ports.
+"""Services: their addresses, families and ports; and what is free of each.
 
-Gives: Services.
+Gives: Services, Ranges.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from tests.support.apiserver.errors import (
     FieldError,
     Obj,
-    StatusError,
+    duplicate,
     forbidden,
     internal,
     invalid,
     required,
     unprocessable,
-    unsupported,
 )
-from tests.support.apiserver.kinds import Strategy
-from tests.support.apiserver.metadata import label_errors
-from tests.support.apiserver.names import label_problem, port_name_problem, subdomain_problem
-from tests.support.apiserver.rules import changed, ip_problem
-from tests.support.apiserver.strategies.simple import special_address_errors
+from tests.support.apiserver.kinds import Strategy, selectable
+from tests.support.apiserver.rules import changed, cidr_problem, label_problem, subdomain_problem
+from tests.support.apiserver.valid import label_errors
 
-TYPES = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"]
-POLICIES = ["PreferDualStack", "RequireDualStack", "SingleStack"]
+IPV4 = ipaddress.ip_network("10.96.0.0/16")
+IPV6 = ipaddress.ip_network("fd00:10:96::/112")
+FIRST_NODE_PORT, LAST_NODE_PORT = 30000, 32767
+
+
+class Ranges:
+    """What services are given."""
+
+    def __init__(self, *, dual_stack: bool) -> None:
+        self.families = ("IPv4", "IPv6") if dual_stack else ("IPv4",)
+        self._addresses: set[str] = set()
+        self._ports: set[int] = set()
+        self._next = {"IPv4": 256, "IPv6": 256}
+        self._next_port = FIRST_NODE_PORT + 100
+
+    def network(self, family: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+        """The range of a family."""
+        return IPV4 if family == "IPv4" else IPV6
+
+    def address(self, family: str) -> str:
+        """A free address, taken."""
+        network = self.network(family)
+        while True:
+            self._next[family] += 1
+            found = str(network[self._next[family]])
+            if found not in self._addresses:
+                self._addresses.add(found)
+                return found
+
+    def take(self, address: str) -> str:
+        """Take this address; why it cannot be had, or nothing."""
+        wanted = ipaddress.ip_address(address)
+        network = self.network(f"IPv{wanted.version}")
+        if wanted not in network:
+            return (
+                f"the provided IP ({address}) is not in the valid range. The range of valid IPs is {network}"
+            )
+        if address in self._addresses:
+            return "provided IP is already allocated"
+        self._addresses.add(address)
+        return ""
+
+    def port(self) -> int:
+        """A free node port, taken."""
+        while self._next_port in self._ports:
+            self._next_port += 1
+        self._ports.add(self._next_port)
+        return self._next_port
+
+    def take_port(self, port: int) -> str:
+        """Take this port; why it cannot be had, or nothing."""
+        if not FIRST_NODE_PORT <= port <= LAST_NODE_PORT:
+            valid = f"{FIRST_NODE_PORT}-{LAST_NODE_PORT}"
+            return f"provided port is not in the valid range. The range of valid ports is {valid}"
+        if port in self._ports:
+            return "provided port is already allocated"
+        self._ports.add(port)
+        return ""
+
+    def release(self, service: Obj) -> None:
+        """What a service had is free again."""
+        spec = service.get("spec") or {}
+        self._addresses -= set(spec.get("clusterIPs") or ())
+        self._ports -= {one["nodePort"] for one in spec.get("ports") or () if one.get("nodePort")}
+        if spec.get("healthCheckNodePort"):
+            self._ports.discard(spec["healthCheckNodePort"])
+
+    def bootstrap(self, server: Any) -> None:
+        """The service ``kubernetes`` with its EndpointSlice."""
+        labels = {"component": "apiserver", "provider": "kubernetes"}
+        ports = [{"name": "https", "port": 443, "targetPort": 6443}]
+        server.add(
+            {
+                "kind": "Service",
+                "apiVersion": "v1",
+                "metadata": {"name": "kubernetes", "labels": labels},
+                "spec": {"ports": ports, "clusterIP": str(IPV4[1])},
+            }
+        )
+        server.add(
+            {
+                "kind": "EndpointSlice",
+                "apiVersion": "discovery.k8s.io/v1",
+                "metadata": {"name": "kubernetes", "labels": {"kubernetes.io/service-name": "kubernetes"}},
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": ["192.0.2.10"], "conditions": {"ready": True}}],
+                "ports": [{"name": "https", "port": 6443, "protocol": "TCP"}],
+            }
+        )
+
+
 DUAL = {"PreferDualStack", "RequireDualStack"}
 
 
@@ -37,21 +123,12 @@ class Services(Strategy):
     empty: ClassVar[Obj] = {"spec": {}, "status": {"loadBalancer": {}}}
     answers_object = True
     create_on_update = True
-    resets = (("f:status",),)
-    fields: ClassVar[Mapping[str, str]] = {
-        "metadata.name": "metadata.name",
-        "metadata.namespace": "metadata.namespace",
-        "spec.clusterIP": "spec.clusterIP",
-        "spec.type": "spec.type",
-    }
+    fields: ClassVar[Mapping[str, str]] = selectable(
+        "metadata.name", "metadata.namespace", "spec.clusterIP", "spec.type"
+    )
 
     def name_problem(self, name: str) -> str:
-        problem = label_problem(name)
-        return (
-            "must not contain dots"
-            if problem and "." in name and not label_problem(name.replace(".", "-"))
-            else problem
-        )
+        return label_problem(name)
 
     def defaults(self, obj: Obj) -> None:
         spec = obj.get("spec") or {}
@@ -118,23 +195,13 @@ class Services(Strategy):
         _give_ports(obj, ranges, before)
 
     def validate(self, obj: Obj, server: Any) -> list[FieldError]:
-        spec, found = obj["spec"], []
-        if not spec.get("ports") and spec["type"] != "ExternalName" and spec.get("clusterIP") != "None":
-            found.append(required("spec.ports"))
-        found += _port_errors(spec)
-        found += label_errors(spec.get("selector") or {}, "spec.selector")
-        if spec.get("sessionAffinity") not in {"ClientIP", "None"}:
-            found.append(
-                unsupported("spec.sessionAffinity", spec.get("sessionAffinity"), ["ClientIP", "None"])
-            )
-        seconds = ((spec.get("sessionAffinityConfig") or {}).get("clientIP") or {}).get("timeoutSeconds")
-        if seconds is not None and not 0 < seconds <= 86400:
-            at = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-            found.append(invalid(at, seconds, "must be greater than 0 and less than 86400"))
-        if spec["type"] not in TYPES:
-            found.append(unsupported("spec.type", spec["type"], TYPES))
-        found += _address_errors(spec) + _type_errors(spec) + _policy_errors(spec)
-        return found + _family_errors(spec, server.ranges)
+        spec = obj["spec"]
+        found = label_errors(spec.get("selector") or {}, "spec.selector")
+        found += [*_port_errors(spec), *_type_errors(spec), *_family_errors(spec, server.ranges)]
+        for number, one in enumerate(spec.get("loadBalancerSourceRanges") or ()):
+            if problem := cidr_problem(one.strip(), strict=False):
+                found.append(invalid(f"spec.LoadBalancerSourceRanges[{number}]", one, problem))
+        return found
 
     def validate_update(self, obj: Obj, old: Obj, server: Any) -> list[FieldError]:
         found: list[FieldError] = []
@@ -150,12 +217,6 @@ class Services(Strategy):
         if before["type"] == after["type"] == "LoadBalancer":
             found += changed(obj, old, ["spec.loadBalancerClass"], "may not change once set")
         return found + self.validate(obj, server)
-
-    def warnings(self, obj: Obj) -> list[str]:
-        spec = obj.get("spec") or {}
-        if isinstance(spec, dict) and spec.get("clusterIP") == "None" and spec.get("externalIPs"):
-            return ["spec.externalIPs is ignored for headless services"]
-        return []
 
     def deleted(self, obj: Obj, server: Any) -> None:
         server.ranges.release(obj)
@@ -249,138 +310,72 @@ def _give_ports(obj: Obj, ranges: Any, before: Obj | None = None) -> None:
 
 
 def _refuse(obj: Obj, at: str, value: object, why: str) -> None:
-    error: StatusError = unprocessable("", "Service", obj["metadata"]["name"], [invalid(at, value, why)])
-    raise error
+    raise unprocessable("", "Service", obj["metadata"]["name"], [invalid(at, value, why)])
 
 
-def _port_errors(spec: Obj) -> list[FieldError]:
-    ports, found = spec.get("ports") or [], []
-    names: set[str] = set()
+def _port_errors(spec: Obj) -> Iterator[FieldError]:
+    ports = spec.get("ports") or []
+    if not ports and spec["type"] != "ExternalName" and spec.get("clusterIP") != "None":
+        yield required("spec.ports")
     seen: set[tuple[Any, Any]] = set()
-    seen_outside: set[tuple[Any, Any]] = set()
+    outside: set[tuple[Any, Any]] = set()
     for number, port in enumerate(ports):
-        at, name = f"spec.ports[{number}]", port.get("name", "")
-        if len(ports) > 1 and not name:
-            found.append(required(f"{at}.name"))
-        elif name and (problem := label_problem(name)):
-            found.append(invalid(f"{at}.name", name, problem))
-        elif name and name in names:
-            found.append(FieldError("duplicate", f"{at}.name", "", name))
-        names.add(name)
-        if port.get("protocol") not in {"TCP", "UDP", "SCTP"}:
-            found.append(unsupported(f"{at}.protocol", port.get("protocol"), ["SCTP", "TCP", "UDP"]))
-        target = port.get("targetPort")
-        if isinstance(target, str) and (problem := port_name_problem(target)):
-            found.append(invalid(f"{at}.targetPort", target, problem))
-        key = (port.get("port"), port.get("protocol"))
-        if key in seen:
-            value = {
-                "Name": "",
-                "Protocol": key[1],
-                "AppProtocol": None,
-                "Port": key[0],
-                "TargetPort": 0,
-                "NodePort": 0,
-            }
-            found.append(FieldError("duplicate", at, "", value))
+        at = f"spec.ports[{number}]"
+        if len(ports) > 1 and not port.get("name"):
+            yield required(f"{at}.name")
+        if (key := (port.get("port"), port.get("protocol"))) in seen:
+            yield duplicate(at, port)
         seen.add(key)
-        if node_port := port.get("nodePort"):
-            if (node_port, port.get("protocol")) in seen_outside:
-                found.append(FieldError("duplicate", f"{at}.nodePort", "", node_port))
-            seen_outside.add((node_port, port.get("protocol")))
-        if node_port and spec["type"] == "ClusterIP":
-            found.append(forbidden(f"{at}.nodePort", "may not be used when `type` is 'ClusterIP'"))
-    return found
+        if not (node_port := port.get("nodePort")):
+            continue
+        if spec["type"] == "ClusterIP":
+            yield forbidden(f"{at}.nodePort", "may not be used when `type` is 'ClusterIP'")
+        if (key := (node_port, port.get("protocol"))) in outside:
+            yield duplicate(f"{at}.nodePort", node_port)
+        outside.add(key)
 
 
-def _address_errors(spec: Obj) -> list[FieldError]:
-    found: list[FieldError] = []
-    for number, one in enumerate(spec.get("externalIPs") or ()):
-        if not ip_problem(one):
-            found += special_address_errors(one, f"spec.externalIPs[{number}]")
-    for number, one in enumerate(spec.get("loadBalancerSourceRanges") or ()):
-        try:
-            ipaddress.ip_network(one.strip(), strict=False)
-        except ValueError:
-            why = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)"
-            found.append(invalid(f"spec.LoadBalancerSourceRanges[{number}]", one, why))
-    return found
-
-
-def _type_errors(spec: Obj) -> list[FieldError]:
-    found: list[FieldError] = []
-    kind = spec["type"]
+def _type_errors(spec: Obj) -> Iterator[FieldError]:
+    kind, policy = spec["type"], spec.get("externalTrafficPolicy")
+    external = kind in {"NodePort", "LoadBalancer"}
     if kind == "ExternalName":
         if spec.get("clusterIP") or spec.get("clusterIPs"):
-            found.append(forbidden("spec.clusterIPs", "may not be set for ExternalName services"))
+            yield forbidden("spec.clusterIPs", "may not be set for ExternalName services")
         name = spec.get("externalName", "").rstrip(".")
         if not name:
-            found.append(required("spec.externalName"))
+            yield required("spec.externalName")
         elif problem := subdomain_problem(name):
-            found.append(invalid("spec.externalName", spec["externalName"], problem))
-    if spec.get("clusterIP") == "None" and kind in {"NodePort", "LoadBalancer"}:
-        why = f"may not be set to 'None' for {kind} services"
-        found.append(invalid("spec.clusterIPs[0]", "None", why))
-    if spec.get("clusterIPs") and not spec.get("clusterIP"):
-        found.append(
-            invalid("spec.clusterIPs", spec["clusterIPs"], "must be empty when `clusterIP` is not specified")
-        )
+            yield invalid("spec.externalName", spec["externalName"], problem)
+    if spec.get("clusterIP") == "None" and external:
+        yield invalid("spec.clusterIPs[0]", "None", f"may not be set to 'None' for {kind} services")
+    if (addresses := spec.get("clusterIPs")) and not spec.get("clusterIP"):
+        yield invalid("spec.clusterIPs", addresses, "must be empty when `clusterIP` is not specified")
     if spec.get("loadBalancerClass") and kind != "LoadBalancer":
-        found.append(forbidden("spec.loadBalancerClass", "may only be used when `type` is 'LoadBalancer'"))
-    return found
-
-
-def _policy_errors(spec: Obj) -> list[FieldError]:
-    found: list[FieldError] = []
-    external = spec["type"] in {"NodePort", "LoadBalancer"} or bool(spec.get("externalIPs"))
-    policy = spec.get("externalTrafficPolicy")
-    if policy and not external:
-        found.append(
-            invalid(
-                "spec.externalTrafficPolicy", policy, "may only be set for externally-accessible services"
-            )
-        )
-    elif policy and policy not in {"Cluster", "Local"}:
-        found.append(unsupported("spec.externalTrafficPolicy", policy, ["Cluster", "Local"]))
-    if spec.get("healthCheckNodePort") and not (spec["type"] == "LoadBalancer" and policy == "Local"):
+        yield forbidden("spec.loadBalancerClass", "may only be used when `type` is 'LoadBalancer'")
+    if policy and not (external or spec.get("externalIPs")):
+        why = "may only be set for externally-accessible services"
+        yield invalid("spec.externalTrafficPolicy", policy, why)
+    if (port := spec.get("healthCheckNodePort")) and (kind, policy) != ("LoadBalancer", "Local"):
         why = "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'"
-        found.append(invalid("spec.healthCheckNodePort", spec["healthCheckNodePort"], why))
-    inside = spec.get("internalTrafficPolicy")
-    if inside and inside not in {"Cluster", "Local"}:
-        found.append(unsupported("spec.internalTrafficPolicy", inside, ["Cluster", "Local"]))
-    spread, known = spec.get("trafficDistribution"), ["PreferClose", "PreferSameZone", "PreferSameNode"]
-    if spread and spread not in known:
-        found.append(unsupported("spec.trafficDistribution", spread, known))
-    return found
+        yield invalid("spec.healthCheckNodePort", port, why)
 
 
-def _family_errors(spec: Obj, ranges: Any) -> list[FieldError]:
-    found: list[FieldError] = []
+def _family_errors(spec: Obj, ranges: Any) -> Iterator[FieldError]:
     families, policy = spec.get("ipFamilies") or [], spec.get("ipFamilyPolicy")
     for number, (family, address) in enumerate(zip(families, spec.get("clusterIPs") or (), strict=False)):
         if address != "None" and (":" in address) is not (family == "IPv6"):
-            why = f"expected an {family} value as indicated by `ipFamilies[{number}]`"
-            found.append(invalid(f"spec.clusterIPs[{number}]", address, why))
+            yield invalid(f"spec.clusterIPs[{number}]", address, f"expected an {family} value")
     selectorless = spec.get("clusterIP") == "None" and not spec.get("selector")
-    seen: set[str] = set()
+    single = len(ranges.families) < 2 and not selectorless
+    several = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified"
+    if policy is None and len(families) > 1 and single:
+        yield invalid("spec.ipFamilyPolicy", "SingleStack", several)
+        return
     for number, one in enumerate(families):
-        at = f"spec.ipFamilies[{number}]"
-        if one not in {"IPv4", "IPv6"}:
-            found.append(unsupported(at, one, ["IPv4", "IPv6"]))
-        elif one in seen:
-            found.append(FieldError("duplicate", at, "", one))
-        elif one not in ranges.families and not selectorless and policy != "SingleStack":
-            found.append(invalid(at, one, "not configured on this cluster"))
-        seen.add(one)
-    if policy is None and len(families) > 1 and len(ranges.families) < 2 and not selectorless:
-        why = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified"
-        return [invalid("spec.ipFamilyPolicy", "SingleStack", why)]
-    if policy and policy not in POLICIES:
-        found.append(unsupported("spec.ipFamilyPolicy", policy, POLICIES))
-    elif policy == "RequireDualStack" and len(ranges.families) < 2 and not selectorless:
-        why = "this cluster is not configured for dual-stack services"
-        found.append(invalid("spec.ipFamilyPolicy", policy, why))
-    elif policy == "SingleStack" and len(families) > 1 and len(seen) > 1:
-        why = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified"
-        found.append(invalid("spec.ipFamilyPolicy", policy, why))
-    return found
+        known = one in ranges.families or one not in {"IPv4", "IPv6"} or one in families[:number]
+        if not known and not selectorless and policy != "SingleStack":
+            yield invalid(f"spec.ipFamilies[{number}]", one, "not configured on this cluster")
+    if policy == "RequireDualStack" and single:
+        yield invalid("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services")
+    elif policy == "SingleStack" and len(set(families)) > 1:
+        yield invalid("spec.ipFamilyPolicy", policy, several)

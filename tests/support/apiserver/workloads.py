@@ -1,6 +1,6 @@
-"""Pods.
+"""Pods and nodes.
 
-Gives: Pods.
+Gives: Pods, Nodes.
 """
 
 from __future__ import annotations
@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from tests.support.apiserver.errors import FieldError, Obj, forbidden, invalid, required, unsupported
-from tests.support.apiserver.kinds import Strategy
-from tests.support.apiserver.names import label_problem, port_name_problem, subdomain_problem
-from tests.support.apiserver.rules import ip_problem
+from tests.support.apiserver.errors import (
+    FieldError,
+    Obj,
+    duplicate,
+    forbidden,
+    invalid,
+    required,
+    unsupported,
+)
+from tests.support.apiserver.kinds import Strategy, selectable
+from tests.support.apiserver.rules import cidr_problem, ip_problem
 
 TOLERATIONS = tuple(
     {
@@ -22,6 +29,7 @@ TOLERATIONS = tuple(
     }
     for one in ("not-ready", "unreachable")
 )
+PROBE = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
 FINISHED = {"Succeeded", "Failed"}
 
 
@@ -32,20 +40,11 @@ class Pods(Strategy):
     generations = True
     answers_object = True
     graceful = True
-    resets = (("f:status",),)
-    fields: ClassVar[Mapping[str, str]] = {
-        "metadata.name": "metadata.name",
-        "metadata.namespace": "metadata.namespace",
-        "spec.nodeName": "spec.nodeName",
-        "spec.restartPolicy": "spec.restartPolicy",
-        "spec.schedulerName": "spec.schedulerName",
-        "spec.serviceAccountName": "spec.serviceAccountName",
-        "spec.hostNetwork": "spec.hostNetwork",
-        "status.phase": "status.phase",
-        "status.podIP": "status.podIP",
-        "status.podIPs": "status.podIPs",
-        "status.nominatedNodeName": "status.nominatedNodeName",
-    }
+    fields: ClassVar[Mapping[str, str]] = selectable(
+        *("metadata.name", "metadata.namespace", "spec.nodeName", "spec.restartPolicy", "spec.schedulerName"),
+        *("spec.serviceAccountName", "spec.hostNetwork", "status.phase", "status.podIP", "status.podIPs"),
+        "status.nominatedNodeName",
+    )
     selector_empty: ClassVar[Mapping[str, str]] = {"spec.hostNetwork": "false"}
 
     def defaults(self, obj: Obj) -> None:
@@ -95,15 +94,10 @@ class Pods(Strategy):
     def prepare_create(self, obj: Obj, server: Any) -> None:
         obj["status"] = {"phase": "Pending", "qosClass": _qos(obj["spec"])}
         if obj["spec"].get("schedulingGates"):
-            condition = {
-                "type": "PodScheduled",
-                "status": "False",
-                "lastProbeTime": None,
-                "lastTransitionTime": None,
-                "reason": "SchedulingGated",
-                "message": "Scheduling is blocked due to non-empty scheduling gates",
-            }
-            obj["status"] = {"phase": "Pending", "conditions": [condition], "qosClass": _qos(obj["spec"])}
+            condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+            times = {"lastProbeTime": None, "lastTransitionTime": None}
+            why = "Scheduling is blocked due to non-empty scheduling gates"
+            obj["status"]["conditions"] = [{**condition, **times, "message": why}]
 
     def prepare_update(self, obj: Obj, old: Obj, server: Any) -> None:
         status = obj.get("status") or {}
@@ -119,25 +113,9 @@ class Pods(Strategy):
         return int(spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked)
 
     def validate(self, obj: Obj, server: Any) -> list[FieldError]:
-        spec, found = obj["spec"], []
-        containers = spec.get("containers") or []
-        if not containers:
-            found.append(required("spec.containers"))
-        names: set[str] = set()
-        for number, one in enumerate(containers):
-            found += _container_errors(one, f"spec.containers[{number}]", names)
-        if spec.get("restartPolicy") not in {"Always", "OnFailure", "Never"}:
-            found.append(
-                unsupported("spec.restartPolicy", spec.get("restartPolicy"), ["Always", "OnFailure", "Never"])
-            )
-        policies = ["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]
-        if spec.get("dnsPolicy") not in policies:
-            found.append(unsupported("spec.dnsPolicy", spec.get("dnsPolicy"), policies))
-        if spec.get("dnsPolicy") == "None" and not spec.get("dnsConfig"):
-            found.append(required("spec.dnsConfig", "must provide `dnsConfig` when `dnsPolicy` is None"))
-        if spec.get("nodeName") and (problem := subdomain_problem(spec["nodeName"])):
-            found.append(invalid("spec.nodeName", spec["nodeName"], problem))
-        return found
+        if obj["spec"].get("dnsPolicy") == "None" and not obj["spec"].get("dnsConfig"):
+            return [required("spec.dnsConfig", "must provide `dnsConfig` when `dnsPolicy` is None")]
+        return []
 
     def validate_update(self, obj: Obj, old: Obj, server: Any) -> list[FieldError]:
         found: list[FieldError] = []
@@ -150,13 +128,10 @@ class Pods(Strategy):
                     found.append(invalid(f"status.{field}[{number}]", one["ip"], problem))
         kept = {one["name"]: one for one in before.get("containers") or ()}
         if _fixed(before) != _fixed(after) or kept.keys() != {one["name"] for one in after["containers"]}:
-            told = (
-                "pod updates may not change fields other than `spec.containers[*].image`,"
-                "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to"
-                " existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was"
-                " previously negative)"
+            why = (
+                "pod updates may not change fields other than images, deadlines, gates and added tolerations"
             )
-            found.append(forbidden("spec", f"{told}\n"))
+            found.append(forbidden("spec", why))
         return found
 
 
@@ -195,12 +170,7 @@ def _default_container(container: Obj, *, host_network: bool) -> None:
             requests.setdefault(resource, value)
     for name in ("livenessProbe", "readinessProbe", "startupProbe"):
         if probe := container.get(name):
-            for setting, number in (
-                ("timeoutSeconds", 1),
-                ("periodSeconds", 10),
-                ("successThreshold", 1),
-                ("failureThreshold", 3),
-            ):
+            for setting, number in PROBE.items():
                 probe.setdefault(setting, number)
             if get := probe.get("httpGet"):
                 get.setdefault("path", "/")
@@ -215,31 +185,89 @@ def _qos(spec: Obj) -> str:
     resources = [one.get("resources") or {} for one in containers]
     if not any(one.get("requests") or one.get("limits") for one in resources):
         return "BestEffort"
-    names = ("cpu", "memory")
     guaranteed = all(
-        all(name in (one.get("limits") or {}) for name in names)
-        and all((one.get("requests") or {}).get(name) == one["limits"][name] for name in names)
+        (limit := (one.get("limits") or {}).get(name)) and (one.get("requests") or {}).get(name) == limit
         for one in resources
+        for name in ("cpu", "memory")
     )
     return "Guaranteed" if guaranteed else "Burstable"
 
 
-def _container_errors(container: Obj, at: str, names: set[str]) -> list[FieldError]:
-    found = []
-    name = container.get("name", "")
-    if not name:
-        found.append(required(f"{at}.name"))
-    elif problem := label_problem(name):
-        found.append(invalid(f"{at}.name", name, problem))
-    elif name in names:
-        found.append(FieldError("duplicate", f"{at}.name", "", name))
-    names.add(name)
-    if not container.get("image"):
-        found.append(required(f"{at}.image"))
-    for number, port in enumerate(container.get("ports") or ()):
-        where = f"{at}.ports[{number}]"
-        if port.get("name") and (problem := port_name_problem(port["name"])):
-            found.append(invalid(f"{where}.name", port["name"], problem))
-        if port.get("protocol") not in {"TCP", "UDP", "SCTP"}:
-            found.append(unsupported(f"{where}.protocol", port.get("protocol"), ["SCTP", "TCP", "UDP"]))
-    return found
+EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+INFO = (
+    *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion"),
+    *("kubeletVersion", "kubeProxyVersion", "operatingSystem", "architecture"),
+)
+
+
+class Nodes(Strategy):
+    """A PUT of the node writes its status only through /status."""
+
+    empty: ClassVar[Obj] = {
+        "spec": {},
+        "status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 0}}, "nodeInfo": dict.fromkeys(INFO, "")},
+    }
+    fields: ClassVar[Mapping[str, str]] = {
+        "metadata.name": "metadata.name",
+        "spec.unschedulable": "spec.unschedulable",
+    }
+    selector_empty: ClassVar[Mapping[str, str]] = {"spec.unschedulable": "false"}
+
+    def defaults(self, obj: Obj) -> None:
+        spec, status = obj.get("spec") or {}, obj.setdefault("status", {})
+        status.setdefault("daemonEndpoints", {}).setdefault("kubeletEndpoint", {"Port": 0})
+        status["nodeInfo"] = {**dict.fromkeys(INFO, ""), **(status.get("nodeInfo") or {})}
+        if status.get("capacity") and not status.get("allocatable"):
+            status["allocatable"] = dict(status["capacity"])
+        for condition in status.get("conditions") or ():
+            condition.setdefault("lastHeartbeatTime", None)
+            condition.setdefault("lastTransitionTime", None)
+        if spec.get("podCIDR") and (spec.get("podCIDRs") or [""])[0] != spec["podCIDR"]:
+            spec["podCIDRs"] = [spec["podCIDR"]]
+        obj["spec"] = spec
+
+    def admit_create(self, obj: Obj, server: Any) -> None:
+        spec = obj["spec"]
+        taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+        if not any(
+            one.get("key") == taint["key"] and one.get("effect") == taint["effect"]
+            for one in spec.get("taints") or ()
+        ):
+            spec["taints"] = [*(spec.get("taints") or ()), taint]
+
+    def validate(self, obj: Obj, server: Any) -> list[FieldError]:
+        cidrs = (obj.get("spec") or {}).get("podCIDRs") or []
+        found = [
+            invalid(f"spec.podCIDRs[{number}]", one, problem)
+            for number, one in enumerate(cidrs)
+            if (problem := cidr_problem(one))
+        ]
+        families = [":" in one for one in cidrs]
+        if len(families) != len(set(families)):
+            found.append(
+                invalid("spec.podCIDRs", cidrs, "may specify no more than one CIDR for each IP family")
+            )
+        seen = set()
+        for number, one in enumerate((obj.get("spec") or {}).get("taints") or ()):
+            if (key := (one.get("key"), one.get("effect"))) in seen:
+                found.append(duplicate(f"metadata.taints[{number}]", one))
+            seen.add(key)
+            if one.get("effect") not in EFFECTS:
+                found.append(unsupported(f"metadata.taints[{number}].effect", one.get("effect"), EFFECTS))
+        return found
+
+    def validate_update(self, obj: Obj, old: Obj, server: Any) -> list[FieldError]:
+        before, after = old.get("spec") or {}, obj.get("spec") or {}
+        why = 'node updates may not change it except from "" to valid'
+        found = [
+            forbidden(f"spec.{one}", why)
+            for one in ("podCIDRs", "providerID")
+            if before.get(one) and before[one] != after.get(one)
+        ]
+        addresses = (obj.get("status") or {}).get("addresses") or []
+        found += [
+            duplicate(f"status.addresses[{number}]", one)
+            for number, one in enumerate(addresses)
+            if one in addresses[:number]
+        ]
+        return self.validate(obj, server) + found
