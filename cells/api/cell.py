@@ -14,7 +14,7 @@ from cells.api.access import AccessSettings
 from cells.api.gate import Gate, StartedDaemon
 from cells.api.limiter.limited import Limits
 from cells.api.limiter.settings import LimitSettings
-from cells.api.models.status import Masquerading
+from cells.api.models.status import Masquerading, ProxyRedirect, ProxyStatus
 from cells.api.operations import absent, policy, services
 from cells.api.operations.addresses import operations as addresses
 from cells.api.operations.endpoints import operations as endpoints
@@ -51,6 +51,8 @@ from cells.node.router import Router
 from cells.observe import metrics
 from cells.observe.events import EventsSettings
 from cells.observe.monitor import MonitorSettings
+from cells.policy.control import HTTPProxyPorts, HTTPRedirect
+from cells.proxy.envoy import EnvoySettings
 from cells.services.outside import NodePorts
 from cells.services.settings import ServiceSettings
 from cells.services.sockets import SocketLB
@@ -97,6 +99,9 @@ def facts(
     outside: NodePorts | None = None,
     sockets: SocketLB | None = None,
     host: HostEndpoint | None = None,
+    proxy: HTTPProxyPorts | None = None,
+    envoy: EnvoySettings | None = None,
+    redirects: Table[HTTPRedirect] | None = None,
 ) -> NodeStatus:
     """The node, as the answers tell it."""
 
@@ -109,6 +114,21 @@ def facts(
             direct_routing_device=outside.direct_device if outside is not None else "",
             acceleration=(programs or DatapathSettings()).bpf_lb_acceleration,
             tunnelled=tunnel.tunnelled,
+        )
+
+    def proxied() -> ProxyStatus | None:
+        if proxy is None or not proxy.serves:
+            return None
+        rows = list(redirects.all()) if redirects is not None else []
+        external = envoy is not None and envoy.external_envoy_proxy
+        *_, address = router.addressing().values()  # IPv4 if there is, else IPv6
+        return ProxyStatus(
+            ip=str(address.ip),
+            port_range="10000-20000",
+            total_ports=len({row.port for row in rows}),
+            total_redirects=len(rows),
+            envoy_deployment_mode="external" if external else "embedded",
+            redirects=[ProxyRedirect(name=row.name, proxy="http", proxy_port=row.port) for row in rows],
         )
 
     return NodeView(
@@ -131,6 +151,7 @@ def facts(
         kvstore=kvstore,
         masquerading=next((one.now for one in masquerades), Masquerading),
         services=served,
+        proxy=proxied,
         host_firewall=host is not None and host.enabled,
     )
 

@@ -51,10 +51,22 @@ import sys
 
 sys.path.insert(1, "/opt/hive")
 
-from hive.main import main
+from {module} import main
 
 main()
 """
+COMMANDS = {
+    "hive": "hive.main",
+    "cilium-bugtool": "hive.dbg.bugtool",
+    "cilium-dbg": "hive.dbg.main",
+    "hubble": "hive.observe.hubble",
+}
+"""Our commands, and the modules that they are."""
+PROGRAMS = (
+    *("awk", "cat", "cut", "grep", "gzip", "head", "ip", "ls", "ping", "ps", "rm", "sed", "sh", "sort"),
+    *("stat", "tail", "tar", "wc"),
+)
+"""Of busybox, what cilium (cilium-cli), its sysdump and its tests run in the agent's pod."""
 USERS = "root:x:0:0:root:/root:/\nhive:x:65532:65532:the operator:/:/\nnobody:x:65534:65534:nobody:/:/\n"
 GROUPS = "root:x:0:\nhive:x:65532:\nnogroup:x:65534:\n"
 
@@ -113,6 +125,8 @@ def debian(part: Part, work: Path) -> None:
     trusted = sorted((part.folder / "usr/share/ca-certificates").rglob("*.crt"))
     part.put("etc/ssl/certs/ca-certificates.crt", "".join(path.read_text() for path in trusted))
     part.link("usr/bin/python3", "python3.11")
+    for name in PROGRAMS:
+        part.link(f"bin/{name}", "busybox")
     part.put("etc/passwd", USERS)
     part.put("etc/group", GROUPS)
     part.put("etc/nsswitch.conf", "hosts: files dns\n")
@@ -176,7 +190,9 @@ def move(path: Path, to: Path) -> None:
 
 def commands(part: Part) -> None:
     """Our commands at their places."""
-    part.put("usr/bin/hive", COMMAND, 0o755)
+    for name, module in COMMANDS.items():
+        part.put(f"usr/bin/{name}", COMMAND.format(module=module), 0o755)
+    part.link("usr/bin/cilium", "cilium-dbg")
     part.link("opt/cni/bin/cilium-cni", "../../hive/hive/bin/cilium-cni")
     for script in sorted((HERE / "scripts").iterdir()):
         part.put(script.name, script.read_text(), 0o755)

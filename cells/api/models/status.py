@@ -1,7 +1,7 @@
 """The wire types of GET /healthz: Cilium's StatusResponse, as far as this agent has what it describes.
 
 Needs: Model.   Gives: StatusResponse and its parts.
-What the agent does not have at all (Hubble, cluster mesh, proxy) has no field: clients print such lines as
+What the agent does not have at all (Hubble, cluster mesh) has no field: clients print such lines as
 disabled, or not at all. ``modules`` is ours, Cilium's clients skip it. Features below must be complete:
 cilium-dbg reads each unchecked.
 """
@@ -184,6 +184,26 @@ class ProxyReplacement(Model, frozen=True):
     direct_routing_device: str = field(default="", name="directRoutingDevice")
 
 
+class ProxyRedirect(Model, frozen=True):
+    """Connections that a proxy reads, by policies."""
+
+    name: str
+    proxy: str
+    proxy_port: int
+
+
+class ProxyStatus(Model, frozen=True):
+    """The proxy of layer 7 and its redirects; without one, clients expect that layer 7 rules are refused."""
+
+    ip: str = ""
+    port_range: str = ""
+    total_ports: int = 0
+    total_redirects: int = 0
+    envoy_deployment_mode: str = ""
+    """``embedded``: the agent runs Envoy; ``external``: it runs beside the agent."""
+    redirects: list[ProxyRedirect] = field(default_factory=list)
+
+
 class StatusResponse(Model, frozen=True):
     """The answer to GET /healthz."""
 
@@ -206,6 +226,7 @@ class StatusResponse(Model, frozen=True):
     ipv6_big_tcp: Switch | None = None
     bandwidth_manager: Switch | None = None
     masquerading: Masquerading | None = None
+    proxy: ProxyStatus | None = None
     routing: Routing | None = None
     datapath_mode: str = ""
     attach_mode: str = ""

@@ -17,6 +17,29 @@ from lifecycle import Setting
 
 RUNTIME_CONFIG: Final = "agent-runtime-config"
 GIVEN_CONFIG: Final = "viper-agent-config"
+FIELDS: Final = {
+    "cluster-id": "ClusterID",
+    "cluster-name": "ClusterName",
+    "datapath-mode": "DatapathMode",
+    "enable-bpf-masquerade": "EnableBPFMasquerade",
+    "enable-cilium-network-policy": "EnableCiliumNetworkPolicy",
+    "enable-endpoint-health-checking": "EnableEndpointHealthChecking",
+    "enable-health-checking": "EnableHealthChecking",
+    "enable-host-firewall": "EnableHostFirewall",
+    "enable-icmp-rules": "EnableICMPRules",
+    "enable-ipsec": "EnableIPSec",
+    "enable-ipv4-egress-gateway": "EnableIPv4EgressGateway",
+    "enable-k8s-networkpolicy": "EnableK8sNetworkPolicy",
+    "enable-l7-proxy": "EnableL7Proxy",
+    "enable-local-redirect-policy": "EnableLocalRedirectPolicy",
+    "enable-policy": "EnablePolicy",
+    "encrypt-node": "EncryptNode",
+    "identity-allocation-mode": "IdentityAllocationMode",
+    "ipam": "IPAM",
+    "monitor-aggregation": "MonitorAggregation",
+    "routing-mode": "RoutingMode",
+}
+"""Settings, and the fields of Cilium's DaemonConfig by which cilium-cli detects features."""
 KTIME: Final = 0
 """Cilium's number for the clock of the conntrack maps: seconds since boot."""
 _GENERATIONS: Final = 3
@@ -33,7 +56,13 @@ def write_copies(config: AgentConfig, settings: Iterable[Setting]) -> None:
 
 def runtime_config(config: AgentConfig, settings: Iterable[Setting]) -> dict[str, object]:
     """Under Cilium's names what its tools may ask; under ``Settings`` every setting as text."""
+    fields = {
+        FIELDS[one.option.name]: one.value if isinstance(one.value, bool | int) else one.text
+        for one in settings
+        if one.option.name in FIELDS
+    }
     return {
+        **fields,
         "ClockSource": KTIME,
         "EnableIPv4": config.ipv4,
         "EnableIPv6": config.ipv6,

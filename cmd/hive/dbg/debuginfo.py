@@ -19,7 +19,8 @@ from hive.dbg.requests import RequestFailedError, ask
 from hive.dbg.service import service_table
 from hive.dbg.status import ALL, status_text
 
-_VERSION: Final = re.compile(r"(\S+) (\S+) (\S+) go version (\S+) (\S+)")
+_VERSION: Final = re.compile(r"(\S+) (\S+) (\S+) \S+ \S+ (\S+) (\S+)")
+"""Version, revision, date, two words, runtime, platform."""
 _KEYS: Final = ("Version", "Revision", "AuthorDate", "GoRuntimeVersion", "Arch")
 
 

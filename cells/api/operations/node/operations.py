@@ -38,6 +38,9 @@ from cells.observe.health import StatusCollector
 from lifecycle import Member, Stretch, Table
 from lifecycle.http import Request, Response
 
+COMPATIBLE = "1.17.0"
+"""The version of Cilium whose interfaces these are: tools read it to know what they may ask for."""
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 KEEPALIVE = 30.0
 
 
@@ -66,6 +69,13 @@ class MapReader(Protocol):
     def kept(self, name: str) -> KeptMap | None:
         """A map that only the agent writes to; None where others do, or there is none."""
         ...
+
+
+def version_text(version: str, revision: str) -> str:
+    """Cilium's version with ours as build metadata, in the seven words into which its clients split it."""
+    arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    runtime = f"python version {platform.python_version()} linux/{arch}"
+    return f"{COMPATIBLE}+hive-{version} {revision} unknown {runtime}"
 
 
 class NodeOperations:
@@ -258,7 +268,7 @@ class NodeOperations:
             self._collector.status(), facts, status_mapping.StatusModels()
         )
         info = wire.DebugInfo(
-            cilium_version=f"{facts.version} {facts.revision} Python {platform.python_version()}",
+            cilium_version=version_text(facts.version, facts.revision),
             kernel_version=platform.release(),
             cilium_status=status,
             endpoint_list=endpoints,

@@ -57,6 +57,7 @@ class NodeView:
         kvstore: KVStore | None = None,
         masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
         services: Callable[[], ServiceFacts] | None = None,
+        proxy: Callable[[], wire.ProxyStatus | None] = lambda: None,
         host_firewall: bool = False,
     ) -> None:
         self._config = config
@@ -78,6 +79,7 @@ class NodeView:
         self._kvstore = kvstore
         self._masquerading = masquerading
         self._services = services
+        self._proxy = proxy
         self._host_firewall = host_firewall
 
     def node(self) -> NodeFacts:
@@ -154,6 +156,7 @@ class NodeView:
             kvstore=kvstore_status(self._kvstore),
             masquerading=self._masquerading(),
             services=self._services() if self._services is not None else NOTHING_SERVED,
+            proxy=self._proxy(),
             host_firewall=self._host_firewall,
             host_routing=self._datapath.routing.mode,
         )

@@ -129,6 +129,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """How the store that nodes share is."""
     masquerading: wire.Masquerading = NOT_MASQUERADED
     services: ServiceFacts = NOTHING_SERVED
+    proxy: wire.ProxyStatus | None = None
+    """The proxy of layer 7; None where there is none."""
     host_firewall: bool = False
     """Whether the node has a policy of its own."""
     host_routing: str = "Legacy"
@@ -243,6 +245,7 @@ def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModel
         ipv6_big_tcp=OFF,
         bandwidth_manager=OFF,
         masquerading=facts.masquerading,
+        proxy=facts.proxy,
         routing=wire.Routing(
             inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
             intra_host_routing_mode=facts.host_routing,
