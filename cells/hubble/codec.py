@@ -37,13 +37,16 @@ from msgspec.structs import astuple
 from cells.hubble.scalars import (
     DELIMITED,
     NAMED,
+    ONE_BYTE,
     PLAIN,
     VARINT,
     DecodeError,
     EnumType,
     FieldType,
+    IntegerType,
     MaskTree,
     Member,
+    TextType,
     Wire,
     camel_case,
     read_fields,
@@ -55,12 +58,15 @@ __all__ = [
     "DecodeError",
     "FieldMask",
     "InvalidFieldMask",
+    "SharedMessage",
     "Wire",
     "WireMessage",
     "decode",
     "encode",
+    "field_packer",
     "from_json",
     "members_of",
+    "share",
     "to_json",
 ]
 
@@ -76,7 +82,19 @@ class WireMessage(msgspec.Struct, kw_only=True, gc=False):
     """Full name of the message in its .proto."""
 
 
+class SharedMessage(WireMessage, dict=True, gc=True):
+    """Base of messages that many others hold: `share` has one encoded once."""
+
+
 M = TypeVar("M", bound=WireMessage)
+S = TypeVar("S", bound=SharedMessage)
+
+
+def share(message: S) -> S:
+    """Encode the message now, for all messages that will hold it; it must not be changed any more."""
+    data = encode(message)
+    message.__dict__["packed"] = varint(len(data)) + data
+    return message
 
 
 class MessageType(FieldType):
@@ -85,12 +103,15 @@ class MessageType(FieldType):
     def __init__(self, cls: type[WireMessage]) -> None:
         self._cls = cls
         self.message_name = cls.protobuf
+        self._shared = issubclass(cls, SharedMessage)
 
     @functools.cached_property
     def members(self) -> Mapping[str, Member]:  # type: ignore[override]
         return _layout(self._cls).by_name
 
     def pack(self, value: WireMessage) -> bytes:
+        if self._shared and (packed := value.__dict__.get("packed")) is not None:
+            return packed  # type: ignore[no-any-return]
         data = encode(value)
         return varint(len(data)) + data
 
@@ -141,6 +162,11 @@ def _member(name: str, hint: Any) -> Member:
 def _packer(member: Member) -> Callable[[Any], bytes]:
     kind, number = member.type, member.wire.number
     tag, pack = varint(number << 3 | kind.wire), kind.pack
+    if isinstance(kind, IntegerType) and not member.repeated:
+        small = [tag + varint(value) for value in range(0x80)]
+        return lambda value: small[value] if 0 <= value < 0x80 else tag + varint(value)
+    if isinstance(kind, TextType) and not member.repeated:
+        return functools.partial(_pack_text, tag)
     if not member.repeated:
         return lambda value: tag + pack(value)
     if kind.wire == DELIMITED:
@@ -152,6 +178,11 @@ def _packer(member: Member) -> Callable[[Any], bytes]:
         return tag + varint(len(data)) + data
 
     return packed
+
+
+def _pack_text(tag: bytes, value: str) -> bytes:
+    data = value.encode()
+    return tag + (ONE_BYTE[len(data)] if len(data) < 0x80 else varint(len(data))) + data
 
 
 @functools.cache
@@ -184,6 +215,12 @@ def _layout(cls: type[WireMessage]) -> _Layout:
 def members_of(cls: type[WireMessage]) -> tuple[Member, ...]:
     """The fields of a message in the order of their declaration."""
     return _layout(cls).members
+
+
+def field_packer(cls: type[WireMessage], name: str) -> Callable[[Any], bytes]:
+    """What encodes one field of a message, with its tag: for messages put together from parts."""
+    layout = _layout(cls)
+    return layout.packers[layout.members.index(layout.by_name[name])]
 
 
 def encode(message: WireMessage) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from cells.hubble.codec import Wire, WireMessage
+from cells.hubble.codec import SharedMessage, Wire, WireMessage
 from cells.hubble.enums import (
     AgentEventType,
     AuthType,
@@ -82,7 +82,7 @@ class Flow(WireMessage):
     policy_log: Annotated[Sequence[str], Wire(21006)] = ()
 
 
-class Layer4(WireMessage):
+class Layer4(SharedMessage):
     protobuf: ClassVar[str] = "flow.Layer4"
     TCP: Annotated[TCP | None, Wire(1, oneof="protocol")] = None
     UDP: Annotated[UDP | None, Wire(2, oneof="protocol")] = None
@@ -112,7 +112,7 @@ class TraceParent(WireMessage):
     trace_id: Annotated[str, Wire(1)] = ""
 
 
-class FlowEndpoint(WireMessage):
+class FlowEndpoint(SharedMessage):
     protobuf: ClassVar[str] = "flow.Endpoint"
     ID: Annotated[int, Wire(1, "uint32")] = 0
     identity: Annotated[int, Wire(2, "uint32")] = 0
@@ -136,7 +136,7 @@ class TCP(WireMessage):
     flags: Annotated[TCPFlags | None, Wire(3)] = None
 
 
-class IP(WireMessage):
+class IP(SharedMessage):
     protobuf: ClassVar[str] = "flow.IP"
     source: Annotated[str, Wire(1)] = ""
     source_xlated: Annotated[str, Wire(5)] = ""
@@ -145,13 +145,13 @@ class IP(WireMessage):
     encrypted: Annotated[bool, Wire(4)] = False
 
 
-class Ethernet(WireMessage):
+class Ethernet(SharedMessage):
     protobuf: ClassVar[str] = "flow.Ethernet"
     source: Annotated[str, Wire(1)] = ""
     destination: Annotated[str, Wire(2)] = ""
 
 
-class TCPFlags(WireMessage):
+class TCPFlags(SharedMessage):
     protobuf: ClassVar[str] = "flow.TCPFlags"
     FIN: Annotated[bool, Wire(1)] = False
     SYN: Annotated[bool, Wire(2)] = False
@@ -204,7 +204,7 @@ class EventTypeFilter(WireMessage):
     sub_type: Annotated[int, Wire(3, "int32")] = 0
 
 
-class CiliumEventType(WireMessage):
+class CiliumEventType(SharedMessage):
     protobuf: ClassVar[str] = "flow.CiliumEventType"
     type: Annotated[int, Wire(1, "int32")] = 0
     sub_type: Annotated[int, Wire(2, "int32")] = 0
@@ -295,7 +295,7 @@ class Kafka(WireMessage):
     topic: Annotated[str, Wire(5)] = ""
 
 
-class FlowService(WireMessage):
+class FlowService(SharedMessage):
     protobuf: ClassVar[str] = "flow.Service"
     name: Annotated[str, Wire(1)] = ""
     namespace: Annotated[str, Wire(2)] = ""
@@ -393,7 +393,7 @@ class ServiceDeleteNotification(WireMessage):
     id: Annotated[int, Wire(1, "uint32")] = 0
 
 
-class NetworkInterface(WireMessage):
+class NetworkInterface(SharedMessage):
     protobuf: ClassVar[str] = "flow.NetworkInterface"
     index: Annotated[int, Wire(1, "uint32")] = 0
     name: Annotated[str, Wire(2)] = ""

@@ -15,6 +15,7 @@ from cells.cluster.ipcache import prefix_of
 from cells.endpoint import Endpoint
 from cells.hubble import KnownNames
 from cells.hubble.cgroups import pod_of_cgroup
+from cells.hubble.codec import share
 from cells.hubble.flow import FlowEndpoint, FlowService, Workload
 from cells.hubble.parser import EventError, Parser, Stamp
 from cells.hubble.parser.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
@@ -48,7 +49,7 @@ class FrontendIndex:
                     self._services.pop(text, None)
                 continue
             name = row.frontend.service
-            service = FlowService(name=name.name, namespace=name.namespace)
+            service = share(FlowService(name=name.name, namespace=name.namespace))
             self._services.setdefault(text, {})[change.key] = row.key.address.port, service
 
     def at(self, address: str) -> Mapping[int, FlowService]:

@@ -31,15 +31,19 @@ class Wire(msgspec.Struct, frozen=True):
 
 NANOSECONDS = 1_000_000_000
 _MASK64 = (1 << 64) - 1
-_ONE_BYTE = [bytes((value,)) for value in range(0x80)]
+ONE_BYTE = [bytes((value,)) for value in range(0x80)]
 
 
 def varint(value: int) -> bytes:
     """A whole number in base 128, lowest group first; a negative one as its 64-bit two's complement."""
     if 0 <= value < 0x80:
-        return _ONE_BYTE[value]
+        return ONE_BYTE[value]
     if 0 <= value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
+    if 0 <= value < 0x10000000:
+        if value < 0x200000:
+            return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
     value &= _MASK64
     out = bytearray()
     while value > 0x7F:
@@ -298,6 +302,14 @@ class BytesType(FieldType):
             raise DecodeError(f"invalid bytes: {error}") from None
 
 
+@functools.lru_cache(maxsize=256)
+def _packed_time(nanoseconds: int) -> bytes:
+    """Cached: events that came together have one time."""
+    seconds, nanos = divmod(nanoseconds, NANOSECONDS)
+    data = (b"\x08" + varint(seconds) if seconds else b"") + (b"\x10" + varint(nanos) if nanos else b"")
+    return ONE_BYTE[len(data)] + data
+
+
 class TimestampType(FieldType):
     message_name = "google.protobuf.Timestamp"
     presence = True
@@ -311,10 +323,7 @@ class TimestampType(FieldType):
             "nanos": seconds._replace(name="nanos", wire=Wire(2), type=IntegerType(32, signed=True)),
         }
 
-    def pack(self, value: int) -> bytes:
-        seconds, nanos = divmod(value, NANOSECONDS)
-        data = (b"\x08" + varint(seconds) if seconds else b"") + (b"\x10" + varint(nanos) if nanos else b"")
-        return varint(len(data)) + data
+    pack = staticmethod(_packed_time)
 
     def unpack(self, raw: bytes) -> int:
         parts = {1: 0, 2: 0}

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
+from cells.hubble.codec import share
 from cells.hubble.enums import (
     DropReason,
     FlowType,
@@ -161,7 +164,7 @@ class Parser:
         flow = self._flow(stamp, headers, source, destination, resolver)
         flow.verdict = FlowVerdict.DROPPED
         flow.drop_reason = flow.drop_reason_desc = reason
-        flow.event_type = CiliumEventType(type=DROP, sub_type=reason)
+        flow.event_type = _event_type(DROP, reason)
         if endpoint:
             flow.traffic_direction = _EGRESS if endpoint == source.ID else _INGRESS
         return flow
@@ -171,10 +174,10 @@ class Parser:
         headers = read_packet(data[_capture.size :])
         source, destination = _parties(headers, 0, 0, resolver)
         flow = self._flow(stamp, headers, source, destination, resolver)
-        flow.event_type = CiliumEventType(type=CAPTURE, sub_type=point)
+        flow.event_type = _event_type(CAPTURE, point)
         flow.debug_capture_point = point
         if point in _WITH_INTERFACE and argument:
-            flow.interface = NetworkInterface(index=argument, name=resolver.link_name(argument))
+            flow.interface = _interface(argument, resolver.link_name(argument))
         if point in _WITH_PROXY_PORT:
             flow.proxy_port = int.from_bytes(argument.to_bytes(4, "little"), "big")
         return flow
@@ -194,16 +197,16 @@ class Parser:
         flow = self._flow(stamp, headers, source, destination, resolver)
         flow.verdict = FlowVerdict.FORWARDED
         encrypted, reason = reason & 0x80, reason & 0x7F
-        if encrypted and headers.ip is not None:
-            headers.ip.encrypted = True
-        flow.event_type = CiliumEventType(type=TRACE, sub_type=point)
+        if encrypted and flow.IP is not None:
+            flow.IP = replace(flow.IP, encrypted=True)
+        flow.event_type = _event_type(TRACE, point)
         flow.trace_observation_point = point or TraceObservationPoint.TO_ENDPOINT
         flow.trace_reason = reason + 1 if reason < 5 else 0 if reason == 5 else reason
         reply = flow.trace_reason == TraceReason.REPLY
         if reason not in _UNKNOWN_REASONS:
             flow.is_reply = flow.reply = reply
         if ifindex:
-            flow.interface = NetworkInterface(index=ifindex, name=resolver.link_name(ifindex))
+            flow.interface = _interface(ifindex, resolver.link_name(ifindex))
         if point == _TO_PROXY:
             flow.proxy_port = to_endpoint
         if endpoint and flow.trace_reason:
@@ -217,7 +220,7 @@ class Parser:
         headers = read_packet(data[_verdict.size :])
         source, destination = _parties(headers, remote if ingress else 0, 0 if ingress else remote, resolver)
         flow = self._flow(stamp, headers, source, destination, resolver)
-        flow.event_type = CiliumEventType(type=VERDICT, sub_type=sub_type)
+        flow.event_type = _event_type(VERDICT, sub_type)
         flow.auth_type = auth
         flow.policy_match_type = match
         flow.traffic_direction = _INGRESS if ingress else _EGRESS
@@ -263,7 +266,7 @@ class Parser:
             node_labels=self._origin.node_labels,
             source_names=resolver.names_at(server.ID, source[0]) if source[0] else (),
             destination_names=resolver.names_at(client.ID, destination[0]) if destination[0] else (),
-            event_type=CiliumEventType(type=TRACE_SOCK, sub_type=point),
+            event_type=_event_type(TRACE_SOCK, point),
             source_service=_service(source, resolver),
             destination_service=_service(destination, resolver),
             sock_xlate_point=point,
@@ -279,6 +282,16 @@ _SOCK_VERDICTS: Final = {
     3: FlowVerdict.TRACED,
     4: FlowVerdict.TRANSLATED,
 }
+
+
+@lru_cache(maxsize=1024)
+def _event_type(kind: int, sub: int) -> CiliumEventType:
+    return share(CiliumEventType(type=kind, sub_type=sub))
+
+
+@lru_cache(maxsize=1024)
+def _interface(index: int, name: str) -> NetworkInterface:
+    return share(NetworkInterface(index=index, name=name))
 
 
 def _service(end: tuple[str, int], resolver: Resolver) -> FlowService | None:
@@ -300,7 +313,7 @@ def _restore_source(headers: Headers, original: bytes) -> bool:
     if not any(original):
         return False
     if (ip := headers.ip) is not None and (source := ip_text(original)) != ip.source:
-        ip.source, ip.source_xlated = source, ip.source
+        headers.ip = replace(ip, source=source, source_xlated=ip.source)
     return True
 
 

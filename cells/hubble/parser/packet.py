@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from cells.hubble.codec import share
 from cells.hubble.enums import IPVersion
 from cells.hubble.flow import IP, SCTP, TCP, UDP, Ethernet, ICMPv4, ICMPv6, Layer4, TCPFlags
 
@@ -85,7 +86,7 @@ class PacketError(ValueError):
 
 
 class Headers(msgspec.Struct, gc=False):
-    """What the headers hold, as far as they were read."""
+    """What the headers hold, as far as they were read. The messages are shared: none may be changed."""
 
     ethernet: Ethernet | None = None
     ip: IP | None = None
@@ -115,7 +116,26 @@ def ip_text(packed: bytes) -> str:
 def tcp_flags(bits: int) -> tuple[TCPFlags, str]:
     """The flags and their text, of the nine bits in a TCP header."""
     names = [name for name in FLAGS if bits & _BITS[name]]
-    return TCPFlags(**dict.fromkeys(names, True)), "TCP Flags: " + ", ".join(names)
+    return share(TCPFlags(**dict.fromkeys(names, True))), "TCP Flags: " + ", ".join(names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ethernet(addresses: bytes) -> Ethernet:
+    return share(Ethernet(source=addresses[6:].hex(":"), destination=addresses[:6].hex(":")))
+
+
+@functools.lru_cache(maxsize=4096)
+def _ip(source: bytes, destination: bytes) -> IP:
+    version = IPVersion.IPv4 if len(source) == 4 else IPVersion.IPv6
+    return share(IP(source=ip_text(source), destination=ip_text(destination), ipVersion=version))
+
+
+@functools.lru_cache(maxsize=4096)
+def _tcp(ports: bytes, bits: bytes) -> tuple[Layer4, str, int, int]:
+    source, destination = _ports.unpack(ports)
+    flags, summary = tcp_flags((bits[0] & 1) << 8 | bits[1])
+    header = TCP(source_port=source, destination_port=destination, flags=flags)
+    return share(Layer4(TCP=header)), summary, source, destination
 
 
 def read_packet(data: bytes) -> Headers:
@@ -124,9 +144,7 @@ def read_packet(data: bytes) -> Headers:
         return Headers()
     if len(data) < 14:
         raise PacketError("Ethernet packet too small")
-    headers = Headers(
-        ethernet=Ethernet(source=data[6:12].hex(":"), destination=data[:6].hex(":")), summary="Ethernet"
-    )
+    headers = Headers(ethernet=_ethernet(data[:12]), summary="Ethernet")
     kind = data[12] << 8 | data[13]
     if len(data) > 14:
         if kind == IPV4:
@@ -148,7 +166,7 @@ def _read_ipv4(headers: Headers, data: bytes) -> None:
         raise PacketError(f"Invalid (too small) IP header length ({header // 4} < 5)")
     if header > min(total, len(data)):
         raise PacketError(f"Invalid IP header length {header}: more than there are bytes")
-    headers.ip = IP(source=ip_text(source), destination=ip_text(destination), ipVersion=IPVersion.IPv4)
+    headers.ip = _ip(source, destination)
     headers.summary = "IPv4"
     if not fragment & 0x3FFF:  # more fragments, or an offset
         _read_next(headers, protocol, data[header:total])
@@ -165,7 +183,7 @@ def _read_ipv6(headers: Headers, data: bytes) -> None:
         protocol = data[40]
     elif not length:
         raise PacketError("IPv6 length 0, but the next header is not hop-by-hop")
-    headers.ip = IP(source=ip_text(source), destination=ip_text(destination), ipVersion=IPVersion.IPv6)
+    headers.ip = _ip(source, destination)
     headers.summary = "IPv6"
     _read_next(headers, protocol, data[start : 40 + length] if length else data[start:])
 
@@ -178,13 +196,10 @@ def _read_next(headers: Headers, protocol: int, data: bytes) -> None:
 def _read_tcp(headers: Headers, data: bytes) -> None:
     if len(data) < 20:
         raise PacketError(f"Invalid TCP header. Length {len(data)} less than 20")
-    source, destination = _ports.unpack_from(data)
-    offset = data[12] >> 4
-    if offset < 5:
+    if (offset := data[12] >> 4) < 5:
         raise PacketError(f"Invalid TCP data offset {offset} < 5")
-    flags, headers.summary = tcp_flags((data[12] & 1) << 8 | data[13])
-    headers.l4 = Layer4(TCP=TCP(source_port=source, destination_port=destination, flags=flags))
-    headers.source_port, headers.destination_port, headers.protocol = source, destination, _TCP
+    headers.l4, headers.summary, headers.source_port, headers.destination_port = _tcp(data[:4], data[12:14])
+    headers.protocol = _TCP
 
 
 def _read_udp(headers: Headers, data: bytes) -> None:

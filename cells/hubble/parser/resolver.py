@@ -13,6 +13,7 @@ from ipaddress import ip_network
 import msgspec
 
 from cells.cluster.identity import Scope, scope_of
+from cells.hubble.codec import share
 from cells.hubble.flow import FlowEndpoint, FlowPolicy, FlowService, Workload
 
 CLUSTER_LABEL = "k8s:io.cilium.k8s.policy.cluster"
@@ -90,7 +91,7 @@ class Resolver(ABC):
         """One side of a flow; the identity that the datapath reports (0 for none) comes before ours."""
         key = address, identity
         if (found := self._resolved.get(key)) is None:
-            found = self._resolved[key] = self._party(address, identity)
+            found = self._resolved[key] = share(self._party(address, identity))
         return found
 
     def _party(self, address: str, identity: int) -> FlowEndpoint:
