@@ -12,21 +12,24 @@ from cells import (
     datapath,
     endpoint,
     hubble,
-    ipam,
     kubernetes,
+    kvstore,
     maps,
     masquerade,
     tunnel,
-    unserved,
+    unsupported,
 )
+from cells import cni as cni_server
+from cells import proxy as proxy_statistics
 from cells.api import Api, StartedDaemon
 from cells.cluster import (
     allocation,
     apiservers,
+    direct_routes,
     endpoints,
+    host_ip_sync,
     identity,
     ipcache,
-    kvstore,
     node_ids,
     nodes,
     pod_pools,
@@ -34,10 +37,10 @@ from cells.cluster import (
     remote_nodes,
     shared,
 )
-from cells.cni import config as cni_config
+from cells.cluster.host_ip_sync import HostIPSync
+from cells.cni import configuration as cni_config
 from cells.cni import link_mtu
-from cells.cni import server as cni_server
-from cells.cni.config import CniConfig
+from cells.cni.configuration import CniConfig
 from cells.config import drift as config_drift
 from cells.datapath import conntrack
 from cells.endpoint import ciliumendpoint
@@ -45,18 +48,7 @@ from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
-from cells.node import (
-    addresses,
-    devices,
-    direct_routes,
-    endpoint_routes,
-    host_ip_sync,
-    local_addresses,
-    netlink,
-    router,
-    sysctl,
-)
-from cells.node.host_ip_sync import HostIPSync
+from cells.node import addresses, devices, endpoint_routes, ipam, local_addresses, netlink, router, sysctl
 from cells.observe import (
     bootstrap,
     controllers,
@@ -74,12 +66,11 @@ from cells.policy import host as policy_host
 from cells.policy import maps as policy_maps
 from cells.proxy import dns as dns_proxy
 from cells.proxy import envoy
-from cells.proxy import statistics as proxy_statistics
 from cells.services import announcements as l2_announcements
 from cells.services import control as services
 from cells.services import health_checks, outside, redirect_skips, sockets
 from cells.services import settings as service_settings
-from cells.tunnel import Tunnel
+from cells.tunnel.tunnel import Tunnel
 from lifecycle import after, module, provide
 
 
@@ -156,6 +147,6 @@ agent = module(
     samples.cell,
     bootstrap.cell,
     shell.cell,
-    unserved.cell,
+    unsupported.cell,
     provide(ready),
 )

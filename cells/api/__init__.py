@@ -1,27 +1,84 @@
 """The REST API on ``cilium.sock``, as Cilium 1.17's clients know it.
 
 Edge: HTTP requests become calls of other cells, and their rows become answers.
-Needs:  every ``Member[ApiPart]``, a part for each cell that it speaks for; starts after ExposedEndpoints and
-        QueueLock.
-Gives:  ApiPart, Route and the rules of the wire, for cells that contribute; StartedDaemon; Api, which listens
-        on ``<state-dir>/cilium.sock``, mode 0660, group ``cilium`` where there is one.
-Why:    an unmodified cilium-cni makes pods with it, and cilium-dbg and ``hive`` show the node through it.
-The socket is there before the daemon runs; what needs it, such as endpoints, is answered once it does.
-Calls that change anything need peer uid 0, whatever the socket's group. Operations that no part has do not
-exist: 404, or 405 where the path has others. Those on endpoints wait behind rate limits, and are answered 429
-where that would take too long.
+Why:  an unmodified cilium-cni makes pods with it, and cilium-dbg and ``hive`` show the node through it. The
+      socket is there before the daemon runs; what needs it, such as endpoints, is answered once it does.
+      Calls that change anything need peer uid 0, whatever the socket's group. Operations that no part has do
+      not exist: 404, or 405 where the path has others. Those on endpoints wait behind rate limits, and are
+      answered 429 where that would take too long.
 """
 
-from cells.api.cell import cell
-from cells.api.gate import StartedDaemon
-from cells.api.models.status import MasqueradedProtocols, Masquerading
-from cells.api.operations.endpoints.operations import PolicyPool
-from cells.api.operations.node.config_mapping import MasqueradeReport
-from cells.api.operations.node.node_status import NodeStatus
-from cells.api.operations.node.operations import MapReader
-from cells.api.part import ApiPart, Operation, Route
-from cells.api.server import Api
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from cells.api.models.status import MasqueradedProtocols, Masquerading, ProxyRedirect, ProxyStatus
+from cells.api.operations import (
+    AccessSettings,
+    ApiPart,
+    Operation,
+    Route,
+    absent,
+    addresses,
+    agent,
+    cilium_tables,
+    endpoints,
+    node,
+    policy,
+    services,
+)
+from cells.api.operations import agent as status
+from cells.api.operations import node as node_config
+from cells.api.operations.agent import MetricsList
+from cells.api.operations.config_mapping import MasqueradeReport
+from cells.api.operations.endpoints import PolicyPool
+from cells.api.operations.node import MapReader, NodeMaps
+from cells.api.operations.node_view import NodeView, monitor_status
+from cells.api.operations.status import NodeStatus, ServiceFacts
+from cells.api.rate_limits import Limits, LimitSettings
+from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body
+from cells.cluster.host_ip_sync import HostIPSync
+from cells.cluster.nodes.node import ClusterNode
+from cells.cni import ChainingSettings, QueueLock
+from cells.config import AgentConfig, ChainingMode
+from cells.datapath.datapath import Datapath
+from cells.datapath.settings import DatapathSettings
+from cells.endpoint.host import HostEndpoint
+from cells.endpoint.restore import ExposedEndpoints
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kvstore.store import KVStore
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
+from cells.maps.specs import MapSettings
+from cells.node.addresses import NodeAddresses
+from cells.node.devices import Device, PodMtu
+from cells.node.ipam import Ipam
+from cells.node.router import Router
+from cells.observe import metrics
+from cells.observe.events import EventsSettings
+from cells.observe.monitor import MonitorSettings
+from cells.policy.control import HTTPProxyPorts, HTTPRedirect
+from cells.proxy.envoy import EnvoySettings
+from cells.services.outside import NodePorts
+from cells.services.settings import ServiceSettings
+from cells.services.sockets import SocketLB
+from cells.tunnel.settings import RouteMtu, TunnelSettings
+from lifecycle import (
+    Lifecycle,
+    Logger,
+    Member,
+    ReadTable,
+    Table,
+    after,
+    config,
+    group,
+    invoke,
+    module,
+    provide,
+    provide_private,
+)
 
 __all__ = [
     "Api",
@@ -43,3 +100,195 @@ __all__ = [
     "parse_int",
     "read_body",
 ]
+
+
+# How the API is put together from the other cells.
+
+
+def facts(
+    config: AgentConfig,
+    devices: Table[Device],
+    mtu: PodMtu,
+    route_mtu: RouteMtu,
+    tunnel: TunnelSettings,
+    ipam: Ipam,
+    router: Router,
+    datapath: Datapath,
+    addresses: NodeAddresses,
+    nodes: ReadTable[ClusterNode],
+    *,
+    maps: Maps,
+    map_settings: MapSettings,
+    events: EventsSettings,
+    monitor: MonitorSettings,
+    modes: list[Member[ChainingMode]],
+    masquerades: list[Member[MasqueradeReport]],
+    chaining: ChainingSettings,
+    kubernetes: KubernetesAPI | None,
+    kvstore: KVStore | None,
+    serves: ServiceSettings | None = None,
+    programs: DatapathSettings | None = None,
+    outside: NodePorts | None = None,
+    sockets: SocketLB | None = None,
+    host: HostEndpoint | None = None,
+    proxy: HTTPProxyPorts | None = None,
+    envoy: EnvoySettings | None = None,
+    redirects: Table[HTTPRedirect] | None = None,
+) -> NodeStatus:
+    """The node, as the answers tell it."""
+
+    def served() -> ServiceFacts:
+        return ServiceFacts(
+            serves or ServiceSettings(),
+            (programs or DatapathSettings()).node_port_range,
+            map_settings.bpf_lb_maglev_table_size,
+            sockets=sockets is not None and sockets.enabled,
+            direct_routing_device=outside.direct_device if outside is not None else "",
+            acceleration=(programs or DatapathSettings()).bpf_lb_acceleration,
+            tunnelled=tunnel.tunnelled,
+        )
+
+    def proxied() -> ProxyStatus | None:
+        if proxy is None or not proxy.serves:
+            return None
+        rows = list(redirects.all()) if redirects is not None else []
+        external = envoy is not None and envoy.external_envoy_proxy
+        *_, address = router.addressing().values()  # IPv4 if there is, else IPv6
+        return ProxyStatus(
+            ip=str(address.ip),
+            port_range="10000-20000",
+            total_ports=len({row.port for row in rows}),
+            total_redirects=len(rows),
+            envoy_deployment_mode="external" if external else "embedded",
+            redirects=[ProxyRedirect(name=row.name, proxy="http", proxy_port=row.port) for row in rows],
+        )
+
+    return NodeView(
+        config,
+        devices,
+        mtu,
+        ipam,
+        router,
+        datapath,
+        addresses,
+        nodes,
+        maps=maps,
+        map_settings=map_settings,
+        monitor=partial(monitor_status, events, monitor),
+        chaining=next((mode.name for mode in modes), "none"),
+        route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,
+        route_mtu=route_mtu,
+        tunnel=tunnel,
+        kubernetes=kubernetes,
+        kvstore=kvstore,
+        masquerading=next((one.now for one in masquerades), Masquerading),
+        services=served,
+        proxy=proxied,
+        host_firewall=host is not None and host.enabled,
+    )
+
+
+def policy_pool(policies: PolicyMaps) -> PolicyPool:
+    """The prepared policy maps, as PUT /endpoint waits for them."""
+    return policies
+
+
+def map_reader(maps: Maps) -> MapReader:
+    """The node's maps."""
+    return NodeMaps(maps)
+
+
+@after(ExposedEndpoints, QueueLock, HostIPSync)
+def api(
+    config: AgentConfig,
+    parts: list[Member[ApiPart]],
+    gate: Gate,
+    *,
+    times: ApiTimes,
+    access: AccessSettings,
+    limits: Limits,
+    lifecycle: Lifecycle,
+    log: Logger,
+) -> Api:
+    """The node's API. Its socket appears only after what follows, so no client can come before it:
+
+    restored endpoints have claimed their addresses, plugins can no longer queue a deletion that nobody would
+    read, and the datapath knows the node's own addresses, so that the first pod reaches them. Requests that
+    need the running daemon wait at the gate.
+    """
+    return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
+
+
+def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
+    """The API's work, and what the agent is, as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.api.metrics import families
+
+        return families(times, agent, datapath.build)
+
+    return metrics.Collector("api", collect)
+
+
+def limit_metrics(limits: Limits) -> Member[metrics.Collector]:
+    """The API's rate limits as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+        from cells.api.metrics import limiter_families
+
+        return limiter_families(limits.limiters.values())
+
+    return metrics.Collector("api-limits", collect)
+
+
+_load = module(
+    "api-load",
+    "Requests to the REST API: how many at a time, how long they take",
+    config(LimitSettings),
+    provide(ApiTimes, Limits, api_metrics, limit_metrics),
+)
+
+_api = module(
+    "api",
+    "REST API on cilium.sock",
+    config(AccessSettings),
+    provide(api, StartedDaemon),
+    provide(absent.part, addresses.part, endpoints.part, node.part, node_config.config_part),
+    provide(
+        status.part,
+        policy.part,
+        policy.explain_part,
+        policy.names_part,
+        services.part,
+        agent.inspection_part,
+        agent.tables_part,
+        cilium_tables.part,
+    ),
+    provide_private(
+        Gate,
+        MetricsList,
+        addresses.AddressOperations,
+        endpoints.EndpointOperations,
+        cilium_tables.CiliumTables,
+        agent.Inspection,
+        node.NodeOperations,
+        node_config.ConfigOperations,
+        policy.EndpointPolicyModels,
+        policy.PolicyOperations,
+        policy.AgentDirectory,
+        policy.AgentEnds,
+        policy.AgentServices,
+        policy.ExplainOperations,
+        policy.OtherNodes,
+        policy.NameOperations,
+        services.ServiceOperations,
+        agent.StateDB,
+        status.StatusOperations,
+        facts,
+        map_reader,
+        policy_pool,
+    ),
+    invoke(Api, StartedDaemon),
+)
+
+cell = group(_load, _api)

@@ -1,19 +1,19 @@
 """The API, the agent's version and what it was set up for, as Cilium's metrics.
 
-For:    Metrics. Needs: ApiTimes, AgentConfig. Gives: families().
 Source: Cilium 1.17, cilium_agent_api_process_time_seconds, cilium_event_ts, cilium_version, cilium_feature_*.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cells.api.times import ApiTimes
+from cells.api.limiter import Limiter
+from cells.api.server import ApiTimes
 from cells.config import AgentConfig
+from cells.observe import Family, counter, gauge, histogram, one_of
 from cells.observe.health import agent_version
-from cells.observe.metrics import Family, gauge, histogram, one_of
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _DATAPATHS: Final = ("veth", "netkit", "netkit-l2", "lb-only")
@@ -55,3 +55,86 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Famil
         ("datapath_network", "Network mode", "mode", _NETWORKS, "direct-routing"),
     ):
         yield one_of(f"cilium_feature_{name}", f"{what} enabled on the agent", label, known, chosen)
+
+
+# The rate limits, as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_api_limiter_*; a limiter's series are there after its first request.
+
+
+def limiter_families(limiters: Iterable[Limiter]) -> Iterator[Family]:
+    """Each as it is now, and its requests so far."""
+    known = [limiter for limiter in limiters if limiter.processed]
+    yield gauge(
+        "cilium_api_limiter_processing_duration_seconds",
+        "Current processing time of api call",
+        {
+            (one.name, value): seconds
+            for one in known
+            for value, seconds in (
+                ("mean", one.processing.value),
+                ("estimated", one.parameters.estimated_processing_duration),
+            )
+        },
+        "api_call value",
+    )
+    yield gauge(
+        "cilium_api_limiter_wait_duration_seconds",
+        "Current wait time for api calls",
+        {
+            (one.name, value): seconds
+            for one in known
+            for value, seconds in (
+                ("mean", one.wait.value),
+                ("min", one.parameters.min_wait_duration),
+                ("max", one.parameters.max_wait_duration),
+            )
+        },
+        "api_call value",
+    )
+    yield gauge(
+        "cilium_api_limiter_requests_in_flight",
+        "Current requests in flight",
+        {
+            (one.name, value): requests
+            for one in known
+            for value, requests in (("in-flight", one.in_flight), ("limit", one.parallel))
+        },
+        "api_call value",
+    )
+    yield gauge(
+        "cilium_api_limiter_rate_limit",
+        "Current rate limiting configuration",
+        {
+            (one.name, value): number
+            for one in known
+            for value, number in (
+                ("limit", one.bucket.rate),
+                ("burst", one.bucket.burst if one.bucket.rate else 0),
+            )
+        },
+        "api_call value",
+    )
+    yield gauge(
+        "cilium_api_limiter_adjustment_factor",
+        "Current adjustment factor while auto adjusting",
+        {one.name: one.factor for one in known},
+        "api_call",
+    )
+    yield counter(
+        "cilium_api_limiter_processed_requests_total",
+        "Total number of API requests processed",
+        {
+            (one.name, outcome, str(status)): count
+            for one in known
+            for (outcome, status), count in one.processed.items()
+        },
+        "api_call outcome return_code",
+    )
+    yield histogram(
+        "cilium_api_limiter_wait_history_duration_seconds",
+        "Histogram over duration of waiting period for API calls subjects to rate limiting",
+        {one.name: one.waits for one in known if one.waits.count},
+        "api_call",
+        on=False,
+    )

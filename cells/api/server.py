@@ -1,26 +1,170 @@
-"""The REST API's server on its unix socket.
-
-Needs: a path, the parts that cells contribute.   Gives: Api.
-"""
+"""The REST API's server on its unix socket."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import anyio
 from msgspec.structs import replace
 
-from cells.api.access import DISABLED, AccessSettings, denied, operation_name
-from cells.api.app import application
-from cells.api.gate import Gate
-from cells.api.limiter.limited import Limits
-from cells.api.part import ApiPart, Operation, Route
-from cells.api.times import ApiTimes
-from cells.api.wire import plain
-from lifecycle import Hook, Lifecycle, Logger
-from lifecycle.http import HttpServer, Request, Response, listen
+from cells.api.operations import DISABLED, AccessSettings, ApiPart, Operation, Route, denied, operation_name
+from cells.api.rate_limits import Limits
+from cells.api.wire import (
+    INTERNAL_ERROR,
+    READING,
+    FrameworkError,
+    answer,
+    framework_answer,
+    nowhere,
+    peer_uid,
+    plain,
+)
+from cells.cluster.host_ip_sync import HostIPSync
+from cells.cni import DeleteQueue
+from cells.endpoint.restore import RegeneratedEndpoints
+from cells.observe import Histogram
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Promise, after
+from lifecycle.http import MAX_BODY, Handler, HttpServer, Match, Refusal, Request, Response, Routes, listen
+
+# How long the API took for what it was asked, and when it was asked last.
+#
+# Source: Cilium 1.17, cilium_agent_api_process_time_seconds: the path without what in it stands for one
+#         object.
+
+ELSEWHERE: Final = "unknown"
+"""The label for unknown paths, so that clients cannot create series."""
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class ApiTimes:
+    """Answers by path, method and status; requests by path and method."""
+
+    def __init__(self) -> None:
+        self.took: dict[tuple[str, str, str], Histogram] = {}
+        """Seconds."""
+        self.last: dict[tuple[str, str], float] = {}
+        """When it was asked last, in seconds since the epoch."""
+
+    def count(self, path: str | None, method: str, status: int, seconds: float) -> None:
+        """Count an answer; ``path`` is the route's, None where there is none."""
+        known = ELSEWHERE if path is None else "/".join(path.split("/")[:3])
+        method = method if method in _METHODS else "OTHER"
+        if (spread := self.took.get((known, method, str(status)))) is None:
+            spread = self.took[known, method, str(status)] = Histogram()
+        spread.observe(seconds)
+        self.last[known, method] = time.time()
+
+
+# Holds requests back that need the running daemon, until it runs.
+#
+# Source: Cilium 1.17, handlers that await the daemon's promise: its endpoints, identities and health. All
+#         else is answered from the moment the socket is there.
+
+BEHIND: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
+"""First parts of the paths under /v1 whose operations wait."""
+NOT_STARTED: Final = "the agent stopped before it had started: see its log, and ask again once it is back"
+
+
+class Gate:
+    """Opened once; until then operations behind it wait, and are answered 503 if it never opens."""
+
+    def __init__(self) -> None:
+        self._daemon: Promise[None] = Promise()
+
+    def open(self) -> None:
+        """Let all requests through from now on."""
+        if not self._daemon.resolved:
+            self._daemon.resolve(None)
+
+    def close(self) -> None:
+        """Refuse all waiting requests: the server stops."""
+        if not self._daemon.resolved:
+            self._daemon.fail(HiveError(NOT_STARTED))
+            self._daemon = Promise()  # the server may start again
+
+    def guarded(self, path: str, operation: Operation) -> Operation:
+        """The operation at the path of a route, behind the gate if it belongs there."""
+        base, version, first = path.split("/")[:3]
+        if (base, version) != ("", "v1") or first not in BEHIND:
+            return operation
+
+        async def handle(request: Request) -> Response:
+            if not self._daemon.resolved:
+                try:
+                    await self._daemon.wait()
+                except HiveError as error:
+                    return answer(503, str(error))
+            return await operation(request)
+
+        return handle
+
+
+@after(RegeneratedEndpoints, DeleteQueue, HostIPSync)
+class StartedDaemon:
+    """The daemon runs once its hook has: endpoints are restored, and no delete is pending."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._gate = gate
+        lifecycle.append(Hook("open the API's gate", self._start))
+
+    async def _start(self) -> None:
+        self._gate.open()
+
+
+# The API as one handler: routes, the rule for changing calls, and errors in their documented form.
+
+
+def application(
+    routes: Iterable[Route], may_change: Callable[[int], bool], times: ApiTimes, log: Logger
+) -> Handler:
+    """The handler of these routes; ``may_change`` says which peer uids may do more than read."""
+    known: Routes[Route] = Routes()
+    for route in routes:
+        known.add(route.method, route.path, route)
+
+    async def handle(request: Request) -> Response:
+        began = time.perf_counter()
+        match = known.match(request.method, request.path)
+        response = await answered(request, match)
+        path, took = match.found.path if match.found else None, time.perf_counter() - began
+        times.count(path, request.method, response.status, took)
+        log.debug("answered", method=request.method, path=request.path, status=response.status, seconds=took)
+        return response
+
+    async def answered(request: Request, match: Match[Route]) -> Response:
+        if match.found is None:
+            return nowhere(request, match.allowed)
+        if request.too_large:
+            return framework_answer(413, 413, f"the request body is larger than {MAX_BODY} bytes")
+        try:
+            return await _operate(match.found, replace(request, match_info=match.info), may_change)
+        except FrameworkError as error:
+            return framework_answer(error.status, error.code, error.message)
+        except Exception:  # the API answers, whatever a handler does; the log has the trace
+            log.exception("API handler failed", method=request.method, path=request.path)
+            return plain(500, INTERNAL_ERROR)
+
+    return handle
+
+
+async def _operate(route: Route, request: Request, may_change: Callable[[int], bool]) -> Response:
+    if route.method not in READING:
+        uid = peer_uid(request)
+        if not may_change(uid):
+            return plain(403, f"{route.method} changes the node: it needs uid 0, the caller has uid {uid}\n")
+    try:
+        return await route.operation(request)
+    except Refusal as error:
+        return route.refusal(error)
+
 
 SHUTDOWN_SECONDS = 5.0
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cells.api.models.v1 import Problem
+from cells.api.models import Problem
 from lifecycle.http import Request, Response
 
 T = TypeVar("T")

@@ -1,50 +1,46 @@
 """The eBPF programs that forward pods' packets, in the kernel and on interfaces.
 
 Edge: compiled C (``bpf/``, made into ``objects/`` by ``build.py``) loaded onto the node's maps with libbpf.
-Needs:  AgentConfig, Maps, HostLinks.   Gives: Datapath, and Collector, which removes connections.
-Why:    programs are shared by all endpoints and differ only through maps, so adding a pod loads nothing, and
-        an upgrade replaces the entries of one map: small dispatchers stay attached and jump to whatever
-        generation is in force. What is in the kernel forwards on while no agent runs.
+Why:  programs are shared by all endpoints and differ only through maps, so adding a pod loads nothing, and an
+      upgrade replaces the entries of one map: small dispatchers stay attached and jump to whatever generation
+      is in force. What is in the kernel forwards on while no agent runs.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
-from cells.datapath.collector import Collected, Collector
-from cells.datapath.datapath import TUNNEL_LINK, Datapath, HostPolicy
-from cells.datapath.drivers import is_ours
-from cells.datapath.generation import read_object
-from cells.datapath.libbpf import LoadedObject, LoadError
-from cells.datapath.settings import (
-    AGGREGATION,
-    PACKAGED_OBJECTS,
-    DatapathSettings,
-    HostRouting,
-    MonitorNotifications,
-    host_routing,
-)
-from cells.datapath.watchdog import DatapathWatchdog
+from cells.datapath.collector import Collector
+from cells.datapath.datapath import Datapath
+from cells.datapath.settings import DatapathSettings, host_routing
 from cells.observe import metrics
-from lifecycle import Member, config, invoke, module, provide
+from lifecycle import Jobs, Logger, Member, config, invoke, module, provide, seconds
 
-__all__ = [
-    "AGGREGATION",
-    "PACKAGED_OBJECTS",
-    "TUNNEL_LINK",
-    "Collected",
-    "Collector",
-    "Datapath",
-    "DatapathSettings",
-    "DatapathWatchdog",
-    "HostPolicy",
-    "HostRouting",
-    "LoadError",
-    "LoadedObject",
-    "MonitorNotifications",
-    "cell",
-    "host_routing",
-    "is_ours",
-    "read_object",
-]
+__all__ = ["DatapathWatchdog", "cell"]
+
+
+# Sees to it that the programs stay in force, and pinned.
+#
+# Why: an attached program without the one it jumps to drops what pods send; without pins, the next start
+#      would attach to every interface again.
+
+INTERVAL: Final = seconds(30)
+
+
+class DatapathWatchdog:
+    """A job; what it cannot put right fails it, which shows as degraded, and is tried again."""
+
+    def __init__(self, datapath: Datapath, jobs: Jobs, log: Logger) -> None:
+        self.found = 0
+        """Programs that were missing, so far."""
+        self._datapath = datapath
+        self._log = log
+        jobs.timer("compare programs", self.compare, INTERVAL)
+
+    async def compare(self) -> None:
+        """Look at the entries and the pins, and put back what is missing."""
+        if wrong := await self._datapath.repair():
+            self.found += len(wrong)
+            self._log.warning("programs were taken out of force, put back", programs=", ".join(wrong))
 
 
 def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:

@@ -19,8 +19,13 @@ import msgspec
 from cells.datapath.generation import read_object
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.settings import PACKAGED_OBJECTS
-from cells.maps import NO_PREALLOC, Map, Maps, MapSpec, MapType, create_map, run_program
+from cells.maps.bpf import run_program
+from cells.maps.map import NO_PREALLOC, Map, MapSpec, MapType, create_map
+from cells.maps.node_maps import Maps
 from lifecycle import Hook, Lifecycle
+
+__all__ = ["Collected", "Collector"]
+
 
 _WALK = struct.Struct("<IIIIII")  # struct walk of bpf/gc/walk.h
 _GC: Final[Mapping[str, str]] = MappingProxyType(

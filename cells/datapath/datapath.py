@@ -15,10 +15,8 @@ import anyio.to_thread
 from msgspec import structs
 
 from cells.config import AgentConfig
-from cells.datapath.dispatchers import Dispatchers
-from cells.datapath.drivers import OBJECT as XDP_OBJECT
-from cells.datapath.drivers import Drivers
-from cells.datapath.former import FormerPrograms
+from cells.datapath.attachments import L3_OBJECT, XDP_OBJECT, Dispatchers, Drivers, L3Programs
+from cells.datapath.cilium_takeover import FormerPrograms
 from cells.datapath.generation import (
     Constants,
     build_of,
@@ -28,25 +26,27 @@ from cells.datapath.generation import (
     read_object,
     serves,
 )
-from cells.datapath.l3 import OBJECT as L3_OBJECT
-from cells.datapath.l3 import L3Programs
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, HostRouting, MonitorNotifications
 from cells.datapath.trial import WrongObjectError, load_tried
-from cells.maps import (
+from cells.maps.bpf import BpfError
+from cells.maps.map import Map, map_by_id
+from cells.maps.node_maps import Maps
+from cells.maps.records.endpoints import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
     NODE_AUDITS_HOST,
-    BpfError,
-    DeviceConfig,
     EndpointConfig,
-    Map,
-    Maps,
     NodeConfig,
-    map_by_id,
 )
-from cells.node.netlink import HostLinks, LinkPrograms, NetlinkError
+from cells.maps.records.flows import DeviceConfig
+from cells.node.netlink.connection import NetlinkError
+from cells.node.netlink.links import HostLinks
+from cells.node.netlink.rows import LinkPrograms
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
+
+__all__ = ["TUNNEL_LINK", "Datapath", "HostPolicy"]
+
 
 HOST_LINK: Final = "cilium_host"
 NET_LINK: Final = "cilium_net"

@@ -20,8 +20,12 @@ from typing import Final, Self
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.programs import ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps import BpfError, Map, MapType, ProgramInfo, map_by_id, program_by_id, program_info
+from cells.maps.bpf import BpfError, ProgramInfo, program_by_id, program_info
+from cells.maps.map import Map, MapType, map_by_id
 from lifecycle import HiveError, UsageError
+
+__all__ = ["read_object"]
+
 
 SECTION: Final = ".rodata.cfg"
 MAGIC: Final = 0x48495645  # CONFIG_MAGIC of bpf/lib/config.h

@@ -18,6 +18,9 @@ from typing import Any, Final, Self
 
 from lifecycle import HiveError
 
+__all__ = ["LoadError", "LoadedObject"]
+
+
 LIBRARY: Final = "libbpf.so.1"
 LOG_DEBUG: Final = 2  # enum libbpf_print_level
 LOG_LINE: Final = 1 << 20  # a verifier's log comes as one message

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from cells.maps import (
+from cells.maps.records.endpoints import (
     NODE_AUDITS_POLICY,
     NODE_NOTIFY_DROP,
     NODE_NOTIFY_POLICY_VERDICT,
@@ -18,6 +18,16 @@ from cells.maps import (
 )
 from cells.services.settings import ServiceSettings
 from lifecycle import Duration, Formerly, Hook, Lifecycle, Logger, Settings, seconds
+
+__all__ = [
+    "AGGREGATION",
+    "PACKAGED_OBJECTS",
+    "DatapathSettings",
+    "HostRouting",
+    "MonitorNotifications",
+    "host_routing",
+]
+
 
 PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
 

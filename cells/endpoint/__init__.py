@@ -2,46 +2,51 @@
 
 Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in BPF maps, a program
 on the link and a state directory; all of it or nothing.
-Needs:  AgentConfig, Controllers, Identities, Ipcache, EndpointPolicies, Maps, Datapath, Ipam; tables of pods
-        and namespaces.
-Gives:  Endpoints, Regenerations, PolicyEnforcement, Table[Endpoint], StateFiles.
-Why:    making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
-        possible; what is slow (conntrack, retries) happens afterwards.
+
+Why: making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
+     possible; what is slow (conntrack, retries) happens afterwards.
 """
 
-from cells.endpoint.cell import cell
-from cells.endpoint.creation import NewEndpoint
-from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
-from cells.endpoint.kernel.edges import (
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from cells.cluster.identity.identities import Identities, Identity
+from cells.cluster.ipcache import Ipcache
+from cells.config import AgentConfig
+from cells.datapath.collector import Collector
+from cells.datapath.datapath import Datapath
+from cells.endpoint.changes import (
+    EndpointChanges,
+    EndpointSettings,
+    Enforced,
+    PodLabelsWatch,
+    PolicyEnforcement,
+)
+from cells.endpoint.creation import Builds, NewEndpoint, RegenerationRecovery, controllers_of
+from cells.endpoint.kernel import (
+    ConntrackScrub,
     EndpointAddresses,
     EndpointMaps,
     EndpointPrograms,
     EndpointRoutes,
+    KernelMaps,
+    config_row,
+    ifindex_key,
+    lxc_value,
+    resource_of,
+    restored_claims,
 )
-from cells.endpoint.kernel.ipcache import resource_of, restored_claims
-from cells.endpoint.kernel.rows import config_row, ifindex_key, lxc_value
 from cells.endpoint.manager import Endpoints
-from cells.endpoint.metadata.edges import PodMetadata, PodName
-from cells.endpoint.metadata.pods import KubernetesPods
-from cells.endpoint.options.changes import EndpointChanges
-from cells.endpoint.options.enforcement import Enforced, PolicyEnforcement
-from cells.endpoint.options.settings import EndpointSettings
-from cells.endpoint.regeneration.builds import Builds
-from cells.endpoint.regeneration.queue import Regeneration, Regenerations
-from cells.endpoint.regeneration.recovery import RegenerationRecovery, controllers_of
-from cells.endpoint.state.files import Scan, StateFiles
-from cells.endpoint.state.names import SavedLookup, SavedNames, SavedZombie
-from cells.endpoint.state.saved import SavedEndpoint
-from cells.endpoint.table.model import (
+from cells.endpoint.model import (
+    Code,
     DatapathConfiguration,
     Endpoint,
     EndpointError,
+    EndpointHealth,
     EndpointRequest,
     IPAddress,
-)
-from cells.endpoint.table.states import (
-    Code,
-    EndpointHealth,
     Level,
     State,
     StatusEntry,
@@ -50,6 +55,19 @@ from cells.endpoint.table.states import (
     displayed,
     health_of,
 )
+from cells.endpoint.pods import KubernetesPods, PodMetadata, PodName
+from cells.endpoint.regeneration import Regeneration, Regenerations
+from cells.endpoint.registry import INDEXES
+from cells.endpoint.saved import SavedEndpoint, SavedLookup, SavedNames, SavedZombie
+from cells.endpoint.state_directory import Scan, StateFiles
+from cells.kubernetes.objects.core import Namespace, Pod
+from cells.maps.node_maps import Maps
+from cells.node.ipam import Ipam
+from cells.node.local_addresses import LocalAddresses
+from cells.node.netlink.links import HostLinks
+from cells.observe import Family, counter, gauge, histogram, metrics
+from cells.policy.maps import EndpointPolicies
+from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide
 
 __all__ = [
     "Builds",
@@ -98,3 +116,179 @@ __all__ = [
     "resource_of",
     "restored_claims",
 ]
+
+
+# Endpoints as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_endpoint*, cilium_policy_regeneration*.
+
+
+def families(endpoints: Endpoints) -> Iterator[Family]:
+    """How many endpoints there are in which state."""
+    there = endpoints.all()
+    yield gauge("cilium_endpoint", "Number of endpoints managed by this agent", len(there))
+    yield gauge(
+        "cilium_endpoint_state",
+        "Count of all endpoints, tagged by different endpoint states",
+        Counter(endpoints.shown_state(endpoint).value for endpoint in there),
+        "endpoint_state",
+    )
+    yield from _builds(endpoints.builds)
+
+
+def _builds(builds: Builds) -> Iterator[Family]:
+    """Regenerations, under the names of both, of endpoints and of their policy, as Cilium still has it.
+
+    Cilium declares the outcome ``failure`` and counts under ``fail``: both are there.
+    """
+    outcomes = {"success": builds.succeeded, "fail": builds.failed, "failure": 0}
+    took = {("total", status): spread for status, spread in builds.took.items() if spread.count}
+    yield counter(
+        "cilium_endpoint_regenerations_total",
+        "Count of all endpoint regenerations that have completed, tagged by outcome",
+        outcomes,
+        "outcome",
+    )
+    yield counter(
+        "cilium_policy_regeneration_total",
+        "Total number of successful policy regenerations",
+        builds.succeeded,
+    )
+    for name, what in (("endpoint_regeneration", "Endpoint"), ("policy_regeneration", "Policy")):
+        yield histogram(
+            f"cilium_{name}_time_stats_seconds",
+            f"{what} regeneration time stats labeled by the scope",
+            took,
+            "scope status",
+        )
+
+
+# How the endpoint cell is put together.
+
+
+def endpoint_table() -> Table[Endpoint]:
+    """The ``endpoints`` table, by endpoint id; indexed by every name and by container."""
+    return Table("endpoints", key=lambda endpoint: endpoint.id, indexes=INDEXES)
+
+
+def endpoint_maps(maps: Maps, local: LocalAddresses, collector: Collector) -> EndpointMaps:
+    """The node's maps, as endpoints use them."""
+    return KernelMaps(maps, local, collector)
+
+
+def endpoint_programs(datapath: Datapath) -> EndpointPrograms:
+    """The node's datapath, as endpoints use it."""
+    return datapath
+
+
+def endpoint_routes(links: HostLinks) -> EndpointRoutes:
+    """The node's routes, as endpoints use them."""
+    return links
+
+
+def endpoint_addresses(ipam: Ipam) -> EndpointAddresses:
+    """The node's address allocator, as endpoints use it."""
+    return ipam
+
+
+def state_files(agent: AgentConfig) -> StateFiles:
+    """The node's state directory."""
+    return StateFiles(agent.state)
+
+
+def endpoints(
+    *,
+    table: Table[Endpoint],
+    identities: Identities,
+    ipcache: Ipcache,
+    maps: EndpointMaps,
+    programs: EndpointPrograms,
+    routes: EndpointRoutes,
+    addresses: EndpointAddresses,
+    files: StateFiles,
+    scrub: ConntrackScrub,
+    recovery: RegenerationRecovery,
+    policies: EndpointPolicies,
+    pods: KubernetesPods,
+    settings: EndpointSettings,
+    log: Logger,
+) -> Endpoints:
+    """The node's endpoints."""
+    return Endpoints(
+        table=table,
+        identities=identities,
+        ipcache=ipcache,
+        maps=maps,
+        programs=programs,
+        routes=routes,
+        addresses=addresses,
+        files=files,
+        scrub=scrub,
+        recovery=recovery,
+        policies=policies,
+        verify_source=settings.enable_source_ip_verification,
+        endpoint_routes=settings.enable_endpoint_routes,
+        pods=pods,
+        log=log,
+    )
+
+
+def pod_labels_watch(
+    pods: KubernetesPods,
+    changes: EndpointChanges,
+    endpoints: Table[Endpoint],
+    objects: Table[Pod],
+    namespaces: Table[Namespace],
+    identities: Table[Identity],
+    *,
+    jobs: Jobs,
+    health: Health,
+    log: Logger,
+) -> PodLabelsWatch:
+    """Endpoints follow their pods."""
+    return PodLabelsWatch(
+        pods,
+        changes,
+        endpoints,
+        pod_table=objects,
+        namespaces=namespaces,
+        identities=identities,
+        jobs=jobs,
+        health=health,
+        log=log,
+    )
+
+
+def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
+    """Endpoints as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+
+        return families(all_endpoints)
+
+    return metrics.Collector("endpoint", collect)
+
+
+cell = module(
+    "endpoint",
+    "Endpoints of this node",
+    config(EndpointSettings),
+    provide(
+        endpoint_table,
+        endpoint_maps,
+        endpoint_programs,
+        endpoint_routes,
+        endpoint_addresses,
+        state_files,
+        KubernetesPods,
+        ConntrackScrub,
+        RegenerationRecovery,
+        endpoints,
+        Regenerations,
+        EndpointChanges,
+        PolicyEnforcement,
+        pod_labels_watch,
+        endpoint_metrics,
+    ),
+    invoke(PodLabelsWatch),
+)

@@ -1,7 +1,5 @@
 """The creation of an endpoint, in two phases: it waits for its identity, then it is built.
 
-For:    Endpoints. Needs: Registry, Identities, EndpointPolicies, Realization, EndpointAddresses.
-Gives:  EndpointCreation, NewEndpoint.
 Source: Cilium 1.17, the endpoint manager: states, order of creation.
 
 All but waiting for an identity is synchronous and on the event loop, so no one ever sees a half-made
@@ -9,23 +7,100 @@ endpoint.
 """
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import anyio
 from msgspec.structs import replace
 
-from cells.cluster.identity import UNKNOWN, Identities, Identity, NoIdentityError
-from cells.endpoint.kernel.edges import EndpointAddresses
-from cells.endpoint.kernel.realization import REFUSALS, Realization, Undo
-from cells.endpoint.metadata.edges import PodMetadata, PodName
-from cells.endpoint.regeneration.builds import Builds
-from cells.endpoint.table import reasons
-from cells.endpoint.table.labels import INIT, EndpointLabels, called_labels, merged_labels
-from cells.endpoint.table.model import Endpoint, EndpointError, EndpointRequest
-from cells.endpoint.table.registry import Registry
-from cells.endpoint.table.states import Code, State, Subject
-from cells.maps import PolicyIdsExhausted, PoolEmpty
+from cells.cluster.identity.identities import Identities, Identity, NoIdentityError
+from cells.cluster.identity.numbers import UNKNOWN
+from cells.endpoint import model
+from cells.endpoint.kernel import REFUSALS, EndpointAddresses, Realization, Undo
+from cells.endpoint.labels import INIT, EndpointLabels, called_labels, merged_labels
+from cells.endpoint.model import Code, Endpoint, EndpointError, EndpointRequest, State, Subject
+from cells.endpoint.pods import PodMetadata, PodName
+from cells.endpoint.registry import Registry
+from cells.maps.policy_maps import PolicyIdsExhausted, PoolEmpty
+from cells.observe import Histogram
+from cells.observe.controllers import Controllers, Rules
 from cells.policy.maps import EndpointPolicies
+
+# How builds of endpoints went, and how long they took.
+
+
+class Builds:
+    """Every build there was, those at creation too."""
+
+    def __init__(self) -> None:
+        self.took = {"success": Histogram(), "failure": Histogram()}
+        """Seconds."""
+
+    @property
+    def succeeded(self) -> int:
+        """How many worked."""
+        return self.took["success"].count
+
+    @property
+    def failed(self) -> int:
+        """How many did not."""
+        return self.took["failure"].count
+
+    def count(self, began: float, *, worked: bool) -> None:
+        """Count one that began at this perf_counter() and is over."""
+        self.took["success" if worked else "failure"].observe(time.perf_counter() - began)
+
+
+# Retries regenerations that failed.
+#
+# Source: Cilium 1.17, regeneration recovery: after n x 2 s, linear.
+
+BACKOFF = 2.0
+"""Seconds by which the wait before each further attempt grows."""
+
+
+class RegenerationError(Exception):
+    """Raised when an endpoint could not be built once more."""
+
+
+def controllers_of(endpoint_id: int) -> str:
+    """The owner of the endpoint's controllers."""
+    return f"endpoint-{endpoint_id}"
+
+
+class RegenerationRecovery:
+    """A controller for each endpoint whose build failed: ``endpoint-<id>-regeneration-recovery``."""
+
+    def __init__(self, controllers: Controllers) -> None:
+        self._controllers = controllers
+        self._recovering: set[int] = set()
+        """Endpoints whose last attempt did not work, or is under way."""
+        self._recovered: set[int] = set()
+        """Endpoints that have the controller: all that ever needed it."""
+
+    def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
+        """Have ``attempt`` made now, and after 2, 4, 6 … seconds, until it says that nothing is wrong."""
+        if endpoint_id in self._recovering:
+            return
+        self._recovering.add(endpoint_id)
+        self._recovered.add(endpoint_id)
+
+        async def retry() -> None:
+            wrong = await attempt(endpoint_id)
+            if wrong:
+                raise RegenerationError(f"regeneration recovery failed: {wrong}")
+            self._recovering.discard(endpoint_id)
+
+        name = f"endpoint-{endpoint_id}-regeneration-recovery"
+        rules = Rules(retry_base=BACKOFF)
+        self._controllers.update(name, retry, rules, owner=controllers_of(endpoint_id))
+
+    def gone(self, endpoint_id: int) -> None:
+        """The endpoint is no more: nothing is tried for it any longer."""
+        if endpoint_id in self._recovered:
+            self._recovered.discard(endpoint_id)
+            self._recovering.discard(endpoint_id)
+            self._controllers.remove_of(controllers_of(endpoint_id))
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +170,7 @@ class EndpointCreation:
         endpoint = _endpoint(request, number, labels or INIT, pool)
         new = self._new[endpoint.id] = NewEndpoint(endpoint, request, labelled=labels is not None)
         self._registry.open_log(endpoint.id).add(
-            Code.OK, Subject.OTHER, reasons.CREATED, State.WAITING_FOR_IDENTITY, endpoint.created
+            Code.OK, Subject.OTHER, model.CREATED, State.WAITING_FOR_IDENTITY, endpoint.created
         )
         try:
             if labels is not None:
@@ -127,7 +202,7 @@ class EndpointCreation:
         if self._new.get(new.endpoint.id) is not new:
             if new.identity is not None:  # it came in the very moment of the deletion
                 self._identities.release(new.identity.id)
-            raise EndpointError(500, reasons.DELETED)
+            raise EndpointError(500, model.DELETED)
 
     def complete(self, new: NewEndpoint) -> Endpoint:
         """The second half: regenerate it for the first time; it comes back in state ready.
@@ -138,11 +213,11 @@ class EndpointCreation:
         """
         began = time.perf_counter()
         if self._new.get(new.endpoint.id) is not new or new.identity is None:
-            raise EndpointError(500, reasons.DELETED)
+            raise EndpointError(500, model.DELETED)
         # Nobody could see the states in between: all this is one piece of work of the event loop.
         ready = replace(new.endpoint, identity=new.identity.id, state=State.READY)
         status, now = self._registry.status(ready.id), time.time()
-        for message, state in reasons.FIRST_BUILD:
+        for message, state in model.FIRST_BUILD:
             status.add(Code.OK, Subject.OTHER, message, state, now)
         undo: Undo = []
         try:
@@ -158,8 +233,8 @@ class EndpointCreation:
         del self._new[ready.id]
         self._builds.count(began, worked=True)
         now = time.time()
-        status.add(Code.OK, Subject.BPF, reasons.FIRST_BUILT, State.REGENERATING, now)
-        status.add(Code.OK, Subject.OTHER, reasons.COMPLETED, State.READY, now)
+        status.add(Code.OK, Subject.BPF, model.FIRST_BUILT, State.REGENERATING, now)
+        status.add(Code.OK, Subject.OTHER, model.COMPLETED, State.READY, now)
         self._registry.put(ready)
         return ready
 

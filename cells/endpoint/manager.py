@@ -13,28 +13,34 @@ from collections.abc import Callable, Collection, Iterable
 
 from msgspec.structs import replace
 
-from cells.cluster.identity import Identities
+from cells.base.addresses import IPAddress
+from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
-from cells.endpoint.creation import EndpointCreation, NewEndpoint
-from cells.endpoint.kernel.conntrack_scrub import ConntrackScrub
-from cells.endpoint.kernel.edges import (
+from cells.endpoint import model
+from cells.endpoint.creation import Builds, EndpointCreation, NewEndpoint, RegenerationRecovery
+from cells.endpoint.kernel import (
+    REFUSALS,
+    ConntrackScrub,
     EndpointAddresses,
     EndpointMaps,
     EndpointPrograms,
     EndpointRoutes,
+    Realization,
 )
-from cells.endpoint.kernel.realization import REFUSALS, Realization
-from cells.endpoint.metadata.edges import PodMetadata
-from cells.endpoint.options.relabel import Relabel
-from cells.endpoint.regeneration.builds import Builds
-from cells.endpoint.regeneration.recovery import RegenerationRecovery
-from cells.endpoint.state.files import StateFiles
-from cells.endpoint.table import reasons
-from cells.endpoint.table.labels import EndpointLabels
-from cells.endpoint.table.model import Endpoint, EndpointError, EndpointRequest
-from cells.endpoint.table.registry import Registry
-from cells.endpoint.table.states import Code, Level, State, StatusLog, Subject
-from cells.ipam import IPAddress
+from cells.endpoint.labels import EndpointLabels, Relabel
+from cells.endpoint.model import (
+    Code,
+    Endpoint,
+    EndpointError,
+    EndpointRequest,
+    Level,
+    State,
+    StatusLog,
+    Subject,
+)
+from cells.endpoint.pods import PodMetadata
+from cells.endpoint.registry import Registry
+from cells.endpoint.state_directory import StateFiles
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Logger, Table
 
@@ -223,14 +229,14 @@ class Endpoints:
     def expose(self, restored: Iterable[Endpoint]) -> None:
         """Make endpoints from before a restart visible, in state restoring; none of them is touched yet."""
         for status in self._registry.add_all(restored):
-            status.add(Code.OK, Subject.OTHER, reasons.RESTORED, State.RESTORING)
+            status.add(Code.OK, Subject.OTHER, model.RESTORED, State.RESTORING)
 
     def announce_build(self, endpoint_id: int, reason: str) -> bool:
         """Show that the endpoint is to be built; whether its state allows that."""
         endpoint = self._registry.get(endpoint_id)
         if endpoint is None or endpoint.state is State.RESTORING:
             return endpoint is not None
-        return self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, reasons.triggered(reason))
+        return self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, model.triggered(reason))
 
     def build(self, endpoint_id: int, level: Level, reason: str) -> str:
         """Make kernel and state file agree with the endpoint's row; what went wrong, empty if all went well.
@@ -239,7 +245,7 @@ class Endpoints:
         nothing. After a failure the endpoint shows ``not-ready``. Regenerations is who calls this in turn.
         """
         registry = self._registry
-        if not registry.set_state(endpoint_id, State.REGENERATING, reasons.STARTING, builder=True):
+        if not registry.set_state(endpoint_id, State.REGENERATING, model.STARTING, builder=True):
             return "not to be built"
         endpoint, status = registry.table.get(endpoint_id), registry.status(endpoint_id)
         if endpoint is None:
@@ -260,9 +266,9 @@ class Endpoints:
                 **({} if isinstance(error, REFUSALS) else {"exc_info": error}),
             )
         else:
-            status.add(Code.OK, Subject.BPF, reasons.regenerated(reason), State.REGENERATING)
+            status.add(Code.OK, Subject.BPF, model.regenerated(reason), State.REGENERATING)
         self.builds.count(began, worked=not wrong)
-        registry.set_state(endpoint_id, State.READY, reasons.COMPLETED, builder=True)
+        registry.set_state(endpoint_id, State.READY, model.COMPLETED, builder=True)
         return wrong
 
     # Delete

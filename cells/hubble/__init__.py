@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cells.cluster.identity import Identity
+from cells.cluster.identity.identities import Identity
 from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.hubble.settings import HubbleSettings
-from cells.kubernetes import Node, Pod
+from cells.kubernetes.objects.core import Node, Pod
 from cells.observe.events import Events
 from cells.policy.control import PolicyObject, PolicyView
 from cells.policy.maps import RealizedPolicy

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Final
 
-from cells.cluster.ipcache import prefix_of
+from cells.cluster.ipcache.rows import prefix_of
 from cells.endpoint import Endpoint
 from cells.hubble import KnownNames
 from cells.hubble.cgroups import pod_of_cgroup

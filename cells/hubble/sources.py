@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from cells.cluster.ipcache import IpcacheEntry
+from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.hubble import KnownNames
@@ -23,7 +23,7 @@ from cells.hubble.parser import agent_events as agent
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
 from cells.hubble.ring import FlowObserver
 from cells.hubble.settings import MONITOR_EVENTS, HubbleSettings
-from cells.kubernetes import Node
+from cells.kubernetes.objects.core import Node
 from cells.observe.events import Events, LookupRecord, Lost, RequestRecord, Sample, decode
 from cells.policy.control import PolicyObject
 from cells.policy.maps import RealizedPolicy

@@ -1,35 +1,114 @@
 """The objects of Kubernetes as tables, from API servers or from a folder of manifests.
 
-Source: fills one table per kind; nothing downstream can tell which source it was. Without a source the
-        tables are initialized and empty.
-Needs:  AgentConfig, KubernetesSettings.
-Gives:  Resources (``table(PODS)`` and the like), KubernetesAPI (the client of those who write),
-        Table[SourceStatus], Table[ForgottenObject], Table[ManifestFile].
+Source: fills one table per kind; nothing downstream can tell which source it was. Without a source the tables
+        are initialized and empty.
 Why:    a table changes only by what is known: an unreachable server or a broken file changes nothing.
 """
 
-from cells.kubernetes import objects
-from cells.kubernetes.cell import cell
-from cells.kubernetes.manifests import ManifestFile, wrong_value
-from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
-from cells.kubernetes.objects import *  # noqa: F403  # its own list, which is part of ours below
-from cells.kubernetes.resources import Resources
-from cells.kubernetes.settings import KubernetesSettings
-from cells.kubernetes.source import SourceStatus
-from cells.kubernetes.source.api_server import KubernetesAPI
-from cells.kubernetes.source.forgotten import ForgottenObject
+from __future__ import annotations
 
-__all__ = [
-    "EventDraft",
-    "EventSource",
-    "ForgottenObject",
-    "KubernetesAPI",
-    "KubernetesSettings",
-    "ManifestFile",
-    "Regarding",
-    "Resources",
-    "SourceStatus",
-    "cell",
-    "wrong_value",
-]
-__all__ += objects.__all__
+from collections.abc import Iterable
+
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.manifests import ManifestsSource, manifest_files
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.core import (
+    ENDPOINT_SLICES,
+    NAMESPACES,
+    NETWORK_POLICIES,
+    NODES,
+    PODS,
+    SERVICES,
+    EndpointSlice,
+    Namespace,
+    NetworkPolicy,
+    Node,
+    Pod,
+    Service,
+)
+from cells.kubernetes.resources import Resources, source_statuses
+from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.sink import forgotten_objects
+from cells.observe import Collector, Family
+from lifecycle import Member, Table, config, invoke, module, provide
+
+__all__ = ["cell"]
+
+
+# How the cell of Kubernetes' objects is put together.
+
+
+def pods(resources: Resources) -> Table[Pod]:
+    """The node's own pods."""
+    return resources.table(PODS)
+
+
+def namespaces(resources: Resources) -> Table[Namespace]:
+    """Every namespace."""
+    return resources.table(NAMESPACES)
+
+
+def nodes(resources: Resources) -> Table[Node]:
+    """Every node."""
+    return resources.table(NODES)
+
+
+def services(resources: Resources) -> Table[Service]:
+    """Every service."""
+    return resources.table(SERVICES)
+
+
+def endpoint_slices(resources: Resources) -> Table[EndpointSlice]:
+    """Every EndpointSlice."""
+    return resources.table(ENDPOINT_SLICES)
+
+
+def network_policies(resources: Resources) -> Table[NetworkPolicy]:
+    """Every network policy."""
+    return resources.table(NETWORK_POLICIES)
+
+
+def cilium_nodes(resources: Resources) -> Table[CiliumNode]:
+    """Every CiliumNode."""
+    return resources.table(CILIUM_NODES)
+
+
+def cilium_identities(resources: Resources) -> Table[CiliumIdentity]:
+    """Every CiliumIdentity."""
+    return resources.table(CILIUM_IDENTITIES)
+
+
+def client_metrics(api: KubernetesAPI) -> Member[Collector]:
+    """Requests as metrics, where there is a server."""
+
+    async def collect() -> Iterable[Family]:
+        if (calls := api.calls) is None:
+            return ()
+        from cells.kubernetes.client.calls import families
+
+        return families(calls)
+
+    return Collector("k8s-client", collect)
+
+
+def object_metrics(resources: Resources) -> Member[Collector]:
+    """What sources have told, as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        from cells.kubernetes.sink import families
+
+        return families(resources.events)
+
+    return Collector("k8s-objects", collect)
+
+
+cell = module(
+    "kubernetes",
+    "Objects of Kubernetes, from API servers or manifests",
+    config(KubernetesSettings),
+    provide(source_statuses, forgotten_objects, manifest_files, Resources, KubernetesAPI, ManifestsSource),
+    provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
+    provide(cilium_nodes, cilium_identities, client_metrics, object_metrics),
+    invoke(KubernetesAPI, ManifestsSource),
+)

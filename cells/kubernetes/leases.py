@@ -15,10 +15,12 @@ from typing import Any, Final
 
 import anyio
 
-from cells.kubernetes.client import Client, ConflictError, KubernetesError, NotFoundError
-from cells.kubernetes.objects import Kind, Object
-from cells.kubernetes.objects.meta import Wire
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.objects.kind import Kind, Object, Wire
 from lifecycle import Logger
+
+__all__ = ["LEASES", "Election", "Lease"]
 
 
 class LeaseSpec(Wire, frozen=True, gc=False):

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from msgspec import field
 
-from cells.kubernetes.objects import Kind, Object
+from cells.kubernetes.objects.kind import Kind, Object
 from lifecycle import ReadTable
 
 if TYPE_CHECKING:
-    from cells.kubernetes.client import Client
+    from cells.kubernetes.client.client import Client
+
+__all__ = ["EVENTS", "EventDraft", "EventRecorder", "EventSource", "Regarding"]
+
 
 LONGEST: Final = 1024
 """Characters of a note."""
@@ -92,7 +95,7 @@ class EventRecorder:
         kind: Literal["Normal", "Warning"] = "Normal",
     ) -> None:
         """Something happened; again, if that is long since. Raises KubernetesError."""
-        from cells.kubernetes.client import ConflictError
+        from cells.kubernetes.client.errors import ConflictError
 
         namespace = about.namespace or "default"
         note = note if len(note) <= LONGEST else f"{note[: LONGEST - 4]} ..."
@@ -117,7 +120,7 @@ class EventRecorder:
 
     async def _count(self, name: str, namespace: str) -> None:
         """Another one in the event's series, unless the last one was just now."""
-        from cells.kubernetes.client import NotFoundError
+        from cells.kubernetes.client.errors import NotFoundError
 
         try:
             there = await self._client.whole(EVENTS, name, namespace)

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from cells.kubernetes.objects import (
+from cells.kubernetes.objects import KINDS
+from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_IDENTITIES,
-    ENDPOINT_SLICES,
-    KINDS,
     KNOWN_ENDPOINT_SLICES,
     KNOWN_ENDPOINTS,
-    PODS,
     CiliumIdentity,
-    EndpointSlice,
-    Kind,
-    Object,
-    Pod,
 )
-from cells.kubernetes.source.events import ObjectEvents
-from cells.kubernetes.source.forgotten import Forgotten, ForgottenObject
-from cells.kubernetes.source.sink import Sink
-from cells.kubernetes.source.status import SourceStatus
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, EndpointSlice, Pod
+from cells.kubernetes.objects.kind import Kind, Object
+from cells.kubernetes.sink import Forgotten, ForgottenObject, ObjectEvents, Sink, SourceStatus
 from lifecycle import Health, Logger, Table, Tables
+
+__all__ = ["Resources"]
+
 
 T = TypeVar("T", bound=Object)
 

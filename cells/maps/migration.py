@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from cells.maps.bpf.map import ANY, EXIST, NOEXIST, Map, MapSpec, MapType, create_map, map_by_id, open_map
-from cells.maps.bpf.programs import program_by_id
-from cells.maps.bpf.syscall import BpfError, pin, replace_pin, unpin
-from cells.maps.records.conntrack import CtEntry
+from cells.maps.bpf import BpfError, pin, program_by_id, replace_pin, unpin
+from cells.maps.map import ANY, EXIST, NOEXIST, Map, MapSpec, MapType, create_map, map_by_id, open_map
+from cells.maps.records.flows import CtEntry
 from lifecycle import HiveError, Logger
 
 Value = Callable[[bytes], bytes]

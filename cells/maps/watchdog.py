@@ -13,13 +13,16 @@ from typing import Final
 
 from anyio import to_thread
 
-from cells.maps.bpf.map import Map, map_by_id, open_map
-from cells.maps.bpf.syscall import BpfError, replace_pin
+from cells.maps.bpf import BpfError, replace_pin
+from cells.maps.map import Map, map_by_id, open_map
 from cells.maps.node_maps import Maps
-from cells.maps.policy.policy_map import PolicyMap
-from cells.maps.policy.policy_maps import PolicyMaps
+from cells.maps.policy_map import PolicyMap
+from cells.maps.policy_maps import PolicyMaps
 from cells.maps.specs import policy_name
 from lifecycle import Jobs, Logger, seconds
+
+__all__ = ["MapWatchdog"]
+
 
 INTERVAL: Final = seconds(30)
 PIN, POLICY = "pin", "policy"

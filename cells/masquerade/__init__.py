@@ -1,26 +1,213 @@
 """Pods reach the world behind the node's address: programs on native devices translate their source.
 
 Reconciler: the table ``native-devices`` follows the node's devices; programs are attached to each, and
-``hive_devices`` tells them what packets come from. The table ``ip-masq-networks`` follows the file of
-ip-masq-agent and is kept in ``cilium_ipmasq_v4`` and ``cilium_ipmasq_v6``.
-Needs:  Table[Device], NodeAddresses, Router, Datapath, Maps.
-Gives:  Table[MasqueradedNetwork], Masquerade.
-Why:    networks outside have no routes to pods' addresses. The node's own packets stay as they are, unless a
-        pod was given the port they come from.
+            ``hive_devices`` tells them what packets come from. The table ``ip-masq-networks`` follows the
+            file of ip-masq-agent and is kept in ``cilium_ipmasq_v4`` and ``cilium_ipmasq_v6``.
+Why:        networks outside have no routes to pods' addresses. The node's own packets stay as they are,
+            unless a pod was given the port they come from.
 
 Settings: enable-ipv4-masquerade, enable-ipv6-masquerade, enable-bpf-masquerade, ipv4-native-routing-cidr,
-ipv6-native-routing-cidr, egress-masquerade-interfaces, derive-masq-ip-addr-from-device, enable-ip-masq-agent,
-ip-masq-agent-config-path.
+          ipv6-native-routing-cidr, egress-masquerade-interfaces, derive-masq-ip-addr-from-device,
+          enable-ip-masq-agent, ip-masq-agent-config-path.
 """
 
-from cells.api import MasqueradeReport
-from cells.masquerade.agent import IpMasqAgent, MasqueradedNetwork, network_table
-from cells.masquerade.devices import NativeDevice
-from cells.masquerade.masquerade import Masquerade
-from cells.masquerade.settings import MasqueradeSettings
-from lifecycle import Member, after, config, invoke, module, provide
+from __future__ import annotations
 
-__all__ = ["Masquerade", "MasqueradeSettings", "MasqueradedNetwork", "NativeDevice", "cell"]
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Final
+
+from cells.api import MasqueradedProtocols, MasqueradeReport, Masquerading
+from cells.base.addresses import IPNetwork
+from cells.cni.configuration import CniConfigSettings
+from cells.config import AgentConfig
+from cells.datapath.datapath import Datapath
+from cells.maps.node_maps import Maps
+from cells.maps.records.flows import DEVICE_PROXIES, DeviceConfig
+from cells.masquerade.devices import (
+    DeviceTarget,
+    Families,
+    MasqueradeSettings,
+    NativeDevice,
+    native_devices,
+    native_networks,
+)
+from cells.masquerade.ip_masq_agent import IpMasqAgent, network_table
+from cells.node.addresses import NodeAddress, NodeAddresses
+from cells.node.devices import Device, DeviceSettings
+from cells.node.netlink import news
+from cells.node.router import Router
+from cells.node.sysctl import Sysctls
+from cells.policy import PolicySettings
+from cells.policy.control import HTTPRedirect
+from cells.proxy.dns import TransparentProxy
+from cells.services.settings import AnnouncementSettings, ServiceSettings
+from cells.tunnel.settings import TunnelSettings
+from lifecycle import (
+    Derived,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Member,
+    ReconcileError,
+    Reconciler,
+    Table,
+    Tables,
+    after,
+    config,
+    invoke,
+    module,
+    provide,
+    seconds,
+)
+
+__all__ = ["Masquerade", "cell"]
+
+
+# Keeps programs on the devices that packets leave the node through.
+
+INTERVAL: Final = seconds(30)
+_RTMGRP_LINK, _RTMGRP_TC = 0x1, 0x8
+_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER = 16, 37, 45
+_CHANGED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+_CHANGED_OR_SLOWED: Final = news.passing((news.kinds(_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER),))
+"""A program that is taken off a driver shows as news of the link."""
+
+
+class Masquerade:
+    """Devices are served once the hook ran; then they are followed, and what is taken off comes back."""
+
+    def __init__(
+        self,
+        settings: MasqueradeSettings,
+        *,
+        agent: AgentConfig,
+        cni: CniConfigSettings,
+        selection: DeviceSettings,
+        tunnel: TunnelSettings,
+        services: ServiceSettings | None = None,
+        policy: PolicySettings | None = None,
+        announcements: AnnouncementSettings | None = None,
+        redirects: Table[HTTPRedirect] | None = None,
+        proxies: Table[TransparentProxy] | None = None,
+        datapath: Datapath,
+        maps: Maps,
+        router: Router,
+        sysctls: Sysctls,
+        devices: Table[Device],
+        own: NodeAddresses,
+        addresses: Table[NodeAddress],
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        own_links = cni.makes_links
+        self._settings = settings
+        self.ipv4 = agent.ipv4 and _asked(settings.enable_ipv4_masquerade, default=own_links)
+        """Whether pods' IPv4 packets are masqueraded."""
+        self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
+        """Whether pods' IPv6 packets are masqueraded."""
+        maps.use(*("snat4",) * self.ipv4, *("snat6",) * self.ipv6)
+        self._chosen = bool(selection.devices)
+        self._tunnelled = tunnel.tunnelled
+        self._serves = (services is not None and services.outside) or (
+            policy is not None and policy.enable_host_firewall
+        )
+        self._announces = announcements.liveness if announcements is not None else 0
+        self._accelerated = datapath.accelerates and services is not None and services.outside
+        self._maps = maps
+        self._router = router
+        self._sysctls = sysctls
+        self._own = own
+        self._log = log
+        self._ready = False
+        self._proxied = False
+        """Whether a proxy sends in pods' names. Once one did, till the node ends: a restart forgets none."""
+        senders = [table for table in (redirects, proxies) if table is not None]
+        self.devices: Derived[NativeDevice] = Derived(
+            "native-devices", self._wanted, devices, addresses, *senders
+        )
+        """The devices with programs, by index."""
+        target = DeviceTarget(self.devices, lambda: maps.devices, datapath, log)
+        self._reconciler: Reconciler[int, NativeDevice] = Reconciler(
+            self.devices, target, full_every=INTERVAL
+        )
+        tables.add(self.devices, self._reconciler.statuses)
+        lifecycle.append(Hook("attach to native devices", self._start))
+        jobs.observe("reconcile", self._reconciler)
+        jobs.observe("watch filters", self._hints, self._look)
+
+    def report(self) -> Masquerading:
+        """Its part of the agent's status."""
+        if not (self.devices.all() and (self.ipv4 or self.ipv6)):
+            return Masquerading()
+        ranges = self._ranges()
+        v4, v6 = ("" if each is None else str(each) for each in native_networks(self._settings, ranges))
+        return Masquerading(
+            enabled=True,
+            mode="BPF",
+            enabled_protocols=MasqueradedProtocols(self.ipv4, self.ipv6),
+            ip_masq_agent=self._settings.enable_ip_masq_agent,
+            snat_exclusion_cidr=v4,
+            snat_exclusion_cidr_v4=v4,
+            snat_exclusion_cidr_v6=v6,
+        )
+
+    def _ranges(self) -> list[IPNetwork]:
+        """This node's own; none where another IPAM plugin gives the addresses."""
+        found = (each.alloc_range for each in self._router.addressing().values())
+        return [network for network in found if network is not None]
+
+    def _wanted(
+        self,
+        devices: list[Device],
+        addresses: list[NodeAddress],
+        *senders: Collection[HTTPRedirect | TransparentProxy],
+    ) -> Mapping[int, NativeDevice]:
+        del addresses  # they wake us; in their order of precedence they come from who keeps them
+        self._proxied |= any(map(len, senders))
+        if not self._ready:
+            return {}
+        ranges = self._ranges()
+        families = Families(
+            *(ranges, self.ipv4, self.ipv6),
+            tunnelled=self._tunnelled,
+            serves_outside=self._serves,
+            announces=self._announces,
+            accelerated=self._accelerated,
+            proxied=self._proxied,
+        )
+        node_ips = list(self._own.all().values())
+        return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)
+
+    async def _start(self) -> None:
+        """A device that cannot be served does not keep the node from starting: it is tried again."""
+        self._ready = True
+        rows = (DeviceConfig.unpack(value) for _, value in self._maps.devices.items())
+        self._proxied |= any(row.flags & DEVICE_PROXIES for row in rows)
+        self.devices.wake()
+        if self.ipv4:  # of IPv6 the router does it
+            self._sysctls.keep({"net/ipv4/ip_forward": "1"})
+        try:
+            await self._reconciler.sweep()
+        except ReconcileError as error:
+            self._log.warning("pods are not masqueraded on every device", error=str(error))
+        self._log.info("masquerading", devices=", ".join(each.name for each in self.devices.all()) or "none")
+
+    async def _hints(self) -> AsyncIterator[None]:
+        watched = (_RTMGRP_TC, _CHANGED)
+        if self._accelerated:
+            watched = (_RTMGRP_TC | _RTMGRP_LINK, _CHANGED_OR_SLOWED)
+        async for hint in news.hints(*watched):
+            yield hint
+
+    async def _look(self, _: None) -> None:
+        self._reconciler.trigger()
+
+
+def _asked(setting: bool | None, *, default: bool) -> bool:
+    return default if setting is None else setting
 
 
 def report(masquerade: Masquerade) -> Member[MasqueradeReport]:

@@ -1,15 +1,19 @@
-"""Which devices packets leave the node through, and what pods' packets come from there.
-
-For:    Masquerade.   Needs: nothing.   Gives: NativeDevice, native_devices().
-"""
+"""Which devices packets leave the node through, and what pods' packets come from there."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import errno
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from pathlib import Path
+from typing import Protocol
 
-from cells.maps import (
+from msgspec import structs
+
+from cells.maps.map import Map
+from cells.maps.records.flows import (
     DEVICE_IP_MASQ,
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
@@ -18,9 +22,60 @@ from cells.maps import (
     DEVICE_XDP,
     DeviceConfig,
 )
-from cells.masquerade.settings import MasqueradeSettings
 from cells.node.addresses import device_addresses, masquerade_address, node_addresses
 from cells.node.devices import Device, matches, native_uplinks
+from cells.node.netlink.connection import NetlinkError
+from lifecycle import BatchError, BatchFailures, HiveError, Logger, ReadTable, Settings
+
+__all__ = ["MasqueradeSettings", "NativeDevice"]
+
+
+# Settings of masquerading, under Cilium's names.
+
+
+class MasqueradeSettings(Settings, frozen=True):
+    """Which of the pods' packets leave with the node's address."""
+
+    enable_ipv4_masquerade: bool | None = None
+    """Masquerade pods' IPv4 packets with the node's address; unset: true, unless another plugin makes the
+    pods' links (cni-chaining-mode)."""
+
+    enable_ipv6_masquerade: bool | None = None
+    """The same for IPv6."""
+
+    enable_bpf_masquerade: bool = True
+    """Masquerade in eBPF; there is no iptables implementation."""
+
+    ipv4_native_routing_cidr: IPv4Network | None = None
+    """Network in which pod addresses are routed: packets to it are not masqueraded; unset: the pods'
+    range."""
+
+    ipv6_native_routing_cidr: IPv6Network | None = None
+    """The same for IPv6."""
+
+    egress_masquerade_interfaces: tuple[str, ...] = ()
+    """Devices to masquerade on; eth+ matches all names that start with eth; unset: all through which packets
+    leave the node."""
+
+    derive_masq_ip_addr_from_device: str = ""
+    """Device whose address masqueraded packets get; unset: the device they leave through."""
+
+    enable_ip_masq_agent: bool = False
+    """Also do not masquerade packets to the networks in ip-masq-agent's file."""
+
+    ip_masq_agent_config_path: Path = Path("/etc/config/ip-masq-agent")
+    """Path of that file, YAML or JSON; without one, private and reserved networks are used."""
+
+    def validate(self) -> None:
+        """Refuse masquerading by iptables; raises ValueError with one line."""
+        wants = (self.enable_ipv4_masquerade, self.enable_ipv6_masquerade)
+        if not self.enable_bpf_masquerade and wants != (False, False):
+            raise ValueError(
+                "enable-bpf-masquerade=false: rules of iptables are not made; masquerade by eBPF with"
+                " enable-bpf-masquerade=true, or not at all with enable-ipv4-masquerade=false and"
+                " enable-ipv6-masquerade=false"
+            )
+
 
 MAC_LENGTH = 6
 IPAddress = IPv4Address | IPv6Address
@@ -125,3 +180,122 @@ def native_networks(
         native4 or next((each for each in own if isinstance(each, IPv4Network)), None),
         native6 or next((each for each in own if isinstance(each, IPv6Network)), None),
     )
+
+
+# Native devices in the kernel: programs, and what they know. The target of a reconciler.
+
+_INDEX = struct.Struct("<I")
+
+
+class DevicePrograms(Protocol):
+    """The node's programs; cells.datapath.Datapath. Methods raise NetlinkError."""
+
+    async def prepare_l3(self) -> None:
+        """Have the programs of devices without Ethernet headers; HiveError if that cannot be."""
+        ...
+
+    def attach_device(self, ifindex: int, *, l3: bool) -> None:
+        """Attach to a native device, ``l3``: one without Ethernet headers."""
+        ...
+
+    def accelerate_device(self, ifindex: int) -> bool:
+        """Attach to its driver, too; False if that cannot be, and need not."""
+        ...
+
+    def slow_device(self, ifindex: int) -> None:
+        """Take off what is attached to its driver."""
+        ...
+
+    def detach_device(self, ifindex: int) -> None:
+        """Take off all that is attached."""
+        ...
+
+    def serves_device(self, ifindex: int, *, l3: bool, accelerated: bool) -> bool:
+        """Whether it is there, and in the driver or not."""
+        ...
+
+
+class DeviceTarget:
+    """Rows first, then programs: a program without its row lets everything pass.
+
+    A row says that the driver has a program only once it has: others send packets to such a device.
+    """
+
+    def __init__(
+        self,
+        table: ReadTable[NativeDevice],
+        rows: Callable[[], Map],
+        programs: DevicePrograms,
+        log: Logger,
+    ) -> None:
+        self._table = table
+        self._rows = rows
+        self._programs = programs
+        self._log = log
+        self._slow: dict[int, str] = {}
+        """Names of devices whose drivers cannot, by index."""
+
+    async def dump(self) -> Mapping[int, NativeDevice]:
+        """What there is; a device without its programs, or that is not to have any, only by its index."""
+        found: dict[int, NativeDevice] = {}
+        for key, value in self._rows().items():
+            (ifindex,) = _INDEX.unpack(key)
+            wanted = self._table.get(ifindex)
+            if wanted is not None and self._serves(wanted, value):
+                found[ifindex] = wanted
+            else:
+                found[ifindex] = NativeDevice(ifindex, "", DeviceConfig.unpack(value))
+        return found
+
+    async def put(self, batch: Mapping[int, NativeDevice]) -> None:
+        """Attach to devices. Raises BatchError; one that has gone is none of ours any more."""
+        with BatchFailures(OSError, HiveError) as failures:
+            for ifindex, device in batch.items():
+                with failures.of(ifindex):
+                    await self._put(device)
+
+    async def drop(self, batch: Collection[int]) -> None:
+        """Leave devices alone again. Raises BatchError."""
+        failures: dict[int, Exception] = {}
+        for ifindex in batch:
+            self._slow.pop(ifindex, None)
+            try:
+                self._programs.detach_device(ifindex)
+            except NetlinkError as error:
+                if error.errno != errno.ENODEV:
+                    failures[ifindex] = error
+                    continue
+            self._rows().delete(_INDEX.pack(ifindex))
+        if failures:
+            raise BatchError(failures)
+
+    async def _put(self, device: NativeDevice) -> None:
+        key, config = _INDEX.pack(device.ifindex), device.config
+        if config.l3:
+            await self._programs.prepare_l3()
+        self._rows().update(key, _without_driver(config).pack())
+        self._programs.attach_device(device.ifindex, l3=config.l3)
+        if not config.flags & DEVICE_XDP:
+            self._programs.slow_device(device.ifindex)
+        elif self._programs.accelerate_device(device.ifindex):
+            self._slow.pop(device.ifindex, None)
+            self._rows().update(key, config.pack())
+        elif self._slow.get(device.ifindex) != device.name:
+            self._slow[device.ifindex] = device.name
+            self._log.warning("a driver cannot serve clients outside: the stack does", device=device.name)
+
+    def _serves(self, wanted: NativeDevice, row: bytes) -> bool:
+        config = wanted.config
+        if self._slow.get(wanted.ifindex) == wanted.name:
+            config = _without_driver(config)
+        if config.pack() != row:
+            return False
+        try:
+            accelerated = bool(config.flags & DEVICE_XDP)
+            return self._programs.serves_device(wanted.ifindex, l3=config.l3, accelerated=accelerated)
+        except NetlinkError:
+            return False
+
+
+def _without_driver(config: DeviceConfig) -> DeviceConfig:
+    return structs.replace(config, flags=config.flags & ~DEVICE_XDP)

@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple
 
 import anyio
 
-from cells.cluster.nodes import ClusterNode
+from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.kubernetes import EventDraft, EventSource, KubernetesAPI
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.object_events import EventDraft, EventSource
 from lifecycle import Change, Jobs, Logger, Member, ReadTable, invoke, module, provide
 
 CONTROLLER: Final = "cilium.io/agent"
@@ -111,10 +112,12 @@ class EventReports:
     async def _write(self) -> None:
         if not self._api.enabled:
             return
-        from cells.kubernetes import api
+        from cells.kubernetes.client.calls import Bucket
+        from cells.kubernetes.client.errors import KubernetesError
+        from cells.kubernetes.object_events import EventRecorder
 
-        recorder = api.EventRecorder(self._api.client, CONTROLLER, self._agent.node_name)
-        bucket = api.Bucket(RATE, BURST)
+        recorder = EventRecorder(self._api.client, CONTROLLER, self._agent.node_name)
+        bucket = Bucket(RATE, BURST)
         while True:
             topic = await self._next()
             drafts = list(self._topics.get(topic, ()))
@@ -130,7 +133,7 @@ class EventReports:
             about, action = drafts[0].about, drafts[0].action
             try:
                 await recorder.report(about, topic.reason, note_of(drafts), action=action, kind="Warning")
-            except api.KubernetesError as error:
+            except KubernetesError as error:
                 self._log.warning(
                     "event is not written", object=f"{topic.namespace}/{topic.name}", error=str(error)
                 )

@@ -1,1 +1,65 @@
 """The operator: what a cluster needs done once, not on every node. ``process`` composes it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cells import kvstore as store
+from cells.observe.metrics import Metrics
+from cells.operator import (
+    api_server,
+    crds,
+    endpoint_slices,
+    gc,
+    kvstore,
+    lb_ipam,
+    leader,
+    multi_pool,
+    nodes,
+    objects,
+    options,
+    pod_cidrs,
+    policies,
+    server,
+    unmanaged_pods,
+)
+from cells.operator.api_server import ClusterAPI
+from cells.operator.leader import LeaderHive
+from cells.operator.options import OperatorOptions
+from lifecycle import module, nest
+
+# The operator: all its cells, as one.
+
+LEADER: Final = (
+    crds.cell,
+    objects.cell,
+    pod_cidrs.cell,
+    multi_pool.cell,
+    endpoint_slices.cell,
+    nodes.cell,
+    gc.cell,
+    store.cell,
+    kvstore.cell,
+    lb_ipam.cell,
+    unmanaged_pods.cell,
+    policies.cell,
+)
+"""What only the leader runs."""
+
+work = nest(
+    LeaderHive,
+    "leader",
+    "What only the leader does",
+    *LEADER,
+    share=(ClusterAPI, OperatorOptions, Metrics),
+)
+
+operator = module(
+    "operator",
+    "Operator: what a cluster needs done once",
+    options.cell,
+    api_server.cell,
+    work,
+    leader.cell,
+    server.cell,
+)

@@ -1,1 +1,61 @@
 """Policy: which peers an endpoint may talk to."""
+
+import math
+from enum import StrEnum
+
+from lifecycle import Duration, Settings, minutes
+
+# When endpoints may do no more than policies allow.
+#
+# Source: Cilium 1.17, policy enforcement modes, allow-localhost, policy-map-full-reconciliation-interval.
+
+
+class Enforcement(StrEnum):
+    """When endpoints may do no more than policies allow."""
+
+    DEFAULT = "default"
+    """Where a policy selects them."""
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Localhost(StrEnum):
+    """When the node itself may reach its endpoints, whatever is enforced."""
+
+    AUTO = "auto"
+    """Always with Kubernetes, whose kubelet probes pods; else as policies say."""
+    ALWAYS = "always"
+    POLICY = "policy"
+
+
+class PolicySettings(Settings, frozen=True):
+    """What endpoints may do."""
+
+    enable_policy: Enforcement = Enforcement.DEFAULT
+    """Whether endpoints may do only what policies allow: where one selects them (default), always, never."""
+
+    allow_localhost: Localhost = Localhost.AUTO
+    """Whether the node may always reach its endpoints, or only as policies say; auto: always with
+    Kubernetes."""
+
+    policy_map_full_reconciliation_interval: Duration = minutes(15)
+    """How often whole policy maps are compared with what they should hold; 0: never."""
+
+    enable_host_firewall: bool = False
+    """Enforce policies with a nodeSelector on the node itself."""
+
+    enable_endpoint_lockdown_on_policy_overflow: bool = False
+    """Deny all traffic of an endpoint whose policy map overflows, instead of keeping the entries that fit."""
+
+    def validate(self) -> None:
+        """Refuse an interval that cannot be; raises ValueError with one line."""
+        if self.policy_map_full_reconciliation_interval < 0:
+            raise ValueError(
+                f"policy-map-full-reconciliation-interval={self.policy_map_full_reconciliation_interval}:"
+                " expected 0 or more"
+            )
+
+    @property
+    def reconciliation_seconds(self) -> float:
+        """Seconds between two comparisons; infinite when there are none."""
+        return float(self.policy_map_full_reconciliation_interval) or math.inf

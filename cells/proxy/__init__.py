@@ -1,1 +1,112 @@
 """Proxies that take pods' traffic where policy asks for it: of layer 7, that of DNS."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cells.endpoint import Endpoint
+from lifecycle import Change, Jobs, Table, module, provide
+
+__all__ = ["Messages", "ProxyStatistics", "Redirect", "Statistics", "cell"]
+
+
+# What the proxies did with the messages of each endpoint, by redirect: ``proxy-statistics`` of the API.
+#
+# Controller: messages in, as the proxies see them; the numbers go with their endpoint.
+# Source:     Cilium 1.17, Endpoint.UpdateProxyStatistics.
+
+FORWARDED: Final = "Forwarded"
+DENIED: Final = "Denied"
+ERROR: Final = "Error"
+
+
+class Redirect(NamedTuple):
+    """Traffic of an endpoint that goes through a proxy."""
+
+    protocol: str
+    """``dns`` or ``http``."""
+    ingress: bool
+    port: int
+    """That is connected to."""
+    proxy_port: int
+
+
+class Messages(msgspec.Struct):
+    """How many came, and what became of them."""
+
+    received: int = 0
+    forwarded: int = 0
+    denied: int = 0
+    error: int = 0
+
+    def count(self, verdict: str) -> None:
+        """One more, with this verdict of an event."""
+        self.received += 1
+        if verdict == FORWARDED:
+            self.forwarded += 1
+        elif verdict == DENIED:
+            self.denied += 1
+        elif verdict == ERROR:
+            self.error += 1
+
+
+class Statistics(msgspec.Struct):
+    """Of one redirect."""
+
+    requests: Messages
+    responses: Messages
+
+
+class ProxyStatistics:
+    """Counts since this agent began."""
+
+    def __init__(self, endpoints: Table[Endpoint], *, jobs: Jobs) -> None:
+        self._endpoints = endpoints
+        self._of: dict[int, dict[Redirect, Statistics]] = {}
+        jobs.observe("endpoints", partial(endpoints.changes, only=_is_gone), self._forget)
+
+    def of(self, endpoint_id: int) -> dict[Redirect, Statistics]:
+        """Of the redirects that messages of the endpoint have passed."""
+        return self._of.get(endpoint_id, {})
+
+    def request(self, endpoint_id: int, redirect: Redirect, verdict: str) -> None:
+        """A request was judged, or came to nothing."""
+        found = self._redirect(endpoint_id, redirect)
+        if found is not None:
+            found.requests.count(verdict)
+
+    def response(self, endpoint_id: int, redirect: Redirect, verdict: str) -> None:
+        """A response was passed on."""
+        found = self._redirect(endpoint_id, redirect)
+        if found is not None:
+            found.responses.count(verdict)
+
+    def _redirect(self, endpoint_id: int, redirect: Redirect) -> Statistics | None:
+        """None for an endpoint that is gone."""
+        if self._endpoints.get(endpoint_id) is None:
+            return None
+        known = self._of.setdefault(endpoint_id, {})
+        found = known.get(redirect)
+        if found is None:
+            found = known[redirect] = Statistics(Messages(), Messages())
+        return found
+
+    async def _forget(self, changes: Iterable[Change[Endpoint]]) -> None:
+        for change in changes:
+            if change.deleted:
+                self._of.pop(int(str(change.key)), None)
+
+
+def _is_gone(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
+    return row is None
+
+
+# What passed the proxies, by endpoint.
+#
+# Why: who looks at an endpoint wants to see that its messages pass a proxy, and what became of them.
+
+cell = module("proxy-statistics", "Messages that passed proxies", provide(ProxyStatistics))

@@ -9,31 +9,14 @@ Why:        the network between nodes need not know pods' addresses: pods' packe
             forward on while no agent runs; in native mode the next start removes them.
 """
 
-from cells.maps import Maps
-from cells.tunnel.edges import TunnelLinks, TunnelMaps, TunnelRoutes
-from cells.tunnel.mtu import OVERHEAD, RouteMtu
-from cells.tunnel.network import TunnelNetwork, TunnelRoute
-from cells.tunnel.networks import RemoteNetwork
-from cells.tunnel.remote import RemoteNetworks
-from cells.tunnel.settings import VXLAN_PORT, TunnelSettings
-from cells.tunnel.targets import KernelTunnelMaps
+from cells.maps.node_maps import Maps
+from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
+from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks
+from cells.tunnel.settings import RouteMtu, TunnelSettings
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import after, config, invoke, module, provide
 
-__all__ = [
-    "OVERHEAD",
-    "VXLAN_PORT",
-    "RemoteNetwork",
-    "RemoteNetworks",
-    "RouteMtu",
-    "Tunnel",
-    "TunnelLinks",
-    "TunnelMaps",
-    "TunnelRoute",
-    "TunnelRoutes",
-    "TunnelSettings",
-    "cell",
-]
+__all__ = ["cell"]
 
 
 def tunnel_links() -> TunnelLinks:

@@ -1,24 +1,248 @@
 """The tunnel in the kernel: the target of its reconciler.
 
-For:    Tunnel.   Needs: TunnelLinks, TunnelMaps, TunnelAttach (Protocols), how to write settings.
-Gives:  TunnelKernel.
-
 Repeating any of it on what is right touches nothing: a restart must not be felt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import errno
+import socket
+from collections.abc import Callable, Collection, Iterable, Mapping
+from ipaddress import IPv4Address
 from typing import Protocol
 
+import anyio.to_thread
 import msgspec
 
-from cells.datapath import TUNNEL_LINK
-from cells.maps import TUNNEL_OWN_IDENTITIES, TunnelConfig
-from cells.node.netlink import FoundVxlan, NetlinkError
-from cells.tunnel.edges import TunnelLinks, TunnelMaps
-from cells.tunnel.objects import ORDER, TunnelDevice, TunnelFacts, TunnelObject, TunnelPrograms
+from cells.base.addresses import IPAddress, IPNetwork
+from cells.datapath.datapath import TUNNEL_LINK
+from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, TunnelConfig, TunnelKey, TunnelValue
+from cells.node.netlink.connection import NetlinkError
+from cells.node.netlink.links import routes_over
+from cells.node.netlink.rows import foreign_routes
+from cells.node.netlink.vxlan import FoundVxlan, VxlanLinks
+from cells.tunnel.settings import TunnelSettings
 from lifecycle import BatchError, BatchFailures, HiveError, Logger
+
+__all__ = ["TunnelLinks", "TunnelMaps", "TunnelRoute", "TunnelRoutes"]
+
+
+# What the tunnel is in the kernel, as rows of the table ``tunnel``.
+
+NO_SOURCE = IPv4Address(0)
+
+
+class TunnelDevice(msgspec.Struct, frozen=True):
+    """The device, in collect-metadata mode: it has no other end of its own."""
+
+    port: int
+    source_ports: tuple[int, int]
+    mtu: int
+    """The underlay's: routes say how much less fits inside."""
+
+    @property
+    def key(self) -> str:
+        """Of its row."""
+        return f"device {TUNNEL_LINK}"
+
+
+class TunnelPrograms(msgspec.Struct, frozen=True):
+    """The programs on the device."""
+
+    @property
+    def key(self) -> str:
+        """Of its row."""
+        return "programs"
+
+
+class TunnelFacts(msgspec.Struct, frozen=True):
+    """What the programs of pods know of the tunnel; once they do, they use it."""
+
+    mtu: int
+    """Of the packets inside."""
+    port: int
+    source: IPv4Address = NO_SOURCE
+    """The address packets are sent from; 0.0.0.0: whichever routing chooses."""
+    own_identities: bool = False
+    """Whether nodes give their pods numbers by themselves: then another node's say nothing here."""
+
+    @property
+    def key(self) -> str:
+        """Of its row."""
+        return "facts"
+
+
+TunnelObject = TunnelDevice | TunnelPrograms | TunnelFacts
+ORDER = (TunnelDevice, TunnelPrograms, TunnelFacts)
+"""In which they are made; each needs those before it. They go the other way round."""
+
+
+def wanted(
+    settings: TunnelSettings,
+    mtu: int,
+    route_mtu: int,
+    own: IPv4Address | None,
+    local: Iterable[IPv4Address],
+    *,
+    own_identities: bool = False,
+) -> dict[str, TunnelObject]:
+    """All of them by key; none in native mode.
+
+    ``own``: the address other nodes know this one by. It counts if it is one of ``local``, those on devices:
+    the kernel sends from no other.
+    """
+    if not settings.tunnelled:
+        return {}
+    source = own if own is not None and own in set(local) else NO_SOURCE
+    found: list[TunnelObject] = [
+        TunnelDevice(settings.port, settings.source_ports, mtu),
+        TunnelPrograms(),
+        TunnelFacts(route_mtu, settings.port, source, own_identities),
+    ]
+    return {each.key: each for each in found}
+
+
+# The tunnel's device, and routes over cilium_host, in worker threads.
+#
+# Source: ip-link(8) on vxlan; Cilium 1.17, setupVxlanDevice and the node routes of tunnel mode.
+
+
+class TunnelRoute(msgspec.Struct, frozen=True):
+    """The way to the pods of another node, over cilium_host, whose programs know the tunnel."""
+
+    destination: IPNetwork
+    gateway: IPAddress | None
+    source: IPAddress | None
+    mtu: int
+
+    @property
+    def key(self) -> IPNetwork:
+        """Of its row."""
+        return self.destination
+
+
+class TunnelNetwork:
+    """Reads and writes the node's network namespace. Methods raise NetlinkError when the kernel refuses."""
+
+    def __init__(self) -> None:
+        self._links = VxlanLinks()
+
+    async def find(self, name: str) -> FoundVxlan | None:
+        """The link of that name. Asked at once: every start does, and an answer takes less than a thread."""
+        return self._links.find(name)
+
+    async def create(self, name: str, device: TunnelDevice) -> None:
+        """Make the device, down. EEXIST: the name is taken."""
+        await anyio.to_thread.run_sync(self._links.create, name, device.mtu, device.port, device.source_ports)
+
+    async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
+        """The MTU, and up; nothing that passes is lost. EADDRINUSE: another socket has the port."""
+        await anyio.to_thread.run_sync(self._links.set_up, ifindex, name, mtu)
+
+    async def delete(self, ifindex: int) -> None:
+        """Remove a link; gone already is fine."""
+        await anyio.to_thread.run_sync(self._links.delete, ifindex)
+
+    async def routes(self, name: str) -> list[TunnelRoute]:
+        """The routes of ours over a link: of the kernel's protocol, and with an MTU, as its own are not."""
+        known = await anyio.to_thread.run_sync(routes_over, _index(name))
+        return [
+            TunnelRoute(route.destination, route.gateway, route.source, route.mtu)
+            for route in known
+            if route.by_kernel and route.mtu
+        ]
+
+    async def foreign(self) -> Mapping[IPNetwork, str]:
+        """Destinations of routes that are not ours, and how each goes on."""
+        return await anyio.to_thread.run_sync(foreign_routes)
+
+    async def set_route(self, name: str, route: TunnelRoute) -> None:
+        """In place of another route of ours to there."""
+        await anyio.to_thread.run_sync(
+            self._links.set_route, _index(name), route.destination, route.gateway, route.source, route.mtu
+        )
+
+    async def remove_route(self, name: str, destination: IPNetwork) -> None:
+        """Remove a route of ours; gone already is fine."""
+        await anyio.to_thread.run_sync(self._links.remove_route, _index(name), destination)
+
+
+def _index(name: str) -> int:
+    try:
+        return socket.if_nametoindex(name)
+    except OSError as error:
+        raise NetlinkError(errno.ENODEV, f"find {name}") from error
+
+
+# What the tunnel touches of the kernel, in the words of this cell.
+
+
+class TunnelLinks(Protocol):
+    """The node's links; TunnelNetwork. Methods raise NetlinkError."""
+
+    async def find(self, name: str) -> FoundVxlan | None:
+        """The link of that name."""
+        ...
+
+    async def create(self, name: str, device: TunnelDevice) -> None:
+        """Make the device, down."""
+        ...
+
+    async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
+        """The MTU, and up."""
+        ...
+
+    async def delete(self, ifindex: int) -> None:
+        """Remove a link."""
+        ...
+
+
+class TunnelRoutes(Protocol):
+    """The node's routes; TunnelNetwork. Methods raise NetlinkError."""
+
+    async def routes(self, name: str) -> list[TunnelRoute]:
+        """Those of ours over the link of that name."""
+        ...
+
+    async def set_route(self, name: str, route: TunnelRoute) -> None:
+        """In place of another one of ours to there."""
+        ...
+
+    async def foreign(self) -> Mapping[IPNetwork, str]:
+        """Destinations of routes that are not ours, and how each goes on."""
+        ...
+
+    async def remove_route(self, name: str, destination: IPNetwork) -> None:
+        """Remove; gone already is fine."""
+        ...
+
+
+class TunnelMaps(Protocol):
+    """hive_tunnel and cilium_tunnel_map. Methods raise OSError."""
+
+    def facts(self) -> TunnelConfig:
+        """What the programs know of the tunnel."""
+        ...
+
+    def tell(self, facts: TunnelConfig) -> None:
+        """Have them know this from the next packet on."""
+        ...
+
+    def endpoints(self) -> Mapping[TunnelKey, TunnelValue]:
+        """Every row of cilium_tunnel_map; called in a thread, at any time."""
+        ...
+
+    def put_endpoint(self, key: TunnelKey, value: TunnelValue) -> None:
+        """Write a row."""
+        ...
+
+    def drop_endpoint(self, key: TunnelKey) -> None:
+        """Remove a row; gone already is fine."""
+        ...
+
+    def void_verdicts(self) -> None:
+        """Make the datapath evaluate the next packet of every flow again."""
+        ...
 
 
 class TunnelAttach(Protocol):

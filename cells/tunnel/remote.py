@@ -1,30 +1,185 @@
-"""The way to the pods of other nodes: rows of cilium_tunnel_map, and routes.
-
-Needs: AgentConfig, Tunnel, Router, ReadTable[ClusterNode], TunnelMaps, TunnelRoutes, Table[Device], RouteMtu.
-Gives: RemoteNetworks; the tables ``tunnel-networks``, ``tunnel-endpoints``, ``tunnel-routes``, and statuses.
-"""
+"""The way to the pods of other nodes: rows of cilium_tunnel_map, and routes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from ipaddress import IPv4Address
 from typing import Final
 
-from cells.cluster.nodes import ClusterNode
+import msgspec
+from anyio import to_thread
+
+from cells.base.addresses import Family, IPNetwork
+from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.ipam import Family, IPNetwork
-from cells.maps import TunnelKey, TunnelValue
+from cells.maps.map import map_by_id
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import TunnelConfig, TunnelKey, TunnelValue
 from cells.node.devices import Device
 from cells.node.netlink import news
+from cells.node.netlink.connection import ForeignRouteError
 from cells.node.router import Router
-from cells.tunnel.edges import TunnelMaps, TunnelRoutes
-from cells.tunnel.mtu import RouteMtu
-from cells.tunnel.network import TunnelRoute
-from cells.tunnel.networks import RemoteNetwork, remote_networks, troubles
-from cells.tunnel.settings import TunnelSettings
-from cells.tunnel.targets import EndpointRows, NetworkRoutes
+from cells.tunnel.kernel import TunnelMaps, TunnelRoute, TunnelRoutes
+from cells.tunnel.settings import RouteMtu, TunnelSettings
 from cells.tunnel.tunnel import Tunnel
-from lifecycle import Derived, Health, Jobs, ReadTable, Reconciler, Table, Tables, after, seconds
+from lifecycle import (
+    BatchFailures,
+    Derived,
+    Health,
+    HiveError,
+    Jobs,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    after,
+    seconds,
+)
+
+__all__ = ["RemoteNetwork", "RemoteNetworks"]
+
+
+# Which node has which pods: the table ``tunnel-networks``.
+#
+# Controller: the table ``nodes`` in, ranges of the other nodes' pods out.
+
+
+class RemoteNetwork(msgspec.Struct, frozen=True):
+    """A range of pods on another node."""
+
+    network: IPNetwork
+    node: str
+    """``cluster/name``."""
+    endpoint: IPv4Address
+    """Where the tunnel to it ends: the address of the node."""
+
+
+def remote_networks(
+    nodes: Iterable[ClusterNode], families: Collection[Family], name: str
+) -> dict[IPNetwork, RemoteNetwork]:
+    """The ranges of all nodes but this one, of families that are on; of nodes that the tunnel can reach.
+
+    ``name``: ``cluster/name`` of this node, which objects may name before its agent does.
+    """
+    found: dict[IPNetwork, RemoteNetwork] = {}
+    for node in nodes:
+        endpoint = node.node_ip(Family.IPV4)
+        if _is(node, name) or not isinstance(endpoint, IPv4Address):
+            continue
+        for cidr in node.all_cidrs():
+            if Family.of(cidr) in families:
+                found[cidr] = RemoteNetwork(cidr, node.full_name, endpoint)
+    return found
+
+
+def _is(node: ClusterNode, name: str) -> bool:
+    """Whether it is this node."""
+    return node.local or node.full_name == name
+
+
+def troubles(nodes: Iterable[ClusterNode], name: str) -> list[str]:
+    """What keeps pods of other nodes from being reached, in words."""
+    return [
+        f"node {node.full_name} has no IPv4 address, which the tunnel needs"
+        for node in sorted(nodes, key=lambda node: node.full_name)
+        if not _is(node, name) and node.node_ip(Family.IPV4) is None
+    ]
+
+
+# Where the ranges of other nodes' pods go: cilium_tunnel_map, and routes over cilium_host.
+
+HOST_LINK: Final = "cilium_host"
+
+
+class KernelTunnelMaps:
+    """The real :class:`~cells.tunnel.kernel.TunnelMaps`."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    def facts(self) -> TunnelConfig:
+        """What the programs know."""
+        return TunnelConfig.unpack(self._maps.tunnel.lookup(bytes(4)) or bytes(TunnelConfig.SIZE))
+
+    def tell(self, facts: TunnelConfig) -> None:
+        """Have them know this."""
+        self._maps.tunnel.update(bytes(4), facts.pack())
+
+    def endpoints(self) -> Mapping[TunnelKey, TunnelValue]:
+        """Through a descriptor of its own, as the loop may use the other one meanwhile."""
+        with map_by_id(self._maps.tunnels.id) as table:
+            return {TunnelKey.unpack(key): TunnelValue.unpack(value) for key, value in table.items()}
+
+    def put_endpoint(self, key: TunnelKey, value: TunnelValue) -> None:
+        """Write a row."""
+        self._maps.tunnels.update(key.pack(), value.pack())
+
+    def drop_endpoint(self, key: TunnelKey) -> None:
+        """Remove a row."""
+        self._maps.tunnels.delete(key.pack())
+
+    def void_verdicts(self) -> None:
+        """The node's epoch."""
+        self._maps.epochs.bump()
+
+
+class EndpointRows:
+    """cilium_tunnel_map, by network address."""
+
+    def __init__(self, maps: TunnelMaps) -> None:
+        self._maps = maps
+
+    async def dump(self) -> Mapping[TunnelKey, TunnelValue]:
+        """Every row."""
+        return await to_thread.run_sync(self._maps.endpoints)
+
+    async def put(self, batch: Mapping[TunnelKey, TunnelValue]) -> None:
+        """Write rows. Raises BatchError."""
+        self._each(batch)
+
+    async def drop(self, batch: Collection[TunnelKey]) -> None:
+        """Remove rows. Raises BatchError."""
+        self._each(dict.fromkeys(batch))
+
+    def _each(self, values: Mapping[TunnelKey, TunnelValue | None]) -> None:
+        with BatchFailures(OSError) as failures:
+            for key, value in values.items():
+                with failures.of(key):
+                    if value is None:
+                        self._maps.drop_endpoint(key)
+                    else:
+                        self._maps.put_endpoint(key, value)
+            self._maps.void_verdicts()  # flows to these networks go another way now
+
+
+class NetworkRoutes:
+    """The node's own way to pods of other nodes, and what it forwards there: over cilium_host."""
+
+    def __init__(self, kernel: TunnelRoutes) -> None:
+        self._kernel = kernel
+
+    async def dump(self) -> Mapping[IPNetwork, TunnelRoute]:
+        """Those there are."""
+        return {route.key: route for route in await self._kernel.routes(HOST_LINK)}
+
+    async def put(self, batch: Mapping[IPNetwork, TunnelRoute]) -> None:
+        """Set routes. Raises BatchError."""
+        foreign = await self._kernel.foreign()
+        with BatchFailures(OSError, HiveError) as failures:
+            for route in batch.values():
+                with failures.of(route.key):
+                    if route.key in foreign:
+                        raise ForeignRouteError(route.key, foreign[route.key])
+                    await self._kernel.set_route(HOST_LINK, route)
+
+    async def drop(self, batch: Collection[IPNetwork]) -> None:
+        """Remove routes. Raises BatchError."""
+        with BatchFailures(OSError) as failures:
+            for destination in batch:
+                with failures.of(destination):
+                    await self._kernel.remove_route(HOST_LINK, destination)
+
 
 INTERVAL: Final = seconds(30)
 

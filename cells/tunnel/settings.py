@@ -1,6 +1,5 @@
 """Settings of the tunnel between nodes.
 
-Needs: nothing.   Gives: TunnelSettings.
 Source: Cilium 1.17, option names and defaults.
 """
 
@@ -10,7 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal
 
+from cells.node.devices import PodMtu
 from lifecycle import Settings, refuse
+
+__all__ = ["OVERHEAD", "VXLAN_PORT", "RouteMtu", "TunnelSettings"]
+
 
 VXLAN_PORT: Final = 8472
 """Linux' port of VXLAN, older than IANA's; what Cilium and flannel use."""
@@ -68,3 +71,20 @@ class TunnelSettings(Settings, frozen=True):
                 f"tunnel-source-port-range={self.tunnel_source_port_range}: expected ports from 1 to 65535,"
                 " the lower first, or 0-0 for the kernel's choice"
             )
+
+
+# How large packets may be that pods send to other nodes.
+
+OVERHEAD: Final = 50
+"""Bytes that VXLAN over IPv4 puts before a packet: Ethernet 14, VXLAN 8, UDP 8, IPv4 20."""
+
+
+class RouteMtu:
+    """Called, it gives the MTU of pods' routes, in bytes: their links' own, less what the tunnel needs."""
+
+    def __init__(self, mtu: PodMtu, settings: TunnelSettings) -> None:
+        self._mtu = mtu
+        self._overhead = OVERHEAD if settings.tunnelled else 0
+
+    def __call__(self) -> int:
+        return self._mtu() - self._overhead

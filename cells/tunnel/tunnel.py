@@ -12,19 +12,17 @@ from collections.abc import AsyncIterator, Mapping
 from ipaddress import IPv4Address
 from typing import Final
 
-from cells.cluster.identity import ClusterAllocator, NodeAllocator
-from cells.datapath import TUNNEL_LINK, Datapath
-from cells.ipam import Family, IpamSettings
+from cells.base.addresses import Family
+from cells.cluster.direct_routes import DirectRouteSettings
+from cells.cluster.identity.identities import ClusterAllocator, NodeAllocator
+from cells.datapath.datapath import TUNNEL_LINK, Datapath
 from cells.node.addresses import NodeAddress
 from cells.node.devices import Device, PodMtu, addressed
-from cells.node.direct_routes import DirectRouteSettings
+from cells.node.ipam.settings import IpamSettings
 from cells.node.netlink import news
 from cells.node.sysctl import Sysctls
-from cells.tunnel.edges import TunnelLinks, TunnelMaps
-from cells.tunnel.kernel import TunnelKernel
-from cells.tunnel.mtu import RouteMtu
-from cells.tunnel.objects import TunnelObject, wanted
-from cells.tunnel.settings import TunnelSettings
+from cells.tunnel.kernel import TunnelKernel, TunnelLinks, TunnelMaps, TunnelObject, wanted
+from cells.tunnel.settings import RouteMtu, TunnelSettings
 from lifecycle import (
     Derived,
     Health,
@@ -40,6 +38,9 @@ from lifecycle import (
     UsageError,
     seconds,
 )
+
+__all__ = ["Tunnel"]
+
 
 INTERVAL: Final = seconds(30)
 

@@ -15,7 +15,8 @@ from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
-from cells.maps import IpcacheKey, open_map
+from cells.maps.map import open_map
+from cells.maps.records.cluster import IpcacheKey
 from hive.lab import agent_process
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.namespaces import Namespaces

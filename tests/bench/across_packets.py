@@ -16,8 +16,9 @@ from pathlib import Path
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 
-from cells.datapath import DatapathSettings
-from cells.maps import DeviceConfig, IpcacheKey, IpcacheValue, TunnelConfig
+from cells.datapath.settings import DatapathSettings
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue, TunnelConfig
+from cells.maps.records.flows import DeviceConfig
 from tests.bench.packets import HOPS, HOST, POD, ns_a_packet
 from tests.bench.stats import Figure, Sample
 from tests.kernel.datapath.packets import from_host, from_pod, tcp

@@ -14,7 +14,7 @@ from statistics import median
 from scapy.layers.inet import IP
 from scapy.layers.inet6 import IPv6
 
-from cells.maps import test_run
+from cells.maps.bpf import test_run
 from tests.bench.stats import Figure, Row, Sample
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import NODE, OK, REDIRECT, A, B, Pod, World

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cells.cluster.identity import Identity
+from cells.cluster.identity.identities import Identity
+from cells.policy import PolicySettings
 from cells.policy.control import RulePolicy
-from cells.policy.maps import NodePolicy, PolicySettings
+from cells.policy.maps import NodePolicy
 from cells.policy.rules import PolicyOptions
 from tests.bench.stats import Figure, Row, Sample
 

@@ -22,19 +22,16 @@ import anyio
 import structlog
 from scapy.layers.inet import IP
 
-from cells.cluster.identity import Identity
-from cells.maps import Epochs, MapSpec, MapType, PolicyEntry, PolicyKey, PolicyMap, create_map
+from cells.cluster.identity.identities import Identity
+from cells.maps.map import MapSpec, MapType, create_map
+from cells.maps.node_maps import Epochs
+from cells.maps.policy_map import PolicyMap
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.maps.specs import policy_spec
+from cells.policy import PolicySettings
 from cells.policy.compute import in_slices
 from cells.policy.control import RulePolicy
-from cells.policy.maps import (
-    EndpointPolicies,
-    EndpointPolicy,
-    NodePolicy,
-    PolicyEntries,
-    PolicySettings,
-    RealizedPolicy,
-)
+from cells.policy.maps import EndpointPolicies, EndpointPolicy, NodePolicy, PolicyEntries, RealizedPolicy
 from cells.policy.rules import PolicyOptions
 from lifecycle import Table
 from tests.bench.packets import HOPS, POD, ns_a_packet

@@ -21,20 +21,17 @@ from typing import Any
 import anyio
 import msgspec
 
-from cells.kubernetes import EndpointSlice, Node, Service
-from cells.maps import MapSettings, create_map
-from cells.maps.bpf.map import possible_cpus
-from cells.maps.epochs import Epochs
-from cells.maps.sizes import sizes
-from cells.maps.specs import map_specs
+from cells.kubernetes.objects.core import EndpointSlice, Node, Service
+from cells.maps.map import create_map, possible_cpus
+from cells.maps.node_maps import Epochs
+from cells.maps.specs import MapSettings, map_specs, sizes
+from cells.services import LoadBalancerOptions
 from cells.services.balancer import LoadBalancer
 from cells.services.control import frontends
-from cells.services.control.kernel import KernelServices
-from cells.services.control.served import served_frontends
-from cells.services.control.target import ServicesTarget
+from cells.services.control.tables import served_frontends
+from cells.services.control.target import KernelServices, ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
-from cells.services.maglev.table import Candidate, fill
-from cells.services.model import LoadBalancerOptions
+from cells.services.maglev import Candidate, fill
 from lifecycle import Reconciler, Table
 from lifecycle.health import HealthTree
 from tests.bench.peers import namespaces

@@ -20,8 +20,8 @@ import anyio.to_thread
 from cells import config, maps
 from cells.datapath.build import compile_one, find_clang
 from cells.datapath.libbpf import LoadedObject
-from cells.maps import Maps
-from cells.maps import test_run as run_program
+from cells.maps.bpf import test_run as run_program
+from cells.maps.node_maps import Maps
 from cells.observe import events, monitor
 from cells.observe.events import Lost
 from cells.observe.monitor import Monitor, Payloads

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import structlog
 
-from cells.kubernetes import CILIUM_ENDPOINTS, CiliumEndpoint, api
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint
+from cells.operator import gc
 from cells.operator.api_server import ClusterAPI
-from cells.operator.gc import IdentityPasses, identities
-from cells.operator.gc.identities import MOST, SHORT_INTERVAL, IdentityGC
-from cells.operator.gc.settings import GCSettings
+from cells.operator.gc import MOST, SHORT_INTERVAL, GCSettings, IdentityGC, IdentityPasses
 from cells.operator.objects import CLUSTER_IDENTITIES, ClusterIdentity, ClusterObjects
 from lifecycle import Jobs, Table
 from lifecycle.testing import fake
@@ -98,10 +98,10 @@ async def test_forty_pods_a_second_for_half_an_hour_keep_the_number_of_identitie
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, cluster = Clock(), Cluster()
-    monkeypatch.setattr(identities, "time", clock)
-    monkeypatch.setattr(identities, "datetime", clock.datetime())
+    monkeypatch.setattr(gc, "time", clock)
+    monkeypatch.setattr(gc, "datetime", clock.datetime())
     tables = {"CiliumIdentity": cluster.identities, "CiliumEndpoint": cluster.endpoints}
-    client = fake(api.Client, patch=cluster.patch, delete=cluster.delete)
+    client = fake(Client, patch=cluster.patch, delete=cluster.delete)
     collector = IdentityGC(
         GCSettings(),
         fake(ClusterAPI, client=client),

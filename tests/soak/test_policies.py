@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from cells.cluster.identity import Identity
+from cells.cluster.identity.identities import Identity
 from cells.policy.rules import Source
 from tests.bench.policy_maps import FIRST, Node, for_everybody, labels, node, rule
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import open_map
+from cells.maps.map import open_map
 from hive.lab import agent_process
 from hive.lab.kernel import look
 from hive.lab.node import Lab

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from cells.maps import IpcacheKey, IpcacheValue, open_map
+from cells.maps.map import open_map
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from hive.lab import agent_process
 from hive.lab.cluster import Cluster
 from hive.lab.cluster.store import PORT

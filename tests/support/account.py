@@ -13,7 +13,9 @@ from ipaddress import IPv4Network, ip_address
 from pathlib import Path
 from typing import Any
 
-from cells.maps import EndpointConfig, IpcacheKey, IpcacheValue, LxcKey, LxcValue, open_map
+from cells.maps.map import open_map
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue
 from hive.client import ask
 from hive.lab.kernel import look
 from hive.lab.node import Lab

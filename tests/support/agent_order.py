@@ -7,22 +7,23 @@ Source: spec startup.md §2 (hard ordering facts) and §10 (before the API is se
 from __future__ import annotations
 
 from cells.api import Api, StartedDaemon
-from cells.cni.config import CniConfig
-from cells.cni.server import CniServer, DeleteQueue, QueueLock
+from cells.cluster.host_ip_sync import HostIPSync
+from cells.cni import CniServer, DeleteQueue, QueueLock
+from cells.cni.configuration import CniConfig
 from cells.config import AgentConfig
-from cells.datapath import Datapath
 from cells.datapath.conntrack import ConntrackGC
+from cells.datapath.datapath import Datapath
 from cells.endpoint.restore import (
     ExposedEndpoints,
     OldEndpoints,
     RegeneratedEndpoints,
     RestoredEndpoints,
 )
-from cells.ipam import Ipam
-from cells.maps import Maps, PolicyMaps
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
 from cells.node.devices import Device
-from cells.node.host_ip_sync import HostIPSync
-from cells.node.netlink import HostLinks
+from cells.node.ipam import Ipam
+from cells.node.netlink.links import HostLinks
 from cells.node.router import Router
 from cells.observe.events import Events
 from cells.observe.health import HealthServer, Probes

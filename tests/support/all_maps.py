@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cells.maps import Maps
-from cells.maps.sizes import MapSizes
-from cells.maps.specs import map_specs
+from cells.maps.node_maps import Maps
+from cells.maps.specs import MapSizes, map_specs
 
 EVERY = tuple(map_specs(MapSizes(1, 1, 1), preallocate=False, cpus=1))
 

@@ -12,7 +12,7 @@ from typing import Final
 import yaml
 
 from cells.agent import agent
-from cells.operator.process import LEADER, operator
+from cells.operator import LEADER, operator
 from lifecycle.graph import sections
 
 BY_NAME: Final = {

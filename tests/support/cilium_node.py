@@ -23,16 +23,8 @@ from typing import Any, Final
 import msgspec
 from pyroute2 import IPRoute
 
-from cells.maps import (
-    MapSpec,
-    MapType,
-    attach_cgroup,
-    create_map,
-    open_link,
-    pin,
-    program_by_id,
-    program_info,
-)
+from cells.maps.bpf import attach_cgroup, open_link, pin, program_by_id, program_info
+from cells.maps.map import MapSpec, MapType, create_map
 from cells.node.netlink.links import programs_of
 from hive.lab.children import Stop
 from hive.lab.node import Lab

@@ -24,7 +24,7 @@ from typing import Any, Final
 import yaml
 
 from cells.proxy.envoy import EnvoySettings
-from cells.proxy.envoy.program import Program
+from cells.proxy.envoy.ports import Program
 from hive.lab.cluster import Cluster
 from hive.lab.node import Lab, exclusive
 from tests.support.agents import environment

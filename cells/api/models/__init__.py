@@ -1,5 +1,410 @@
-"""The wire types of the API: one Struct for each object of its documents.
+"""The wire types of the API: one Struct for each object of its documents."""
 
-Needs:  msgspec.
-Gives:  v1 and status and node (Cilium's document), hive (what is beside it).
-"""
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec import field
+
+# The wire types of the REST API: Cilium's models, as far as this agent has what they describe.
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="kebab", gc=False):
+    """Base of all wire types: immutable, kebab-case keys, zero values omitted."""
+
+
+class Problem(Model, frozen=True):
+    """Why the framework refused a request before any operation saw it, as go-openapi writes it."""
+
+    code: int
+    message: str
+
+
+def _one_of(*words: str) -> msgspec.Meta:
+    """What a text may be, for readers of the document: what is read is checked where it is used."""
+    return msgspec.Meta(extra_json_schema={"enum": list(words)})
+
+
+Error = Annotated[str, msgspec.Meta(description="What went wrong.")]
+Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+"""RFC 3339."""
+Health = Annotated[str, _one_of("OK", "Bootstrap", "Pending", "Warning", "Failure", "Disabled")]
+StateText = Literal[
+    "waiting-for-identity",
+    "not-ready",
+    "waiting-to-regenerate",
+    "regenerating",
+    "restoring",
+    "ready",
+    "disconnecting",
+    "disconnected",
+    "invalid",
+]
+State = Annotated[str, _one_of(*get_args(StateText))]
+
+
+# --- addresses -------------------------------------------------------------------------------------
+
+
+class NodeAddressingElement(Model, frozen=True):
+    """One address family of the node: the router's address and the pod CIDR."""
+
+    enabled: bool = False
+    ip: str = ""
+    alloc_range: str = ""
+    address_type: str = ""
+
+
+class NodeAddressing(Model, frozen=True):
+    """The node's addressing; the key of a family that is off is absent."""
+
+    ipv4: NodeAddressingElement | None = None
+    ipv6: NodeAddressingElement | None = None
+
+
+class AddressPair(Model, frozen=True):
+    """The addresses of one endpoint, bare (a prefix length is tolerated in requests)."""
+
+    ipv4: str = ""
+    ipv4_pool_name: str = ""
+    ipv4_expiration_uuid: str = ""
+    ipv6: str = ""
+    ipv6_pool_name: str = ""
+    ipv6_expiration_uuid: str = ""
+
+
+class IPAMAddressResponse(Model, frozen=True):
+    """One allocated address; the plugin reads this object whenever ``address`` has the family."""
+
+    ip: str = ""
+    gateway: str = ""
+    expiration_uuid: str = ""
+
+
+class IPAMResponse(Model, frozen=True):
+    """The answer to POST /ipam."""
+
+    address: AddressPair
+    host_addressing: NodeAddressing
+    ipv4: IPAMAddressResponse | None = None
+    ipv6: IPAMAddressResponse | None = None
+
+
+# --- configuration ---------------------------------------------------------------------------------
+
+
+class DaemonConfigurationSpec(Model, frozen=True):
+    """The part of the configuration that PATCH /config may name."""
+
+    options: dict[str, str] | None = None
+    policy_enforcement: Annotated[str, _one_of("default", "always", "never")] = ""
+
+
+class KVStoreConfiguration(Model, frozen=True):
+    """The key-value store in use; empty without one."""
+
+    type: str = ""
+    options: dict[str, str] | None = None
+
+
+class MasqueradeProtocols(Model, frozen=True):
+    """Families whose traffic leaving the cluster gets the node's address."""
+
+    ipv4: bool = False
+    ipv6: bool = False
+
+
+class DaemonConfigurationStatus(Model, frozen=True):
+    """The configuration in force, as the plugin and ``cilium-dbg config`` read it. MTUs in bytes."""
+
+    addressing: NodeAddressing | None = None
+    realized: DaemonConfigurationSpec | None = None
+    immutable: dict[str, str] | None = None
+    daemon_configuration_map: dict[str, object] | None = field(default=None, name="daemonConfigurationMap")
+    kvstore_configuration: KVStoreConfiguration | None = field(default=None, name="kvstoreConfiguration")
+    datapath_mode: str = field(default="", name="datapathMode")
+    device_mtu: int = field(default=0, name="deviceMTU")
+    route_mtu: int = field(default=0, name="routeMTU")
+    ipam_mode: str = ""
+    masquerade: bool = False
+    masquerade_protocols: MasqueradeProtocols | None = field(default=None, name="masqueradeProtocols")
+    ip_local_reserved_ports: str = field(default="", name="ipLocalReservedPorts")
+    gso_max_size: int = field(default=0, name="GSOMaxSize")
+    gro_max_size: int = field(default=0, name="GROMaxSize")
+    gso_ipv4_max_size: int = field(default=0, name="GSOIPv4MaxSize")
+    gro_ipv4_max_size: int = field(default=0, name="GROIPv4MaxSize")
+    enable_route_mtu_for_cni_chaining: bool = field(default=False, name="enableRouteMTUForCNIChaining")
+    k8s_configuration: str = ""
+    k8s_endpoint: str = ""
+
+
+class DaemonConfiguration(Model, frozen=True):
+    """The answer to GET /config."""
+
+    spec: DaemonConfigurationSpec
+    status: DaemonConfigurationStatus
+
+
+# --- controllers ----------------------------------------------------------------------------------
+
+
+class ControllerCounts(Model, frozen=True):
+    """What is known of a controller's runs; times are RFC 3339 with milliseconds, of the year 1 for never."""
+
+    last_success_timestamp: Time = ""
+    last_failure_timestamp: Time = ""
+    success_count: int = 0
+    failure_count: int = 0
+    consecutive_failure_count: int = 0
+    last_failure_msg: str = ""
+
+
+class ControllerConfiguration(Model, frozen=True):
+    """When a controller runs again; durations as text."""
+
+    error_retry: bool = False
+    error_retry_base: str = ""
+    interval: str = ""
+
+
+class ControllerStatus(Model, frozen=True):
+    """Named work that is done again and again, or until it works."""
+
+    name: str = ""
+    uuid: str = ""
+    configuration: ControllerConfiguration | None = None
+    status: ControllerCounts | None = None
+
+
+# --- endpoints -------------------------------------------------------------------------------------
+
+
+class DatapathConfiguration(Model, frozen=True):
+    """The datapath configuration that the plugin requests for an endpoint."""
+
+    require_arp_passthrough: bool = False
+    require_egress_prog: bool = False
+    external_ipam: bool = False
+    require_routing: bool | None = None
+    install_endpoint_route: bool = False
+    disable_sip_verification: bool = False
+
+
+class EndpointChangeRequest(Model, frozen=True):
+    """The body of PUT /endpoint/{id}; the id in the path is ignored."""
+
+    state: StateText
+    id: int = 0
+    container_id: str = ""
+    container_name: str = ""
+    container_interface_name: str = ""
+    interface_name: str = ""
+    interface_index: int = 0
+    parent_interface_index: int = 0
+    mac: str = ""
+    host_mac: str = ""
+    addressing: AddressPair | None = None
+    labels: list[str] = field(default_factory=list)
+    k8s_pod_name: str = ""
+    k8s_namespace: str = ""
+    k8s_uid: str = ""
+    netns_cookie: str = ""
+    sync_build_endpoint: bool = False
+    disable_legacy_identifiers: bool = False
+    datapath_configuration: DatapathConfiguration | None = None
+    properties: dict[str, object] = field(default_factory=dict)
+
+
+class EndpointBatchDeleteRequest(Model, frozen=True):
+    """The body of DELETE /endpoint."""
+
+    container_id: str = ""
+
+
+class LabelConfigurationSpec(Model, frozen=True):
+    """Labels put on an endpoint by a user."""
+
+    user: list[str] = field(default_factory=list)
+
+
+class EndpointConfigurationSpec(Model, frozen=True):
+    """An endpoint's own options."""
+
+    options: dict[str, str] | None = None
+    label_configuration: LabelConfigurationSpec | None = None
+
+
+class EndpointConfigurationStatus(Model, frozen=True):
+    """The answer to GET /endpoint/{id}/config."""
+
+    realized: EndpointConfigurationSpec
+    immutable: dict[str, str] | None = None
+
+
+class LabelConfigurationStatus(Model, frozen=True):
+    """An endpoint's labels, each list sorted."""
+
+    realized: LabelConfigurationSpec
+    security_relevant: list[str] = field(default_factory=list)
+    derived: list[str] = field(default_factory=list)
+    disabled: list[str] = field(default_factory=list)
+
+
+class LabelConfiguration(Model, frozen=True):
+    """The answer to GET /endpoint/{id}/labels."""
+
+    spec: LabelConfigurationSpec
+    status: LabelConfigurationStatus
+
+
+class EndpointIdentifiers(Model, frozen=True):
+    """The names an endpoint is known by; ``pod-name`` is ``namespace/name``, ``/`` without a pod."""
+
+    cni_attachment_id: str = ""
+    container_id: str = ""
+    container_name: str = ""
+    pod_name: str = ""
+    k8s_pod_name: str = ""
+    k8s_namespace: str = ""
+
+
+class Identity(Model, frozen=True):
+    """A security identity: its number, its sorted labels, their SHA-256."""
+
+    id: int = 0
+    labels: list[str] = field(default_factory=list)
+    labels_sha256: str = field(default="", name="labelsSHA256")
+
+
+class EndpointNetworking(Model, frozen=True):
+    """An endpoint's addresses and links; exactly one address pair."""
+
+    addressing: list[AddressPair] = field(default_factory=list)
+    host_addressing: NodeAddressing | None = None
+    host_mac: str = ""
+    mac: str = ""
+    interface_name: str = ""
+    interface_index: int = 0
+    container_interface_name: str = ""
+
+
+class PolicyRule(Model, frozen=True, omit_defaults=False):
+    """What rules say of one port: the port's filter as JSON in a text, and the labels of the rules."""
+
+    rule: str
+    derived_from_rules: list[list[str]]
+    rules_by_selector: dict[str, list[list[str]]]
+
+
+class L4Policy(Model, frozen=True, omit_defaults=False):
+    """What rules say, by direction and port."""
+
+    ingress: list[PolicyRule] = field(default_factory=list)
+    egress: list[PolicyRule] = field(default_factory=list)
+
+
+class EndpointPolicy(Model, frozen=True):
+    """The policy of an endpoint, as far as it is enforced. Identities are those with every port."""
+
+    id: int = 0
+    policy_revision: int = 0
+    policy_enabled: Annotated[
+        str,
+        _one_of("none", "ingress", "egress", "both", "audit-ingress", "audit-egress", "audit-both"),
+    ] = ""
+    build: int = 0
+    allowed_ingress_identities: list[int] = field(default_factory=list)
+    denied_ingress_identities: list[int] = field(default_factory=list)
+    allowed_egress_identities: list[int] = field(default_factory=list)
+    denied_egress_identities: list[int] = field(default_factory=list)
+    l4: L4Policy = L4Policy()
+    cidr_policy: L4Policy = L4Policy()
+
+
+class MessageForwardingStatistics(Model, frozen=True):
+    """How many messages came, and what became of them."""
+
+    received: int = 0
+    forwarded: int = 0
+    denied: int = 0
+    error: int = 0
+
+
+class RequestResponseStatistics(Model, frozen=True):
+    """Messages of both directions."""
+
+    requests: MessageForwardingStatistics
+    responses: MessageForwardingStatistics
+
+
+class ProxyStatistics(Model, frozen=True):
+    """What passed a proxy, by port and direction."""
+
+    protocol: str
+    """Of layer 7."""
+    port: int
+    location: Annotated[str, _one_of("ingress", "egress")]
+    allocated_proxy_port: int
+    statistics: RequestResponseStatistics
+
+
+class EndpointPolicyStatus(Model, frozen=True):
+    """The wanted and the realized policy."""
+
+    spec: EndpointPolicy
+    realized: EndpointPolicy
+    proxy_policy_revision: int = 0
+    proxy_statistics: list[ProxyStatistics] = field(default_factory=list)
+
+
+class EndpointStatusChange(Model, frozen=True):
+    """One line of an endpoint's log; the time is RFC 3339."""
+
+    code: str = ""
+    message: str = ""
+    state: State = ""
+    timestamp: Time = ""
+
+
+class EndpointHealth(Model, frozen=True):
+    """The answer to GET /endpoint/{id}/healthz."""
+
+    overall_health: Health = field(default="", name="overallHealth")
+    bpf: Health = ""
+    policy: Health = ""
+    connected: bool = False
+
+
+class EndpointStatus(Model, frozen=True):
+    """Everything known of an endpoint; clients dereference it unconditionally."""
+
+    state: State
+    external_identifiers: EndpointIdentifiers | None = None
+    identity: Identity | None = None
+    labels: LabelConfigurationStatus | None = None
+    realized: EndpointConfigurationSpec | None = None
+    networking: EndpointNetworking | None = None
+    policy: EndpointPolicyStatus | None = None
+    health: EndpointHealth | None = None
+    controllers: list[ControllerStatus] = field(default_factory=list)
+    log: list[EndpointStatusChange] = field(default_factory=list)
+
+
+class Endpoint(Model, frozen=True):
+    """One endpoint, as PUT answers it and GET lists it."""
+
+    id: int
+    status: EndpointStatus
+    spec: EndpointConfigurationSpec | None = None
+
+
+# --- metrics ---------------------------------------------------------------------------------------
+
+
+class Metric(Model, frozen=True):
+    """One series of a metric."""
+
+    name: str
+    value: float
+    labels: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,4 @@
-"""The wire types of what the API has beside Cilium's document: the agent's tables, settings and event loop.
-
-Needs: Model.   Gives: one Struct per answer of /hive and /statedb, but for the rows of /statedb/query.
-"""
+"""The wire types of what the API has beside Cilium's document: the agent's tables, settings and event loop."""
 
 from __future__ import annotations
 
@@ -10,20 +7,124 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import field
 
-from cells.api.models.v1 import Model
+from cells.api.models import Model
 from cells.config.drift import Change
-from lifecycle.admin import TableChange, TableInfo, TableRow
 
-__all__ = [
-    "Failure",
-    "LoopLoad",
-    "Query",
-    "Setting",
-    "Settings",
-    "TableChange",
-    "TableInfo",
-    "TableRow",
-]
+# Rows of tables as Cilium's clients read them: Go's field names, and no field left out.
+#
+# Source: Cilium 1.17, ``cilium-dbg statedb``; recorded rows are in the tests' ``dbg/statedb_*``.
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", gc=False):
+    """What all have in common."""
+
+
+class HealthID(_Row, frozen=True):
+    """Which part of which module."""
+
+    module: Sequence[str]
+    component: Sequence[str]
+
+
+class HealthStatusRow(_Row, frozen=True):
+    """``health``: the last report of a part of the agent; a time in the year 1 means never."""
+
+    id: HealthID = field(name="ID")
+    level: str
+    message: str
+    error: str
+    last_ok: str = field(name="LastOK")
+    updated: str
+    stopped: str
+    final: str
+    count: int
+
+
+class DeviceAddrRow(_Row, frozen=True):
+    """An address of a device, with its rtnetlink scope."""
+
+    addr: str
+    secondary: bool
+    scope: int
+
+
+class DeviceRow(_Row, frozen=True):
+    """``devices``: a link of the node. ``flags`` are Go's net.Flags, ``raw_flags`` those of linux/if.h."""
+
+    index: int
+    mtu: int = field(name="MTU")
+    name: str
+    hardware_addr: str
+    flags: int
+    addrs: Sequence[DeviceAddrRow]
+    raw_flags: int
+    type: str
+    master_index: int
+    selected: bool
+    """Whether the datapath's programs are attached to it as to a native device."""
+    not_selected_reason: str
+
+
+class RouteRow(_Row, frozen=True):
+    """``routes``: a route of the node, in any table."""
+
+    table: int
+    link_index: int
+    scope: int
+    dst: str
+    src: str
+    gw: str
+
+
+class NodeAddressRow(_Row, frozen=True):
+    """``node-addresses``: an address of the node, and what it is used for."""
+
+    addr: str
+    node_port: bool
+    primary: bool
+    device_name: str
+
+
+class OriginRow(_Row, frozen=True):
+    """A service."""
+
+    name: str
+    namespace: str
+
+
+class L2AnnounceRow(_Row, frozen=True):
+    """``l2-announce``: an address this node answers for on a device."""
+
+    ip: str = field(name="IP")
+    network_interface: str
+    origins: Sequence[OriginRow]
+
+
+class ReconcilerStatus(_Row, frozen=True):
+    """How far the kernel has been made equal to a row; ``kind`` is pending, done or error."""
+
+    kind: str
+    updated_at: str
+    error: str
+    id: int = field(name="ID")
+
+
+class SysctlRow(_Row, frozen=True):
+    """``sysctl``: a kernel setting that the agent maintains."""
+
+    name: Sequence[str]
+    val: str
+    ignore_err: bool
+    warn: str
+    status: ReconcilerStatus
+
+
+class CiliumRow(msgspec.Struct, frozen=True):
+    """A row, and the revision in which it last changed."""
+
+    rev: int
+    obj: object
+    """A row of the table asked for, one of the above."""
 
 
 class Failure(Model, frozen=True):

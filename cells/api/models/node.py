@@ -1,15 +1,169 @@
-"""The wire types of node information besides endpoints: identities, prefixes, maps, nodes.
-
-Needs: Model.   Gives: one Struct per model, with the exact JSON keys of api/v1/openapi.yaml (1.17).
-"""
+"""The wire types of node information besides endpoints: identities, prefixes, maps, nodes."""
 
 from __future__ import annotations
 
 from msgspec import field
 
-from cells.api.models.policy import Policy
+from cells.api.models import Endpoint, Identity, Model, Time
 from cells.api.models.status import NodeElement, StatusResponse
-from cells.api.models.v1 import Endpoint, Identity, Model, Time
+
+# The wire types of policies.
+
+
+class Policy(Model, frozen=True, omit_defaults=False):
+    """The policies in force, as JSON in a text."""
+
+    policy: str = "[]"
+    revision: int = 1
+
+
+class SelectorLabel(Model, frozen=True, omit_defaults=False):
+    """One label of a rule."""
+
+    key: str
+    value: str
+    source: str
+
+
+class SelectorIdentityMapping(Model, frozen=True, omit_defaults=False):
+    """A selector in use, whom it selects, how many use it, and the labels of a rule that has it."""
+
+    selector: str
+    identities: list[int]
+    users: int
+    labels: list[SelectorLabel]
+
+
+class DNSLookup(Model, frozen=True, omit_defaults=False):
+    """An answer of DNS to an endpoint, or an address it is connected to after that has ended."""
+
+    fqdn: str
+    ips: list[str]
+    ttl: int
+    """Seconds."""
+    lookup_time: str
+    expiration_time: str
+    endpoint_id: int
+    source: str
+    """``lookup`` or ``connection``."""
+
+
+class FQDNSelectorEntry(Model, frozen=True, omit_defaults=False, rename=None):
+    """A selector of names, and the expression that names must match."""
+
+    selector_string: str = field(name="selectorString")
+    regex_string: str = field(name="regexString")
+
+
+class NameManager(Model, frozen=True, omit_defaults=False, rename=None):
+    """The names that policies speak of."""
+
+    poll_names: list[str] = field(default_factory=list, name="DNSPollNames")
+    selectors: list[FQDNSelectorEntry] = field(default_factory=list, name="FQDNPolicySelectors")
+
+
+# The wire types of services.
+#
+# Source: Cilium 1.17, api/v1/openapi.yaml, Service.
+
+
+class FrontendAddress(Model, frozen=True):
+    """Where a service is reached; who only sets states of backends leaves it empty."""
+
+    ip: str = ""
+    port: int = 0
+    protocol: str = ""
+    scope: str = ""
+
+
+class BackendAddress(Model, frozen=True):
+    """Who serves it."""
+
+    ip: str
+    node_name: str = field(name="nodeName", default="")
+    port: int | None = None
+    preferred: bool = False
+    protocol: str = ""
+    state: str = ""
+    weight: int | None = None
+    zone: str = ""
+
+
+class ServiceFlags(Model, frozen=True):
+    """How it is served."""
+
+    cluster: str = ""
+    ext_traffic_policy: str = field(name="extTrafficPolicy", default="")
+    health_check_node_port: int = field(name="healthCheckNodePort", default=0)
+    int_traffic_policy: str = field(name="intTrafficPolicy", default="")
+    name: str = ""
+    namespace: str = ""
+    nat_policy: str = field(name="natPolicy", default="")
+    traffic_policy: str = field(name="trafficPolicy", default="")
+    type: str = ""
+
+
+class ServiceSpec(Model, frozen=True):
+    """A service: one address, its backends."""
+
+    id: int
+    frontend_address: FrontendAddress
+    backend_addresses: tuple[BackendAddress, ...] = ()
+    flags: ServiceFlags = ServiceFlags()
+
+
+class ServiceRequest(Model, frozen=True):
+    """A requested service, or states of backends in all services."""
+
+    frontend_address: FrontendAddress
+    id: int = 0
+    backend_addresses: tuple[BackendAddress, ...] = ()
+    flags: ServiceFlags = ServiceFlags()
+    update_services: bool = field(name="updateServices", default=False)
+
+
+class ServiceStatus(Model, frozen=True):
+    """The service as the datapath has it."""
+
+    realized: ServiceSpec
+
+
+class Service(Model, frozen=True):
+    """A service, and what has become of it."""
+
+    spec: ServiceSpec
+    status: ServiceStatus
+
+
+# The wire types of local redirect policies.
+#
+# Source: Cilium 1.17, api/v1/openapi.yaml, LRPSpec.
+
+
+class LRPBackend(Model, frozen=True):
+    """A pod, and where it serves."""
+
+    backend_address: BackendAddress
+    pod_id: str = ""
+
+
+class FrontendMapping(Model, frozen=True):
+    """An address and who serves it instead."""
+
+    frontend_address: FrontendAddress
+    backends: tuple[LRPBackend, ...] = ()
+
+
+class LRPSpec(Model, frozen=True):
+    """A policy."""
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+    frontend_type: str = ""
+    lrp_type: str = ""
+    service_id: str = ""
+    frontend_mappings: tuple[FrontendMapping, ...] = field(default=())
 
 
 class IdentityEndpoints(Model, frozen=True):

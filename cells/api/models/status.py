@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from cells.api.models.v1 import ControllerStatus, Model, NodeAddressing, NodeAddressingElement, Time
+from cells.api.models import ControllerStatus, Model, NodeAddressing, NodeAddressingElement, Time
 
 
 class Status(Model, frozen=True):

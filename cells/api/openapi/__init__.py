@@ -1,12 +1,169 @@
 """The API described: every operation with its parameters, bodies and answers, and the OpenAPI document of it.
 
 No part of the running agent: ``hive api`` and the tests import it.
-Needs:  the wire types, operation_name.
-Gives:  document(), DESCRIBED, Described.
-Why:    who writes a client reads it, or generates one; tests send what it allows, and what it does not.
+
+Why: who writes a client reads it, or generates one; tests send what it allows, and what it does not.
 """
 
-from cells.api.openapi.described import Described
-from cells.api.openapi.document import DESCRIBED, document
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from cells.api.openapi import endpoints, hive, node
+from cells.api.openapi.described import Answer, Described, Parameter
+from cells.api.wire import JSON
 
 __all__ = ["DESCRIBED", "Described", "document"]
+
+
+# The OpenAPI document of the API.
+#
+# Source: OpenAPI 3.1.1 (spec.openapis.org/oas/v3.1.1); types by msgspec as JSON Schema 2020-12.
+
+DESCRIBED: tuple[Described, ...] = (
+    *endpoints.OPERATIONS,
+    *node.OPERATIONS,
+    *node.POLICY_OPERATIONS,
+    *node.SERVICE_OPERATIONS,
+    *node.NOT_BUILT_OPERATIONS,
+    *hive.OPERATIONS,
+)
+"""Every operation of the server."""
+
+OPENAPI = "3.1.1"
+REF = "#/components/schemas/{name}"
+ABOUT = """\
+What the agent answers on its unix socket, by default `/var/run/cilium/cilium.sock`:
+
+    curl --unix-socket /var/run/cilium/cilium.sock http://localhost/v1/healthz
+
+Below `/v1` are Cilium 1.17's operations with its statuses, bodies and names, so that `cilium-cni` and
+`cilium-dbg` work with this agent; of what is not built, reading tells that there is nothing and changing is
+refused. `/statedb` and `/hive` show the agent itself. Calls that change anything need uid 0.
+
+Keys that hold their zero value (an empty text, 0, false) are left out of answers. In requests, null is the
+same as a key that is left out, and unknown keys are ignored. A boolean in a header or query is true for
+`true`, `1`, `yes`, `on` and the like, false for every other text. Paths there are not are answered 404,
+methods 405, each with a `Problem`. One status may have answers with and without a body.
+
+Generated from the code by `hive api -o json`; a test keeps it up to date."""
+_ZERO: tuple[object, ...] = ("", 0, False, [], {})
+
+
+def document() -> dict[str, Any]:
+    """The document as JSON's builtins; operations in the order of their description."""
+    types = list(_types())
+    schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=REF)
+    named = _Schemas(types, list(schemas))
+    paths: dict[str, dict[str, Any]] = {}
+    for one in DESCRIBED:
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, named)
+    return {
+        "openapi": OPENAPI,
+        "info": {
+            "title": "The agent's API",
+            "description": ABOUT,
+            "version": "1.17",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [
+            {"url": "http://localhost", "description": "on the unix socket; the host is not looked at"}
+        ],
+        "paths": paths,
+        "components": {"schemas": {name: _without_zeros(components[name]) for name in sorted(components)}},
+    }
+
+
+class _Schemas:
+    """The schema of each type that is used."""
+
+    def __init__(self, types: list[Any], schemas: list[dict[str, Any]]) -> None:
+        self._known = list(zip(types, schemas, strict=True))
+
+    def __getitem__(self, kind: Any) -> dict[str, Any]:
+        return next(dict(schema) for known, schema in self._known if known is kind)
+
+
+def _types() -> Iterable[Any]:
+    for one in DESCRIBED:
+        yield from (each.kind for each in one.parameters)
+        if one.body is not None:
+            yield one.body.kind
+        yield from (each.kind for each in one.all_answers() if each.kind is not None)
+
+
+def _anything(kind: type) -> dict[str, Any]:
+    """The schema of a value of any type. Raises NotImplementedError for a type msgspec does not know."""
+    if kind is object:
+        return {"description": "Anything."}
+    raise NotImplementedError
+
+
+def _without_zeros(schema: Any) -> Any:
+    """Without defaults that only say that a key may be absent."""
+    if isinstance(schema, list):
+        return [_without_zeros(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_zeros(value)
+        for key, value in schema.items()
+        if key != "default" or not (value is None or value in _ZERO)
+    }
+
+
+def _operation(one: Described, schemas: _Schemas) -> dict[str, Any]:
+    told: dict[str, Any] = {} if one.alias else {"operationId": one.id}
+    told |= {"tags": [one.tag], "summary": one.summary}
+    if one.parameters:
+        told["parameters"] = [_parameter(each, schemas) for each in one.parameters]
+    if one.body is not None:
+        content: dict[str, Any] = {"schema": schemas[one.body.kind]}
+        if one.body.example is not None:
+            content["example"] = one.body.example
+        told["requestBody"] = {
+            "description": one.body.text,
+            "required": one.body.required,
+            "content": {JSON: content},
+        }
+    by_status = groupby(one.all_answers(), key=lambda answer: answer.status)
+    told["responses"] = {str(status): _response(list(group), schemas) for status, group in by_status}
+    return told
+
+
+def _parameter(one: Parameter, schemas: _Schemas) -> dict[str, Any]:
+    told = {
+        "name": one.name,
+        "in": one.place,
+        "description": one.text,
+        "required": one.required,
+        "schema": schemas[one.kind],
+    }
+    return told if one.example is None else told | {"example": one.example}
+
+
+def _response(answers: list[Answer], schemas: _Schemas) -> dict[str, Any]:
+    told: dict[str, Any] = {"description": " Or: ".join(each.text for each in answers)}
+    content: dict[str, dict[str, Any]] = {}
+    for each in answers:
+        if each.kind is None:
+            continue
+        schema, media = schemas[each.kind], content.setdefault(each.content, {})
+        if each.lines:
+            media["x-item-schema"] = schema
+        elif "schema" in media and media["schema"] != schema:
+            media["schema"] = {"anyOf": [*media["schema"].get("anyOf", [media["schema"]]), schema]}
+        else:
+            media["schema"] = schema
+    if content:
+        told["content"] = content
+    links = {name: parameters for each in answers for name, parameters in each.links.items()}
+    if links:
+        told["links"] = {
+            name: {"operationId": name, "parameters": dict(parameters)} for name, parameters in links.items()
+        }
+    return told

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from cells.api.access import operation_name
-from cells.api.gate import BEHIND
-from cells.api.models.v1 import Error, Problem
+from cells.api.models import Error, Problem
+from cells.api.operations import operation_name
+from cells.api.server import BEHIND
 from cells.api.wire import JSON, READING
 
 TEXT = "text/plain"

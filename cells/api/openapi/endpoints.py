@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cells.api.models import v1 as models
+from cells.api import models
 from cells.api.models.status import StatusResponse
 from cells.api.openapi.described import Body, Described, bare, error, header, ok, path, problem, query
 

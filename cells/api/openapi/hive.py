@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cells.api.models import cilium_rows as rows
+from cells.api.models import hive as rows
 from cells.api.models import hive as wire
 from cells.api.openapi.described import Answer, Body, Described, ok, path, query
-from cells.policy.control import Explained
+from cells.policy.explain import Explained
 
 OBJECT: Any = dict[str, object]
 TABLE = path("table", "A table, by its name.", example="endpoints")

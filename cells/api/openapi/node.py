@@ -1,17 +1,25 @@
 """Node information for debugging: identities, prefixes, maps, nodes; and metrics.
 
-Needs: Described, the wire types.   Gives: OPERATIONS.
 Source: Cilium 1.17, api/v1/openapi.yaml; GET /metrics/ is of 1.16.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from cells.api import models
 from cells.api.models import node as wire
-from cells.api.models import v1 as models
+from cells.api.models.node import (
+    DNSLookup,
+    LRPSpec,
+    NameManager,
+    Policy,
+    SelectorIdentityMapping,
+    Service,
+    ServiceRequest,
+)
 from cells.api.openapi.described import (
     Body,
     Described,
@@ -126,4 +134,157 @@ OPERATIONS = (
     ),
     Described("GET", "/v1/metrics/", "The agent's metrics", METRICS),
     Described("GET", "/v1/metrics", "The agent's metrics", METRICS, alias=True),
+)
+
+
+# What there is to say of the operations on policies.
+#
+# Source: Cilium 1.17, api/v1/openapi.yaml.
+
+LABELS = Body(list[str], "Only rules with all of these labels.", required=False, example=[])
+PATTERN = query("matchpattern", "Only of names like this one.")
+CACHED = (
+    PATTERN,
+    query("cidr", "Only of addresses inside."),
+    query("source", "Only from there: lookup or connection."),
+)
+NO_PATTERN = error(400, "What is asked for cannot be understood.")
+LOOKUPS = ok("What DNS has answered, and what is connected to after that has ended.", list[DNSLookup])
+BY_OBJECTS = (error(500, "Rules come from the cluster's objects, or from a folder of manifests."),)
+
+POLICY_OPERATIONS = (
+    Described(
+        "GET",
+        "/v1/policy",
+        "The policies in force",
+        (ok("The policies, as JSON in a text.", Policy), bare(404, "No rule has these labels.")),
+        body=LABELS,
+    ),
+    Described("PUT", "/v1/policy", "Load policies", BY_OBJECTS),
+    Described("DELETE", "/v1/policy", "Unload policies", BY_OBJECTS),
+    Described(
+        "GET",
+        "/v1/policy/selectors",
+        "What policies select",
+        (ok("The selectors of endpoints' policies, by their text.", list[SelectorIdentityMapping]),),
+    ),
+    Described("GET", "/v1/fqdn/cache", "Names that pods looked up", (LOOKUPS, NO_PATTERN), CACHED),
+    Described(
+        "GET",
+        "/v1/fqdn/cache/{id}",
+        "Names that an endpoint looked up",
+        (LOOKUPS, NO_PATTERN, bare(404, "There is no such endpoint.")),
+        (path("id", "An endpoint.", example="cni-attachment-id:9f86d081884c:eth0"), *CACHED),
+    ),
+    Described(
+        "DELETE",
+        "/v1/fqdn/cache",
+        "Forget names that pods looked up",
+        (bare(200, "They are forgotten."), NO_PATTERN),
+        (PATTERN,),
+    ),
+    Described("GET", "/v1/fqdn/names", "Names that policies speak of", (ok("The selectors.", NameManager),)),
+)
+
+
+# Services and local redirect policies.
+#
+# Source: Cilium 1.17, api/v1/openapi.yaml.
+
+ONE = "/v1/service/{id}"
+SERVICE = path("id", "A service.", kind=int, example=1)
+MISSING = bare(404, "There is none.")
+WITHOUT_OBJECTS = error(501, "The agent has no source of objects.")
+REQUEST = {
+    "id": 30,
+    "frontend-address": {"ip": "10.96.0.30", "port": 80, "protocol": "tcp", "scope": "external"},
+    "backend-addresses": [{"ip": "10.0.1.77", "port": 80, "state": "active", "weight": 100}],
+    "flags": {"type": "ClusterIP"},
+}
+
+SERVICE_OPERATIONS = (
+    Described("GET", "/v1/service", "All services", (ok("By number.", list[Service]),)),
+    Described("GET", ONE, "A service", (MISSING, ok("The service.", Service)), (SERVICE,)),
+    Described(
+        "PUT",
+        ONE,
+        "Make a service by hand, or give backends a state wherever they serve",
+        (
+            error(501, "A state cannot become the one asked for, or the agent has no source of objects."),
+            ok("It is served as the body says, or the states are set."),
+            ok("It is served, and was not before.", status=201),
+            error(460, "There is no such frontend, or it has another number."),
+            error(461, "There is no such backend, or no such state."),
+            error(500, "It cannot be served."),
+        ),
+        (SERVICE,),
+        Body(
+            ServiceRequest,
+            "The service. With updateServices, the states of its backends; the rest is not read.",
+            example=REQUEST,
+        ),
+    ),
+    Described(
+        "DELETE",
+        ONE,
+        "Delete a service; one of an object comes back with the object's next change",
+        (MISSING, ok("It is gone."), error(500, "It is still there."), WITHOUT_OBJECTS),
+        (SERVICE,),
+    ),
+    Described("GET", "/v1/lrp", "All local redirect policies", (ok("By name.", list[LRPSpec]),)),
+)
+
+
+# What the API says of parts of Cilium that are not built: reading finds nothing, changing is refused.
+#
+# Source: Cilium 1.17, api/v1/openapi.yaml, of which only the answers that are given are here.
+
+NONE: Any = list[dict[str, str]]
+"""Of lists whose items nothing makes yet."""
+NO_FILTER = (error(500, "There is no prefilter."),)
+NO_BGP = (error(501, "BGP is off."),)
+RECORDER = path("id", "A recorder.", kind=int, example=1)
+NO_RECORDER = (bare(404, "There is none."),)
+ROUTER = query("router_asn", "Only of this router.", kind=int)
+
+
+def _empty(path: str, summary: str) -> Described:
+    return Described("GET", path, summary, (ok("None.", NONE),))
+
+
+NOT_BUILT_OPERATIONS = (
+    Described("GET", "/v1/prefilter", "What is dropped at the device", NO_FILTER),
+    Described("PATCH", "/v1/prefilter", "Drop more at the device", NO_FILTER),
+    Described("DELETE", "/v1/prefilter", "Drop less at the device", NO_FILTER),
+    _empty("/v1/recorder", "All recorders"),
+    _empty("/v1/recorder/masks", "All masks of recorders"),
+    Described("GET", "/v1/recorder/{id}", "A recorder", NO_RECORDER, (RECORDER,)),
+    Described(
+        "PUT",
+        "/v1/recorder/{id}",
+        "Make a recorder",
+        (error(500, "Recorders are not built yet."),),
+        (RECORDER,),
+    ),
+    Described("DELETE", "/v1/recorder/{id}", "Delete a recorder", NO_RECORDER, (RECORDER,)),
+    Described("GET", "/v1/bgp/peers", "Peers of BGP", NO_BGP),
+    Described(
+        "GET",
+        "/v1/bgp/routes",
+        "Routes of BGP",
+        NO_BGP,
+        (
+            query(
+                "table_type",
+                "Which table.",
+                kind=Literal["loc-rib", "adj-rib-in", "adj-rib-out"],
+                required=True,
+            ),
+            query("afi", "Address family.", required=True, example="ipv4"),
+            query("safi", "Subsequent address family.", required=True, example="unicast"),
+            ROUTER,
+            query("neighbor", "Only of this peer."),
+        ),
+    ),
+    Described("GET", "/v1/bgp/route-policies", "Policies of BGP", NO_BGP, (ROUTER,)),
 )

@@ -1,1 +1,95 @@
 """The operations of the REST API, in packages by what they are about; each contributes its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from cells.api.wire import answer, empty
+from lifecycle import Settings, UsageError
+from lifecycle.http import Refusal, Request, Response
+
+# Operations that the administrator has switched off.
+#
+# Source: Cilium 1.17, enable-cilium-api-server-access; the names are those of its generated server.
+
+ALL: Final = "*"
+DISABLED: Final = "This API is administratively disabled. Contact your administrator for more details."
+_BASE: Final = "/v1/"
+_INITIALISMS: Final = {"id": "ID", "ip": "IP", "ipam": "IPAM"}
+
+
+class AccessSettings(Settings, frozen=True):
+    """Settings of the API's access."""
+
+    enable_cilium_api_server_access: list[str] = msgspec.field(default_factory=lambda: [ALL])
+    """Operations that are enabled, such as GetHealthz or PutEndpointID; a name may end in ``*``."""
+
+
+def operation_name(method: str, path: str) -> str:
+    """``PutEndpointID`` for PUT /v1/endpoint/{id}; empty for what is not Cilium's."""
+    if not path.startswith(_BASE):
+        return ""
+    words = re.findall(r"[a-z]+", path.removeprefix(_BASE))
+    return method.capitalize() + "".join(_INITIALISMS.get(word, word.capitalize()) for word in words)
+
+
+def denied(settings: AccessSettings, names: Iterable[str]) -> frozenset[str]:
+    """Those of the operations that are off. Raises UsageError for a setting that names none."""
+    known = frozenset(filter(None, names))
+    allowed: set[str] = set()
+    for wanted in settings.enable_cilium_api_server_access:
+        start = wanted.removesuffix(ALL)
+        found = {name for name in known if name == wanted or (start != wanted and name.startswith(start))}
+        if not found:
+            raise UsageError(
+                f"enable-cilium-api-server-access={wanted}: no such operation; expected * or names such as"
+                f" {', '.join(sorted(known)[:3])}"
+            )
+        allowed |= found
+    return known - allowed
+
+
+# What a cell contributes to the REST API: operations that belong together.
+
+Operation = Callable[[Request], Awaitable[Response]]
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One operation: where it is, and how a Refusal of it is answered."""
+
+    method: str
+    path: str
+    operation: Operation
+    texts: frozenset[int] = frozenset()
+    """Error statuses whose body is the text."""
+    bare: frozenset[int] = frozenset()
+    """Error statuses without a body."""
+
+    def refusal(self, error: Refusal) -> Response:
+        """The answer to an error of the cell behind; one outside the schema becomes the nearest in it."""
+        if error.status in self.texts:
+            return answer(error.status, error.text)
+        if error.status in self.bare:
+            return empty(error.status)
+        if error.status < 500 and 404 in self.bare:
+            return empty(404)
+        return answer(500, error.text)
+
+
+def _nothing() -> None:
+    """For parts without streams."""
+
+
+class ApiPart(msgspec.Struct, frozen=True):
+    """Operations that belong together, by a name that is theirs alone."""
+
+    name: str
+    routes: Sequence[Route]
+    open: Callable[[], None] = _nothing
+    """Called when the server starts, perhaps again."""
+    close: Callable[[], None] = _nothing
+    """Called when the server stops: ends what would go on for ever."""

@@ -1,15 +1,27 @@
 """What a CiliumIdentity object looks like, and which number labels are to have.
 
-For:    CiliumIdentityAllocator. Needs: Label. Gives: body, labels_of, meaning, candidates.
 Source: Cilium 1.17, CiliumIdentity and its labels.
 """
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Final
 
-from cells.cluster.identity import CLUSTER, parse, texts
-from cells.kubernetes import CILIUM_IDENTITIES
+import anyio
+
+from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, Labels
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.labels import parse, texts
+from cells.cluster.identity.numbers import CLUSTER
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity
+from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.sink import ForgottenObject
+from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
 """Annotation by which the operator marks an identity as unused."""
@@ -57,3 +69,221 @@ def candidates(labels: tuple[str, ...]) -> Iterator[int]:
     for attempt in range(ATTEMPTS):
         part = int.from_bytes(sha256(digest + bytes([attempt])).digest()[:8], "big")
         yield CLUSTER.start + part % len(CLUSTER)
+
+
+# Numbers of identities, by CiliumIdentity objects.
+#
+# Source: Cilium 1.17, identity allocation in CRD mode. The operator deletes unused objects.
+
+RETRY = Backoff(first=0.2, maximum=15.0)
+WRITERS: Final = 8
+"""Objects made at the same time."""
+
+
+class CiliumIdentityAllocator(AgreedNumbers):
+    """An IdentityAllocator over objects: labels that have one have its number, others get a new one."""
+
+    def __init__(
+        self, api: KubernetesAPI, table: Table[CiliumIdentity], grace: float, *, health: Health, log: Logger
+    ) -> None:
+        super().__init__(grace, health)
+        self._api = api
+        self._table = table
+        self._log = log
+        self._writers = anyio.Semaphore(WRITERS)
+
+    async def allocate(self, labels: Labels, former: int = 0) -> int:
+        """The number of these labels, once there is an object; tried until there is one."""
+        failures = 0
+        try:
+            if not self._table.initialized:
+                self._wait(labels, "CiliumIdentity objects are not known yet")
+                await self._table.wait_initialized()
+            while (known := self._known(labels, former)) is None:
+                if (error := await self._make(labels, former)) is None:
+                    continue
+                failures += 1
+                if failures > 1 or not self._waiting.get(labels):
+                    self._log.warning("identity not allocated", labels=labels, error=error)
+                self._wait(labels, error)
+                await self._api.client.reach.pause(RETRY.pause(failures))
+            return known
+        finally:
+            self._wait(labels, "")
+
+    async def restore(self, number: int, labels: Labels) -> None:
+        """Make the object of a number in use again. Raises KubernetesError."""
+        if await self._created(number, labels):  # else another node was faster: the watch brings its labels
+            self._log.warning(
+                "identity in use had no object, it has one again", identity=number, labels=labels
+            )
+
+    async def keep(self, number: int, labels: Labels) -> None:
+        """Create the object, or remove the operator's mark of disuse from it. Raises KubernetesError."""
+        there = self._table.get(("", str(number)))
+        if there is None:
+            await self._created(number, labels)
+        elif HEARTBEAT in there.annotations:
+            unmarked = {"metadata": {"annotations": {HEARTBEAT: None}}}
+            await self._api.client.patch(CILIUM_IDENTITIES, str(number), unmarked)
+
+    async def _created(self, number: int, labels: Labels) -> bool:
+        """Whether there was none, and is one now. Raises KubernetesError."""
+        from cells.kubernetes.client.errors import ConflictError  # loaded where there is a server
+
+        try:
+            await self._api.client.create(CILIUM_IDENTITIES, body(number, labels))
+        except ConflictError:
+            return False
+        return True
+
+    def labels_of(self, number: int) -> Labels | None:
+        """Those of its object."""
+        there = self._table.get(("", str(number)))
+        return None if there is None else labels_of(there.security_labels)
+
+    def _all_known(self) -> bool:
+        return self._table.initialized
+
+    def numbers(self, labels: Labels) -> list[int]:
+        """The numbers of objects with these labels, the lowest first."""
+        found = (one.number for one in self._table.by("labels").get(meaning(labels)))
+        return sorted(number for number in found if number is not None and number in CLUSTER)
+
+    async def _make(self, labels: Labels, former: int) -> str | None:
+        """Create an object, or find the one that another node made; else why there is none."""
+        from cells.kubernetes.client.errors import KubernetesError
+
+        if len(self._table) >= len(CLUSTER):
+            return f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}"
+        try:
+            async with self._writers:
+                for number in self._free(labels, former):
+                    if await self._have(number, labels):
+                        self._made[labels] = number
+                        return None
+        except KubernetesError as error:
+            return str(error) or type(error).__name__
+        return "every number tried is another identity's"
+
+    def _free(self, labels: Labels, former: int) -> Iterable[int]:
+        first = next(candidates(labels))
+        others = (*range(first, CLUSTER.stop), *range(CLUSTER.start, first))  # where few are left
+        for number in chain(self._preferred(labels, former), candidates(labels), others):
+            taken = number in self._held or ("", str(number)) in self._table
+            if number in CLUSTER and not taken and self._may_take(labels, number):
+                yield number
+
+    async def _have(self, number: int, labels: Labels) -> bool:
+        """Whether the number is that of the labels now. Raises KubernetesError."""
+        from cells.kubernetes.client.errors import ConflictError, NotFoundError
+
+        try:
+            await self._api.client.create(CILIUM_IDENTITIES, body(number, labels))
+        except ConflictError:
+            try:
+                there = await self._api.client.get(CILIUM_IDENTITIES, str(number))
+            except NotFoundError:  # gone in this moment: another number is as good
+                return False
+            return labels_of(there.security_labels) == labels
+        self._fresh[number] = time.monotonic()
+        return True
+
+
+# CiliumIdentity objects to rows of the table ``identities``; and what is in use here keeps its object.
+#
+# Controller: Table[CiliumIdentity] in, ``identities`` out; writes objects that are missing.
+
+
+class CiliumIdentityWatch:
+    """Follows objects, once all are known."""
+
+    def __init__(
+        self,
+        table: Table[CiliumIdentity],
+        identities: Identities,
+        objects: CiliumIdentityAllocator,
+        settings: KubernetesSettings,
+        mode: AllocationMode,
+        forgotten: Table[ForgottenObject],
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._table = table
+        self._identities = identities
+        self._objects = objects
+        self._writes = settings.asks_api_server
+        self._log = log
+        self._forgotten = forgotten
+        self._known: set[str] = set()
+        """The names of the objects that were taken in."""
+        self._missing: set[int] = set()
+        """Numbers in use without an object, when they were looked at last."""
+        if not mode.reads_keys:
+            self._first = identities.table.initializer("CiliumIdentity objects")
+            jobs.observe("identities", self._rounds, self._follow)
+            jobs.observe("lost objects", forgotten.changes, self._look)
+
+    async def _rounds(self) -> AsyncIterator[list[Change[CiliumIdentity]] | None]:
+        """None at the beginning: everything is to be looked at."""
+        await self._table.wait_initialized()
+        changes = self._table.changes(self._table.revision)
+        yield None
+        async for batch in changes:
+            yield batch
+
+    async def _follow(self, changes: list[Change[CiliumIdentity]] | None) -> None:
+        if changes is None:
+            there = {row.name: row for row in self._table.all()}
+            for name in {*self._known, *there}:
+                self._take(name, there.get(name))
+            self._first.done()
+        else:
+            for change in changes:
+                self._take(str(change.key[1]), change.row)  # type: ignore[index]  # as of every table of objects
+        if self._writes:
+            used = self._identities.in_use() if changes is None else self._touched(changes)
+            await self._keep(used)
+
+    async def _look(self, _: list[Change[ForgottenObject]]) -> None:
+        """The server has lost objects: those in use here are made again, before others believe them gone."""
+        if self._writes and self._table.initialized:
+            await self._keep(self._identities.in_use())
+
+    def _touched(self, changes: list[Change[CiliumIdentity]]) -> dict[int, tuple[str, ...]]:
+        """The numbers in use here that changes may concern: theirs, and those that had no object so far."""
+        names = {str(change.key[1]) for change in changes}  # type: ignore[index]  # as of every table of objects
+        numbers = self._missing | {int(name) for name in names if name.isascii() and name.isdigit()}
+        used = self._identities.used
+        return {number: row.labels for number in numbers if (row := used.get(number)) is not None}
+
+    def _take(self, name: str, row: CiliumIdentity | None) -> None:
+        number = int(name) if name.isascii() and name.isdigit() else 0
+        if number not in CLUSTER:
+            self._log.warning("identity ignored: its name is no number of a cluster's", name=name)
+        elif row is None:
+            self._known.discard(name)
+            self._identities.unlearn(number)
+        else:
+            self._known.add(name)
+            labels = labels_of(row.security_labels)
+            self._objects.seen(labels)
+            self._identities.learn(number, labels)
+
+    async def _keep(self, used: Mapping[int, tuple[str, ...]]) -> None:
+        """These numbers in use have objects, and no mark of the operator's. Raises KubernetesError."""
+        for number, labels in used.items():
+            there = self._table.get(("", str(number)))
+            self._missing.discard(number)
+            if there is None:
+                self._missing.add(number)
+            if there is not None and (CILIUM_IDENTITIES.qualified, "", str(number)) not in self._forgotten:
+                await self._objects.keep(number, labels)
+            elif self._objects.is_on_its_way(number):
+                continue
+            elif there is None and self._table.by("labels").get(meaning(labels)):
+                self._log.info("the cluster has another identity for labels in use", identity=number)
+                self._identities.supersede(number)
+            else:
+                await self._objects.restore(number, labels)

@@ -1,96 +1,160 @@
 """Security identities: a number for each set of labels, by which the datapath knows whose packets are whose.
 
-Controller: label sets in, the table ``identities`` out.
-        This node's own are kept in local_allocator_state.json.
-Needs:  AgentConfig, IdentitySettings.
-Gives:  Identities, Table[Identity], IdentityAllocator, LabelFilter; the reserved numbers, and labels.
-Why:    a number may have to be agreed upon with other nodes, so asking for one may wait: ClusterAllocator.
-        Without one this node gives the numbers.
+Controller: label sets in, the table ``identities`` out. This node's own are kept in
+            local_allocator_state.json.
+Why:        a number may have to be agreed upon with other nodes, so asking for one may wait:
+            ClusterAllocator. Without one this node gives the numbers.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
 
-from cells.cluster.identity.allocator import (
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cells.cluster.identity.identities import (
     ClusterAllocator,
+    Identities,
+    Identity,
     IdentityAllocator,
+    Labels,
     NodeAllocator,
-    NoIdentityError,
+    identity_table,
 )
-from cells.cluster.identity.checkpoint import Checkpoint
-from cells.cluster.identity.filter import DEFAULT_FILTER, LabelFilter
-from cells.cluster.identity.identities import Identities, Identity, identity_table
 from cells.cluster.identity.labels import (
-    CIDR,
-    RESERVED,
+    IdentitySettings,
     Label,
-    cidr_label,
-    labels_sha256,
+    LabelFilter,
+    configured_filter,
     parse,
     texts,
 )
-from cells.cluster.identity.numbers import (
-    CLUSTER,
-    HEALTH,
-    HOST,
-    INGRESS,
-    INIT,
-    INIT_LABELS,
-    KUBE_APISERVER,
-    REMOTE_NODE,
-    RESERVED_IDENTITIES,
-    UNKNOWN,
-    WORLD,
-    WORLD_IPV4,
-    WORLD_IPV6,
-    Scope,
-    scope_for,
-    scope_of,
-)
-from cells.cluster.identity.pods import pod_labels
-from cells.cluster.identity.settings import IdentitySettings, configured_filter
-from cells.cluster.identity.well_known import well_known_identities
+from cells.cluster.identity.numbers import CLUSTER, Scope, scope_for, scope_of, well_known_identities
 from cells.config import AgentConfig
-from cells.observe.metrics import Collector, Family
-from lifecycle import Jobs, Lifecycle, Logger, Member, Table, config, module, provide
+from cells.observe import Collector, Family, gauge
+from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, module, provide
+from lifecycle.settings import read_regular
 
-__all__ = [
-    "CIDR",
-    "CLUSTER",
-    "DEFAULT_FILTER",
-    "HEALTH",
-    "HOST",
-    "INGRESS",
-    "INIT",
-    "INIT_LABELS",
-    "KUBE_APISERVER",
-    "REMOTE_NODE",
-    "RESERVED",
-    "RESERVED_IDENTITIES",
-    "UNKNOWN",
-    "WORLD",
-    "WORLD_IPV4",
-    "WORLD_IPV6",
-    "ClusterAllocator",
-    "Identities",
-    "Identity",
-    "IdentityAllocator",
-    "IdentitySettings",
-    "Label",
-    "LabelFilter",
-    "NoIdentityError",
-    "NodeAllocator",
-    "Scope",
-    "cell",
-    "cidr_label",
-    "identity_table",
-    "labels_sha256",
-    "parse",
-    "pod_labels",
-    "scope_for",
-    "scope_of",
-    "texts",
-    "well_known_identities",
-]
+__all__ = ["cell"]
+
+
+# This node's own identities, kept over a restart: prefixes and names have the numbers they had before.
+#
+# Reconciler: the table ``identities`` in, local_allocator_state.json out.
+# Why:        the datapath still uses these numbers, so none may be reused before all claims are known.
+# Source:     Cilium 1.17, the local identity allocator's checkpoint, whose form this is.
+
+FILE: Final = "local_allocator_state.json"
+DEBOUNCE: Final = 1.0
+"""Seconds within which changes are written together."""
+
+
+class _Label(msgspec.Struct):
+    key: str
+    value: str = ""
+    source: str = ""
+
+
+class _Identity(msgspec.Struct):
+    id: int
+    labels: dict[str, _Label]
+
+
+_DECODER: Final = msgspec.json.Decoder(list[_Identity])
+
+
+def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
+    """The numbers of labels that an agent wrote; what cannot be read is logged, and left out."""
+    try:
+        found = _DECODER.decode(read_regular(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        log.warning("local identities get new numbers", path=str(path), error=str(error))
+        return {}
+    numbers: dict[Labels, int] = {}
+    for one in found:
+        labels = texts(Label(label.source, label.key, label.value) for label in one.labels.values())
+        if scope_of(one.id) is Scope.LOCAL is scope_for(labels):
+            numbers[labels] = one.id
+    return numbers
+
+
+def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
+    """Write them, whole or not at all. Raises OSError."""
+    told = [
+        _Identity(
+            one.id,
+            {label.key: _Label(label.key, label.value, label.source) for label in map(parse, one.labels)},
+        )
+        for one in identities
+    ]
+    fresh = path.with_suffix(".new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(told))
+    fresh.replace(path)
+
+
+class Checkpoint:
+    """Restores numbers when its hook runs, and writes them whenever they change."""
+
+    def __init__(
+        self, identities: Identities, folder: Path, *, lifecycle: Lifecycle, jobs: Jobs, log: Logger
+    ) -> None:
+        self._identities = identities
+        self._path = folder / FILE
+        self._log = log
+        self._written: dict[int, Identity] = {}
+        lifecycle.append(Hook("restore local identities", self._restore, self._write))
+        self._soon = jobs.timer("checkpoint", self._write, math.inf, debounce=DEBOUNCE).trigger
+        jobs.observe("local identities", identities.table.changes, self._look)
+
+    async def _restore(self) -> None:
+        restored = read_checkpoint(self._path, self._log)
+        self._identities.restore_local(restored)
+        if restored:
+            self._log.info("Restored local identities", identities=len(restored))
+
+    async def _look(self, changes: list[Change[Identity]]) -> None:
+        if any(scope_of(int(str(change.key))) is Scope.LOCAL for change in changes):
+            self._soon()
+
+    async def _write(self) -> None:
+        """Write those in use, and those that may yet be asked for. Raises OSError: it is tried again."""
+        wanted = {one.id: one for one in self._identities.local()}
+        if wanted != self._written:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(self._path, wanted.values())
+            self._written = wanted
+
+
+# Identities as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_identity*.
+
+
+def families(identities: Identities) -> Iterator[Family]:
+    """How many there are, and where their labels come from."""
+    known = identities.all()
+    counted = Counter(scope_of(identity.id).value for identity in known)
+    yield gauge(
+        "cilium_identity",
+        "Number of identities currently allocated",
+        dict.fromkeys((Scope.RESERVED.value, Scope.CLUSTER.value), 0) | counted,
+        "type",
+    )
+    sources = ({label.partition(":")[0] for label in identity.labels} for identity in known)
+    yield gauge(
+        "cilium_identity_label_sources",
+        "Number of identities which contain at least one label of the given label source",
+        Counter(source for each in sources for source in each),
+        "source",
+    )
 
 
 def identities(settings: IdentitySettings, agent: AgentConfig) -> Table[Identity]:
@@ -125,7 +189,6 @@ def identity_metrics(identities: Identities) -> Member[Collector]:
     """Identities as metrics."""
 
     async def collect() -> Iterable[Family]:
-        from cells.cluster.identity.metrics import families
 
         return families(identities)
 

@@ -1,17 +1,35 @@
 """Labels: their text, and the digest of a set.
 
-For:    identities, endpoints and the API. Needs: nothing. Gives: Label, parse(), texts(),
-        labels_sha256(), cidr_label().
 Source: Cilium 1.17, label sources, labelsSHA256. Text form: ``source:key[=value]``.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
 import msgspec
+
+from lifecycle import Hook, Lifecycle, Logger, Settings, UsageError, refuse
+from lifecycle.settings import read_regular
+
+__all__ = [
+    "CIDR",
+    "DEFAULT_FILTER",
+    "RESERVED",
+    "IdentitySettings",
+    "Label",
+    "LabelFilter",
+    "cidr_label",
+    "labels_sha256",
+    "parse",
+    "pod_labels",
+    "texts",
+]
+
 
 RESERVED: Final = "reserved"
 UNSPEC: Final = "unspec"
@@ -65,3 +83,253 @@ def _address_text(prefix: IPv4Network | IPv6Network) -> str:
 def cidr_label(prefix: IPv4Network | IPv6Network) -> str:
     """The key of a prefix's ``cidr:`` label: ``10.0.0.0/8``, ``2001-db8--0/32``, ``0--0/0``."""
     return f"{_address_text(prefix)}/{prefix.prefixlen}"
+
+
+# The labels of a pod, as identities and policies know them.
+#
+# Source: Cilium 1.17, labels derived from pods and their namespaces.
+
+NAMESPACE: Final = "io.kubernetes.pod.namespace"
+NAMESPACE_LABELS: Final = "io.cilium.k8s.namespace.labels"
+SERVICE_ACCOUNT: Final = "io.cilium.k8s.policy.serviceaccount"
+CLUSTER: Final = "io.cilium.k8s.policy.cluster"
+_DERIVED: Final = frozenset({NAMESPACE, SERVICE_ACCOUNT, CLUSTER})
+_NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
+
+
+def pod_labels(
+    own: Mapping[str, str],
+    *,
+    namespace: str,
+    namespace_labels: Mapping[str, str],
+    service_account: str,
+    cluster: str,
+) -> Iterator[Label]:
+    """Every label of a pod, whether it counts for its identity or not.
+
+    What a pod's own labels claim of its namespace, service account or cluster is left out: users who create
+    pods
+    must not choose whose policies they fall under. The API server labels every namespace with its name.
+    """
+    for key, value in own.items():
+        if key not in _DERIVED and not key.startswith(f"{NAMESPACE_LABELS}."):
+            yield Label("k8s", key, value)
+    for key, value in ({_NAMESPACE_NAME: namespace} | dict(namespace_labels)).items():
+        yield Label("k8s", f"{NAMESPACE_LABELS}.{key}", value)
+    yield Label("k8s", NAMESPACE, namespace)
+    yield Label("k8s", CLUSTER, cluster)
+    if service_account:
+        yield Label("k8s", SERVICE_ACCOUNT, service_account)
+
+
+# Which labels make identities: the default rules, or those of ``labels`` and ``label-prefix-file``.
+#
+# Source: Cilium 1.17, label prefixes: a rule is ``[!][source:]regular expression``, anchored at the start.
+
+VERSION: Final = 1
+"""Of label prefix files."""
+
+
+class Rule(NamedTuple):
+    """Labels that count for identities, or with ``ignored`` that do not."""
+
+    pattern: re.Pattern[str]
+    source: str = ""
+    """Of the labels it is about; empty for any."""
+    ignored: bool = False
+
+    def __str__(self) -> str:
+        return f"{'!' * self.ignored}{self.source + ':' if self.source else ''}{self.pattern.pattern}"
+
+    def matched(self, source: str, key: str) -> int:
+        """How many characters of the key it matches."""
+        if self.source not in ("", source):
+            return 0
+        found = self.pattern.match(key)
+        return found.end() if found else 0
+
+
+def parse_rule(text: str) -> Rule:
+    """The rule of ``[!][source:]regex``, or ``source:!regex``. Raises ValueError of one line."""
+    ignored = text.startswith("!")
+    source, colon, pattern = text.removeprefix("!").partition(":")
+    if not colon or not re.fullmatch(r"[a-z][a-z0-9-]*", source):
+        source, pattern = "", text.removeprefix("!")
+    ignored |= pattern.startswith("!")
+    return make_rule(pattern.removeprefix("!"), source, ignored=ignored)
+
+
+def make_rule(pattern: str, source: str, *, ignored: bool) -> Rule:
+    """A rule. Raises ValueError of one line."""
+    if not pattern:
+        raise ValueError("expected a regular expression for keys of labels, [!][source:]expression")
+    try:
+        return Rule(re.compile(pattern), source, ignored)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"expected a regular expression for keys of labels: {error}") from error
+
+
+class _Prefix(msgspec.Struct):
+    prefix: str
+    source: str
+    invert: bool = False
+    invalid: bool = False
+
+
+class _File(msgspec.Struct, rename="kebab"):
+    version: int
+    valid_prefixes: list[_Prefix]
+
+
+def read_rules(path: Path) -> tuple[Rule, ...]:
+    """The rules of a label prefix file, JSON. Raises UsageError."""
+    expected = f'expected {{"version": {VERSION}, "valid-prefixes": [{{"prefix", "source", "invert"}}]}}'
+    try:
+        return tuple(_rules(msgspec.json.decode(read_regular(path), type=_File)))
+    except OSError as error:
+        raise UsageError(f"label-prefix-file={path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise UsageError(f"label-prefix-file={path}: {error}; {expected}") from error
+
+
+def _rules(found: _File) -> Iterator[Rule]:
+    if found.version != VERSION:
+        raise ValueError(f"version {found.version}")
+    for one in found.valid_prefixes:
+        if not one.source:
+            raise ValueError(f"prefix {one.prefix}: no source")
+        yield make_rule(one.prefix, one.source, ignored=one.invert or one.invalid)
+
+
+DEFAULT_RULES: Final = tuple(
+    parse_rule(text)
+    for text in (
+        "reserved:.*",
+        r"io\.kubernetes\.pod\.namespace",
+        r"io\.cilium\.k8s\.namespace\.labels",
+        r"app\.kubernetes\.io",
+        r"io\.cilium\.k8s\.policy\.cluster",
+        r"!io\.kubernetes",
+        r"!kubernetes\.io",
+        r"!statefulset\.kubernetes\.io/pod-name",
+        r"!apps\.kubernetes\.io/pod-index",
+        r"!batch\.kubernetes\.io/job-completion-index",
+        r"!batch\.kubernetes\.io/controller-uid",
+        r"!.*beta\.kubernetes\.io",
+        r"!k8s\.io",
+        "!pod-template-generation",
+        "!pod-template-hash",
+        "!controller-revision-hash",
+        "!controller-uid",
+        "!annotation.*",
+        "!etcd_node",
+    )
+)
+
+
+class LabelFilter:
+    """Tells labels that make the identity from those that only inform."""
+
+    def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES, *, only_included: bool = False) -> None:
+        """With ``only_included`` a label that no rule is about does not count."""
+        self.use(rules, only_included=only_included)
+
+    def use(self, rules: Iterable[Rule], *, only_included: bool) -> None:
+        """Go by these rules from now on."""
+        self.rules = tuple(rules)
+        self.only_included = only_included
+        # Every pod of a deployment has the same labels: matching them again would be most of the work.
+        self._counts = lru_cache(maxsize=4096)(self._decide)
+
+    def counts(self, label: Label) -> bool:
+        """Whether the label counts for the identity.
+
+        It does when the longest including match is longer than the shortest ignoring one, or when nothing
+        ignores it, unless rules of the user name what is included.
+        """
+        return self._counts(label.source, label.key)
+
+    def split(self, labels: Iterable[Label]) -> tuple[list[Label], list[Label]]:
+        """The labels that make the identity, and the rest."""
+        identity: list[Label] = []
+        info: list[Label] = []
+        for label in labels:
+            (identity if self.counts(label) else info).append(label)
+        return identity, info
+
+    @property
+    def keeps_reserved(self) -> bool:
+        """Whether reserved labels count, without which nothing works."""
+        return self.counts(Label(RESERVED, "host"))
+
+    def _decide(self, source: str, key: str) -> bool:
+        ignored = min((n for one in self.rules if one.ignored and (n := one.matched(source, key))), default=0)
+        included = max((one.matched(source, key) for one in self.rules if not one.ignored), default=0)
+        return (not self.only_included and not ignored) or included > ignored
+
+
+DEFAULT_FILTER: Final = LabelFilter()
+"""By the default rules."""
+
+
+# Which labels make identities, and whether well-known ones have numbers of their own.
+
+SHOWN: Final = 100
+"""Characters of a rule that an error repeats."""
+
+
+class IdentitySettings(Settings, frozen=True):
+    """Which labels make up identities."""
+
+    labels: str = ""
+    """Rules for labels that make up identities, added to the default ones: [!][source:]regex, separated by
+    spaces or commas. If any rule includes labels, only included labels count."""
+
+    label_prefix_file: str = ""
+    """JSON file with rules that replace the default ones."""
+
+    enable_well_known_identities: bool = False
+    """Give the cluster's DNS servers and Cilium's pods fixed identities, 100 to 115."""
+
+    k8s_namespace: str = ""
+    """Namespace of Cilium's own pods, for well-known identities and the Leases of announced services; empty:
+    default."""
+
+    def validate(self) -> None:
+        """Refuse rules that are none; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for text in self.rules():
+            try:
+                parse_rule(text)
+            except ValueError as error:
+                yield f"labels={text if len(text) <= SHOWN else f'{text[:SHOWN]}...'}: {error}"
+        if self.label_prefix_file and not PurePosixPath(self.label_prefix_file).is_absolute():
+            yield f"label-prefix-file={self.label_prefix_file[:SHOWN]}: expected an absolute path, or nothing"
+
+    def rules(self) -> list[str]:
+        """The rules of ``labels``, each as it is written."""
+        return [text for text in re.split(r"[,\s]+", self.labels) if text]
+
+
+def configured_filter(settings: IdentitySettings, *, lifecycle: Lifecycle, log: Logger) -> LabelFilter:
+    """The filter by the settings; the file is read by its hook."""
+    added = [parse_rule(text) for text in settings.rules()]
+    chosen = LabelFilter()
+
+    async def read() -> None:
+        path = settings.label_prefix_file
+        base: tuple[Rule, ...] = read_rules(Path(path)) if path else DEFAULT_RULES
+        included = [one for one in (*added, *(base if path else ())) if not one.ignored]
+        chosen.use((*base, *added), only_included=bool(included))
+        if not chosen.keeps_reserved:
+            log.error(
+                "reserved:.* is not among the labels that make identities, nothing works without it",
+                path=path,
+            )
+        if path or added:
+            log.info("labels make identities by these rules", rules=[str(one) for one in chosen.rules])
+
+    lifecycle.append(Hook("read label rules", read))
+    return chosen

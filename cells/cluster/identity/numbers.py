@@ -1,15 +1,34 @@
 """Numeric identities: which are fixed, and which ranges the others are from.
 
-For:    Identities, and code that classifies numbers. Needs: Label. Gives: the numbers, Scope,
-        scope_of(), scope_for().
 Source: Cilium 1.17, numeric identities and their scopes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final
 
 from cells.cluster.identity.labels import RESERVED, parse
+
+__all__ = [
+    "CLUSTER",
+    "HEALTH",
+    "HOST",
+    "INGRESS",
+    "INIT",
+    "INIT_LABELS",
+    "KUBE_APISERVER",
+    "REMOTE_NODE",
+    "RESERVED_IDENTITIES",
+    "UNKNOWN",
+    "WORLD",
+    "WORLD_IPV4",
+    "WORLD_IPV6",
+    "Scope",
+    "scope_for",
+    "scope_of",
+    "well_known_identities",
+]
+
 
 UNKNOWN: Final = 0
 HOST: Final = 1
@@ -85,3 +104,51 @@ def scope_for(labels: Iterable[str]) -> Scope:
         return Scope.REMOTE_NODE
     outside = {"cidr", "fqdn", "cidrgroup", RESERVED}
     return Scope.LOCAL if parsed and all(label.source in outside for label in parsed) else Scope.CLUSTER
+
+
+# Identities of well-known pods: their numbers are the same in every cluster, so nodes need not agree on
+# them.
+#
+# Source: Cilium 1.17, well-known identities: each twice, without and with the label of the namespace's name.
+
+FIRST: Final = 100
+_DNS, _CILIUM = "kube-system", ""
+_EKS = "eks.amazonaws.com/component"
+_OPERATOR = ("name=cilium-operator", "io.cilium/app=operator", "app.kubernetes.io/part-of=cilium")
+_ETCD = "io.cilium/app=etcd-operator"
+_PODS: Final = (
+    (_CILIUM, "cilium-etcd-sa", (_ETCD,)),
+    (_CILIUM, "default", ("app=etcd", "etcd_cluster=cilium-etcd", _ETCD)),
+    (_DNS, "kube-dns", ("k8s-app=kube-dns",)),
+    (_DNS, "kube-dns", ("k8s-app=kube-dns", f"{_EKS}=kube-dns")),
+    (_DNS, "coredns", ("k8s-app=kube-dns",)),
+    (_CILIUM, "cilium-operator", (*_OPERATOR, "app.kubernetes.io/name=cilium-operator")),
+    (_DNS, "coredns", ("k8s-app=kube-dns", f"{_EKS}=coredns")),
+    (
+        _CILIUM,
+        "cilium-etcd-operator",
+        (
+            "name=cilium-etcd-operator",
+            _ETCD,
+            "app.kubernetes.io/part-of=cilium",
+            "app.kubernetes.io/name=cilium-etcd-operator",
+        ),
+    ),
+)
+"""Namespace (empty: Cilium's), service account and labels, by number."""
+
+
+def well_known_identities(cluster: str, namespace: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Numbers and sorted labels; ``namespace`` is that of Cilium's pods, without it theirs are left out."""
+    for number, (where, account, own) in enumerate(_PODS, FIRST):
+        if not (found := where or namespace):
+            continue
+        labels = [
+            *own,
+            f"io.kubernetes.pod.namespace={found}",
+            f"io.cilium.k8s.policy.serviceaccount={account}",
+            f"io.cilium.k8s.policy.cluster={cluster}",
+        ]
+        named = [*labels, f"io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name={found}"]
+        yield number, tuple(sorted(f"k8s:{label}" for label in labels))
+        yield number + len(_PODS), tuple(sorted(f"k8s:{label}" for label in named))

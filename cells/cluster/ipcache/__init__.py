@@ -3,25 +3,247 @@
 Controller and reconciler: other cells claim prefixes, each under the name of its resource and as a source of
 known strength. The claim that counts is the prefix's row in the table ``ipcache``, and in the map
 cilium_ipcache, and is its only writer.
-Needs:  Maps, Identities; every Member[IdentityFollower], which learns an identity before a prefix gets it.
-Gives:  Ipcache, Table[IpcacheEntry]; the table ipcache-status tells what the kernel refused.
-Why:    an address may be the node's and a pod's, or be known from several places. These need not know of
-        each other: where the stronger claim goes, the other one counts again.
+
+Why: an address may be the node's and a pod's, or be known from several places. These need not know of each
+     other: where the stronger claim goes, the other one counts again.
 """
 
-from cells.cluster.ipcache.cell import cell
-from cells.cluster.ipcache.entry import IpcacheEntry, Prefix, Source, prefix_of
-from cells.cluster.ipcache.ipcache import IdentityFollower, Ipcache
-from cells.cluster.ipcache.rows import IpcacheMap, IpcacheRows
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
-__all__ = [
-    "IdentityFollower",
-    "Ipcache",
-    "IpcacheEntry",
-    "IpcacheMap",
-    "IpcacheRows",
-    "Prefix",
-    "Source",
-    "cell",
-    "prefix_of",
-]
+from cells.base.addresses import IPAddress
+from cells.cluster.identity.identities import Identities
+from cells.cluster.ipcache.rows import (
+    IpcacheEntry,
+    IpcacheMap,
+    IpcacheRows,
+    IpcacheSweep,
+    KernelIpcache,
+    Prefix,
+    claimed,
+    prefix_of,
+    withdrawn,
+)
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import IpcacheValue
+from cells.observe import Collector, Family, counter
+from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, Table, Tables, invoke, minutes, module, provide
+
+__all__ = ["IdentityFollower", "Ipcache", "cell"]
+
+
+# Claims of prefixes: made and withdrawn by resource, in the map at once.
+#
+# A claim is in the map when upsert() returns: that of a pod's address must be, before its link comes up. The
+# sweep is for what others changed, what the kernel refused, and what a former agent left.
+
+SEEN: Final = 4096
+"""Addresses whose identities are remembered."""
+WEAKER_CLAIM: Final = "upsert", "cannot_overwrite_by_source"
+WEAKER_WITHDRAWN: Final = "delete", "cannot_overwrite_by_source"
+NEVER_CLAIMED: Final = "delete", "no_such_prefix"
+
+
+class IdentityFollower(Protocol):
+    """What has to know an identity before a packet carries it."""
+
+    def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
+        """Know this identity from now on. Every claim calls this, so it is cheap for known ones."""
+        ...
+
+
+class Ipcache:
+    """Whose every prefix is.
+
+    An identity is made known to all followers before a prefix gets it, no matter which caller claims it: by a
+    number that policy maps do not know, no rule would deny.
+
+    A source that has claims from the start announces itself by ``table.initializer()`` in its constructor.
+    Until all of them are done, no row of the map goes for want of a claim.
+    """
+
+    def __init__(
+        self,
+        table: Table[IpcacheEntry],
+        rows: IpcacheRows,
+        refused: Callable[[], object] = lambda: None,
+        identities: Identities | None = None,
+        followers: Sequence[IdentityFollower] = (),
+    ) -> None:
+        """``refused`` is called when the kernel refused a row: a sweep is due."""
+        self._identities = identities
+        self._followers = followers
+        self.table = table
+        """The claims that count, by prefix."""
+        self.errors = Counter(dict.fromkeys((WEAKER_CLAIM, WEAKER_WITHDRAWN, NEVER_CLAIMED), 0))
+        """What changed nothing of a row, by operation and reason, in Cilium's words."""
+        self._rows = rows
+        self._refused = refused
+        self._seen: dict[IPAddress, int] = {}
+        """What addresses were asked for since the table last changed."""
+        self._seen_at = -1
+
+    @property
+    def leftovers(self) -> Mapping[Prefix, IpcacheValue]:
+        """Rows of the map that are not claimed yet; raises NotStartedError before the map was read."""
+        return self._rows.leftovers
+
+    def identity_at(self, address: IPAddress) -> int:
+        """The identity that packets to or from an address are judged by; 0 if no prefix has it.
+
+        Raises OSError, NotStartedError.
+        """
+        if self._seen_at != self.table.revision or len(self._seen) >= SEEN:
+            self._seen.clear()
+            self._seen_at = self.table.revision
+        found = self._seen.get(address)
+        if found is None:
+            row = self._rows.lookup(prefix_of(address))
+            found = self._seen[address] = 0 if row is None else row.identity
+        return found
+
+    def upsert(self, *claims: IpcacheEntry) -> None:
+        """Make these claims, each instead of what its resource claimed of the prefix before.
+
+        Raises OSError when the kernel refuses a row: then none is claimed, and rows written until then go
+        with the next sweep.
+        """
+        self._ensure_identities({claim.identity for claim in claims})
+        rows: dict[Prefix, IpcacheEntry] = {}
+        values: dict[Prefix, IpcacheValue | None] = {}
+        for claim in claims:
+            prefix = claim.prefix
+            known = self.table.get(prefix)
+            row = rows[prefix] = claimed(rows.get(prefix, known), claim)
+            if row.source.beats(claim.source):
+                self.errors[WEAKER_CLAIM] += 1
+            value = row.value
+            if self._rows.holds(prefix, value, known):
+                values.pop(prefix, None)
+            else:
+                values[prefix] = value
+        self._write(values)
+        with self.table.txn() as table:
+            for row in rows.values():
+                table.put(row)
+        self._rows.settled(rows)
+
+    def withdraw(self, resource: str, prefixes: Iterable[Prefix]) -> None:
+        """Take back what the resource claimed of these prefixes. Where another claim is left, it counts now.
+
+        Raises OSError when the kernel refuses: the claims are gone, the rows follow with the next sweep.
+        """
+        before: dict[Prefix, IpcacheEntry] = {}
+        for prefix in prefixes:
+            row = self.table.get(prefix)
+            if row is not None:
+                before[prefix] = row
+            if row is None or all(each.resource != resource for each in row.claims):
+                self.errors[NEVER_CLAIMED] += 1
+            elif row.resource != resource:
+                self.errors[WEAKER_WITHDRAWN] += 1
+        after = {prefix: withdrawn(row, resource) for prefix, row in before.items()}
+        with self.table.txn() as table:
+            for prefix, row in after.items():
+                if row is None:
+                    table.delete(prefix)
+                else:
+                    table.put(row)
+        values = {prefix: None if row is None else row.value for prefix, row in after.items()}
+        self._write({prefix: each for prefix, each in values.items() if each != before[prefix].value})
+
+    def discard(self, prefixes: Collection[Prefix]) -> None:
+        """Remove leftovers before all sources are known: these mean nothing any more. Raises OSError.
+
+        What is claimed stays.
+        """
+        gone = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
+        self._write(dict.fromkeys(gone))
+        self._rows.settled(gone)
+
+    def _ensure_identities(self, numbers: Iterable[int]) -> None:
+        """Those whose labels are known; others no rule by labels can select until their labels come."""
+        if self._identities is None or not self._followers:
+            return
+        for number in numbers:
+            if (known := self._identities.get(number)) is not None:
+                for follower in self._followers:
+                    follower.ensure_identity(number, known.labels)
+
+    def _write(self, values: Mapping[Prefix, IpcacheValue | None]) -> None:
+        try:
+            self._rows.write(values)
+        except OSError:
+            self._refused()
+            raise
+
+
+# How the ipcache cell is put together.
+
+SWEEP: Final = minutes(1)
+
+
+def ipcache_table() -> Table[IpcacheEntry]:
+    """The ``ipcache`` table, by prefix."""
+    return Table("ipcache", key=lambda entry: entry.prefix)
+
+
+def ipcache_map(maps: Maps) -> IpcacheMap:
+    """The map cilium_ipcache."""
+    return KernelIpcache(maps)
+
+
+def ipcache(
+    table: Table[IpcacheEntry],
+    kernel: IpcacheMap,
+    identities: Identities | None,
+    followers: list[Member[IdentityFollower]],
+    *,
+    lifecycle: Lifecycle,
+    jobs: Jobs,
+    tables: Tables,
+    log: Logger,
+) -> Ipcache:
+    """Whose every prefix is, once its hook has read what a former agent left.
+
+    The map is swept when all sources are known, every minute, and when the kernel refused a row.
+    """
+    rows = IpcacheRows(kernel)
+    compared = IpcacheSweep(table, rows, log)
+    tables.add(compared.refused)
+    lifecycle.append(Hook("read the ipcache", rows.read))
+    sweep = jobs.timer("sweep", compared.run, SWEEP)
+    sweep.trigger()
+    return Ipcache(table, rows, sweep.trigger, identities, followers)
+
+
+def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
+    """Claims that were refused, as Cilium's metric."""
+
+    async def collect() -> Iterable[Family]:
+        text = "Number of errors interacting with the IP to Identity cache"
+        return [counter("cilium_ipcache_errors_total", text, ipcache.errors, "type error")]
+
+    return Collector("ipcache", collect)
+
+
+def release_restored(table: Table[IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
+    """Once all claims are known, numbers of this node's own that are not in use are free."""
+    if identities is None:
+        return
+    known = identities
+
+    async def release() -> None:
+        await table.wait_initialized()
+        known.forget_restored()
+
+    jobs.one_shot("release-restored-identities", release)
+
+
+cell = module(
+    "ipcache",
+    "Whose every prefix is",
+    provide(ipcache_table, ipcache_map, ipcache, ipcache_metrics),
+    invoke(Ipcache, release_restored),
+)

@@ -3,33 +3,35 @@
 Source and controller: Table[Node], Table[CiliumNode] and SharedNodes in, the table ``nodes`` out. What the
         kvstore tells counts before a CiliumNode, and that before a Node; this node's row is what its agent
         has found and chosen, and what it writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
-Needs:  AgentConfig, IpamSettings, Kubernetes' tables; Router and NodeAddresses for this node's row.
-Gives:  ReadTable[ClusterNode] (table ``nodes``, initialized once all sources and this node are known),
-        AssignedPodCIDRs (Ipam waits for it), ReadTable[InternalIP] (for NodeAddresses), NodeSettings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, cast
 
-from cells.cluster.nodes.annotate import NodeAnnotations
-from cells.cluster.nodes.counts import NodeCounts, node_metrics
+from cells.base.addresses import Family
 from cells.cluster.nodes.guard import RefusedClaims, claim_events, guarded
 from cells.cluster.nodes.information import NodeInformation
-from cells.cluster.nodes.local import LocalNode, LocalNodeStore
-from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cilium_node, parse_ip, parse_node
+from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
+from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode
+from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode
 from cells.cluster.nodes.publish import CiliumNodePublisher
-from cells.cluster.nodes.reader import NodeReader
-from cells.cluster.nodes.settings import NodeSettings
 from cells.config import AgentConfig
-from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, IpamSettings
-from cells.kubernetes import CiliumNode, Node
+from cells.kubernetes.objects.cilium_node import CiliumNode
+from cells.kubernetes.objects.core import Node
 from cells.node.addresses import InternalIP
 from cells.node.devices import Device
+from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools
+from cells.node.ipam.settings import IpamSettings
+from cells.observe import Collector, counter, gauge
+from cells.observe import Family as MetricFamily
 from lifecycle import (
+    Change,
     Derived,
+    Jobs,
+    Member,
     Named,
     ReadTable,
     Table,
@@ -43,22 +45,51 @@ from lifecycle import (
     provide_private,
 )
 
-__all__ = [
-    "CILIUM_INTERNAL_IP",
-    "EXTERNAL_IP",
-    "INTERNAL_IP",
-    "ClusterNode",
-    "Fault",
-    "NodeIP",
-    "NodeReader",
-    "NodeSettings",
-    "ParsedNode",
-    "SharedNodes",
-    "cell",
-    "parse_cilium_node",
-    "parse_ip",
-    "parse_node",
-]
+__all__ = ["SharedNodes", "cell"]
+
+
+# Nodes and what became of them, as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_nodes_all_num and cilium_nodes_all_events_received_total.
+
+
+class NodeCounts:
+    """Counts nodes that came, changed or went, by where that was told."""
+
+    def __init__(self, nodes: ReadTable[ClusterNode], *, jobs: Jobs) -> None:
+        self._nodes = nodes
+        self.events: Counter[tuple[str, str]] = Counter()
+        """(event, source) -> how many."""
+        jobs.observe("events", nodes.changes, self._follow)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+        for change in changes:
+            node = change.row or change.old
+            if node is None:
+                continue
+            event = "delete" if change.row is None else "add" if change.old is None else "update"
+            self.events[event, node.source] += 1
+
+
+def node_metrics(counts: NodeCounts) -> Member[Collector]:
+    """How many there are, and how many events."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        return [
+            gauge("cilium_nodes_all_num", "Number of nodes managed", len(counts)),
+            counter(
+                "cilium_nodes_all_events_received_total",
+                "Number of node events received",
+                dict(counts.events),
+                "event_type source",
+            ),
+        ]
+
+    return Collector("nodes", collect)
+
 
 SharedNodes = Annotated[ReadTable[ClusterNode], Named("shared")]
 """Nodes known from other sources than objects, by ``cluster/name``; they take precedence over objects."""

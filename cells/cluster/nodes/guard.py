@@ -14,9 +14,10 @@ from typing import Final
 
 import msgspec
 
+from cells.base.addresses import IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode, NodeIP
-from cells.ipam import IPAddress, IPNetwork
-from cells.kubernetes import CILIUM_NODES, CiliumNode, EventDraft, EventSource, Regarding
+from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.node.devices import Device
 from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Table
 

@@ -14,12 +14,23 @@ from typing import Final
 
 import anyio
 
-from cells.cluster.nodes.parse import Fault, ParsedNode, parse_cidr, parse_cilium_node
-from cells.cluster.nodes.reader import DECIDED_IN_CILIUM_NODES, NodeReader
-from cells.cluster.nodes.settings import NodeSettings
+from cells.base.addresses import Family, IPNetwork
+from cells.cluster.nodes.parse import (
+    DECIDED_IN_CILIUM_NODES,
+    Fault,
+    NodeReader,
+    NodeSettings,
+    ParsedNode,
+    parse_cidr,
+    parse_cilium_node,
+)
 from cells.config import AgentConfig
-from cells.ipam import Family, IpamSettings, IPNetwork, PoolState, kept_ranges
-from cells.kubernetes import CiliumNode, KubernetesAPI, KubernetesSettings, Node
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.cilium_node import CiliumNode
+from cells.kubernetes.objects.core import Node
+from cells.kubernetes.settings import KubernetesSettings
+from cells.node.ipam.pools import PoolState
+from cells.node.ipam.settings import IpamSettings, kept_ranges
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, Table, UsageError
 
 PATIENCE: Final = 10.0

@@ -11,8 +11,11 @@ from typing import Final
 
 import msgspec
 
-from cells.cluster.ipcache import Source
-from cells.ipam import Family, IPAddress, IPNetwork
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.ipcache.rows import Source
+
+__all__ = ["CILIUM_INTERNAL_IP", "EXTERNAL_IP", "INTERNAL_IP", "ClusterNode", "NodeIP"]
+
 
 INTERNAL_IP: Final = "InternalIP"
 EXTERNAL_IP: Final = "ExternalIP"

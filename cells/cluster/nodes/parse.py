@@ -1,21 +1,88 @@
 """A node as its Node and CiliumNode objects describe it.
 
-Needs: the objects.   Gives: ParsedNode, parse_node(), parse_cilium_node(), Fault.
 Source: Cilium 1.17, ParseNode and ParseCiliumNode; texts of faults are Cilium's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
 from typing import Final, Literal
 
 import msgspec
 
-from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, NodeIP
-from cells.ipam import Family, IPAddress, IPNetwork
-from cells.kubernetes import CiliumNode, Node
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.kubernetes.objects.cilium_node import CiliumNode
+from cells.kubernetes.objects.core import Node
+from lifecycle import Duration, Settings, refuse, seconds
+
+__all__ = ["Fault", "NodeReader", "NodeSettings", "ParsedNode", "parse_cilium_node", "parse_ip", "parse_node"]
+
+
+# What of a node's objects counts, and what the agent must know of its own node before it goes on.
+
+
+class NodeSettings(Settings, frozen=True):
+    """Settings of the cluster's nodes."""
+
+    k8s_require_ipv4_pod_cidr: bool = False
+    """Wait at start until Kubernetes has assigned this node an IPv4 pod range. With an API server, or
+    ipam=kubernetes, the start always waits."""
+
+    k8s_require_ipv6_pod_cidr: bool = False
+    """Wait at start until Kubernetes has assigned this node an IPv6 pod range; see the IPv4 option."""
+
+    annotate_k8s_node: bool = False
+    """Annotate this node's Node object with its ranges and addresses, and read other nodes' annotations."""
+
+    auto_create_cilium_node_resource: bool = True
+    """Write this node's CiliumNode, where there is an API server."""
+
+    ipam_cilium_node_update_rate: Duration = seconds(15)
+    """Least time between two requests for pool addresses, in ipam=multi-pool."""
+
+    exclude_node_label_patterns: tuple[str, ...] = ()
+    """Regular expressions; node labels with a matching key are left out."""
+
+    enable_node_selector_labels: bool = False
+    """Give other nodes identities by their labels, so that fromNodes and toNodes can select them."""
+
+    policy_cidr_match_mode: tuple[str, ...] = ()
+    """What networks in policies select besides addresses outside the cluster: nodes, also addresses of
+    nodes."""
+
+    @property
+    def matched_by_cidr(self) -> bool:
+        """Whether networks in policies select nodes."""
+        return "nodes" in self.policy_cidr_match_mode
+
+    def validate(self) -> None:
+        """Refuse patterns and modes that are none; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for pattern in self.exclude_node_label_patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"exclude-node-label-patterns={pattern}: expected a regular expression: {error}"
+
+        for mode in self.policy_cidr_match_mode:
+            if mode != "nodes":
+                yield f"policy-cidr-match-mode={mode}: expected nodes, or nothing"
+
+    def kept_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """The labels that no pattern matches."""
+        patterns = [re.compile(pattern) for pattern in self.exclude_node_label_patterns]
+        return {
+            key: value
+            for key, value in labels.items()
+            if not any(pattern.search(key) for pattern in patterns)
+        }
+
 
 CILIUM_ANNOTATION: Final = re.compile(r"^([A-Za-z0-9]+\.)*cilium.io/")
 """Annotations of a Node that count (the dot of ``cilium.io`` is any character, as in Cilium)."""
@@ -168,3 +235,78 @@ def parse_ip(text: str) -> IPAddress | None:
         return None if "%" in text else ip_address(text)
     except ValueError:
         return None
+
+
+# Nodes from objects: their CiliumNode, and their Node for what that leaves out.
+#
+# Controller: Table[Node] and Table[CiliumNode] in, rows of the table ``nodes`` out.
+
+DECIDED_IN_CILIUM_NODES: Final = frozenset({"cluster-pool", "multi-pool"})
+"""IPAM modes in which a range counts as a node's by its CiliumNode alone: Kubernetes may have given the node
+another one, which the operator gives to others."""
+
+
+class NodeReader:
+    """Reads objects as the settings say."""
+
+    def __init__(self, cluster: str, ipam_mode: str, settings: NodeSettings) -> None:
+        self._cluster = cluster
+        self._cidrs_of_nodes = ipam_mode not in DECIDED_IN_CILIUM_NODES
+        self._settings = settings
+
+    def parse(self, node: Node) -> ParsedNode:
+        """What its Node tells, with what is wrong in it."""
+        parsed = parse_node(node, annotations=self._settings.annotate_k8s_node)
+        if not self._cidrs_of_nodes:
+            parsed.cidrs = {Family.IPV4: [], Family.IPV6: []}
+        return parsed
+
+    def labels(self, node: Node) -> dict[str, str]:
+        """Those of its labels that count."""
+        return self._settings.kept_labels(node.labels)
+
+    def read(self, node: Node | None, cilium: CiliumNode | None) -> ClusterNode:
+        """The row of a node that has one of the two objects, or both."""
+        told = parse_cilium_node(cilium) if cilium is not None else ParsedNode()
+        if node is not None:
+            told = filled(told, self.parse(node))
+        known = node or cilium
+        labels = self._settings.kept_labels(cilium.labels) if cilium is not None else {}
+        return ClusterNode(
+            cluster=self._cluster,
+            name=known.name if known is not None else "",
+            source=Source.KUBERNETES if cilium is None else Source.CUSTOM_RESOURCE,
+            addresses=tuple(told.addresses),
+            ipv4_alloc_cidrs=tuple(told.cidrs[Family.IPV4]),
+            ipv6_alloc_cidrs=tuple(told.cidrs[Family.IPV6]),
+            health=tuple(told.health),
+            ingress=tuple(told.ingress),
+            encryption_key=told.encryption_key,
+            labels=labels or (self.labels(node) if node is not None else {}),
+            annotations=annotations_of(cilium) or annotations_of(node),
+            provider_id=(node.spec.provider_id if node is not None else "")
+            or (cilium.spec.instance_id if cilium is not None else ""),
+            boot_id=(cilium.spec.boot_id if cilium is not None else "")
+            or (node.status.node_info.boot_id if node is not None else ""),
+            node_identity=cilium.spec.node_identity if cilium is not None else 0,
+            created=known.metadata.creation_timestamp if known is not None else "",
+        )
+
+
+def annotations_of(found: Node | CiliumNode | None) -> dict[str, str]:
+    """The annotations that are Cilium's."""
+    if found is None:
+        return {}
+    return {key: value for key, value in found.annotations.items() if CILIUM_ANNOTATION.match(key)}
+
+
+def filled(first: ParsedNode, second: ParsedNode) -> ParsedNode:
+    """What the first one tells, and the second one where the first says nothing."""
+    return ParsedNode(
+        addresses=first.addresses or second.addresses,
+        cidrs={family: first.cidrs[family] or second.cidrs[family] for family in Family},
+        health=first.health or second.health,
+        ingress=first.ingress or second.ingress,
+        encryption_key=first.encryption_key or second.encryption_key,
+        faults=second.faults,
+    )

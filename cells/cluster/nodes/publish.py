@@ -19,15 +19,19 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from cells.base.addresses import Family, IPAddress
 from cells.cluster.nodes.local import LocalNodeStore, local_node, read_boot_id
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import parse_cidr, parse_ip
-from cells.cluster.nodes.reader import NodeReader
-from cells.cluster.nodes.settings import NodeSettings
+from cells.cluster.nodes.parse import NodeReader, NodeSettings, parse_cidr, parse_ip
 from cells.config import AgentConfig
-from cells.ipam import Family, IPAddress, IpamSettings, PodRange, PoolRequest
-from cells.kubernetes import CILIUM_NODES, CiliumNode, ForgottenObject, KubernetesAPI, Node
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.core import Node
+from cells.kubernetes.sink import ForgottenObject
 from cells.node.addresses import NodeAddress, NodeAddresses
+from cells.node.ipam.pools import PoolRequest
+from cells.node.ipam.ranges import PodRange
+from cells.node.ipam.settings import IpamSettings
 from lifecycle import Jobs, Logger, ReadTable, Table, Tables, minutes
 
 Body = dict[str, Any]

@@ -5,23 +5,30 @@ OldEndpoints (read from disk) → RestoredEndpoints (addresses, ids and identiti
 → ExposedEndpoints (visible) → RegeneratedEndpoints (the kernel made right where it was not).
 What an endpoint has whose state is unreadable, or whose policy map the kernel would not give, stays
 reserved until its link goes: QuarantinedEndpoints.
-Needs:  StateFiles, Ipam, HostLinks, Maps, PolicyMaps, Endpoints.   Gives: the four.
-Why:    pods keep talking while there is no agent; they must not notice that one comes back.
+
+Why: pods keep talking while there is no agent; they must not notice that one comes back.
 """
 
-from cells.endpoint.restore.cell import cell
+from cells.datapath.datapath import Datapath
+from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore.edges import (
     FormerAgent,
+    KernelLinkEvents,
+    KernelStaleMaps,
     LinkEvents,
     LxcRow,
     RestoreAddresses,
     RestoreLinks,
     StaleMaps,
 )
-from cells.endpoint.restore.exposed import ExposedEndpoints, RegeneratedEndpoints
-from cells.endpoint.restore.old import OldEndpoints
-from cells.endpoint.restore.quarantined import QuarantinedEndpoints
-from cells.endpoint.restore.restored import RestoredEndpoints
+from cells.endpoint.restore.exposed import ExposedEndpoints, QuarantinedEndpoints, RegeneratedEndpoints
+from cells.endpoint.restore.restored import OldEndpoints, RestoredEndpoints
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
+from cells.node.ipam import Ipam
+from cells.node.local_addresses import LocalAddresses
+from cells.node.netlink.links import HostLinks
+from lifecycle import after, invoke, module, provide, provide_private
 
 __all__ = [
     "ExposedEndpoints",
@@ -37,3 +44,50 @@ __all__ = [
     "StaleMaps",
     "cell",
 ]
+
+
+# How the endpoint restore cell is put together.
+
+
+@after(HostEndpoint)
+def stale_maps(maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> StaleMaps:
+    """The node's maps, as restore looks at them: after the host endpoint has taken its own."""
+    return KernelStaleMaps(maps, local, policies)
+
+
+def restore_links(links: HostLinks) -> RestoreLinks:
+    """The node's links, as restore looks at them."""
+    return links
+
+
+def former_agent(datapath: Datapath) -> FormerAgent:
+    """What Cilium's agent left, as the datapath finds it."""
+    return datapath
+
+
+def link_events() -> LinkEvents:
+    """News from the kernel."""
+    return KernelLinkEvents()
+
+
+def restore_addresses(ipam: Ipam) -> RestoreAddresses:
+    """The node's address allocator, as restore uses it."""
+    return ipam
+
+
+cell = module(
+    "endpoint-restore",
+    "Endpoints that outlive a restart of the agent",
+    provide(
+        stale_maps,
+        restore_links,
+        restore_addresses,
+        former_agent,
+        OldEndpoints,
+        RestoredEndpoints,
+        ExposedEndpoints,
+        RegeneratedEndpoints,
+    ),
+    provide_private(link_events, QuarantinedEndpoints),
+    invoke(QuarantinedEndpoints, RegeneratedEndpoints),
+)

@@ -1,24 +1,96 @@
 """Clears away what belongs to no endpoint any more: rows, policy maps, state, links.
 
-For:   RestoredEndpoints.   Needs: the edges.   Gives: Live, Clearing.
 Source: Cilium 1.17, what its start removes after restoring and its sweep of stale maps.
 
 The rows of endpoints that live on are not touched, nor those that stand for the node itself.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 import msgspec
 
-from cells.cluster.identity import INIT, Scope, scope_of
-from cells.cluster.ipcache import Ipcache, Prefix
-from cells.endpoint import IPAddress, StateFiles
+from cells.cluster.identity.numbers import INIT, Scope, scope_of
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import Prefix
+from cells.endpoint import Endpoint, IPAddress, StateFiles
 from cells.endpoint.restore.edges import LxcRow, RestoreLinks, StaleMaps
-from cells.endpoint.restore.validate import abandoned
-from cells.maps import IpcacheValue
-from cells.node.netlink import LinkInfo
+from cells.maps.records.cluster import IpcacheValue
+from cells.node.netlink.rows import LinkInfo
 from lifecycle import HiveError, Logger
+
+# Whether a saved endpoint still stands: its link is there and is its own.
+#
+# Source: Cilium 1.17, validation of old endpoints and clearCiliumVeths.
+
+_ALIAS: Final = re.compile(r"hive endpoint ([0-9]+)")
+_POD_LINK: Final = re.compile(r"lxc[0-9a-f]{12}")
+
+
+def alias_owner(alias: str) -> int | None:
+    """The endpoint id in a link's alias; None when it is not one of ours."""
+    found = _ALIAS.fullmatch(alias)
+    return int(found[1]) if found else None
+
+
+def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
+    """Why the endpoint cannot go on living, None if it can.
+
+    A link without alias that is up was made by Cilium's own plugin; one that is down was never finished:
+    its requester got no answer. That does not apply to a link of another plugin.
+    """
+    link = links.get(endpoint.ifname)
+    if link is None:
+        return f"interface {endpoint.ifname} could not be found"
+    if link.ifindex != endpoint.ifindex:
+        return (
+            f"interface {endpoint.ifname} is another one: its index is {link.ifindex}, not {endpoint.ifindex}"
+        )
+    owner = alias_owner(link.alias)
+    if owner is not None and owner != endpoint.id:
+        return f"interface {endpoint.ifname} is endpoint {owner}'s, by its alias"
+    if not link.alias and not link.up and not endpoint.datapath.on_anothers_link:
+        return f"interface {endpoint.ifname} was never brought up: adding the pod was interrupted"
+    return None
+
+
+def abandoned(links: Iterable[LinkInfo], live: Collection[int], unsure: Collection[int]) -> list[LinkInfo]:
+    """The links of pods that no endpoint has.
+
+    ``live``: link indexes of the restored endpoints; ``unsure``: ids whose state could not be read.
+    A link that is up without alias may be Cilium's own plugin's, and is never abandoned, except half of a
+    pair whose other end has not left this namespace.
+    """
+    everything = {link.ifindex: link for link in links}
+    return [
+        link
+        for link in everything.values()
+        if link.kind == "veth"
+        and link.ifindex not in live
+        and (_is_unowned(link, unsure) or _is_half_made_pair(link, everything, live))
+    ]
+
+
+def _is_unowned(link: LinkInfo, unsure: Collection[int]) -> bool:
+    if not _POD_LINK.fullmatch(link.name):
+        return False
+    owner = alias_owner(link.alias)
+    if owner is None:
+        return not link.alias and not link.up
+    return owner not in unsure
+
+
+def _is_half_made_pair(link: LinkInfo, links: Mapping[int, LinkInfo], live: Collection[int]) -> bool:
+    peer = None if link.link_netnsid is not None else links.get(link.peer_ifindex)
+    return (
+        peer is not None
+        and peer.peer_ifindex == link.ifindex
+        and peer.link_netnsid is None
+        and peer.ifindex not in live
+        and bool(_POD_LINK.fullmatch(peer.name) or _POD_LINK.fullmatch(link.name))
+    )
 
 
 class Live(msgspec.Struct, frozen=True):

@@ -1,17 +1,19 @@
-"""What restore touches outside, in its own words, so that a fake takes a line.
+"""What restore touches outside, in its own words, so that a fake takes a line."""
 
-For:   RestoredEndpoints.   Needs: nothing.   Gives: RestoreLinks, LinkEvents, RestoreAddresses, StaleMaps,
-FormerAgent.
-"""
-
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from cells.endpoint import IPAddress
-from cells.node.netlink import LinkInfo
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
+from cells.node.local_addresses import LocalAddresses
+from cells.node.netlink import news
+from cells.node.netlink.rows import LinkInfo
 
 
 class RestoreLinks(Protocol):
@@ -110,3 +112,71 @@ class FormerAgent(Protocol):
     def release_former(self, keep: Collection[int]) -> None:
         """Take its programs off every interface but of ``keep``, by index; raises OSError."""
         ...
+
+
+# News from the kernel that a link was removed.
+
+_RTMGRP_LINK: Final = 0x1
+_RTM_DELLINK: Final = 17
+
+REMOVED: Final = (
+    (news.LOAD_HALF, 0, 0, news.TYPE),
+    (news.EQUAL, 0, 1, socket.htons(_RTM_DELLINK)),
+    (news.RETURN, 0, 0, news.PASS),
+    (news.RETURN, 0, 0, news.DROP),
+)
+
+
+class KernelLinkEvents:
+    """The real :class:`~cells.endpoint.restore.edges.LinkEvents`."""
+
+    def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
+        """The event's contents are not read: the links are listed again. OSError when the socket overran."""
+        return news.subscribed(_RTMGRP_LINK, REMOVED)
+
+
+# The maps as the last agent left them.
+
+_ifindex: Final = struct.Struct("<I")
+
+
+class KernelStaleMaps:
+    """The real :class:`~cells.endpoint.restore.edges.StaleMaps`."""
+
+    def __init__(self, maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> None:
+        self._maps = maps
+        self._local = local
+        self._claimed = local.table.initializer("endpoint-restore")
+        self._policies = policies
+
+    def addresses(self) -> list[LxcRow]:
+        """The rows of cilium_lxc."""
+        rows = {row.ip: row.value for row in self._local.table.all()} | dict(self._local.leftovers)
+        return [
+            LxcRow(ip, row.endpoint_id, row.ifindex, row.identity, row.is_host) for ip, row in rows.items()
+        ]
+
+    def keep_addresses(self, ips: Collection[IPAddress]) -> None:
+        """Claim for endpoints what a former agent wrote of these addresses."""
+        self._local.keep(ips)
+        self._claimed.done()
+
+    def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
+        """Remove the endpoint's row from cilium_lxc."""
+        self._local.drop_endpoint(ip, endpoint_id)
+
+    def configs(self) -> list[int]:
+        """The link indexes in hive_endpoints."""
+        return [_ifindex.unpack(key)[0] for key, _ in self._maps.endpoints.items()]
+
+    def drop_config(self, ifindex: int) -> None:
+        """Remove a link index from hive_endpoints; the epoch goes on with the policy map, which goes next."""
+        self._maps.endpoints.delete(_ifindex.pack(ifindex))
+
+    async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
+        """Create lost policy maps again."""
+        await self._policies.prepare(endpoint_ids)
+
+    async def sweep_policies(self) -> None:
+        """Remove the policy maps that were not taken over."""
+        await self._policies.sweep()

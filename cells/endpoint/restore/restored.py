@@ -1,7 +1,5 @@
 """Decides which old endpoints live on, claims what is theirs, and clears away the rest.
 
-For:   ExposedEndpoints; whoever hands out addresses takes it to start afterwards.
-Needs: OldEndpoints, the edges.   Gives: RestoredEndpoints.
 Source: Cilium 1.17, restoring old endpoints before any address is given.
 
 Nothing of an endpoint that lives on is written here: its pod goes on using it.
@@ -14,26 +12,67 @@ from dataclasses import dataclass
 from itertools import chain
 
 import anyio.lowlevel
+import anyio.to_thread
 from msgspec.structs import replace
 
-from cells.cluster.identity import INIT_LABELS, Identities
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Prefix, prefix_of
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import INIT_LABELS
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, prefix_of
 from cells.endpoint import (
     Endpoint,
     EndpointSettings,
     IPAddress,
     SavedEndpoint,
+    Scan,
     StateFiles,
     restored_claims,
 )
-from cells.endpoint.restore.clear import Clearing, Live
+from cells.endpoint.restore.clear import Clearing, Live, alias_owner, fault_of
 from cells.endpoint.restore.edges import LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
-from cells.endpoint.restore.old import OldEndpoints
-from cells.endpoint.restore.validate import alias_owner, fault_of
-from cells.ipam import IpamError
-from cells.node.netlink import LinkInfo
+from cells.node.ipam.ranges import IpamError
+from cells.node.netlink.rows import LinkInfo
 from cells.policy.maps import EndpointPolicies
-from lifecycle import Health, HiveError, Hook, Lifecycle, Logger
+from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, NotStartedError
+
+# What the state directory says about the endpoints that were there before the restart.
+#
+# Source: Cilium 1.17, fetching old endpoints (disk only).
+
+
+class OldEndpoints:
+    """The saved endpoints; its hook reads them. Nothing is believed yet."""
+
+    def __init__(self, files: StateFiles, lifecycle: Lifecycle, health: Health, log: Logger) -> None:
+        self._files = files
+        self._health = health.child("read")
+        self._log = log
+        self._scan: Scan | None = None
+        lifecycle.append(Hook("read old endpoints", self._fetch))
+
+    @property
+    def scan(self) -> Scan:
+        """What was found; raises NotStartedError before the hook has run."""
+        if self._scan is None:
+            raise NotStartedError("OldEndpoints.scan was read before the hook 'read old endpoints' ran")
+        return self._scan
+
+    async def _fetch(self) -> None:
+        scan = await anyio.to_thread.run_sync(self._files.scan)
+        for name in scan.removed:
+            self._log.info("left-over of an interrupted write removed", directory=name)
+        for name in scan.ignored:
+            self._log.warning(
+                "state of an endpoint that another directory holds too, ignored", directory=name
+            )
+        for number, why in scan.unreadable.items():
+            self._log.warning("Unable to read endpoint state, ignoring", endpoint=number, error=why)
+        if scan.unreadable:
+            self._health.degraded(f"state of endpoints {', '.join(map(str, scan.unreadable))} cannot be read")
+        else:
+            self._health.ok(f"{len(scan.endpoints)} endpoints read")
+        self._scan = scan
+
 
 STRETCH = 100
 """Endpoints taken on before others get their turn on the event loop: about 5 ms."""

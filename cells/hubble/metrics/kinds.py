@@ -17,8 +17,8 @@ from cells.hubble.metrics.contexts import DIRECTIONS, Contexts, MetricOptionsErr
 from cells.hubble.metrics.series import Metric
 from cells.hubble.parser.l7 import ACCESS_LOG, DNS_CODES
 from cells.hubble.parser.packet import ICMPV4_CODES, ICMPV4_TYPES, ICMPV6_CODES, ICMPV6_TYPES, icmp_text
+from cells.observe import Family
 from cells.observe.events import MATCH_TYPES, OBSERVATION_POINTS
-from cells.observe.metrics import Family
 
 _DROP, _CAPTURE, _TRACE, _VERDICT = 1, 3, 4, 5
 _HOST: Final = 1

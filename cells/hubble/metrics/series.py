@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cells.hubble.metrics.contexts import Contexts
-from cells.observe.metrics import Family, Histogram, counter, histogram
+from cells.observe import Family, Histogram, counter, histogram
 
 
 class Metric:

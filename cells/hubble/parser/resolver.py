@@ -12,7 +12,7 @@ from ipaddress import ip_network
 
 import msgspec
 
-from cells.cluster.identity import Scope, scope_of
+from cells.cluster.identity.numbers import Scope, scope_of
 from cells.hubble.codec import share
 from cells.hubble.flow import FlowEndpoint, FlowPolicy, FlowService, Workload
 

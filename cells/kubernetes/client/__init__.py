@@ -5,51 +5,13 @@ Needs: Access.   Gives: Client, Access, errors, connect().
 
 from __future__ import annotations
 
-from cells.kubernetes.client.access import Access, Exec, in_cluster
-from cells.kubernetes.client.client import Client, WatchEvent, events
+from cells.kubernetes.client.access import Access
+from cells.kubernetes.client.calls import Bucket
+from cells.kubernetes.client.client import Client
 from cells.kubernetes.client.credentials import Credentials
-from cells.kubernetes.client.errors import (
-    ApiError,
-    ConflictError,
-    CredentialsError,
-    GoneError,
-    KubernetesError,
-    MalformedError,
-    NotFoundError,
-    Status,
-    UnreachableError,
-    status_error,
-)
-from cells.kubernetes.client.kubeconfig import from_kubeconfig
-from cells.kubernetes.client.rate import Bucket
 from cells.kubernetes.client.transport import Transport
-from cells.kubernetes.urls import AccessError, checked_url
 
-__all__ = [
-    "Access",
-    "AccessError",
-    "ApiError",
-    "Bucket",
-    "Client",
-    "ConflictError",
-    "Credentials",
-    "CredentialsError",
-    "Exec",
-    "GoneError",
-    "KubernetesError",
-    "MalformedError",
-    "NotFoundError",
-    "Status",
-    "Transport",
-    "UnreachableError",
-    "WatchEvent",
-    "checked_url",
-    "connect",
-    "events",
-    "from_kubeconfig",
-    "in_cluster",
-    "status_error",
-]
+__all__ = ["connect"]
 
 
 def connect(

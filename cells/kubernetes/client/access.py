@@ -1,18 +1,27 @@
 """How to reach an API server and as whom, and what is mounted into every pod.
 
-Needs: nothing.   Gives: Access, Exec, in_cluster.
 Source: client-go/rest (InClusterConfig).
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
-from collections.abc import Mapping
+import shutil
+import ssl
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any, Final, Literal
 
 import msgspec
+from msgspec import field
 
-from cells.kubernetes.urls import AccessError
+from cells.kubernetes.objects.nulls import convert
+from cells.kubernetes.settings import AccessError, checked_proxy, checked_url
+
+__all__ = ["Access", "Exec", "from_kubeconfig", "in_cluster"]
+
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -84,3 +93,287 @@ def in_cluster(env: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+# A kubeconfig: how to reach an API server, and as whom.
+#
+# Source: k8s.io/client-go/tools/clientcmd/api/v1; what is refused: clientcmd/validation.go, rest/exec.go.
+
+CREDENTIAL_VERSIONS: Final = tuple(f"client.authentication.k8s.io/{one}" for one in ("v1", "v1beta1"))
+
+
+class _Part(msgspec.Struct, frozen=True, rename="kebab"):
+    """A part of the file: names in kebab case."""
+
+
+class _Cluster(_Part, frozen=True):
+    server: str = ""
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    proxy_url: str = ""
+
+
+class _Variable(_Part, frozen=True):
+    name: str
+    value: str = ""
+
+
+class _Exec(_Part, frozen=True, rename="camel"):
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: tuple[_Variable, ...] = ()
+    api_version: str = CREDENTIAL_VERSIONS[0]
+    install_hint: str = ""
+    provide_cluster_info: bool = False
+    interactive_mode: Literal["", "Never", "IfAvailable", "Always"] = ""
+
+
+class _Provider(_Part, frozen=True):
+    name: str = ""
+
+
+class _User(_Part, frozen=True):
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    token: str = ""
+    token_file: str = field(name="tokenFile", default="")
+    username: str = ""
+    password: str = ""
+    as_user: str = field(name="as", default="")
+    as_uid: str = ""
+    as_groups: tuple[str, ...] = ()
+    as_user_extra: dict[str, tuple[str, ...]] = {}
+    exec: _Exec | None = None
+    auth_provider: _Provider | None = None
+
+
+class _Context(_Part, frozen=True):
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class _NamedCluster(_Part, frozen=True):
+    name: str
+    cluster: _Cluster = _Cluster()
+
+
+class _NamedUser(_Part, frozen=True):
+    name: str
+    user: _User = _User()
+
+
+class _NamedContext(_Part, frozen=True):
+    name: str
+    context: _Context = _Context()
+
+
+class _Config(_Part, frozen=True):
+    current_context: str = ""
+    clusters: tuple[_NamedCluster, ...] = ()
+    users: tuple[_NamedUser, ...] = ()
+    contexts: tuple[_NamedContext, ...] = ()
+
+
+def from_kubeconfig(path: Path, context: str = "") -> Access:
+    """Of a kubeconfig's current context, or another one. Raises AccessError.
+
+    Its files have to be there, and fit: what is wrong with them is told now, not with the first request.
+    """
+    config = _read(path)
+    chosen = context or config.current_context
+    if not chosen:
+        raise AccessError(f"{path}: current-context is not set")
+    where = f"{path}: context {chosen}"
+    contexts = {one.name: one.context for one in config.contexts}
+    found = contexts.get(chosen)
+    if found is None:
+        raise AccessError(f"{path}: contexts has no {chosen!r}; it has: {_names(contexts)}")
+    if not found.cluster:
+        raise AccessError(f"{where}: cluster is not set")
+    clusters = {one.name: one.cluster for one in config.clusters}
+    if found.cluster not in clusters:
+        raise AccessError(f"{where}: clusters has no {found.cluster!r}; it has: {_names(clusters)}")
+    users = {one.name: one.user for one in config.users}
+    if found.user and found.user not in users:
+        raise AccessError(f"{where}: users has no {found.user!r}; it has: {_names(users)}")
+    access = _of_cluster(clusters[found.cluster], path, f"{path}: cluster {found.cluster}")
+    if found.user:
+        access = _of_user(access, users[found.user], path, f"{path}: user {found.user}")
+    return msgspec.structs.replace(access, namespace=found.namespace or "default")
+
+
+def _read(path: Path) -> _Config:
+    import yaml
+
+    try:
+        document = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    except OSError as error:
+        raise AccessError(f"{path}: {error.strerror}; expected a kubeconfig") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "no YAML"
+        raise AccessError(f"{path}{where}: {problem}; expected a kubeconfig") from error
+    if not isinstance(document, dict):
+        raise AccessError(f"{path}: expected a kubeconfig, a mapping with clusters, users and contexts")
+    try:
+        return convert(document, _Config)
+    except RecursionError as error:
+        raise AccessError(f"{path}: a value contains itself, by an alias") from error
+    except msgspec.ValidationError as error:
+        what, _, at = str(error).partition(" - at ")
+        place = at.strip("`").removeprefix("$").lstrip(".")
+        raise AccessError(f"{path}: {f'{place}: ' if place else ''}{what[:1].lower()}{what[1:]}") from error
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _of_cluster(cluster: _Cluster, path: Path, where: str) -> Access:
+    if not cluster.server:
+        raise AccessError(f"{where}: server is not set")
+    file = _file(path, cluster.certificate_authority)
+    data = _data(cluster.certificate_authority_data, f"{where}: certificate-authority-data")
+    if cluster.insecure_skip_tls_verify and (file or data):
+        raise AccessError(
+            f"{where}: insecure-skip-tls-verify and a certificate-authority; expected one of them"
+        )
+    _check_authority(file, data, where)
+    return Access(
+        servers=(checked_url(cluster.server, f"{where}: server"),),
+        ca_file=None if data else file,
+        ca_data=data,
+        insecure=cluster.insecure_skip_tls_verify,
+        tls_server_name=cluster.tls_server_name,
+        proxy_url=checked_proxy(cluster.proxy_url, f"{where}: proxy-url"),
+    )
+
+
+def _of_user(access: Access, user: _User, path: Path, where: str) -> Access:
+    if user.auth_provider is not None:
+        raise AccessError(
+            f"{where}: auth-provider {user.auth_provider.name}: not known; expected exec, a token or a"
+            " certificate"
+        )
+    if (user.as_uid or user.as_groups or user.as_user_extra) and not user.as_user:
+        raise AccessError(f"{where}: as-uid, as-groups and as-user-extra need as, which is not set")
+    for name, text in (("token", user.token), ("as", user.as_user), ("as-uid", user.as_uid)):
+        if any(letter in text for letter in "\r\n\0"):
+            raise AccessError(f"{where}: {name}: has a line break; expected one line")
+    certificate = _file(path, user.client_certificate)
+    certificate_data = _data(user.client_certificate_data, f"{where}: client-certificate-data")
+    key, key_data = _file(path, user.client_key), _data(user.client_key_data, f"{where}: client-key-data")
+    if (key or key_data) and not (certificate or certificate_data):
+        raise AccessError(f"{where}: client-key without a client-certificate")
+    _check_certificate(certificate_data or certificate, key_data or key, where)
+    token_file = _file(path, user.token_file)
+    if token_file is not None:
+        _readable(token_file, f"{where}: tokenFile", "a token")
+    return msgspec.structs.replace(
+        access,
+        token=user.token,
+        token_file=token_file,
+        username=user.username,
+        password=user.password,
+        certificate_file=None if certificate_data else certificate,
+        certificate_data=certificate_data,
+        key_file=None if key_data else key,
+        key_data=key_data,
+        exec=_program(user.exec, path, where) if user.exec is not None else None,
+        impersonate_user=user.as_user,
+        impersonate_uid=user.as_uid,
+        impersonate_groups=user.as_groups,
+        impersonate_extra=tuple((key, one) for key, many in user.as_user_extra.items() for one in many),
+    )
+
+
+def _program(given: _Exec, path: Path, where: str) -> Exec:
+    if not given.command:
+        raise AccessError(f"{where}: exec.command is not set")
+    if given.api_version not in CREDENTIAL_VERSIONS:
+        raise AccessError(
+            f"{where}: exec.apiVersion={given.api_version}: expected {' or '.join(CREDENTIAL_VERSIONS)}"
+        )
+    if given.interactive_mode == "Always":
+        raise AccessError(f"{where}: exec.interactiveMode=Always: the agent has no terminal; expected Never")
+    made = Exec(
+        command=given.command,
+        args=given.args,
+        env=tuple((one.name, one.value) for one in given.env),
+        api_version=given.api_version,
+        provide_cluster_info=given.provide_cluster_info,
+        folder=str(path.parent),
+    )
+    if shutil.which(made.program) is None:
+        hint = " ".join(given.install_hint.split())
+        raise AccessError(
+            f"{where}: exec.command={given.command}: no such program{f'; {hint}' if hint else ''}"
+        )
+    return made
+
+
+def _file(path: Path, name: str) -> Path | None:
+    """A file named in the kubeconfig, whose folder relative names begin at."""
+    return path.parent / os.path.expanduser(name) if name else None  # noqa: PTH111
+
+
+def _data(text: str, where: str) -> bytes | None:
+    if not text:
+        return None
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise AccessError(f"{where}: {error}; expected base64") from error
+
+
+def _readable(path: Path, where: str, expected: str) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise AccessError(f"{where}: {path}: {error.strerror}; expected {expected}") from error
+
+
+def _check_authority(file: Path | None, data: bytes | None, where: str) -> None:
+    """Raise AccessError for a CA that cannot be loaded. Data goes before a file."""
+    key = "certificate-authority-data" if data else f"certificate-authority: {file}"
+    if data is None and file is None:
+        return
+    if data is None and file is not None:
+        _readable(file, f"{where}: certificate-authority", "a certificate in PEM")
+    context: Any = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if data is not None:
+            context.load_verify_locations(cadata=data.decode())
+        else:
+            context.load_verify_locations(cafile=file)
+    except (OSError, ValueError) as error:
+        raise AccessError(f"{where}: {key}: no certificate in PEM") from error
+
+
+def _check_certificate(certificate: bytes | Path | None, key: bytes | Path | None, where: str) -> None:
+    """Raise AccessError for a client certificate that cannot be loaded with its key."""
+    if certificate is None:
+        return
+    for name, given in (("client-certificate", certificate), ("client-key", key)):
+        if isinstance(given, Path):
+            _readable(given, f"{where}: {name}", "PEM")
+    from cells.kubernetes.client.credentials import load_certificate
+
+    try:
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate, key)
+    except (OSError, ValueError) as error:
+        files = ", ".join(str(one) for one in (certificate, key) if isinstance(one, Path))
+        mismatch = getattr(error, "reason", "") == "KEY_VALUES_MISMATCH"
+        what = (
+            "the key is not the certificate's"
+            if mismatch
+            else "expected a certificate, and its key without a password, in PEM"
+        )
+        raise AccessError(f"{where}: client-certificate{f': {files}' if files else ''}: {what}") from error

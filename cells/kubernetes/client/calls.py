@@ -1,6 +1,5 @@
 """What is counted of requests: how many, how long, with which end.
 
-Needs: nothing.   Gives: Calls, Call, normalised, families.
 Source: Cilium 1.17, cilium_k8s_client*.
 """
 
@@ -8,12 +7,45 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-from cells.observe.metrics import Family, Histogram, counter, histogram
+import anyio
+
+from cells.observe import Family, Histogram, counter, histogram
+
+__all__ = ["Bucket"]
+
+
+# How many requests a second may go out.
+
+
+class Bucket:
+    """A token bucket: ``burst`` at once, ``qps`` a second in the long run. A ``qps`` of 0 never waits."""
+
+    def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._qps = qps
+        self._burst = max(1, burst)
+        self._clock = clock
+        self._tokens = float(self._burst)
+        self._at = clock()
+
+    async def take(self) -> float:
+        """Wait for a turn; the seconds it took."""
+        if not self._qps:
+            return 0.0
+        now = self._clock()
+        self._tokens = min(float(self._burst), self._tokens + (now - self._at) * self._qps)
+        self._at = now
+        self._tokens -= 1
+        if self._tokens >= 0:
+            return 0.0
+        wait = -self._tokens / self._qps
+        await anyio.sleep(wait)
+        return wait
+
 
 RATE_BOUNDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import anyio
 import msgspec
 
-from cells.kubernetes.client.calls import Calls
+from cells.kubernetes.client.calls import Bucket, Calls
 from cells.kubernetes.client.credentials import Credentials
 from cells.kubernetes.client.errors import (
     ApiError,
@@ -28,9 +28,11 @@ from cells.kubernetes.client.errors import (
     api_error,
     status_error,
 )
-from cells.kubernetes.client.rate import Bucket
 from cells.kubernetes.client.transport import Answer, Headers, Transport
-from cells.kubernetes.objects import Kind, Object
+from cells.kubernetes.objects.kind import Kind, Object
+
+__all__ = ["Client", "WatchEvent", "events"]
+
 
 T = TypeVar("T", bound=Object)
 Body = Mapping[str, Any]

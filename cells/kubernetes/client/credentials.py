@@ -1,6 +1,5 @@
 """Credentials for requests: headers and client certificates, kept fresh.
 
-Needs: Access.   Gives: Credentials.
 Source: client-go/plugin/pkg/client/auth/exec; client.authentication.k8s.io/v1 ExecCredential.
 """
 
@@ -9,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import ssl
 import time
 from datetime import UTC, datetime
@@ -21,9 +21,52 @@ import msgspec
 from anyio import to_thread
 
 from cells.kubernetes.client.access import Access, Exec
-from cells.kubernetes.client.certificate import not_after
 from cells.kubernetes.client.errors import CredentialsError
 from cells.kubernetes.objects.nulls import decode
+
+__all__ = ["Credentials"]
+
+
+# When a certificate expires.
+#
+# Source: RFC 5280, section 4.1 (Certificate, Validity); X.690 (DER).
+
+_BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_VERSION: Final = 0xA0
+"""The tag of what may come before the serial number."""
+_UTC_TIME: Final = 0x17
+
+
+def not_after(pem: bytes) -> datetime | None:
+    """The end of the first certificate's validity; None where there is none to be read."""
+    found = _BLOCK.search(pem)
+    if found is None:
+        return None
+    try:
+        der = ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
+        _, whole, _ = _element(der)
+        _, rest, _ = _element(whole)
+        tag, _, after = _element(rest)
+        rest = after if tag == _VERSION else rest
+        for _ in range(3):  # serial number, algorithm, issuer
+            _, _, rest = _element(rest)
+        _, validity, _ = _element(rest)
+        _, _, rest = _element(validity)
+        tag, text, _ = _element(rest)
+        form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+        return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC)
+    except (ValueError, IndexError):
+        return None
+
+
+def _element(der: bytes) -> tuple[int, bytes, bytes]:
+    """The tag and the content of the first element, and what comes after it."""
+    length, begin = der[1], 2
+    if length >= 0x80:
+        begin += length & 0x7F
+        length = int.from_bytes(der[2:begin], "big")
+    return der[0], der[begin : begin + length], der[begin + length :]
+
 
 TOKEN_AGE = 60.0
 """Seconds after which a token file is read again: the kubelet renews it long before it expires."""

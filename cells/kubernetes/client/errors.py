@@ -11,6 +11,19 @@ import msgspec
 
 from cells.kubernetes.objects.nulls import decode
 
+__all__ = [
+    "ApiError",
+    "ConflictError",
+    "CredentialsError",
+    "GoneError",
+    "KubernetesError",
+    "MalformedError",
+    "NotFoundError",
+    "Status",
+    "UnreachableError",
+    "status_error",
+]
+
 
 class KubernetesError(Exception):
     """A request failed; the base of all errors of this client."""

@@ -1,17 +1,41 @@
 """CiliumEndpoint, CiliumEndpointSlice and CiliumIdentity: who has which address, and what it means.
 
-Needs: nothing.   Gives: the kinds and their parts, CILIUM_ENDPOINTS, CILIUM_ENDPOINT_SLICES,
-CILIUM_IDENTITIES.
 Source: Cilium 1.17, custom resources of group cilium.io.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from ipaddress import AddressValueError, IPv6Address
+from socket import AF_INET, inet_pton
+from sys import intern
+from typing import Any, Final
+
+import msgspec
 from msgspec import field
 
 from cells.kubernetes.objects.cilium_node import Encryption, Pair
-from cells.kubernetes.objects.kind import AGE, Column, Kind
-from cells.kubernetes.objects.meta import Object, Wire
+from cells.kubernetes.objects.kind import AGE, Column, Key, Kind, Object, Wire
+
+__all__ = [
+    "CILIUM_ENDPOINTS",
+    "CILIUM_ENDPOINT_SLICES",
+    "CILIUM_IDENTITIES",
+    "KNOWN_ENDPOINTS",
+    "KNOWN_ENDPOINT_SLICES",
+    "NODE_NAME",
+    "CiliumEndpoint",
+    "CiliumEndpointSlice",
+    "CiliumEndpointStatus",
+    "CiliumIdentity",
+    "CoreEndpoint",
+    "KnownEndpoint",
+    "KnownEndpointSlice",
+    "NamedPort",
+    "owner_of",
+    "said",
+]
 
 
 class Networking(Wire, frozen=True, gc=False):
@@ -141,3 +165,159 @@ CILIUM_IDENTITIES = Kind(
     columns=(Column("Namespace", r".metadata.labels.io\.kubernetes\.pod\.namespace"), AGE),
     status=True,
 )
+
+
+# What an agent keeps of the endpoints of all nodes: of a CiliumEndpoint, or of a slice of them.
+#
+# Why: a node knows the pods of all others. An object as it is read takes some 1,500 bytes, one of these 300.
+
+NODE_NAME: Final = "network.cilium.io/node-name"
+"""An annotation of CiliumEndpoints: the node whose agent writes the object. An admission policy holds it to
+the node that the agent's token is bound to."""
+
+
+class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
+    """The endpoint of a pod."""
+
+    key: Key
+    """Namespace and name."""
+    identity: int
+    """0 while it has none, and where the object says what cannot be."""
+    node: str
+    """The address of its node."""
+    addresses: str
+    """Each as the prefix that holds nothing else, with a space in between: ``10.0.1.7/32``.
+
+    As one text, which the ipcache has for a key too where there is but one address: a tuple takes 64 bytes.
+    """
+    encrypt_key: int = 0
+    ports: tuple[NamedPort, ...] = ()
+    said: int = 0
+    """Of all that the object says, see said(); 0 for one of a slice."""
+    node_name: str = ""
+    """The node whose agent wrote it, by its annotation; empty without one, and for one of a slice."""
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace."""
+        return self.key[0]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.key[1]
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Its addresses, each as a prefix."""
+        return self.addresses.split()
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether packets can be sent to it, and known by it."""
+        return bool(self.identity and self.addresses)
+
+
+class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
+    """What a CiliumEndpointSlice tells."""
+
+    name: str
+    endpoints: tuple[KnownEndpoint, ...]
+
+    @property
+    def key(self) -> Key:
+        """No namespace, and its name."""
+        return "", self.name
+
+
+def said(
+    labels: Mapping[str, str], pod: str, pod_uid: str, node_name: str, status: CiliumEndpointStatus
+) -> int:
+    """A number that is the same for what is the same, in this process: owner, node, labels and status."""
+    return hash((tuple(sorted(labels.items())), pod, pod_uid, node_name, status)) & (1 << 60) - 1 | 1
+
+
+def owner_of(row: CiliumEndpoint) -> tuple[str, str]:
+    """The pod that an object goes with, and its UID; empty where it has none."""
+    found = next((one for one in row.metadata.owner_references or () if one.kind == "Pod"), None)
+    return (found.name, found.uid) if found is not None else ("", "")
+
+
+def _of_object(row: CiliumEndpoint) -> KnownEndpoint:
+    status, node_name = row.status, row.annotations.get(NODE_NAME, "")
+    return _known(
+        row.key,
+        identity=status.identity.id if status.identity is not None else 0,
+        networking=status.networking,
+        key=status.encryption.key,
+        ports=status.named_ports,
+        said=said(row.labels, *owner_of(row), node_name, status),
+        node_name=node_name,
+    )
+
+
+def _of_slice(row: CiliumEndpointSlice) -> KnownEndpointSlice:
+    return KnownEndpointSlice(
+        row.name,
+        tuple(
+            _known(
+                (row.of_namespace, one.name),
+                identity=one.id,
+                networking=one.networking,
+                key=one.encryption.key,
+                ports=one.named_ports,
+            )
+            for one in row.endpoints
+        ),
+    )
+
+
+def _known(
+    name: Key,
+    *,
+    identity: int,
+    networking: Networking | None,
+    key: int,
+    ports: tuple[NamedPort, ...] | None,
+    said: int = 0,
+    node_name: str = "",
+) -> KnownEndpoint:
+    possible = 0 < identity < 1 << 32 and 0 <= key < 1 << 8
+    return KnownEndpoint(
+        (intern(name[0]), name[1]),
+        _same(identity) if possible else 0,
+        intern(networking.node) if networking is not None else "",
+        " ".join(_prefixes(networking)) if networking is not None else "",
+        key if possible else 0,
+        ports or (),
+        said,
+        intern(node_name),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _same(number: int) -> int:
+    """One number for all that equal it: many pods have one identity."""
+    return number
+
+
+def _prefixes(networking: Networking) -> Iterator[str]:
+    """Each address that is one. Of nonsense it is left out."""
+    for pair in networking.addressing or ():
+        if pair.ipv6:
+            try:
+                address = IPv6Address(pair.ipv6)
+            except AddressValueError:
+                continue
+            if address.scope_id is None:
+                yield f"{address}/128"
+        if pair.ipv4:
+            try:
+                inet_pton(AF_INET, pair.ipv4)
+            except (OSError, ValueError):
+                continue
+            yield f"{pair.ipv4}/32"
+
+
+KNOWN_ENDPOINTS: Final[Kind[Any]] = CILIUM_ENDPOINTS.kept_as(_of_object)
+KNOWN_ENDPOINT_SLICES: Final[Kind[Any]] = CILIUM_ENDPOINT_SLICES.kept_as(_of_slice)

@@ -11,8 +11,10 @@ from typing import Annotated
 from msgspec import Meta as Limits
 from msgspec import field
 
-from cells.kubernetes.objects.kind import AGE, Column, Kind
-from cells.kubernetes.objects.meta import DatedMeta, Object, Wire
+from cells.kubernetes.objects.kind import AGE, Column, DatedMeta, Kind, Object, Wire
+
+__all__ = ["CILIUM_NODES", "AllocatedPool", "CiliumNode", "Needed", "RequestedPool"]
+
 
 Count = Annotated[int, Limits(ge=0)]
 PoolName = Annotated[str, Limits(min_length=1)]

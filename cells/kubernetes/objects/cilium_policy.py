@@ -12,8 +12,22 @@ from typing import Any
 
 from msgspec import field
 
-from cells.kubernetes.objects.kind import AGE, Column, Kind
-from cells.kubernetes.objects.meta import Condition, Object, Selector, Wire
+from cells.kubernetes.objects.kind import AGE, Column, Condition, Kind, Object, Selector, Wire
+
+__all__ = [
+    "CILIUM_CIDR_GROUPS",
+    "CILIUM_CLUSTERWIDE_NETWORK_POLICIES",
+    "CILIUM_EGRESS_GATEWAYS",
+    "CILIUM_LOCAL_REDIRECT_POLICIES",
+    "CILIUM_NETWORK_POLICIES",
+    "CiliumCIDRGroup",
+    "CiliumClusterwideNetworkPolicy",
+    "CiliumEgressGatewayPolicy",
+    "CiliumLocalRedirectPolicy",
+    "CiliumNetworkPolicy",
+    "RedirectPort",
+]
+
 
 _VALID = Column("Valid", ".status.conditions[?(@.type=='Valid')].status")
 

@@ -12,8 +12,18 @@ from typing import Annotated, Literal
 from msgspec import Meta as Limits
 from msgspec import field
 
-from cells.kubernetes.objects.kind import AGE, Column, Kind
-from cells.kubernetes.objects.meta import Condition, Meta, Object, Selector, Wire
+from cells.kubernetes.objects.kind import AGE, Column, Condition, Kind, Meta, Object, Selector, Wire
+
+__all__ = [
+    "CILIUM_L2_ANNOUNCEMENTS",
+    "CILIUM_LOAD_BALANCER_IP_POOLS",
+    "CILIUM_NODE_CONFIGS",
+    "CILIUM_POD_IP_POOLS",
+    "CiliumL2AnnouncementPolicy",
+    "CiliumLoadBalancerIPPool",
+    "CiliumNodeConfig",
+    "CiliumPodIPPool",
+]
 
 
 class PoolIPv4(Wire, frozen=True, gc=False):

@@ -1,17 +1,37 @@
 """Nodes, namespaces and pods.
 
-Needs: nothing.   Gives: Node, Namespace, Pod and their parts, NODES, NAMESPACES, PODS.
 Source: k8s.io/api/core/v1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec import field
 
-from cells.kubernetes.objects.kind import Kind
-from cells.kubernetes.objects.meta import Condition, DatedMeta, Object, Wire
+from cells.kubernetes.objects.kind import Condition, DatedMeta, Kind, Object, Wire
+
+__all__ = [
+    "ENDPOINT_SLICES",
+    "HEADLESS",
+    "NAMESPACES",
+    "NETWORK_POLICIES",
+    "NODES",
+    "PODS",
+    "SERVICES",
+    "SERVICE_TYPES",
+    "ContainerPort",
+    "EndpointConditions",
+    "EndpointSlice",
+    "Namespace",
+    "NetworkPolicy",
+    "Node",
+    "Pod",
+    "Service",
+    "ServicePort",
+    "served_by",
+]
 
 
 class Taint(Wire, frozen=True, gc=False):
@@ -148,3 +168,177 @@ class Pod(Object, frozen=True, gc=False):
 NODES = Kind(Node, "v1", "nodes", namespaced=False)
 NAMESPACES = Kind(Namespace, "v1", "namespaces", namespaced=False)
 PODS = Kind(Pod, "v1", "pods")
+
+
+# Services, EndpointSlices and network policies.
+#
+# Source: k8s.io/api/core/v1, discovery/v1, networking/v1.
+
+SERVICE_NAME = "kubernetes.io/service-name"
+"""The label by which an EndpointSlice says whose it is."""
+PROXY_NAME = "service.kubernetes.io/service-proxy-name"
+"""The label of a Service that names the proxy which serves it."""
+SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+HEADLESS = "service.kubernetes.io/headless"
+"""The label of Services and EndpointSlices that no proxy serves."""
+
+
+def served_by(labels: Mapping[str, str], proxy: str) -> bool:
+    """Whether the proxy of that name serves a Service with these labels; empty: the default proxy.
+
+    Source: kube-proxy's list options, which Cilium shares.
+    """
+    return HEADLESS not in labels and labels.get(PROXY_NAME) == (proxy or None)
+
+
+class ServicePort(Wire, frozen=True, gc=False):
+    """A port of a service."""
+
+    port: int
+    name: str = ""
+    protocol: str = "TCP"
+    app_protocol: str | None = None
+    target_port: int | str = 0
+    node_port: int = 0
+
+
+class ClientIPConfig(Wire, frozen=True, gc=False):
+    """How long a client stays with its backend."""
+
+    timeout_seconds: int = 10800
+
+
+class SessionAffinityConfig(Wire, frozen=True, gc=False):
+    """Of session affinity."""
+
+    client_ip: ClientIPConfig | None = field(name="clientIP", default=None)
+
+
+class ServiceSpec(Wire, frozen=True, gc=False):
+    """Of a service."""
+
+    type: str = "ClusterIP"
+    ports: tuple[ServicePort, ...] | None = None
+    selector: dict[str, str] | None = None
+    cluster_ip: str = field(name="clusterIP", default="")
+    cluster_ips: tuple[str, ...] | None = field(name="clusterIPs", default=None)
+    external_ips: tuple[str, ...] | None = field(name="externalIPs", default=None)
+    external_name: str = ""
+    ip_families: tuple[str, ...] | None = None
+    ip_family_policy: str = ""
+    session_affinity: str = "None"
+    session_affinity_config: SessionAffinityConfig | None = None
+    external_traffic_policy: str = ""
+    internal_traffic_policy: str = "Cluster"
+    health_check_node_port: int = 0
+    load_balancer_ip: str = field(name="loadBalancerIP", default="")
+    load_balancer_class: str | None = None
+    load_balancer_source_ranges: tuple[str, ...] | None = None
+    allocate_load_balancer_node_ports: bool | None = None
+    publish_not_ready_addresses: bool = False
+    traffic_distribution: str | None = None
+
+
+class Ingress(Wire, frozen=True, gc=False):
+    """An address a load balancer has."""
+
+    ip: str = ""
+    hostname: str = ""
+    ip_mode: str | None = None
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether it is an address that nodes serve, and not that of a proxy (KEP-1860)."""
+        return bool(self.ip) and self.ip_mode in {None, "", "VIP"}
+
+
+class LoadBalancerStatus(Wire, frozen=True, gc=False):
+    """The addresses of a load balancer."""
+
+    ingress: tuple[Ingress, ...] | None = None
+
+
+class ServiceStatus(Wire, frozen=True, gc=False):
+    """Of a service."""
+
+    load_balancer: LoadBalancerStatus = LoadBalancerStatus()
+
+
+class Service(Object, frozen=True, gc=False):
+    """A service."""
+
+    spec: ServiceSpec = ServiceSpec()
+    status: ServiceStatus = ServiceStatus()
+
+
+class EndpointConditions(Wire, frozen=True, gc=False):
+    """How a backend is; what is not said counts as ready and serving."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class ZoneHint(Wire, frozen=True, gc=False):
+    """A zone whose clients should use a backend."""
+
+    name: str
+
+
+class EndpointHints(Wire, frozen=True, gc=False):
+    """Who should use a backend."""
+
+    for_zones: tuple[ZoneHint, ...] | None = None
+
+
+class TargetReference(Wire, frozen=True, gc=False):
+    """The pod behind a backend."""
+
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+
+
+class Endpoint(Wire, frozen=True, gc=False):
+    """A backend: all its addresses are one."""
+
+    addresses: tuple[str, ...] | None = None
+    conditions: EndpointConditions = EndpointConditions()
+    node_name: str | None = None
+    zone: str | None = None
+    hostname: str | None = None
+    hints: EndpointHints | None = None
+    target_ref: TargetReference | None = None
+
+
+class EndpointPort(Wire, frozen=True, gc=False):
+    """A port of all backends of a slice; none at all means every port."""
+
+    name: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+    app_protocol: str | None = None
+
+
+class EndpointSlice(Object, frozen=True, gc=False):
+    """Backends of a service, of one family."""
+
+    address_type: str = ""
+    endpoints: tuple[Endpoint, ...] | None = None
+    ports: tuple[EndpointPort, ...] | None = None
+
+    @property
+    def service(self) -> str:
+        """The name of the service, in the slice's namespace."""
+        return self.labels.get(SERVICE_NAME, "")
+
+
+class NetworkPolicy(Object, frozen=True, gc=False):
+    """A network policy. Its spec stays as it was written: the policy engine reads it."""
+
+    spec: dict[str, Any] | None = None
+
+
+SERVICES = Kind(Service, "v1", "services")
+ENDPOINT_SLICES = Kind(EndpointSlice, "discovery.k8s.io/v1", "endpointslices")
+NETWORK_POLICIES = Kind(NetworkPolicy, "networking.k8s.io/v1", "networkpolicies")

@@ -16,6 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+__all__ = ["convert"]
+
+
 T = TypeVar("T")
 Clean = Callable[[Any], Any]
 

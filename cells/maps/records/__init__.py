@@ -1,1 +1,51 @@
 """What is inside the maps: a typed record for each key and value, whose bytes a test holds to the C."""
+
+import struct
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
+
+# A C struct as Python packs it: one definition gives bytes, size and offsets, and a test holds it to the C.
+#
+# Source: cells/datapath/bpf/lib/maps.h, whose names the structs and their members have.
+
+IPAddress = IPv4Address | IPv6Address
+
+IPV4: Final = 1  # in the maps; not AF_INET
+IPV6: Final = 2
+
+LAYOUTS: Final[list["Layout"]] = []
+"""Every layout there is, for the test that compares them with the C."""
+
+
+class Layout:
+    """``struct <name>`` of lib/maps.h: members in order, as codes of the struct module, little endian.
+
+    ``6s2x`` is a MAC in a u64, ``2s`` a number in network order, ``x`` padding. A member whose name begins
+    with an underscore stands for bit fields, which have no offset.
+    """
+
+    def __init__(self, name: str, **members: str) -> None:
+        packed = struct.Struct("<" + "".join(members.values()))
+        self.name = name
+        self.size = packed.size
+        """In bytes."""
+        self.pack = packed.pack
+        self.unpack = packed.unpack
+        self.iter_unpack = packed.iter_unpack
+        self.offsets: dict[str, int] = {}
+        """Of the members, in bytes."""
+        position = 0
+        for member, code in members.items():
+            self.offsets[member] = position
+            position += struct.calcsize("<" + code)
+        LAYOUTS.append(self)
+
+
+def family_of(ip: IPAddress) -> int:
+    """Its family as the maps write it."""
+    return IPV4 if ip.version == 4 else IPV6
+
+
+def address_of(data: bytes, family: int) -> IPAddress:
+    """The address in the 16 bytes that hold either family; an IPv4 address is the first four."""
+    return IPv4Address(data[:4]) if family == IPV4 else IPv6Address(data)

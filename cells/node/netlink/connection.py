@@ -28,6 +28,9 @@ from cells.node.netlink.wire import (
 )
 from lifecycle import HiveError
 
+__all__ = ["ForeignRouteError", "NetlinkError"]
+
+
 _SOL_NETLINK = 270
 _NETLINK_CAP_ACK = 10
 _NETLINK_EXT_ACK = 11

@@ -23,6 +23,9 @@ from cells.node.netlink.wire import (
     u32,
 )
 
+__all__ = ["IPAddress", "IPInterface", "IPNetwork", "VethPair"]
+
+
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26

@@ -14,6 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+__all__ = ["own_netns_cookie", "run_in_each"]
+
+
 NAMED: Final = (Path("/var/run/cilium/netns"), Path("/var/run/netns"))
 """Where container runtimes pin namespaces; an agent in a container sees the host's in the first."""
 _CLONE_NEWNET: Final = 0x4000_0000

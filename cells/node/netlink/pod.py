@@ -22,6 +22,9 @@ from cells.node.netlink.rows import (
 )
 from cells.node.netlink.wire import Request
 
+__all__ = ["PodLink"]
+
+
 _EVERYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0"), 6: IPv6Network("::/0")}
 
 

@@ -28,6 +28,9 @@ from cells.node.netlink.wire import (
     u32,
 )
 
+__all__ = ["FoundVxlan", "VxlanLinks"]
+
+
 IFLA_VXLAN_LEARNING, IFLA_VXLAN_PORT_RANGE, IFLA_VXLAN_PORT, IFLA_VXLAN_COLLECT_METADATA = 7, 10, 15, 25
 
 _PORT: Final = struct.Struct("!H")

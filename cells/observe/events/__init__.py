@@ -1,7 +1,6 @@
 """The datapath's packet events: drops, traces and policy verdicts, as typed records.
 
 Source: reads the perf event array cilium_events, passes every record to the subscribers, which decode it.
-Needs:  Maps.   Gives: Events, the records and their texts, the names of drop reasons.
 Why:    a packet that is dropped must be explainable while it happens, and cost nothing while nobody looks:
         the buffers exist only as long as there is a subscriber.
 
@@ -13,29 +12,33 @@ Why:    a packet that is dropped must be explainable while it happens, and cost 
 Settings: monitor-num-pages, monitor-queue-size.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, Self
 
-from cells.maps import Maps
-from cells.observe.events.events import Events, Subscription
-from cells.observe.events.lookups import LookupRecord, lookup_sample
-from cells.observe.events.packet import Packet, dissect
-from cells.observe.events.parties import Party
-from cells.observe.events.reasons import (
+import anyio
+
+from cells.maps.node_maps import Maps
+from cells.observe import Collector, Family
+from cells.observe.events.proxied import LookupRecord, Party, RequestRecord, lookup_sample, request_sample
+from cells.observe.events.reader import Reader
+from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, TraceSock, Verdict, decode
+from cells.observe.events.text import (
     DROP_REASONS,
     FORWARD_REASONS,
     MATCH_TYPES,
+    NUMBERS,
     OBSERVATION_POINTS,
     SOCKET_POINTS,
     SOCKET_PROTOCOLS,
     TRACE_REASONS,
+    EventNames,
+    Packet,
+    dissect,
+    event_text,
     reason_name,
 )
-from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, TraceSock, Verdict, decode
-from cells.observe.events.requests import RequestRecord, request_sample
-from cells.observe.events.settings import EventsSettings
-from cells.observe.events.text import NUMBERS, EventNames, event_text
-from cells.observe.metrics import Collector, Family
-from lifecycle import Member, config, module, provide
+from lifecycle import Hook, Lifecycle, Member, Settings, config, module, provide
 
 __all__ = [
     "DROP_REASONS",
@@ -57,7 +60,6 @@ __all__ = [
     "Party",
     "Raw",
     "RequestRecord",
-    "RingError",
     "Sample",
     "Subscription",
     "Trace",
@@ -71,6 +73,149 @@ __all__ = [
     "reason_name",
     "request_sample",
 ]
+
+
+# Settings of the events cell.
+
+MOST_PAGES: Final = 1 << 14
+
+
+class EventsSettings(Settings, frozen=True):
+    """Buffers for the datapath's events. They take no memory while nobody watches."""
+
+    monitor_num_pages: int = 64
+    """Pages of each CPU's event buffer, a power of two."""
+
+    monitor_queue_size: int = 4096
+    """Events queued for each client before further ones are lost to it."""
+
+    def validate(self) -> None:
+        """Refuse sizes that cannot be; raises ValueError with one line."""
+        pages = self.monitor_num_pages
+        if not 1 <= pages <= MOST_PAGES or pages & (pages - 1):
+            raise ValueError(f"monitor-num-pages={pages}: expected a power of two, 1 to {MOST_PAGES}")
+        if self.monitor_queue_size < 1:
+            raise ValueError(f"monitor-queue-size={self.monitor_queue_size}: expected at least 1")
+
+
+# Who wants to hear of packets, and what each has not read yet.
+
+
+class Subscription:
+    """The events of one subscriber: iterate over it, from one task; each time, all that has come since.
+
+    The iteration ends when the agent stops. What does not fit into the queue is lost; a Lost stands where it
+    was, and ``lost`` counts all of them, those that the kernel lost while this was subscribed included.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.lost = 0
+        self._room = room
+        self._waiting: list[Sample | Lost] = []
+        self._missing = 0
+        self._changed = anyio.Event()
+        self._over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Sample | Lost]:
+        while not self._waiting:
+            if self._over:
+                raise StopAsyncIteration
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        taken, self._waiting = self._waiting, []
+        if self._missing:
+            taken.append(Lost(self._missing))
+            self._missing = 0
+        return taken
+
+    def tell(self, event: Sample | Lost) -> None:
+        """Queue an event, or count it."""
+        if isinstance(event, Lost):
+            self.lost += event.count
+        if len(self._waiting) >= self._room:
+            self._miss(event)
+            return
+        self._waiting.append(event)
+        self._changed.set()
+
+    def _miss(self, event: Sample | Lost) -> None:
+        if isinstance(event, Lost):
+            self._missing += event.count
+        else:
+            self._missing += 1
+            self.lost += 1
+
+    def end(self) -> None:
+        """Let the iteration end after what is queued."""
+        self._over = True
+        self._changed.set()
+
+
+class Events:
+    """The datapath's packet events, for any number of subscribers.
+
+    The buffers are attached with the first subscriber and go with the last: else events cost nothing here,
+    and the datapath one failing call each.
+    """
+
+    def __init__(self, settings: EventsSettings, maps: Maps, lifecycle: Lifecycle) -> None:
+        self._settings = settings
+        self._maps = maps
+        self._reader: Reader | None = None
+        self._subscriptions: list[Subscription] = []
+        self._over = False
+        lifecycle.append(Hook("offer events", self._start, self._stop))
+
+    @contextmanager
+    def subscribe(self, room: int | None = None) -> Iterator[Subscription]:
+        """Hear of every event from now on, ``room`` of them waiting (unset: monitor-queue-size).
+
+        Synchronous, from the event loop. Raises HiveError if the kernel gives no buffers. Another reader of
+        cilium_events, such as ``bpftool map event_pipe``, and this one take the events from each other:
+        the last to attach has them.
+        """
+        subscription = Subscription(room or self._settings.monitor_queue_size)
+        if self._reader is None and not self._over:
+            self._reader = Reader(self._maps.events, self._settings.monitor_num_pages, self._tell)
+        if self._over:
+            subscription.end()
+        self._subscriptions.append(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.remove(subscription)
+            if not self._subscriptions:
+                self._close()
+
+    @property
+    def watched(self) -> bool:
+        """Whether there are subscribers."""
+        return bool(self._subscriptions)
+
+    def tell(self, data: bytes) -> None:
+        """An event that the agent itself has seen."""
+        self._tell(Sample(0, data))
+
+    def _tell(self, event: Sample | Lost) -> None:
+        for subscription in self._subscriptions:
+            subscription.tell(event)
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    async def _start(self) -> None:
+        self._over = False
+
+    async def _stop(self) -> None:
+        self._over = True
+        self._close()
+        for subscription in self._subscriptions:
+            subscription.end()
 
 
 def packet_metrics(maps: Maps) -> Member[Collector]:

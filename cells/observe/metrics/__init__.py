@@ -1,15 +1,13 @@
 """What the agent counts and measures, in Prometheus's text form at ``prometheus-serve-addr``.
 
 Edge: calls every cell's Collector for each scrape; off unless an address is set.
-Needs:  MetricsSettings, AgentConfig, list[Member[Collector]], the hive's own counts.
-Gives:  Metrics, Program; Collector, Family and Histogram, with which a cell tells its own.
-Why:    names, labels and defaults are Cilium's, so that its dashboards and alerts go on working.
+Why:  names, labels and defaults are Cilium's, so that its dashboards and alerts go on working.
 
 A cell contributes a Collector, which imports what makes the families only when it is asked:
 
     def ipam_metrics(ipam: Ipam) -> Member[Collector]:
         async def collect() -> Iterable[Family]:
-            from cells.ipam.metrics import families
+            from cells.node.ipam import families
 
             return families(ipam)
 
@@ -18,29 +16,326 @@ A cell contributes a Collector, which imports what makes the families only when 
 Settings: prometheus-serve-addr, metrics.
 """
 
-from cells.observe.metrics.family import Collector, Family, Histogram, counter, gauge, histogram, one_of
-from cells.observe.metrics.metrics import Metrics, Program
-from cells.observe.metrics.server import Exposition, MetricsServer, listen, tell_of_cells
-from cells.observe.metrics.settings import Address, MetricsSettings
-from lifecycle import config, invoke, module, provide
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import anyio
+import msgspec
+
+from cells.config import AgentConfig
+from cells.observe import Collector, Family
+from lifecycle import (
+    HealthTree,
+    HiveError,
+    Hook,
+    JobMetrics,
+    Lifecycle,
+    Logger,
+    Member,
+    Profile,
+    Settings,
+    Tables,
+    after,
+    config,
+    invoke,
+    module,
+    provide,
+)
+
+if TYPE_CHECKING:
+    from cells.observe.metrics.exposition import Choice
+    from lifecycle.http import HttpServer, Request, Response
 
 __all__ = [
     "Address",
-    "Collector",
     "Exposition",
-    "Family",
-    "Histogram",
     "Metrics",
     "MetricsServer",
     "MetricsSettings",
     "Program",
     "cell",
-    "counter",
-    "gauge",
-    "histogram",
     "listen",
-    "one_of",
 ]
+
+
+# Where metrics are served, and which.
+#
+# Source: Cilium 1.17, prometheus-serve-addr and metrics.
+
+
+class Address(NamedTuple):
+    """Where to listen; without a host at every address of the node."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """``host:port``, ``:port`` or ``[v6]:port``, as Go writes it. Raises ValueError("expected ...")."""
+        host, colon, port = text.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            colon = ""
+        if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+            raise ValueError("expected host:port or :port, with a TCP port, 1 to 65535")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class MetricsSettings(Settings, frozen=True):
+    """Settings of the metrics cell."""
+
+    prometheus_serve_addr: str = ""
+    """Address to serve metrics on, such as :9962; empty: not served."""
+
+    metrics: tuple[str, ...] = ()
+    """Metrics to add to the usual ones (+name) or to leave out (-name), by full name; the last one wins."""
+
+    def validate(self) -> None:
+        """Refuse what is no address; raises ValueError with one line."""
+        if self.prometheus_serve_addr:
+            try:
+                Address.parse(self.prometheus_serve_addr)
+            except ValueError as error:
+                raise ValueError(f"prometheus-serve-addr={self.prometheus_serve_addr}: {error}") from None
+
+    @property
+    def address(self) -> Address | None:
+        """Where to serve; None when metrics are not served."""
+        return Address.parse(self.prometheus_serve_addr) if self.prometheus_serve_addr else None
+
+
+# Who tells metrics, asked one after the other when someone wants to know.
+
+
+class Program(msgspec.Struct, frozen=True):
+    """Whose process this is; the agent's where nobody says."""
+
+    prefix: str = "cilium"
+    """What the names of the process's own metrics begin with."""
+
+
+class Metrics:
+    """All families that the settings let through. Reading them is all that metrics cost.
+
+    What the process and the hive tell is there from the beginning, what cells tell once they have started.
+    """
+
+    def __init__(
+        self,
+        settings: MetricsSettings,
+        program: Program | None = None,
+        *,
+        health: HealthTree,
+        jobs: JobMetrics,
+        profile: Profile,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._log = log
+        self._words = settings.metrics
+
+        async def process() -> Iterable[Family]:
+            from cells.observe.metrics.own import process_families
+
+            return process_families((program or Program()).prefix)
+
+        async def framework() -> Iterable[Family]:
+            from cells.observe.metrics.own import hive_families
+
+            return hive_families(health, jobs, profile, tables)
+
+        self._collectors = [Collector("process", process), Collector("hive", framework)]
+
+    @cached_property
+    def _choice(self) -> Choice:
+        from cells.observe.metrics.exposition import Choice
+
+        return Choice(self._words)
+
+    def warn_of_settings(self) -> None:
+        """Log what the setting ``metrics`` says in vain."""
+        for word in self._choice.unsigned:
+            self._log.warning(
+                f"--metrics flag contains value which does not start with + or -, '{word}', ignoring"
+            )
+
+    def add(self, collectors: Iterable[Collector]) -> None:
+        """From now on these are asked too."""
+        self._collectors.extend(collectors)
+
+    def remove(self, collectors: Iterable[Collector]) -> None:
+        """From now on these are not asked any more."""
+        for collector in collectors:
+            self._collectors.remove(collector)
+
+    async def families(self) -> list[Family]:
+        """The current values of every family that is served."""
+        return [family for family in await self.every() if self._choice.tells(family)]
+
+    async def every(self) -> list[Family]:
+        """Every family there is, told or not. Of a collector that fails none; the log says why."""
+        found: list[Family] = []
+        for collector in list(self._collectors):
+            try:
+                found += await collector.collect()
+            except Exception as error:  # noqa: BLE001  # one cell's failure must not hide the others' metrics
+                if collector in self._collectors:  # else it has stopped
+                    self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
+            await anyio.lowlevel.checkpoint()  # the loop's others get their turn
+        return found
+
+
+# Work that many ask for, done for all of them together, and for a small part of the time.
+
+T = TypeVar("T")
+
+SHARE = 0.1
+"""Of the time that may go by in the work, when it is asked for without end."""
+
+
+class Paced(Generic[T]):
+    """Does the work once for all callers before it began; a caller that comes later waits for the next
+    run."""
+
+    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
+        self._work = work
+        self._next: asyncio.Task[T] | None = None
+        """The next run, not begun yet; None if no one has asked for it."""
+        self._latest: asyncio.Task[T] | None = None
+        self._not_before = 0.0
+
+    async def get(self) -> T:
+        """What the work gives when it is begun after this; raises what it raises."""
+        if self._next is None:
+            self._next = self._latest = asyncio.get_running_loop().create_task(self._do(self._latest))
+        return await asyncio.shield(self._next)
+
+    async def _do(self, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        loop = asyncio.get_running_loop()
+        if (pause := self._not_before - loop.time()) > 0:
+            await asyncio.sleep(pause)
+        self._next = None
+        began = loop.time()
+        try:
+            return await self._work()
+        finally:
+            took = loop.time() - began
+            self._not_before = loop.time() + took / SHARE - took
+
+
+# The port that Prometheus scrapes: HTTP, ``/metrics`` and nothing else.
+
+
+@after(AgentConfig)
+class MetricsServer:
+    """Answers ``/metrics`` where an address is set. The start fails when it cannot listen there.
+
+    It serves as soon as the node is claimed, so that a start that hangs can be looked at.
+    """
+
+    def __init__(
+        self,
+        settings: MetricsSettings,
+        *,
+        metrics: Metrics,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._address = settings.address
+        self._server: HttpServer | None = None
+        self._exposition = Exposition(metrics, log)
+        if self._address is not None:
+            lifecycle.append(Hook("serve metrics", self._start, self._stop))
+
+    async def _start(self) -> None:
+        address = self._address
+        assert address is not None  # noqa: S101  # there is no hook without one
+        self._metrics.warn_of_settings()
+        try:
+            listener = listen(address)
+        except OSError as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise HiveError(
+                f"prometheus-serve-addr: {address} cannot be served ({reason}): "
+                "stop what listens there, or choose another address"
+            ) from error
+        from lifecycle.http import SCRAPED, HttpServer
+
+        self._server = HttpServer(self._exposition.answer, grace=1.0, limits=SCRAPED, log=self._log)
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        with anyio.CancelScope(shield=True):
+            await self._server.serve(listener)
+        self._log.info("metrics served", address=str(address))
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+
+
+class Exposition:
+    """Answers ``/metrics`` in Prometheus's text form, and 404 to everything else."""
+
+    def __init__(self, metrics: Metrics, log: Logger) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._text = Paced(self._collect)
+
+    async def answer(self, request: Request) -> Response:
+        """A request's answer."""
+        from lifecycle.http import Response
+
+        if request.path != "/metrics":
+            return Response(404)
+        return await self._text.get()
+
+    async def _collect(self) -> Response:
+        from cells.observe.metrics.exposition import CONTENT_TYPE, InconsistentError, exposition
+        from lifecycle.http import Response
+
+        try:
+            text = exposition(await self._metrics.families())
+        except InconsistentError as error:
+            self._log.error("metrics contradict each other", error=str(error))
+            return Response(500, f"{error}\n".encode(), "text/plain; charset=utf-8")
+        return Response(200, text.encode(), CONTENT_TYPE)
+
+
+def listen(address: Address) -> socket.socket:
+    """A listening socket; without a host for both families, where the kernel has both. Raises OSError."""
+    if address.host:
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        return socket.create_server(tuple(address), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", address.port))
+
+
+@after(MetricsServer)
+def tell_of_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecycle: Lifecycle) -> None:
+    """Have the cells asked once they have started, and no more before they stop."""
+
+    async def start() -> None:
+        metrics.add(collectors)
+
+    async def stop() -> None:
+        metrics.remove(collectors)
+
+    lifecycle.append(Hook("collect metrics of the cells", start, stop))
+
 
 cell = module(
     "metrics",

@@ -1,16 +1,371 @@
 """Two hours of every metric, for the shell: ``metrics``, ``metrics/plot``, ``metrics/html``.
 
 Source: asks all metrics every five minutes, told to Prometheus or not, and keeps 24 samples of each.
-Needs:  Metrics, Jobs.   Gives: Member[Commands], of the shell.
-Why:    to find out what an agent has been doing even if it was never scraped.
-Source of names and layouts: Cilium 1.17, pkg/metrics; ``cilium-dbg metrics list`` of 1.18 is one of them.
+Why:    to find out what an agent has been doing even if it was never scraped. Source of names and layouts:
+        Cilium 1.17, pkg/metrics; ``cilium-dbg metrics list`` of 1.18 is one of them.
 """
 
-from cells.observe.samples.commands import metrics_commands
-from cells.observe.samples.samples import Sampler, Samples
-from lifecycle import module, provide, provide_private
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Final
+
+from cells.observe import Family, Histogram
+from cells.observe.metrics import Metrics
+from lifecycle import Jobs, Logger, Member, module, provide, provide_private
+from lifecycle.admin import Arguments, Command, CommandError, Commands, Flag, State
 
 __all__ = ["Sampler", "Samples", "cell"]
+
+
+# Quantiles of histograms, and numbers as people read them.
+#
+# Source: Prometheus, histogram_quantile(): within a bucket values are taken to be spread evenly.
+
+QUANTILES: Final = (0.5, 0.9, 0.99)
+_UNITS: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SMALL_UNITS: Final = ((1e-9, "p", 1e12), (1e-6, "n", 1e9), (1e-3, "µ", 1e6), (1.0, "m", 1e3))
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
+    """The value below which `share` of the values lie; 0 without values.
+
+    `counts` are of each bucket alone; the last is the one above all bounds, for which its lower bound is
+    reported.
+    """
+    total = sum(counts)
+    if total == 0 or not bounds:
+        return 0.0
+    wanted = share * total
+    edges = pairwise((0.0, *bounds))
+    for (low, high), reached, count in zip(edges, accumulate(counts), counts, strict=False):
+        if reached >= wanted and count:
+            return low + (high - low) * (wanted - (reached - count)) / count
+    return bounds[-1]
+
+
+def quantiles(bounds: Sequence[float], counts: Sequence[int]) -> tuple[float, float, float]:
+    """The 50th, 90th and 99th percentile."""
+    half, most, nearly_all = (quantile(bounds, counts, share) for share in QUANTILES)
+    return half, most, nearly_all
+
+
+def unit_of(value: float) -> tuple[str, float]:
+    """The prefix of a unit that keeps `value` short, and what to multiply by for it."""
+    size = abs(value)
+    if size == 0.0:
+        return "", 1.0
+    for least, unit in _UNITS:
+        if size > least:
+            return unit, 1 / least
+    for below, unit, factor in _SMALL_UNITS:
+        if size < below:
+            return unit, factor
+    return "", 1.0
+
+
+def pretty(value: float, suffix: str = "") -> str:
+    """Four digits that tell, with the prefix of a unit: 1.5m, 23.4k."""
+    unit, factor = unit_of(value)
+    return f"{value * factor:.4g}{unit}{suffix}"
+
+
+# What is kept of every metric: a ring of 24 samples, five minutes apart.
+
+KEPT: Final = 24
+INTERVAL: Final = 300.0
+"""Seconds from one sample to the next: two hours in all."""
+MOST: Final = 2000
+"""Series that are kept; more would cost more memory than they are worth."""
+LEFT_OUT: Final = ("cilium_event_ts", "cilium_feature_")
+"""Beginnings of the names of metrics that say nothing by their course, as Cilium has it."""
+
+NOTHING: Final = math.nan
+
+
+class Series:
+    """One series: of a counter or gauge its values, of a histogram the percentiles of each interval."""
+
+    def __init__(self, name: str, labels: str, lines: int) -> None:
+        self.name = name
+        self.labels = labels
+        self.rings = [array("f", [NOTHING] * KEPT) for _ in range(lines)]
+        """One ring of values; of a histogram three: 50th, 90th, 99th percentile. Not a number: not there."""
+        self.age = 0
+        """How many samples ago it occurred last."""
+        self._counts: Sequence[int] = ()
+
+    @property
+    def is_histogram(self) -> bool:
+        """Whether what is kept are percentiles."""
+        return len(self.rings) > 1
+
+    def put(self, slot: int, value: float | Histogram) -> None:
+        """The sample of this moment. A histogram that has seen nothing since the last one has none."""
+        self.age = 0
+        if not isinstance(value, Histogram):
+            self.rings[0][slot] = value
+            return
+        before = self._counts or [0] * len(value.counts)
+        new = [now - then for now, then in zip(value.counts, before, strict=True)]
+        self._counts = list(value.counts)
+        found = quantiles(value.bounds, new) if any(new) else [NOTHING] * len(self.rings)
+        for ring, sample in zip(self.rings, found, strict=True):
+            ring[slot] = sample
+
+    def forget(self, slot: int) -> None:
+        """What was two hours ago is over."""
+        self.age += 1
+        for ring in self.rings:
+            ring[slot] = NOTHING
+
+    def told(self, samples: Iterable[float]) -> str:
+        """Values of one moment, in a cell of a table; 0 for what is not there."""
+        suffix = "s" if self.is_histogram and "seconds" in self.name else ""
+        return " / ".join(pretty(0.0 if math.isnan(one) else one, suffix) for one in samples)
+
+
+class Samples:
+    """All series, and where in their rings the latest sample is."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], Series] = {}
+        self._latest = -1
+        self.full = False
+        """Whether there are series that are not kept, for there are too many."""
+
+    def __iter__(self) -> Iterator[Series]:
+        """By name and labels."""
+        return iter(sorted(self._series.values(), key=lambda one: (one.name, one.labels)))
+
+    def take(self, families: Iterable[Family]) -> None:
+        """A sample of each series, of now."""
+        self._latest = (self._latest + 1) % KEPT
+        for series in self._series.values():
+            series.forget(self._latest)
+        for family in families:
+            if not family.name.startswith(LEFT_OUT):
+                self._take(family)
+        self._series = {key: series for key, series in self._series.items() if series.age < KEPT}
+
+    def _take(self, family: Family) -> None:
+        for values, value in family.series.items():
+            key = family.name, labels_text(family, values)
+            if (series := self._series.get(key)) is None:
+                if len(self._series) >= MOST:
+                    self.full = True
+                    return
+                series = self._series[key] = Series(*key, 3 if isinstance(value, Histogram) else 1)
+            series.put(self._latest, value)
+
+    def newest_first(self, ring: Sequence[float]) -> list[float]:
+        """The samples of a ring, from now to two hours ago."""
+        return [ring[(self._latest - back) % KEPT] for back in range(KEPT)]
+
+
+def labels_text(family: Family, values: Sequence[str]) -> str:
+    """The labels of a series as the shell shows them, and as patterns match them, sorted by name."""
+    return " ".join(f"{name}={value}" for name, value in labels_of(family, values).items())
+
+
+def labels_of(family: Family, values: Sequence[str]) -> dict[str, str]:
+    """The labels of a series, sorted by name."""
+    return dict(sorted(zip(family.labels, values, strict=True)))
+
+
+class Sampler:
+    """Takes the samples, the first one interval after the start."""
+
+    def __init__(self, metrics: Metrics, jobs: Jobs, log: Logger) -> None:
+        self.metrics = metrics
+        self.samples = Samples()
+        self._log = log
+        jobs.timer("collect", self._collect, INTERVAL)
+
+    async def _collect(self) -> None:
+        was_full = self.samples.full
+        self.samples.take(await self.metrics.every())
+        if self.samples.full and not was_full:
+            self._log.warning("too many series: only some are sampled", kept=MOST)
+
+
+# The shell's commands over metrics: as they are now, and as they were.
+
+BACK = {"5min": 0, "30min": KEPT // 4 - 1, "60min": KEPT // 2 - 1, "120min": KEPT - 1}
+"""The columns of samples: how many samples ago."""
+
+_FILE = Flag("out", "Write to this file of the script instead", short="o")
+_FORMAT = Flag("format", "table, json or yaml", default="table", choices=("table", "json", "yaml"))
+
+
+def metrics_commands(sampler: Sampler) -> Member[Commands]:
+    """The shell's commands for metrics."""
+
+    async def show(state: State, given: Arguments) -> None:
+        matches = _pattern(given.words)
+        form = given.flags["format"]
+        if given.flags["sampled"]:
+            told = _sampled(sampler.samples, matches, form)
+        else:
+            told = _current(await sampler.metrics.families(), matches, form)
+        await _tell(state, given, told)
+
+    async def plot(state: State, given: Arguments) -> None:
+        matches = _pattern(given.words)
+        series = next((one for one in sampler.samples if matches.search(one.name + one.labels)), None)
+        if series is None:
+            raise CommandError(f"no sample of a metric matches {given.words[0]!r}; see: metrics --sampled")
+        await _tell(state, given, _plotted(sampler.samples, series, rate=bool(given.flags["rate"])))
+
+    async def html(state: State, given: Arguments) -> None:
+        from cells.observe.samples.graphs import page
+
+        await _tell(state, given, page(sampler.samples))
+
+    return Commands(
+        Command(
+            "metrics",
+            "List metrics, as served to Prometheus",
+            show,
+            "[match regex]",
+            (
+                Flag(
+                    "sampled", "What was sampled in the last two hours, of all metrics", "switch", short="s"
+                ),
+                _FORMAT,
+                _FILE,
+            ),
+            "The expression is looked for in the name and the labels: regen.*scope=total. Of a histogram\n"
+            "the 50th, 90th and 99th percentile are shown; of samples those of the five minutes before.",
+            most=1,
+        ),
+        Command(
+            "metrics/plot",
+            "Plot a sampled metric as a line graph",
+            plot,
+            "match regex",
+            (Flag("rate", "How fast it grows, a second", "switch"), _FILE),
+            "The first of the metrics whose name and labels match; `metrics --sampled` shows all of them.",
+            least=1,
+            most=1,
+        ),
+        Command("metrics/html", "All samples as a page for a browser", html, "", (_FILE,), most=0),
+    )
+
+
+def _pattern(words: Sequence[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(words[0] if words else "")
+    except re.error as error:
+        raise CommandError(f"regex: {words[0]!r}: {error}") from None
+
+
+async def _tell(state: State, given: Arguments, text: str) -> None:
+    if name := given.flags["out"]:
+        state.path(name).write_text(text, encoding="utf-8")  # of a script, which waits for nothing else
+    else:
+        await state.print(text)
+
+
+def _current(families: Sequence[Family], matches: re.Pattern[str], form: str) -> str:
+    found = [
+        (family, values, value)
+        for family in families
+        for values, value in family.series.items()
+        if matches.search(family.name + labels_text(family, values))
+    ]
+    found.sort(key=lambda one: (one[0].name, labels_text(*one[:2])))
+    if form == "table":
+        rows = [
+            (family.name, labels_text(family, values), _value(family.name, value))
+            for family, values, value in found
+        ]
+        return _columns([("Metric", "Labels", "Value"), *rows])
+    return _document(
+        [
+            {
+                "labels": labels_of(family, values),
+                "name": family.name,
+                "value": quantiles(value.bounds, value.counts)[1] if isinstance(value, Histogram) else value,
+            }
+            for family, values, value in found
+        ],
+        form,
+    )
+
+
+def _value(name: str, value: float | Histogram) -> str:
+    if not isinstance(value, Histogram):
+        return f"{value:f}"
+    suffix = "s" if name.endswith("seconds") else ""
+    return " / ".join(pretty(one, suffix) for one in quantiles(value.bounds, value.counts))
+
+
+def _sampled(samples: Samples, matches: re.Pattern[str], form: str) -> str:
+    found = [one for one in samples if matches.search(one.name + one.labels)]
+    if form != "table":
+        dump = {
+            "num_samples": KEPT,
+            "interval_seconds": int(INTERVAL),
+            "samples": [_dumped(samples, one) for one in found],
+        }
+        return _document(dump, form)
+    rows = [("Metric", "Labels", *BACK)]
+    for one in found:
+        rings = [samples.newest_first(ring) for ring in one.rings]
+        rows.append(
+            (one.name, one.labels, *(one.told(ring[back] for ring in rings) for back in BACK.values()))
+        )
+    return _columns(rows)
+
+
+def _dumped(samples: Samples, series: Series) -> Mapping[str, object]:
+    rings = [[0.0 if math.isnan(one) else one for one in samples.newest_first(ring)] for ring in series.rings]
+    kind, values = (
+        ("histogram", dict(zip(("p50", "p90", "p99"), rings, strict=True)))
+        if series.is_histogram
+        else ("gauge_or_counter", {"samples": rings[0]})
+    )
+    latest = series.told(ring[0] for ring in rings)
+    return {"name": series.name, "labels": series.labels, kind: values, "latest": latest}
+
+
+def _plotted(samples: Samples, series: Series, *, rate: bool) -> str:
+    from cells.observe.samples.graphs import per_second, plot
+
+    titles = [f" (p{share})" for share in (50, 90, 99)] if series.is_histogram else [""]
+    suffix = "s" if "seconds" in series.name else ""
+    graphs = []
+    for ring, title in zip(series.rings, titles, strict=True):
+        values = samples.newest_first(ring)[::-1]
+        if rate:
+            values = per_second(values, INTERVAL)
+        whole = f"{series.name}{title}{' (rate per second)' if rate else ''}"
+        graphs.append("\n".join(plot(whole, series.labels, values, KEPT * INTERVAL / 60, suffix)))
+    return "\n\n".join(graphs)
+
+
+def _document(value: object, form: str) -> str:
+    if form == "json":
+        return json.dumps(value, indent=2)
+    import yaml  # few ask for it
+
+    return str(yaml.safe_dump(value, sort_keys=False))
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
 
 cell = module(
     "metrics-samples",

@@ -1,13 +1,25 @@
 """The definitions of the custom resources: registered when a leader begins, upgraded by schema version.
 
 Controller: what is to be there in, CustomResourceDefinitions of the API server out.
-Needs:      ClusterAPI, OperatorOptions, CRDSettings.   Gives: CustomResources, definitions().
 Why:        agents wait for them; nothing else of the leader starts before they are established.
 """
 
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, Final
+
+import anyio
+from msgspec import field
+
+from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.objects.kind import Condition, Kind, Object
+from cells.kvstore.settings import KVStoreSettings
+from cells.operator.api_server import ClusterAPI
 from cells.operator.crds.definitions import SCHEMA_VERSION, VERSION_LABEL, Definition, definitions
-from cells.operator.crds.register import CRDSettings, CustomResources
-from lifecycle import after, config, invoke, module, provide
+from cells.operator.options import OperatorOptions
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, after, config, invoke, module, provide
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -18,6 +30,170 @@ __all__ = [
     "cell",
     "definitions",
 ]
+
+
+# Creates custom resource definitions, and replaces those of an older schema version.
+#
+# Source: Cilium 1.17, pkg/k8s/apis/crdhelpers: the version label decides, the schema itself is not compared.
+#         Equal or newer stays, so an older operator takes nothing away.
+
+PATIENCE: Final = 60.0
+"""Seconds a definition may take until the server has established it."""
+PAUSES: Final = (0.05, 0.5)
+"""Seconds between two looks at a definition: the first, and the longest."""
+
+
+class CRDSettings(Settings, frozen=True):
+    """Settings of the custom-resources cell."""
+
+    skip_crd_creation: bool = False
+    """Leave the definitions of the custom resources to somebody else."""
+
+    enable_local_redirect_policy: bool = False
+    """Register CiliumLocalRedirectPolicy."""
+
+    enable_ipv4_egress_gateway: bool = False
+    """Register CiliumEgressGatewayPolicy."""
+
+
+class DefinitionStatus(Object, frozen=True, gc=False):
+    """A definition, as far as it is read."""
+
+    spec: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def conditions(self) -> dict[str, Condition]:
+        """By type."""
+        listed: list[dict[str, str]] = self.status.get("conditions") or []
+        return {
+            one["type"]: Condition(
+                one["type"], one.get("status", ""), one.get("reason", ""), one.get("message", "")
+            )
+            for one in listed
+        }
+
+
+DEFINITIONS: Final = Kind(
+    DefinitionStatus,
+    "apiextensions.k8s.io/v1",
+    "customresourcedefinitions",
+    kind="CustomResourceDefinition",
+    namespaced=False,
+)
+
+
+def version_of(text: str | None) -> tuple[int, int, int] | None:
+    """A semantic version's numbers; None for what is none."""
+    found = re.fullmatch(r"v?(\d+)\.(\d+)\.(\d+)(?:[-+].*)?", text or "")
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def outdated(spec: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether what is in the cluster is to be replaced by ours."""
+    versions = spec.get("versions") or [{}]
+    if not (versions[0].get("schema") or {}).get("openAPIV3Schema"):
+        return True
+    theirs, ours = version_of(labels.get(VERSION_LABEL)), version_of(SCHEMA_VERSION)
+    return theirs is None or (ours is not None and theirs < ours)
+
+
+class CustomResources:
+    """Whoever takes it starts after every definition is established."""
+
+    def __init__(
+        self,
+        settings: CRDSettings,
+        options: OperatorOptions,
+        store: KVStoreSettings,
+        server: ClusterAPI,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._endpoint_slices = options.enable_cilium_endpoint_slice
+        self._server = server
+        self._log = log
+        self.endpoints = not (options.disable_endpoint_crd and store.enabled)
+        """Whether there are CiliumEndpoints; without them nodes tell of their pods in the kvstore alone."""
+        if options.disable_endpoint_crd and self.endpoints:
+            log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
+        if not self.endpoints and options.identity_allocation_mode != "kvstore":
+            raise HiveError(
+                "disable-endpoint-crd=true: expected identity-allocation-mode=kvstore, not"
+                f" {options.identity_allocation_mode}: CiliumEndpoints say which CiliumIdentities are used"
+            )
+        lifecycle.append(Hook("register custom resources", self._register, start_timeout=3 * PATIENCE))
+
+    @property
+    def wanted(self) -> list[Definition]:
+        """Every definition that shall be there."""
+        return definitions(
+            endpoints=self.endpoints,
+            endpoint_slices=self._endpoint_slices,
+            local_redirects=self._settings.enable_local_redirect_policy,
+            egress_gateways=self._settings.enable_ipv4_egress_gateway,
+        )
+
+    async def _register(self) -> None:
+        if self._settings.skip_crd_creation:
+            self._log.info("custom resource definitions are left to others", setting="skip-crd-creation")
+            return
+        try:
+            async with anyio.create_task_group() as group:
+                for one in self.wanted:
+                    group.start_soon(self._ensure, one)
+        except* (KubernetesError, HiveError) as errors:
+            raise HiveError(f"unable to create CRDs: {errors.exceptions[0]}") from errors
+
+    async def _ensure(self, wanted: Definition) -> None:
+        client = self._server.client
+        try:
+            found = await client.get(DEFINITIONS, wanted.name)
+        except NotFoundError:
+            try:
+                await client.create(DEFINITIONS, wanted.body)
+            except ConflictError:
+                self._log.debug("another writer was faster", definition=wanted.name)
+        else:
+            if outdated(found.spec, found.labels):
+                await self._replace(wanted)
+        await self._established(wanted)
+        self._log.info("custom resource definition is there and up to date", definition=wanted.name)
+
+    async def _replace(self, wanted: Definition) -> None:
+        """All labels and the whole spec are ours from now on; annotations stay."""
+
+        def ours(live: dict[str, Any]) -> dict[str, Any] | None:
+            metadata = live["metadata"]
+            if not outdated(live["spec"], metadata.get("labels") or {}):
+                return None
+            labels = wanted.body["metadata"]["labels"]
+            spec = {**wanted.body["spec"], "preserveUnknownFields": False}
+            if "conversion" in live["spec"]:
+                spec["conversion"] = {"strategy": "None"}
+            return {**live, "metadata": {**metadata, "labels": labels}, "spec": spec}
+
+        await self._server.client.update(DEFINITIONS, wanted.name, ours)
+        self._log.info("custom resource definition replaced", definition=wanted.name, version=SCHEMA_VERSION)
+
+    async def _established(self, wanted: Definition) -> None:
+        """Wait until the server serves it. Raises HiveError when it never will."""
+        deadline = time.monotonic() + PATIENCE
+        pause, longest = PAUSES
+        while True:
+            conditions = (await self._server.client.get(DEFINITIONS, wanted.name)).conditions
+            accepted = conditions.get("NamesAccepted")
+            if accepted is not None and accepted.status == "False":
+                raise HiveError(f"{wanted.name}: {accepted.reason}: {accepted.message}")
+            established = conditions.get("Established")
+            if established is not None and established.status == "True":
+                return
+            if time.monotonic() > deadline:
+                raise HiveError(f"{wanted.name}: not established within {PATIENCE:g} s")
+            await anyio.sleep(pause)
+            pause = min(2 * pause, longest)
 
 
 @after(CustomResources)

@@ -9,26 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from cells.kubernetes import (
-    CILIUM_CIDR_GROUPS,
-    CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
-    CILIUM_EGRESS_GATEWAYS,
+from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_ENDPOINT_SLICES,
     CILIUM_ENDPOINTS,
     CILIUM_IDENTITIES,
-    CILIUM_L2_ANNOUNCEMENTS,
-    CILIUM_LOAD_BALANCER_IP_POOLS,
+)
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.cilium_policy import (
+    CILIUM_CIDR_GROUPS,
+    CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
+    CILIUM_EGRESS_GATEWAYS,
     CILIUM_LOCAL_REDIRECT_POLICIES,
     CILIUM_NETWORK_POLICIES,
-    CILIUM_NODE_CONFIGS,
-    CILIUM_NODES,
-    CILIUM_POD_IP_POOLS,
-    Kind,
-    Selector,
 )
+from cells.kubernetes.objects.cilium_pools import (
+    CILIUM_L2_ANNOUNCEMENTS,
+    CILIUM_LOAD_BALANCER_IP_POOLS,
+    CILIUM_NODE_CONFIGS,
+    CILIUM_POD_IP_POOLS,
+)
+from cells.kubernetes.objects.kind import Kind, Selector
 from cells.operator.crds.policies import POLICY
-from cells.operator.crds.refined import CIDR4, refine
 from cells.operator.crds.schema import (
+    CIDR4,
     NUMBER,
     PLAIN_SELECTOR,
     TEXT,
@@ -37,6 +40,7 @@ from cells.operator.crds.schema import (
     immutable,
     matched,
     obj,
+    refine,
 )
 
 SCHEMA_VERSION: Final = "1.30.1"

@@ -1,22 +1,225 @@
 """CiliumEndpointSlices: the endpoints of a namespace in batches, which agents read instead of each of them.
 
 Controller: CiliumEndpoints in, the table ``endpoint-slices`` out: which endpoint is in which slice.
-Reconciler: that table in, CiliumEndpointSlices out, made, changed and deleted at a limited rate.
-            Those of namespaces with ``cilium.io/ces-namespace: priority`` do not wait for the others.
-Needs:      ClusterAPI, ClusterObjects, OperatorOptions, SliceSettings, the table.   Gives: EndpointSlices.
+Reconciler: that table in, CiliumEndpointSlices out, made, changed and deleted at a limited rate. Those of
+            namespaces with ``cilium.io/ces-namespace: priority`` do not wait for the others.
 Why:        thousands of nodes that each follow every endpoint are more than an API server bears.
 """
 
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from cells.kubernetes.client.calls import Bucket
+from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINT_SLICES
+from cells.observe import Collector, Family, Histogram, counter, histogram
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
-from cells.operator.endpoint_slices.metrics import SliceCounts, tell
-from cells.operator.endpoint_slices.service import EndpointSlices
-from cells.operator.endpoint_slices.settings import SliceSettings
-from cells.operator.endpoint_slices.slices import SliceRow
-from cells.operator.endpoint_slices.writer import SliceLimit, SliceWriter
-from lifecycle import Jobs, Lifecycle, Reconciler, Table, config, invoke, minutes, module, provide
+from cells.operator.endpoint_slices.slices import EndpointSlices, SliceRow, SliceSettings, WriteLimit
+from lifecycle import (
+    BatchError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    ReadTable,
+    Reconciler,
+    Table,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
 
 __all__ = ["EndpointSlices", "SliceRow", "SliceSettings", "cell"]
+
+
+# What writing slices tells of itself.
+#
+# Source: Cilium 1.17, the operator's metrics of CiliumEndpointSlices.
+
+PREFIX: Final = "cilium_operator"
+SIZES: Final = (1, 10, 25, 50, 100, 200, 500, 1000)
+DELAYS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300, 900, 1800, 3600)
+Queue = Literal["fast", "standard"]
+
+
+class SliceCounts:
+    """What is counted of writes."""
+
+    def __init__(self) -> None:
+        self.sizes = Histogram(SIZES)
+        """Endpoints of a slice that was written."""
+        self.changes = {"cepinserted": Histogram(SIZES), "cepremoved": Histogram(SIZES)}
+        """Endpoints that came into a slice with one write, or left it."""
+        self.delays: dict[Queue, Histogram] = {"fast": Histogram(DELAYS), "standard": Histogram(DELAYS)}
+        """Seconds that slices waited to be written."""
+        self.outcomes: Counter[str] = Counter(success=0, fail=0)
+
+    def written(self, before: frozenset[str], after: frozenset[str]) -> None:
+        """A slice that held these endpoints holds those now."""
+        self.sizes.observe(len(after))
+        self.changes["cepinserted"].observe(len(after - before))
+        self.changes["cepremoved"].observe(len(before - after))
+
+
+def families(counts: SliceCounts) -> list[Family]:
+    """All of it."""
+    return [
+        histogram(f"{PREFIX}_number_of_ceps_per_ces", "The number of CEPs batched in a CES", counts.sizes),
+        histogram(
+            f"{PREFIX}_number_of_cep_changes_per_ces",
+            "The number of changed CEPs in each CES update",
+            counts.changes,
+            "opcode",
+        ),
+        histogram(
+            f"{PREFIX}_ces_queueing_delay_seconds",
+            "CiliumEndpointSlice queueing delay in seconds",
+            counts.delays,
+            "queue",
+        ),
+        counter(
+            f"{PREFIX}_ces_sync_total",
+            "The number of completed CES syncs by outcome",
+            dict(counts.outcomes),
+            "outcome",
+        ),
+    ]
+
+
+def tell(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle) -> None:
+    """Tell it while this operator leads."""
+
+    async def collect() -> Iterable[Family]:
+        return families(counts)
+
+    collector = Collector("endpoint-slices", collect)
+
+    async def start() -> None:
+        metrics.add([collector])
+
+    async def stop() -> None:
+        metrics.remove([collector])
+
+    lifecycle.append(Hook("report metrics", start, stop))
+
+
+# Writes CiliumEndpointSlices.
+
+
+class SliceLimit:
+    """Turns of all who write slices, at the rate that counts for the cluster as it is."""
+
+    def __init__(self, limit: Callable[[], WriteLimit]) -> None:
+        self._limit = limit
+        self._limited: tuple[WriteLimit, Bucket] | None = None
+
+    async def turn(self) -> None:
+        """Wait until another write is allowed."""
+        limit = self._limit()
+        if self._limited is None or self._limited[0] != limit:
+            self._limited = limit, Bucket(limit.limit, limit.burst)
+        await self._limited[1].take()
+
+
+class SliceWriter:
+    """The slices of namespaces that go first, or of all others, at the API server: a Target."""
+
+    def __init__(
+        self,
+        server: ClusterAPI,
+        slices: EndpointSlices,
+        rows: ReadTable[SliceRow],
+        limit: SliceLimit,
+        counts: SliceCounts,
+        *,
+        first: bool,
+    ) -> None:
+        self._server = server
+        self._slices = slices
+        self._rows = rows
+        self._limit = limit
+        self._counts = counts
+        self._first = first
+
+    async def dump(self) -> Mapping[str, SliceRow]:
+        """What each slice holds."""
+        return {
+            name: SliceRow(name, one.of_namespace, one.endpoints, self._first)
+            for name, one in self._slices.live().items()
+            if self._slices.goes_first(one.of_namespace) is self._first
+        }
+
+    async def put(self, batch: Mapping[str, SliceRow]) -> None:
+        """Make or change them, at the rate that is allowed. Raises BatchError."""
+        failures: dict[str, Exception] = {}
+        for name, row in batch.items():
+            await self._limit.turn()
+            since = self._slices.waiting.pop(name, None)
+            if since is not None:
+                queue = self._counts.delays["fast" if self._first else "standard"]
+                queue.observe(time.monotonic() - since)
+            held = self._slices.live().get(name)
+            before = frozenset(one.name for one in held.endpoints) if held is not None else frozenset()
+            try:
+                await self._write(row)
+            except KubernetesError as error:
+                failures[name] = error
+            else:
+                self._counts.written(before, frozenset(one.name for one in row.endpoints))
+        self._told(len(batch), failures)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """Delete them, but those whose namespace has changed its turn. Raises BatchError."""
+        failures: dict[str, Exception] = {}
+        gone = [name for name in batch if self._rows.get(name) is None]
+        for name in gone:
+            await self._limit.turn()
+            self._slices.waiting.pop(name, None)
+            try:
+                await self._server.client.delete(CILIUM_ENDPOINT_SLICES, name)
+            except KubernetesError as error:
+                failures[name] = error
+        self._told(len(gone), failures)
+
+    def _told(self, tried: int, failures: dict[str, Exception]) -> None:
+        self._counts.outcomes["fail"] += len(failures)
+        self._counts.outcomes["success"] += tried - len(failures)
+        if failures:
+            raise BatchError(failures)
+
+    async def _write(self, row: SliceRow) -> None:
+        client = self._server.client
+        endpoints = msgspec.to_builtins(row.endpoints)
+        kind = CILIUM_ENDPOINT_SLICES
+        if row.name in self._slices.live():
+            try:
+                await client.patch(kind, row.name, {"namespace": row.namespace, "endpoints": endpoints})
+            except NotFoundError:
+                pass  # somebody deleted it
+            else:
+                return
+        body = {
+            "apiVersion": kind.api_version,
+            "kind": kind.kind,
+            "metadata": {"name": row.name},
+            "namespace": row.namespace,
+            "endpoints": endpoints,
+        }
+        try:
+            await client.create(kind, body)
+        except ConflictError as error:
+            if not error.exists:
+                raise
+            await client.patch(kind, row.name, {"namespace": row.namespace, "endpoints": endpoints})
+
 
 AGAIN = minutes(1)
 """How often slices are compared with what they should hold."""

@@ -1,6 +1,5 @@
 """Which endpoint is in which slice.
 
-Needs: nothing.   Gives: Slices, SliceRow, core_endpoint().
 Source: Cilium 1.17, operator/pkg/ciliumendpointslice: the fullest slice that has room; an endpoint stays
         where it is, but in mode identity it moves when its identity changes.
 """
@@ -8,12 +7,93 @@ Source: Cilium 1.17, operator/pkg/ciliumendpointslice: the fullest slice that ha
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
-from typing import Final
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Final, cast
 
+import anyio
 import msgspec
+from msgspec.structs import replace
 
-from cells.kubernetes import CiliumEndpoint, CiliumEndpointSlice, CoreEndpoint, Key
+from cells.kubernetes.objects.cilium_endpoint import (
+    CILIUM_ENDPOINT_SLICES,
+    CILIUM_ENDPOINTS,
+    CiliumEndpoint,
+    CiliumEndpointSlice,
+    CoreEndpoint,
+)
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.core import NAMESPACES, Namespace
+from cells.kubernetes.objects.kind import Key
+from cells.operator.objects import ClusterObjects
+from cells.operator.options import OperatorOptions
+from lifecycle import Change, Jobs, Settings, Table, refuse
+
+# How endpoints are batched, and how fast slices are written.
+#
+# Source: Cilium 1.17, options of the operator's CES controller.
+
+MODES: Final = ("identity", "fcfs")
+OPTION: Final = "ces-rate-limits"
+
+
+class WriteLimit(msgspec.Struct, frozen=True):
+    """How fast slices are written in a cluster of so many nodes or more."""
+
+    nodes: Annotated[int, msgspec.Meta(ge=0)]
+    limit: Annotated[float, msgspec.Meta(gt=0)]
+    """Writes a second."""
+    burst: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class SliceSettings(Settings, frozen=True):
+    """Settings of the endpoint-slices cell; they count with enable-cilium-endpoint-slice."""
+
+    ces_max_ciliumendpoints_per_ces: int = 100
+    """How many endpoints a CiliumEndpointSlice holds at most."""
+
+    ces_slice_mode: str = "identity"
+    """Which endpoints share a slice: identity, those of one identity; fcfs, any of a namespace, first come,
+    first served."""
+
+    ces_rate_limits: str = '[{"nodes":0,"limit":10,"burst":20}]'
+    """How fast slices are written, as JSON: the entry with the most nodes that the cluster has counts; limit
+    is in writes a second."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.ces_slice_mode not in MODES:
+            yield f"ces-slice-mode={self.ces_slice_mode}: Invalid slicing mode: expected identity or fcfs"
+        if self.ces_max_ciliumendpoints_per_ces < 1:
+            yield (
+                f"ces-max-ciliumendpoints-per-ces={self.ces_max_ciliumendpoints_per_ces}: expected 1 or more"
+            )
+        try:
+            self.limits()
+        except ValueError as error:
+            yield f"{OPTION}={self.ces_rate_limits}: {error}"
+
+    def limits(self) -> list[WriteLimit]:
+        """The limits, for the fewest nodes first; raises ValueError."""
+        try:
+            found = msgspec.json.decode(self.ces_rate_limits, type=list[WriteLimit])
+        except msgspec.MsgspecError as error:
+            raise ValueError(
+                f'{error}: expected a list such as [{{"nodes":0,"limit":10,"burst":20}}]'
+            ) from None
+        if not found:
+            raise ValueError('expected one limit at least, such as [{"nodes":0,"limit":10,"burst":20}]')
+        return sorted(found, key=lambda one: one.nodes)
+
+    def limit(self, nodes: int) -> WriteLimit:
+        """The one that counts for so many nodes; below the first, the first."""
+        limits = self.limits()
+        found = [one for one in limits if one.nodes <= nodes] or limits[:1]
+        return found[-1]
+
 
 _LETTERS: Final = "bcdfghjklmnpqrstvwxyz2456789"
 """Of names that Kubernetes makes up (k8s.io/apimachinery, SafeEncodeString): no words come about."""
@@ -147,3 +227,91 @@ class Slices:
             name = f"ces-{'-'.join(letters)}"
             if name not in self._slices:
                 return name
+
+
+# Keeps slices up to date with CiliumEndpoints.
+#
+# Source: Cilium 1.17: the annotation ``cilium.io/ces-namespace`` of a namespace, ``priority`` or nothing.
+
+ANNOTATION: Final = "cilium.io/ces-namespace"
+DELAY: Final = 0.5
+"""Seconds that a change waits for others, so that a slice is written once for all of them."""
+
+
+class EndpointSlices:
+    """Places endpoints once all of them, and all slices, are known."""
+
+    def __init__(
+        self,
+        options: OperatorOptions,
+        settings: SliceSettings,
+        objects: ClusterObjects,
+        rows: Table[SliceRow],
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self.active = options.enable_cilium_endpoint_slice and objects.endpoints
+        """Whether there are to be slices."""
+        self._settings = settings
+        self._rows = rows
+        self._first = rows.initializer("endpoints of the cluster")
+        self.waiting: dict[str, float] = {}
+        """Since when slices wait to be written, in seconds of the monotonic clock."""
+        if self.active:
+            self._endpoints = objects.table(CILIUM_ENDPOINTS)
+            self._slices = objects.table(CILIUM_ENDPOINT_SLICES)
+            self._nodes = objects.table(CILIUM_NODES)
+            self._namespaces = objects.table(NAMESPACES)
+            jobs.one_shot("batch", self._run)
+            jobs.observe("priorities", self._namespaces.changes, self._follow_namespaces)
+
+    def live(self) -> Mapping[str, CiliumEndpointSlice]:
+        """The slices there are."""
+        return {one.name: one for one in self._slices.all()}
+
+    def goes_first(self, namespace: str) -> bool:
+        """Whether the slices of a namespace are written before those of others."""
+        row = self._namespaces.get(("", namespace))
+        return row is not None and row.annotations.get(ANNOTATION) == "priority"
+
+    def limit(self) -> WriteLimit:
+        """How fast slices may be written, now that the cluster has so many nodes."""
+        return self._settings.limit(len(self._nodes))
+
+    async def _run(self) -> None:
+        """All there is, then what changes; what comes together is taken together."""
+        for table in (self._endpoints, self._slices, self._nodes, self._namespaces):
+            await table.wait_initialized()
+        settings = self._settings
+        slices = Slices(
+            settings.ces_max_ciliumendpoints_per_ces, by_identity=settings.ces_slice_mode == "identity"
+        )
+        slices.adopt(self._slices.all())
+        feed = self._endpoints.changes()
+        first = [one.row for one in feed.take() if one.row is not None]
+        with self._rows.txn() as txn:
+            txn.replace_all(self._marked(row for row in slices.begin(first).values() if row is not None))
+        self._first.done()
+        while True:
+            await feed.wait()
+            await anyio.sleep(DELAY)
+            changed = slices.update({cast("Key", one.key): one.row for one in feed.take()})
+            with self._rows.txn() as txn:
+                for name in (name for name, row in changed.items() if row is None):
+                    txn.delete(name)
+                for row in self._marked(row for row in changed.values() if row is not None):
+                    txn.put(row)
+
+    def _marked(self, rows: Iterable[SliceRow]) -> Iterable[SliceRow]:
+        """Slices with whether they go first; they wait from now on."""
+        now = time.monotonic()
+        for row in rows:
+            self.waiting.setdefault(row.name, now)
+            yield replace(row, priority=self.goes_first(row.namespace))
+
+    async def _follow_namespaces(self, changes: list[Change[Namespace]]) -> None:
+        changed = {cast("Key", one.key)[1] for one in changes}
+        with self._rows.txn() as txn:
+            for row in self._rows.all():
+                if row.namespace in changed and row.priority != self.goes_first(row.namespace):
+                    txn.put(replace(row, priority=not row.priority))

@@ -3,25 +3,464 @@
 Controller: services, pools, nodes and their backends in, the tables ``lb-service-annotations``,
             ``lb-pool-requests`` and ``node-ipam-requests`` out.
 Reconciler: those tables in, the status of services and the conditions of pools out.
-Needs:      ClusterAPI, ClusterObjects, OperatorOptions, LBIPAMSettings, Metrics.   Gives: LBIPAM, NodeIPAM.
 Why:        one function of everything there is says who has what; what a service has it keeps as long as it
             may, over restarts as well.
 """
 
-from typing import Final
+from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from ipaddress import ip_address
+from itertools import count
+from typing import Any, Final
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, EndpointSlice, Node, served_by
+from cells.kubernetes.objects.kind import Key
+from cells.observe import Collector, Family, gauge
+from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
-from cells.operator.lb_ipam.metrics import tell
-from cells.operator.lb_ipam.node_ipam import NodeIPAM
-from cells.operator.lb_ipam.service import LBIPAM
-from cells.operator.lb_ipam.settings import LBIPAMSettings
-from cells.operator.lb_ipam.wishes import PoolWish, ServiceWish
-from cells.operator.lb_ipam.writer import PoolWriter, ServiceWriter
-from lifecycle import Jobs, Reconciler, Table, config, invoke, minutes, module, provide
+from cells.operator.lb_ipam.allocation import (
+    LOAD_BALANCER_POOLS,
+    Address,
+    AddressPool,
+    AddressRange,
+    Grant,
+    Plan,
+    Request,
+    address_pools,
+    plan,
+    request_of,
+)
+from cells.operator.lb_ipam.wishes import (
+    PoolWish,
+    PoolWriter,
+    ServiceWish,
+    ServiceWriter,
+    pool_wish,
+    service_wish,
+)
+from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService, selector_of
+from cells.operator.options import OperatorOptions
+from lifecycle import (
+    Health,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Reconciler,
+    Settings,
+    Table,
+    Tables,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+    refuse,
+)
 
 __all__ = ["LBIPAM", "LBIPAMSettings", "NodeIPAM", "PoolWish", "ServiceWish", "cell"]
 
+
+# Whether and for whom LB-IPAM works.
+#
+# Source: Cilium 1.17, options of the operator.
+
+L2_CLASS = "io.cilium/l2-announcer"
+NODE_CLASS = "io.cilium/node"
+
+
+class LBIPAMSettings(Settings, frozen=True):
+    """Who gives addresses to services of type LoadBalancer."""
+
+    enable_lb_ipam: bool = True
+    """Give addresses of CiliumLoadBalancerIPPools to services of type LoadBalancer."""
+
+    default_lb_service_ipam: str = "lbipam"
+    """Who gives addresses to services without a loadBalancerClass: lbipam, nodeipam (with
+    enable-node-ipam), or none."""
+
+    enable_node_ipam: bool = False
+    """Services of class io.cilium/node get the addresses of nodes."""
+
+    enable_l2_announcements: bool = False
+    """Services of class io.cilium/l2-announcer get addresses, too."""
+
+    k8s_service_proxy_name: str = ""
+    """Serve only services whose label service.kubernetes.io/service-proxy-name has this value; unset: only
+    those without the label."""
+
+    bpf_lb_proto_diff: bool = True
+    """Whether agents tell protocols apart; if not, services that share an address have different port
+    numbers."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.default_lb_service_ipam not in {"lbipam", "nodeipam", "none"}:
+            yield f"default-lb-service-ipam={self.default_lb_service_ipam}: expected lbipam, nodeipam or none"
+        elif self.default_lb_service_ipam == "nodeipam" and not self.enable_node_ipam:
+            yield "default-lb-service-ipam=nodeipam: expected enable-node-ipam=true, too"
+
+    @property
+    def classes(self) -> frozenset[str]:
+        """The classes of services that get addresses of pools; an empty text stands for none."""
+        found = {""} if self.default_lb_service_ipam == "lbipam" else set()
+        return frozenset(found | ({L2_CLASS} if self.enable_l2_announcements else set()))
+
+    @property
+    def node_classes(self) -> frozenset[str]:
+        """The classes of services that get addresses of nodes; an empty text stands for none."""
+        if not self.enable_node_ipam:
+            return frozenset()
+        return frozenset({NODE_CLASS, *([""] if self.default_lb_service_ipam == "nodeipam" else [])})
+
+
+# Waits for the first of several things.
+
+
+async def either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Return when the first of them does; the others are cancelled."""
+    async with anyio.create_task_group() as group:
+
+        async def one(wait: Callable[[], Coroutine[Any, Any, None]]) -> None:
+            await wait()
+            group.cancel_scope.cancel()
+
+        for wait in waits:
+            group.start_soon(one, wait)
+
+
+# Plans anew whenever pools or services change.
+
+
+class LBIPAM:
+    """Gives addresses to services, once all services and pools are known."""
+
+    def __init__(
+        self,
+        settings: LBIPAMSettings,
+        options: OperatorOptions,
+        objects: ClusterObjects,
+        service_wishes: Table[ServiceWish],
+        pool_wishes: Table[PoolWish],
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self.active = settings.enable_lb_ipam
+        """Whether addresses are ours to give."""
+        self._classes = settings.classes
+        self._proxy = settings.k8s_service_proxy_name
+        self._proto_diff = settings.bpf_lb_proto_diff
+        self._versions = [4] * options.enable_ipv4 + [6] * options.enable_ipv6
+        self._service_wishes = service_wishes
+        self._pool_wishes = pool_wishes
+        self._log = log
+        self._arrival: dict[Key, int] = {}
+        self._given: dict[Key, tuple[str, tuple[Address, ...]]] = {}
+        """Service -> its uid and addresses, as they were planned last: its status may not say so yet."""
+        self._slept = True
+        self._broken: dict[str, str] = {}
+        self._clock = count()
+        self._age: dict[tuple[str, tuple[AddressRange, ...]], int] = {}
+        """When a pool came to have its ranges: those that have had them longest are used first."""
+        self.pools: list[AddressPool] = []
+        self.plan = Plan({}, {})
+        if self.active:
+            self._pools = objects.table(LOAD_BALANCER_POOLS)
+            self._services = objects.table(CLUSTER_SERVICES)
+            jobs.one_shot("allocate", self._run)
+
+    async def _run(self) -> None:
+        await self._pools.wait_initialized()
+        await self._services.wait_initialized()
+        pools, services = self._pools.changes(), self._services.changes()
+        while True:
+            changed = services.take()
+            if pools.take() or changed:
+                for change in changed:
+                    if change.row is not None:
+                        self._arrival.setdefault(change.row.key, change.revision)
+                self._pass()
+            await either(pools.wait, services.wait)
+
+    def _pass(self) -> None:
+        services = {one.key: one for one in self._services.all()}
+        self._arrival = {key: at for key, at in self._arrival.items() if key in services}
+        rows = {one.name: one for one in self._pools.all()}
+        pools, broken = address_pools(rows.values())
+        known = {(one.name, one.ranges): self._age.get((one.name, one.ranges)) for one in pools}
+        self._age = {key: next(self._clock) if at is None else at for key, at in known.items()}
+        self.pools = sorted(pools, key=lambda one: self._age[one.name, one.ranges])
+        self._tell_broken(broken)
+        self._slept = self._slept and not rows
+        ours = {key: one for key, one in services.items() if self._serves(one)}
+        requests = [self._request(ours[key]) for key in sorted(ours, key=self._arrival.__getitem__)]
+        self.plan = Plan({}, {}) if self._slept else plan(self.pools, requests)
+        self._given = {one.key: (one.uid, self._grant(one.key).addresses) for one in requests}
+        by_name = {one.name: one for one in self.pools}
+        with self._service_wishes.txn() as txn:
+            wishes = [
+                service_wish(one, self.plan.grants.get(key))
+                for key, one in services.items()
+                if not (self._slept and key in ours)  # without pools nothing is said of services
+            ]
+            txn.replace_all(one for one in wishes if one is not None)
+        with self._pool_wishes.txn() as pool_txn:
+            found = (pool_wish(row, by_name.get(name), self.plan.used) for name, row in rows.items())
+            pool_txn.replace_all(one for one in found if one is not None)
+
+    def _serves(self, service: ClusterService) -> bool:
+        spec = service.spec
+        return (
+            spec.type == "LoadBalancer"
+            and (spec.load_balancer_class or "") in self._classes
+            and served_by(service.labels, self._proxy)
+        )
+
+    def _request(self, service: ClusterService) -> Request:
+        request = request_of(service, self._versions, proto_diff=self._proto_diff)
+        uid, given = self._given.get(service.key, ("", ()))
+        if uid != request.uid or self._slept:
+            return request
+        return replace(request, has=given)
+
+    def _grant(self, key: Key) -> Grant:
+        return self.plan.grants.get(key) or Grant(())
+
+    def _tell_broken(self, broken: dict[str, str]) -> None:
+        for name, why in broken.items():
+            if self._broken.get(name) != why:
+                self._log.error("pool cannot be read", pool=name, error=why)
+        self._broken = broken
+
+
+# Which addresses of nodes a service gets.
+#
+# Source: Cilium 1.17, node IPAM; KEP-3458 for the nodes that load balancers leave out.
+
+EXCLUDED: Final = "node.kubernetes.io/exclude-from-external-load-balancers"
+GOING: Final = "ToBeDeletedByClusterAutoscaler"
+MATCH: Final = "io.cilium.nodeipam/match-node-labels"
+FAMILIES: Final = {"IPv4": 4, "IPv6": 6}
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """A node that traffic from outside may come by."""
+
+    name: str
+    labels: dict[str, str]
+    external: tuple[str, ...]
+    internal: tuple[str, ...]
+
+
+def place_of(node: Node) -> Place | None:
+    """The node as a place; None for one that is left out, or is going."""
+    tainted = any(one.key == GOING for one in node.spec.taints or ())
+    if node.terminating or EXCLUDED in node.labels or tainted:
+        return None
+    found: dict[str, list[str]] = {"ExternalIP": [], "InternalIP": []}
+    for one in node.status.addresses or ():
+        if one.type in found and _version(one.address):
+            found[one.type].append(one.address)
+    return Place(node.name, dict(node.labels), tuple(found["ExternalIP"]), tuple(found["InternalIP"]))
+
+
+def ready_nodes(slices: Iterable[EndpointSlice]) -> set[str]:
+    """The nodes with a backend that is ready; without a word it counts as ready."""
+    return {
+        one.node_name
+        for each in slices
+        for one in each.endpoints or ()
+        if one.node_name and one.conditions.ready is not False
+    }
+
+
+def addresses_for(
+    service: ClusterService, places: Collection[Place], slices: Iterable[EndpointSlice]
+) -> tuple[str, ...]:
+    """External addresses of its nodes, or else internal ones, in order. Raises ValueError.
+
+    With ``externalTrafficPolicy: Local`` its nodes are those with a backend that is ready.
+    """
+    text = service.annotations.get(MATCH, "")
+    try:
+        selector = selector_of(text)
+    except ValueError as error:
+        raise ValueError(f"{MATCH}={text}: {error}") from error
+    chosen = [one for one in places if selector.matches(one.labels)]
+    if service.spec.external_traffic_policy == "Local":
+        ready = ready_nodes(slices)
+        chosen = [one for one in chosen if one.name in ready]
+    versions = {FAMILIES.get(one) for one in service.spec.ip_families or ("IPv4",)}
+    external = {ip for one in chosen for ip in one.external if _version(ip) in versions}
+    internal = {ip for one in chosen for ip in one.internal if _version(ip) in versions}
+    return tuple(sorted(external or internal))
+
+
+def _version(text: str) -> int | None:
+    try:
+        return ip_address(text).version
+    except ValueError:
+        return None
+
+
+# Node IPAM: services of class io.cilium/node get the addresses of nodes.
+#
+# Why: on a network that lets one announce nothing, the nodes' own addresses are all there is. It looks anew
+#      whenever nodes, backends or services change.
+
 AGAIN: Final = minutes(1)
+
+
+class NodeIPAM:
+    """Gives services the addresses of nodes, once all nodes, backends and services are known."""
+
+    def __init__(
+        self,
+        settings: LBIPAMSettings,
+        objects: ClusterObjects,
+        server: ClusterAPI,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._classes = settings.node_classes
+        self._proxy = settings.k8s_service_proxy_name
+        self._health = health.child("node-ipam")
+        self._log = log
+        self._places: dict[str, Place] = {}
+        self._wrong: dict[Key, str] = {}
+        self.wishes: Table[ServiceWish] = Table(
+            "node-ipam-requests", key=lambda one: (one.namespace, one.name)
+        )
+        """What services do not say yet, by namespace and name."""
+        if self._classes:
+            self._services = objects.table(CLUSTER_SERVICES)
+            self._nodes = objects.table(NODES)
+            self._slices = objects.table(ENDPOINT_SLICES)
+            tables.add(self.wishes)
+            jobs.one_shot("addresses of nodes", self._run)
+            writer = Reconciler(self.wishes, ServiceWriter(server), full_every=AGAIN, put_early=True)
+            jobs.observe("write-addresses-of-nodes", writer)
+
+    async def _run(self) -> None:
+        for table in (self._services, self._nodes, self._slices):
+            await table.wait_initialized()
+        services, nodes = self._services.changes(), self._nodes.changes()
+        slices = self._slices.changes()
+        while True:
+            changed = bool(services.take()) | bool(slices.take())
+            if nodes.take():
+                places = {
+                    one.name: place for one in self._nodes.all() if (place := place_of(one)) is not None
+                }
+                changed |= places != self._places  # most of what nodes say is not about this
+                self._places = places
+            if changed:
+                self._pass()
+            await either(services.wait, nodes.wait, slices.wait)
+
+    def _pass(self) -> None:
+        backends: defaultdict[Key, list[EndpointSlice]] = defaultdict(list)
+        for one in self._slices.all():
+            backends[one.namespace, one.service].append(one)
+        wrong: dict[Key, str] = {}
+        wishes: list[ServiceWish] = []
+        for service in self._services.all():
+            if not self._serves(service):
+                continue
+            try:
+                addresses = addresses_for(service, self._places.values(), backends[service.key])
+            except ValueError as error:
+                wrong[service.key] = str(error)
+                continue  # what it has it keeps
+            if addresses != service.addresses:
+                wishes.append(_wish(service, addresses))
+        with self.wishes.txn() as txn:
+            txn.replace_all(wishes)
+        self._tell(wrong)
+
+    def _serves(self, service: ClusterService) -> bool:
+        spec = service.spec
+        return (
+            spec.type == "LoadBalancer"
+            and not service.terminating
+            and (spec.load_balancer_class or "") in self._classes
+            and served_by(service.labels, self._proxy)
+        )
+
+    def _tell(self, wrong: dict[Key, str]) -> None:
+        for key, why in wrong.items():
+            if self._wrong.get(key) != why:
+                self._log.error("the nodes of a service cannot be listed", service="/".join(key), error=why)
+        self._wrong = wrong
+        if wrong:
+            key, why = next(iter(wrong.items()))
+            self._health.degraded(f"service {'/'.join(key)} keeps the addresses it has: {why}")
+        else:
+            self._health.ok("every selector of nodes can be read")
+
+
+def _wish(service: ClusterService, addresses: Collection[str]) -> ServiceWish:
+    uid = service.metadata.uid
+    return ServiceWish(service.namespace, service.name, uid, tuple(addresses), None, conditioned=False)
+
+
+# What LB-IPAM tells of itself.
+#
+# Source: Cilium 1.17, metrics of the operator: gauges, whatever their names end in.
+
+PREFIX = "cilium_operator_lbipam"
+
+
+def tell(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> None:
+    """Tell it while this operator leads."""
+
+    async def collect() -> Iterable[Family]:
+        return families(ipam)
+
+    collector = Collector("lb-ipam", collect)
+
+    async def start() -> None:
+        metrics.add([collector])
+
+    async def stop() -> None:
+        metrics.remove([collector])
+
+    if ipam.active:
+        lifecycle.append(Hook("report metrics", start, stop))
+
+
+def families(ipam: LBIPAM) -> list[Family]:
+    """All of it."""
+    pools, found = ipam.pools, ipam.plan
+    used = {one.name: float(found.used.get(one.name, 0)) for one in pools}
+    reserved = {one.name: sum(len(each.reserved) for each in one.ranges) for one in pools}
+    free = {one.name: float(one.size - reserved[one.name]) - used[one.name] for one in pools}
+    grants = found.grants.values()
+    conflicts = sum(bool(one.conflict) for one in pools)
+    return [
+        gauge(f"{PREFIX}_conflicting_pools_total", "Pools in conflict.", conflicts),
+        gauge(f"{PREFIX}_ips_available_total", "Addresses that are free.", free, "pool"),
+        gauge(f"{PREFIX}_ips_used_total", "Addresses that services have.", used, "pool"),
+        gauge(f"{PREFIX}_services_matching_total", "Services that ask for addresses.", len(grants)),
+        gauge(
+            f"{PREFIX}_services_unsatisfied_total",
+            "Services that have not all they ask for.",
+            sum(not one.satisfied for one in grants),
+        ),
+    ]
 
 
 def service_wishes() -> Table[ServiceWish]:

@@ -4,19 +4,209 @@ Controller: CiliumPodIPPools and CiliumNodes in, the table ``cilium-node-request
             yet.
 Reconciler: that table in, ``spec.ipam.pools.allocated`` and ``status.ipam.operator-status`` of CiliumNodes
             out.
-Needs:      ClusterAPI, ClusterObjects, OperatorOptions, MultiPoolSettings, the table.   Gives: MultiPool.
 Why:        agents ask for addresses and give back ranges, the operator only adds. What nodes hold is adopted
             before anything is given out, and no address is ever given to two nodes, not even by pools that
             overlap or have changed under use.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_network
+from typing import Any, Final, cast
+
+import anyio
+from msgspec import field
+
+from cells.kubernetes.client.errors import ApiError, ConflictError
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS
+from cells.kubernetes.objects.kind import Key
 from cells.operator.api_server import ClusterAPI
-from cells.operator.multi_pool.service import MultiPool
-from cells.operator.multi_pool.settings import MultiPoolSettings
+from cells.operator.multi_pool.ledger import PoolLedger, Wishes
+from cells.operator.objects import ClusterObjects
+from cells.operator.options import OperatorOptions
 from cells.operator.pod_cidrs import AGAIN, NodeWish, NodeWriter
-from lifecycle import Jobs, Reconciler, Table, config, invoke, module, provide
+from lifecycle import (
+    Health,
+    Jobs,
+    Logger,
+    Reconciler,
+    Settings,
+    Table,
+    config,
+    invoke,
+    module,
+    provide,
+    refuse,
+)
 
 __all__ = ["MultiPool", "MultiPoolSettings", "cell"]
+
+
+# Pools that the operator creates at its start unless pools of these names exist.
+
+OPTION = "auto-create-cilium-pod-ip-pools"
+
+
+class MultiPoolSettings(Settings, frozen=True):
+    """Settings of the multi-pool cell; they count in IPAM mode multi-pool."""
+
+    auto_create_cilium_pod_ip_pools: dict[str, str] = field(default_factory=dict)
+    """CiliumPodIPPools that are made at start if there is none of that name:
+    NAME=ipv4-cidrs:CIDR,CIDR;ipv4-mask-size:N;ipv6-cidrs:CIDR;ipv6-mask-size:N, a comma between pools."""
+
+    def validate(self) -> None:
+        """Refuse pools that cannot be read, in Cilium's words; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for name, text in self.auto_create_cilium_pod_ip_pools.items():
+            try:
+                pool_spec(text)
+            except ValueError as error:
+                yield f"{OPTION}: {name}={text}: {error}"
+
+
+def pool_spec(text: str) -> dict[str, Any]:
+    """``spec`` of a CiliumPodIPPool; raises ValueError. The API server says what is missing in it."""
+    spec: dict[str, Any] = {}
+    for part in filter(None, text.replace(" ", "").split(";")):
+        key, colon, value = part.partition(":")
+        if not colon:
+            raise ValueError(f"{part}: expected KEY:VALUE, as in ipv4-mask-size:24")
+        family, _, what = key.partition("-")
+        if family not in {"ipv4", "ipv6"} or what not in {"cidrs", "mask-size"}:
+            raise ValueError(
+                f"{key}: expected ipv4-cidrs, ipv4-mask-size, ipv6-cidrs or ipv6-mask-size before the colon"
+            )
+        found: Any = _mask(key, value) if what == "mask-size" else _cidrs(key, int(family[-1]), value)
+        spec.setdefault(family, {})["maskSize" if what == "mask-size" else "cidrs"] = found
+    return spec
+
+
+def _mask(key: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f'invalid value for key "{key}": {value}: expected a prefix length') from None
+
+
+def _cidrs(key: str, version: int, value: str) -> list[str]:
+    cidrs = value.split(",")
+    for one in cidrs:
+        try:
+            right = "/" in one and ip_network(one, strict=False).version == version
+        except ValueError:
+            right = False
+        if not right:
+            raise ValueError(f'invalid value for key "{key}": {one}: expected an IPv{version} network')
+    return cidrs
+
+
+# Keeps the ledger up to date with CiliumPodIPPools and CiliumNodes.
+
+INVALID: Final = 422
+
+
+class MultiPool:
+    """Gives out ranges once every pool and every CiliumNode is known."""
+
+    def __init__(
+        self,
+        options: OperatorOptions,
+        settings: MultiPoolSettings,
+        server: ClusterAPI,
+        objects: ClusterObjects,
+        wishes: Table[NodeWish],
+        *,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self.active = options.ipam == "multi-pool"
+        """Whether there are pools to give from."""
+        self.ledger = PoolLedger()
+        """Who has what."""
+        self._settings = settings
+        self._server = server
+        self._wishes = wishes
+        self._health = health.child("pools")
+        self._log = log
+        self._defined = anyio.Event()
+        if self.active:
+            self._pools = objects.table(CILIUM_POD_IP_POOLS)
+            self._nodes = objects.table(CILIUM_NODES)
+            jobs.one_shot("follow-pools", self._follow_pools)
+            jobs.one_shot("allocate", self._allocate)
+
+    async def _follow_pools(self) -> None:
+        """Make those that were asked for, then follow all. Raises KubernetesError: it is tried again."""
+        await self._pools.wait_initialized()
+        for name, text in self._settings.auto_create_cilium_pod_ip_pools.items():
+            if self._pools.get(("", name)) is None and await self._create(name, text):
+                await self._pools.wait_for(("", name))
+        feed = self._pools.changes()
+        while True:
+            changes = feed.take()
+            changed = {cast("Key", one.key)[1]: one.row for one in changes}
+            for name in (name for name, row in changed.items() if row is None):
+                for node in self.ledger.users(name):
+                    self._log.warning("pool still in use by node", pool=name, node=node)
+            before = dict(self.ledger.faults)
+            self._publish(self.ledger.define(changed))
+            self._tell_faults(before)
+            self._defined.set()
+            await feed.wait()
+
+    async def _create(self, name: str, text: str) -> bool:
+        """Make a pool; False if there cannot be such a one."""
+        body = {
+            "apiVersion": CILIUM_POD_IP_POOLS.api_version,
+            "kind": CILIUM_POD_IP_POOLS.kind,
+            "metadata": {"name": name},
+            "spec": pool_spec(text),
+        }
+        try:
+            await self._server.client.create(CILIUM_POD_IP_POOLS, body)
+        except ConflictError as error:
+            if not error.exists:
+                raise
+        except ApiError as error:
+            if error.code != INVALID:
+                raise
+            self._log.error("cannot create CiliumPodIPPool", pool=name, option=OPTION, error=str(error))
+            return False
+        else:
+            self._log.info("Created CiliumPodIPPool resource", pool=name)
+        return True
+
+    async def _allocate(self) -> None:
+        """Everything that changed since the last time, in one step; the first time all that is held."""
+        await self._nodes.wait_initialized()
+        await self._defined.wait()
+        async for changes in self._nodes.changes():
+            self._publish(self.ledger.update({cast("Key", one.key)[1]: one.row for one in changes}))
+
+    def _publish(self, wishes: Wishes) -> None:
+        with self._wishes.txn() as txn:
+            for name, wish in wishes.items():
+                if wish is None:
+                    txn.delete(name)
+                    continue
+                if wish.error and wish.says:
+                    self._log.warning("node has not all it asks for", node=name, error=wish.error)
+                txn.put(wish)
+
+    def _tell_faults(self, before: dict[str, str]) -> None:
+        faults = self.ledger.faults
+        for name, why in faults.items():
+            if before.get(name) != why:
+                self._log.error("pool cannot be as it is defined", pool=name, error=why)
+        if faults:
+            self._health.degraded("; ".join(f"{name}: {why}" for name, why in sorted(faults.items())))
+        else:
+            self._health.ok("all pools are as defined")
 
 
 def write(server: ClusterAPI, wishes: Table[NodeWish], pools: MultiPool, jobs: Jobs) -> None:

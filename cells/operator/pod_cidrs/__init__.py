@@ -2,18 +2,52 @@
 
 Controller: CiliumNodes in, the table ``cilium-node-requests`` out: what a node's object does not say yet.
 Reconciler: that table in, ``spec.ipam.podCIDRs`` and ``status.ipam.operator-status`` of CiliumNodes out.
-Needs:      ClusterAPI, ClusterObjects, OperatorOptions, PodCIDRSettings.   Gives: PodCIDRs.
 Why:        what nodes hold is adopted before anything is given out, so no two nodes get one range, whatever
             happened while no operator ran.
 """
 
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, cast
+
+import anyio
+import msgspec
+
+from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, AllocatedPool
+from cells.kubernetes.objects.kind import Key
 from cells.operator.api_server import ClusterAPI
-from cells.operator.pod_cidrs.allocator import Network, PoolError, Pools, parsed
-from cells.operator.pod_cidrs.ledger import NodeWish, PoolsWish, ranges_said
-from cells.operator.pod_cidrs.service import PodCIDRs
-from cells.operator.pod_cidrs.settings import PodCIDRSettings
-from cells.operator.pod_cidrs.writer import NodeWriter
-from lifecycle import Jobs, Reconciler, Table, config, invoke, minutes, module, provide
+from cells.operator.objects import ClusterObjects
+from cells.operator.options import OperatorOptions
+from cells.operator.pod_cidrs.ledger import (
+    Ledger,
+    Network,
+    NodeWish,
+    PoolError,
+    Pools,
+    PoolsWish,
+    parsed,
+    ranges_said,
+)
+from lifecycle import (
+    BatchError,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Reconciler,
+    Settings,
+    Table,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+    refuse,
+)
 
 __all__ = [
     "AGAIN",
@@ -29,6 +63,196 @@ __all__ = [
     "parsed",
     "ranges_said",
 ]
+
+
+# The pools that nodes get their ranges from.
+
+
+class PodCIDRSettings(Settings, frozen=True):
+    """Settings of the pod-cidrs cell; they count in IPAM mode cluster-pool."""
+
+    cluster_pool_ipv4_cidr: tuple[str, ...] = ()
+    """IPv4 networks that nodes get their ranges from; the first that is not full."""
+
+    cluster_pool_ipv4_mask_size: int = 24
+    """Prefix length of a node's IPv4 range."""
+
+    cluster_pool_ipv6_cidr: tuple[str, ...] = ()
+    """IPv6 networks that nodes get their ranges from; the first that is not full."""
+
+    cluster_pool_ipv6_mask_size: int = 112
+    """Prefix length of a node's IPv6 range."""
+
+    def validate(self) -> None:
+        """Refuse pools that cannot be, in Cilium's words; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for version, cidrs, mask in (
+            (4, self.cluster_pool_ipv4_cidr, self.cluster_pool_ipv4_mask_size),
+            (6, self.cluster_pool_ipv6_cidr, self.cluster_pool_ipv6_mask_size),
+        ):
+            try:
+                Pools(version, cidrs, mask)
+            except PoolError as error:
+                yield f"cluster-pool-ipv{version}-cidr: unable to initialize IPv{version} allocator: {error}"
+
+
+# Keeps the ledger up to date with CiliumNodes.
+
+
+class PodCIDRs:
+    """Gives out ranges once every CiliumNode is known. The start fails for pools that cannot be."""
+
+    def __init__(
+        self,
+        options: OperatorOptions,
+        settings: PodCIDRSettings,
+        objects: ClusterObjects,
+        wishes: Table[NodeWish],
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._options = options
+        self._settings = settings
+        self._nodes = objects.table(CILIUM_NODES)
+        self._wishes = wishes
+        self._log = log
+        self.active = options.ipam == "cluster-pool"
+        """Whether ranges are ours to give."""
+        self.ledger: Ledger | None = None
+        """Who has what, once the hook has run."""
+        if self.active:
+            lifecycle.append(Hook("find the pools", self._start))
+            jobs.one_shot("allocate", self._run)
+
+    async def _start(self) -> None:
+        options, settings = self._options, self._settings
+        self.ledger = Ledger(
+            pools(
+                4, options.enable_ipv4, settings.cluster_pool_ipv4_cidr, settings.cluster_pool_ipv4_mask_size
+            ),
+            pools(
+                6, options.enable_ipv6, settings.cluster_pool_ipv6_cidr, settings.cluster_pool_ipv6_mask_size
+            ),
+        )
+
+    async def _run(self) -> None:
+        """Everything that changed since the last time, in one step; the first time all that is held."""
+        await self._nodes.wait_initialized()
+        ledger = self.ledger
+        assert ledger is not None  # noqa: S101  # its hook has run
+        async for changes in self._nodes.changes():
+            changed = {cast("Key", one.key)[1]: one.row for one in changes}
+            wishes = ledger.update(changed)
+            with self._wishes.txn() as txn:
+                for name, wish in wishes.items():
+                    if wish is None:
+                        txn.delete(name)
+                        continue
+                    txn.put(wish)
+                    self._tell(wish)
+
+    def _tell(self, wish: NodeWish) -> None:
+        if wish.error:
+            self._log.warning("node has no ranges, or not these", node=wish.name, error=wish.error)
+        elif wish.cidrs:
+            self._log.debug("node has its ranges", node=wish.name, cidrs=wish.cidrs)
+
+
+def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> Pools:
+    """The pools of a family. Raises HiveError, in Cilium's words."""
+    name = f"cluster-pool-ipv{version}-cidr"
+    if enabled and not cidrs:
+        raise HiveError(f"{name} must be provided when using ClusterPool")
+    if cidrs and not enabled:
+        raise HiveError(f"{name} must not be set if IPv{version} is disabled")
+    try:
+        return Pools(version, cidrs, mask)
+    except PoolError as error:
+        raise HiveError(f"unable to initialize IPv{version} allocator: {error}") from error
+
+
+# Writes what CiliumNodes do not say yet.
+#
+# Why: merge patches: two fields are the operator's, the others are not touched, so nothing an agent writes at
+#      the same moment is lost. The uid says which node is meant: one made anew under the name is another.
+#      Ranges of pools are written by agents, too, who give them back: they are read, compared with what was
+#      decided upon, and written over that version of the object alone.
+
+AT_ONCE: Final = 8
+"""Requests under way together; more of them make each dearer, and nothing faster."""
+
+
+def with_pools(wish: NodeWish, pools: PoolsWish, live: dict[str, Any]) -> dict[str, Any] | None:
+    """The object with its new ranges; None for another node, or one that says something else by now.
+
+    That one is looked at as it comes by the watch.
+    """
+    if live["metadata"].get("uid") != wish.uid:
+        return None
+    ipam = live.setdefault("spec", {}).setdefault("ipam", {})
+    told = ipam.setdefault("pools", {})
+    if ranges_said(msgspec.convert(told.get("allocated") or [], list[AllocatedPool])) != pools.said:
+        return None
+    told["allocated"] = msgspec.to_builtins(pools.allocated)
+    return live
+
+
+class NodeWriter:
+    """CiliumNodes, as far as the operator writes them: a Target."""
+
+    def __init__(self, server: ClusterAPI) -> None:
+        self._server = server
+
+    async def dump(self) -> Mapping[str, NodeWish]:
+        """Nothing: a wish goes away once its node says it."""
+        return {}
+
+    async def put(self, batch: Mapping[str, NodeWish]) -> None:
+        """Write them, several at a time. Raises BatchError."""
+        failures: dict[str, Exception] = {}
+        waiting = iter(batch.values())
+
+        async def work() -> None:
+            for wish in waiting:
+                try:
+                    await self._write(wish)
+                except KubernetesError as error:
+                    failures[wish.name] = error
+
+        async with anyio.create_task_group() as group:
+            for _ in range(min(AT_ONCE, len(batch))):
+                group.start_soon(work)
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """A wish that is fulfilled, or whose node is gone, leaves nothing to do."""
+
+    async def _write(self, wish: NodeWish) -> None:
+        try:
+            if wish.cidrs is not None:
+                await self._patch(wish, {"spec": {"ipam": {"podCIDRs": list(wish.cidrs)}}})
+            if wish.pools is not None:
+                await self._server.client.update(
+                    CILIUM_NODES, wish.name, partial(with_pools, wish, wish.pools)
+                )
+            if wish.says:
+                status = {"ipam": {"operator-status": {"error": wish.error or None}}}
+                await self._patch(wish, {"status": status}, "status")
+        except NotFoundError:
+            return
+        except ConflictError as error:
+            if "uid" not in str(error).lower():
+                raise  # else it is another node of that name: its own wish follows
+
+    async def _patch(self, wish: NodeWish, change: dict[str, Any], subresource: str = "") -> None:
+        body = {"metadata": {"uid": wish.uid}, **change}
+        await self._server.client.patch(CILIUM_NODES, wish.name, body, subresource=subresource)
+
 
 AGAIN = minutes(1)
 """How often what nodes still do not say is written again."""

@@ -12,8 +12,13 @@ goes costs its own entries, and nothing is left behind.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
-from cells.policy.compute.entries import EVERYTHING, Entry, PortKey
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.policy.compute import EVERYTHING, FULL_PORT, Entry, Key, PortKey
+
+__all__ = ["Match", "lookup", "map_entries", "map_entry", "map_key"]
+
 
 Entries = dict[PortKey, Entry]
 """What happens to the packets of one identity, by ports."""
@@ -125,3 +130,100 @@ def with_inherited_auth(entries: Entries, anybody: Entries) -> Entries:
         inherits = entry.auth is None and not entry.deny and around
         found[ports] = entry.inheriting(max(around)[2]) if inherits else entry
     return found
+
+
+# The datapath's lookup in computed entries: which entry decides on a packet.
+#
+# Source: ``policy_can_access`` of Cilium's bpf/lib/policy.h: two longest-prefix matches, one with the peer's
+#         identity and one with 0, and six classes in which the more specific port wins over the identity.
+
+Verdict = Literal["allow", "redirect", "auth-required", "deny", "drop"]
+
+
+class Match(NamedTuple):
+    """The verdict, and the entry it comes from; none when no entry matches.
+
+    ``kind`` names the class: ``l3-l4``, ``l4-only``, ``l3-proto``, ``proto-only``, ``l3-only``, ``all``.
+    """
+
+    verdict: Verdict
+    kind: str = "none"
+    key: Key | None = None
+    entry: Entry | None = None
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the packet passes, if need be by a proxy or once authenticated."""
+        return self.verdict not in ("deny", "drop")
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a proxy reads its requests of HTTP."""
+        redirect = self.entry.redirect if self.verdict == "redirect" and self.entry is not None else None
+        return redirect is not None and redirect.said is not None
+
+
+def lookup(entries: Mapping[int, Entries], identity: int, protocol: int, port: int) -> Match:
+    """Decide on a packet, by the entries of one direction by identity. For ICMP the port is the type."""
+    packet = PortKey(protocol, port, FULL_PORT)
+    own, anybody = _best(entries, identity, packet), _best(entries, ANYBODY, packet)
+    own_bits = own[0].ports.specificity if own is not None else -1
+    any_bits = anybody[0].ports.specificity if anybody is not None else -1
+    for kind, hit, found in (
+        ("l3-l4", own_bits > 8, own),
+        ("l4-only", any_bits > 8, anybody),
+        ("l3-proto", own_bits == 8, own),
+        ("proto-only", any_bits == 8, anybody),
+        ("l3-only", own_bits == 0, own),
+        ("all", any_bits == 0, anybody),
+    ):
+        if hit and found is not None:
+            return Match(_verdict(found[1]), kind, *found)
+    return Match("drop")
+
+
+def _best(entries: Mapping[int, Entries], identity: int, packet: PortKey) -> tuple[Key, Entry] | None:
+    matching = [(ports, entry) for ports, entry in entries.get(identity, {}).items() if ports.covers(packet)]
+    if not matching:
+        return None
+    ports, entry = max(matching, key=lambda one: one[0].specificity)
+    return Key(identity, ports), entry
+
+
+def _verdict(entry: Entry) -> Verdict:
+    if entry.deny:
+        return "deny"
+    if entry.auth_type:
+        return "auth-required"
+    return "redirect" if entry.redirect is not None else "allow"
+
+
+# Computed entries as policy maps have them.
+#
+# Source: the layout of ``cilium_policy_*``.
+
+
+def map_entries(ingress: Mapping[Key, Entry], egress: Mapping[Key, Entry]) -> dict[PolicyKey, PolicyEntry]:
+    """Computed entries of both directions, as policy maps have them."""
+    return {
+        map_key(key, egress=out): map_entry(entry)
+        for out, entries in ((False, ingress), (True, egress))
+        for key, entry in entries.items()
+    }
+
+
+def map_key(key: Key, *, egress: bool) -> PolicyKey:
+    """Where an entry stands in a policy map."""
+    identity, ports = key
+    return PolicyKey(identity, egress, *ports)  # protocol, port, bits
+
+
+def map_entry(entry: Entry) -> PolicyEntry:
+    """What stands there. A proxy of one port by which it knows what holds must not be passed by."""
+    redirect = entry.redirect
+    return PolicyEntry(
+        deny=entry.deny,
+        proxy_port=redirect.port if redirect is not None else 0,
+        auth_type=0 if entry.deny else entry.auth_type,
+        only_by_proxy=redirect is not None and redirect.said is not None,
+    )

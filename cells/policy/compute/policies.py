@@ -12,16 +12,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cells.policy.compute.endpoint_policy import BY_ITSELF, DirectionPolicy, Proxies
-from cells.policy.compute.entries import Entry, Key
-from cells.policy.compute.filters import Filter, filters_in_steps
+from cells.policy.compute import STEP, Entry, Key, PolicyConflictError, Steps, finish
+from cells.policy.compute.endpoint_policy import BY_ITSELF, DirectionPolicy, Filter, Proxies, filters_in_steps
 from cells.policy.compute.map_state import ANYBODY, Entries
 from cells.policy.compute.repository import Changed, Repository
 from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
-from cells.policy.compute.selector_policy import PolicyConflictError
-from cells.policy.compute.steps import STEP, Steps, finish
-from cells.policy.labels import ALL, LabelSet, PeerSelector
+from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction
+from cells.policy.selectors import ALL, PeerSelector
+
+__all__ = ["DIRECTIONS", "ChangedEntries", "ComputedPolicies", "Difference", "NamedPort", "PolicyKey"]
+
 
 DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
 

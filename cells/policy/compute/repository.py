@@ -12,12 +12,15 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from cells.policy.compute.filters import Filter, filters_of
-from cells.policy.compute.selector_policy import RuleOrigin
-from cells.policy.labels import ALL, FQDNSelector, LabelSet, Prefix
-from cells.policy.labels.selector import IndexKey
-from cells.policy.rules import PolicyError, PolicyOptions, Rule, Source, World, translate
-from cells.policy.rules.rule import Direction, PeerRule
+from cells.policy.compute.endpoint_policy import Filter, filters_of
+from cells.policy.labels import FQDNSelector, LabelSet, Prefix
+from cells.policy.rules import Direction, PeerRule, PolicyError, PolicyOptions, Rule, Source
+from cells.policy.rules.peers import World
+from cells.policy.rules.translate import translate
+from cells.policy.selectors import ALL, IndexKey
+
+__all__ = ["Changed", "Repository", "Resolved"]
+
 
 FIRST_REVISION = 1
 
@@ -241,6 +244,3 @@ def _allow_all(direction: Direction) -> Rule:
 
 
 _ALLOW_ALL = {direction: _allow_all(direction) for direction in get_args(Direction)}
-
-
-__all__ = ["FIRST_REVISION", "Changed", "Repository", "Resolved", "RuleOrigin"]

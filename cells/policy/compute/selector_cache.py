@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
-from cells.policy.labels import LabelSet, PeerSelector
-from cells.policy.labels.selector import IndexKey
+from cells.policy.labels import LabelSet
+from cells.policy.selectors import IndexKey, PeerSelector
+
+__all__ = ["SelectorCache"]
 
 
 class SelectorChange(NamedTuple):

@@ -12,41 +12,51 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from cells.cluster.nodes import NodeSettings
+from cells.cluster.nodes.parse import NodeSettings
 from cells.config import AgentConfig
-from cells.kubernetes import KubernetesSettings, Resources
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import KubernetesSettings
 from cells.observe import metrics
-from cells.policy.compute import DirectionPolicy, NamedPort
+from cells.policy import Localhost, PolicySettings
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.compute.policies import NamedPort
 from cells.policy.control.computer import RulePolicy
-from cells.policy.control.counts import PolicyCounts
-from cells.policy.control.edges import DNSProxyPort, HTTPProxyPorts
 from cells.policy.control.http_redirects import (
+    DNSProxyPort,
+    HTTPProxyPorts,
     HTTPProxyState,
     HTTPRedirect,
     HTTPRedirects,
     http_proxy,
     http_redirects,
 )
-from cells.policy.control.name_rules import NameFilter, NameRules, name_matches
-from cells.policy.control.named_ports import PodPorts, of_pod, of_remote
-from cells.policy.control.names import NamedAddresses
-from cells.policy.control.services import ClusterServices
-from cells.policy.control.settings import PolicyRuleSettings
-from cells.policy.control.status import PolicyObject, policy_events, policy_objects
-from cells.policy.control.view import PolicyView, PortUse, SelectorUse
+from cells.policy.control.names import NamedAddresses, NameFilter, NameRules, name_matches
+from cells.policy.control.objects import (
+    ClusterServices,
+    PodPorts,
+    PolicyObject,
+    PolicyRuleSettings,
+    of_pod,
+    of_remote,
+    policy_events,
+    policy_objects,
+)
+from cells.policy.control.view import PolicyCounts, PolicyView, PortUse, SelectorUse
 from cells.policy.control.watch import PolicyWatch
 from cells.policy.explain import (
-    Asked,
     End,
     Explained,
     ExplainedDirection,
-    Frontend,
     NearRule,
-    Served,
     Target,
     UnanswerableError,
     Way,
     explained,
+)
+from cells.policy.explain.directory import (
+    Asked,
+    Frontend,
+    Served,
     headless,
     parse_asked,
     refusal,
@@ -54,8 +64,10 @@ from cells.policy.explain import (
     targets_of,
 )
 from cells.policy.labels import LabelSet, canonical_name
-from cells.policy.maps import KnownRules, Localhost, PolicySettings, RuleComputer
-from cells.policy.rules import PROTOCOLS, SERVED, Direction, HTTPRule, PolicyOptions, Services
+from cells.policy.maps import KnownRules, RuleComputer
+from cells.policy.rules import PROTOCOLS, SERVED, Direction, PolicyOptions
+from cells.policy.rules.peers import Services
+from cells.policy.rules.schema import HTTPRule
 from lifecycle import Member, config, group, invoke, module, provide, provide_private
 
 __all__ = [
@@ -152,7 +164,7 @@ def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[metrics.Col
     """Rules as metrics."""
 
     async def collect() -> Iterable[metrics.Family]:
-        from cells.policy.control.counts import families
+        from cells.policy.control.view import families
 
         return families(policy, counts)
 

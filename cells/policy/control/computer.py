@@ -11,34 +11,31 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.cluster.identity import RESERVED_IDENTITIES, Identity
-from cells.maps import EntryChanges, PolicyEntry, PolicyEntryMap
-from cells.maps import PolicyKey as MapKey
-from cells.policy.compute import (
+from cells.cluster.identity.identities import Identity
+from cells.cluster.identity.numbers import RESERVED_IDENTITIES
+from cells.maps.policy_map import EntryChanges, PolicyEntryMap
+from cells.maps.records.endpoints import PolicyEntry
+from cells.maps.records.endpoints import PolicyKey as MapKey
+from cells.policy import Enforcement
+from cells.policy.compute import Entry, Key, Redirect, SelectorPolicy, in_slices
+from cells.policy.compute.endpoint_policy import Filter
+from cells.policy.compute.map_state import map_entry, map_key
+from cells.policy.compute.policies import (
     DIRECTIONS,
-    Changed,
     ChangedEntries,
     ComputedPolicies,
     Difference,
-    Entry,
-    Filter,
-    Key,
     NamedPort,
     PolicyKey,
-    Redirect,
-    Repository,
-    SelectorCache,
-    SelectorPolicy,
-    in_slices,
-    map_entry,
-    map_key,
 )
-from cells.policy.control.edges import DNSProxyPort
-from cells.policy.control.http_redirects import NO_PROXY, HTTPProxyState, HTTPRedirects
-from cells.policy.control.named_ports import PodPorts
+from cells.policy.compute.repository import Changed, Repository
+from cells.policy.compute.selector_cache import SelectorCache
+from cells.policy.control.http_redirects import NO_PROXY, DNSProxyPort, HTTPProxyState, HTTPRedirects
+from cells.policy.control.objects import PodPorts
 from cells.policy.labels import LabelSet, Prefix
-from cells.policy.maps import NO_POD, EndpointPolicy, Enforcement, NodePolicy, PodKey
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Services, Source, Unenforced, World
+from cells.policy.maps import NO_POD, EndpointPolicy, NodePolicy, PodKey
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, Unenforced
+from cells.policy.rules.peers import Services, World
 from lifecycle import HiveError
 
 DNS_EGRESS = "cilium-dns-egress"

@@ -1,24 +1,49 @@
 """HTTP rules to redirects: each set of peers for which rules say the same has a port of the proxy's.
 
-For:    RulePolicy. Needs: HTTPProxyPorts, Table[HTTPProxyState].
-Gives:  HTTPRedirect, HTTPRedirects, HTTPProxyState, http_redirects(), http_proxy().
-Why:    the datapath knows who asks, the proxy what is asked. So the datapath chooses the port by the peer's
-        identity, and behind a port there are requests alone: no address is believed by the proxy.
+Why: the datapath knows who asks, the proxy what is asked. So the datapath chooses the port by the peer's
+     identity, and behind a port there are requests alone: no address is believed by the proxy.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from cells.policy.compute import DirectionPolicy, Entry, Key, PolicyKey, Redirect, Said
-from cells.policy.control.edges import HTTPProxyPorts
+from cells.policy.compute import Entry, Key, Redirect, Said
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.compute.policies import PolicyKey
 from cells.policy.labels import LabelSet
-from cells.policy.rules import Direction, HTTPRule
+from cells.policy.rules import Direction
+from cells.policy.rules.schema import HTTPRule
 from lifecycle import Table
+
+# The edges of policies by rules: the proxies that traffic is redirected to.
+
+
+class DNSProxyPort(Protocol):
+    """The DNS proxy of this node, if a cell provides one."""
+
+    @property
+    def port(self) -> int:
+        """Where it listens, on the loopback address of each family; the same over restarts."""
+        ...
+
+
+class HTTPProxyPorts(Protocol):
+    """The proxy of HTTP of this node, if a cell provides one: its ports on the loopback addresses."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a proxy to read requests."""
+        ...
+
+    def port(self, name: str) -> int:
+        """The port of a redirect, the same over restarts; 0 where none is left, or there is no proxy."""
+        ...
+
 
 NO_PROXY: Final = (
     "there is no Envoy on this node: connections that rules.http select are dropped; install the extra"

@@ -1,11 +1,9 @@
 """The addresses that names have, as far as rules speak of the names: each with an identity.
 
 Controller: names and addresses that DNS answered in; EndpointPolicies and claims of addresses out.
-Needs:  Identities, RulePolicy, EndpointPolicies, Ipcache.
-Gives:  NamedAddresses.
-Why:    ``toFQDNs`` selects what DNS has answered. An address gets its identity in policy maps before the
-        ipcache gives it to packets, and the client gets its answer after both.
-Source: Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
+Why:        ``toFQDNs`` selects what DNS has answered. An address gets its identity in policy maps before the
+            ipcache gives it to packets, and the client gets its answer after both.
+Source:     Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
 """
 
 from __future__ import annotations
@@ -16,16 +14,44 @@ from ipaddress import ip_network
 from typing import Final
 
 import anyio
+import msgspec
 
-from cells.cluster.identity import Identities, Identity
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source, prefix_of
-from cells.ipam import IPAddress
+from cells.base.addresses import IPAddress
+from cells.cluster.identity.identities import Identities, Identity
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
+from cells.policy.compute import SelectorPolicy
+from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.control.computer import RulePolicy
-from cells.policy.control.realize import realize
-from cells.policy.labels import FQDNSelector, LabelSet, Prefix, PrefixSet, address_labels
-from cells.policy.maps import EndpointPolicies
+from cells.policy.labels import (
+    FQDNSelector,
+    LabelSet,
+    Prefix,
+    PrefixSet,
+    address_labels,
+    canonical_name,
+    dns_pattern,
+)
+from cells.policy.maps import EndpointPolicies, EndpointPolicy
 from cells.policy.rules import PolicyOptions
+from cells.policy.selectors import ALL
 from lifecycle import Jobs
+
+# Waiting until the policy maps have what policies became.
+
+
+async def realize(policies: EndpointPolicies, rows: Iterable[EndpointPolicy], reason: str) -> None:
+    """Have the maps follow, and wait until they have, or a map says why it cannot. Raises PolicyMapError."""
+    latest = {row.endpoint_id: row for row in rows}
+    if not latest:
+        return
+    policies.change(latest.values(), reason)
+    await policies.apply()
+    for endpoint_id, row in latest.items():
+        seen = policies.realized.get(endpoint_id)
+        while seen is not None and not seen.error and seen.written < row.revision:
+            seen = await policies.realized.wait_changed(endpoint_id, seen)
+
 
 RESOURCE: Final = "policy//names"
 """Whose the claims of addresses are in the ipcache."""
@@ -219,3 +245,88 @@ class NamedAddresses:
         return IpcacheEntry(
             prefix=prefix_of(address), identity=identity, source=Source.GENERATED, resource=RESOURCE
         )
+
+
+# Which names an endpoint may ask a server for.
+#
+# Source: Cilium 1.17, DNS rules of policies by port and peer.
+
+
+class NameFilter(msgspec.Struct, frozen=True):
+    """Names that may be asked for; ``patterns`` as in policies."""
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+
+    def allows(self, name: str) -> bool:
+        """Whether a name in canonical form is among them."""
+        return name in self.names or any(name_matches(one, name) for one in self.patterns)
+
+
+EVERYTHING: Final = NameFilter(patterns=("*",))
+
+
+class NameRules:
+    """The filters that the rules in force make, remembered until an endpoint's rules change."""
+
+    def __init__(self, policy: RulePolicy) -> None:
+        self._policy = policy
+        self._known: dict[int, tuple[DirectionPolicy, dict[tuple[int, int, int], NameFilter]]] = {}
+
+    def changed(self, endpoint_id: int) -> bool:
+        """Whether the endpoint's rules are known, and others than those of the last filter."""
+        known, now = self._known.get(endpoint_id), self._policy.computed.direction(endpoint_id, "egress")
+        return now is not None and (known is None or known[0] is not now)
+
+    def of(self, endpoint_id: int, identity: int, protocol: int, port: int) -> NameFilter | None:
+        """What the endpoint may ask a server of this identity for; None without a policy of the endpoint."""
+        policy = self._policy.computed.direction(endpoint_id, "egress")
+        if policy is None:
+            return None
+        known = self._known.get(endpoint_id)
+        if known is None or known[0] is not policy:
+            known = self._known[endpoint_id] = policy, {}
+        found = known[1].get((identity, protocol, port))
+        if found is None:
+            found = self._filter(policy, identity, protocol, port)
+            known[1][identity, protocol, port] = found
+        return found
+
+    def forget(self, endpoint_id: int) -> None:
+        """The endpoint is no more."""
+        self._known.pop(endpoint_id, None)
+
+    def _filter(self, policy: DirectionPolicy, identity: int, protocol: int, port: int) -> NameFilter:
+        if not policy.enforced:
+            return EVERYTHING
+        selecting = self._policy.selector_cache.selecting(identity)
+        said = [
+            how
+            for filter_ in policy.filters
+            if any(
+                key.bits and key.protocol == protocol and (key.port ^ port) >> (16 - key.bits) == 0
+                for key in policy.port_keys(filter_.port)
+            )
+            for peer, how in filter_.selectors.items()
+            if (peer == ALL or peer in selecting) and not how.deny
+        ]
+        return _merged(said) if said else NameFilter()
+
+
+def name_matches(pattern: str, name: str) -> bool:
+    """Whether a name in canonical form is meant by a pattern of rules; raises re.error for what is none."""
+    return dns_pattern(pattern).fullmatch(name) is not None
+
+
+def _merged(said: Iterable[SelectorPolicy]) -> NameFilter:
+    names: set[str] = set()
+    patterns: dict[str, None] = {}
+    for how in said:
+        if how.rules is None or not how.rules.dns:
+            return EVERYTHING
+        for rule in how.rules.dns:
+            if rule.match_name:
+                names.add(canonical_name(rule.match_name))
+            if rule.match_pattern:
+                patterns[rule.match_pattern] = None
+    return NameFilter(frozenset(names), tuple(patterns))

@@ -20,30 +20,30 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from cells.cluster.endpoints import RemoteEndpoint
-from cells.cluster.identity import Identities, Identity
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
-from cells.kubernetes import (
-    CILIUM_CIDR_GROUPS,
-    ENDPOINT_SLICES,
-    PODS,
-    SERVICES,
-    CiliumCIDRGroup,
-    Kind,
-    Object,
-    Pod,
-    Resources,
-)
-from cells.policy.compute import Changed, in_slices
+from cells.cluster.identity.identities import Identities, Identity
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
+from cells.cluster.remote_endpoints import RemoteEndpoint
+from cells.kubernetes.objects.cilium_policy import CILIUM_CIDR_GROUPS, CiliumCIDRGroup
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, Pod
+from cells.kubernetes.objects.kind import Kind, Object
+from cells.kubernetes.resources import Resources
+from cells.policy.compute import in_slices
+from cells.policy.compute.repository import Changed
 from cells.policy.control.computer import RulePolicy
-from cells.policy.control.counts import PolicyCounts
-from cells.policy.control.followed import Followed
 from cells.policy.control.http_redirects import HTTPProxyState
-from cells.policy.control.named_ports import NONE, ClusterPorts, of_pod, of_remote
-from cells.policy.control.names import NamedAddresses
-from cells.policy.control.realize import realize
-from cells.policy.control.settings import PolicyRuleSettings
-from cells.policy.control.status import PolicyObject, policy_kinds
+from cells.policy.control.names import NamedAddresses, realize
+from cells.policy.control.objects import (
+    NONE,
+    ClusterPorts,
+    Followed,
+    PolicyObject,
+    PolicyRuleSettings,
+    of_pod,
+    of_remote,
+    policy_kinds,
+)
+from cells.policy.control.view import PolicyCounts
 from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
 from cells.policy.rules import PolicyError, PolicyOptions, Unenforced

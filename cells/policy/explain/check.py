@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from cells.policy.compute import PolicyConflictError
 from cells.policy.compute.policies import DIRECTIONS
 from cells.policy.compute.repository import Repository
-from cells.policy.compute.selector_policy import PolicyConflictError
-from cells.policy.explain.cluster import Cluster, KnownPod
-from cells.policy.explain.files import Located, Place
-from cells.policy.labels import NONE, Selector
-from cells.policy.rules import Direction, PeerRule, Rule, Source
-from cells.policy.rules.rule import PROTOCOLS
+from cells.policy.explain.cluster import Cluster, KnownPod, Located, Place
+from cells.policy.rules import PROTOCOLS, Direction, PeerRule, Rule, Source
 from cells.policy.rules.schema import RuleSpec
+from cells.policy.selectors import NONE, Selector
+
+__all__ = ["Finding", "check"]
+
 
 Severity = Literal["error", "warning", "note"]
 

@@ -12,9 +12,24 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Final, NamedTuple, Protocol
 
 from cells.policy.compute.policies import NamedPort
-from cells.policy.explain.connection import End, Target, UnanswerableError, port_text
+from cells.policy.explain import End, Target, UnanswerableError, port_text
 from cells.policy.labels import LabelSet
-from cells.policy.rules.rule import PROTOCOLS
+from cells.policy.rules import PROTOCOLS
+
+__all__ = [
+    "Asked",
+    "Directory",
+    "Frontend",
+    "IPAddress",
+    "Served",
+    "headless",
+    "parse_asked",
+    "parse_destination",
+    "refusal",
+    "source_of",
+    "targets_of",
+]
+
 
 IPAddress = IPv4Address | IPv6Address
 

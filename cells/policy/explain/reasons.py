@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.compute.entries import FULL_PORT, PortKey
-from cells.policy.compute.filters import Filter
-from cells.policy.compute.lookup import Match, lookup
-from cells.policy.compute.map_state import ANYBODY, Entries
-from cells.policy.compute.selector_policy import RuleOrigin
-from cells.policy.labels import LabelSet, PeerSelector, Selector
-from cells.policy.rules import Direction, HTTPRule
-from cells.policy.rules.rule import PROTOCOLS
+from cells.policy.compute import FULL_PORT, PortKey, RuleOrigin
+from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
+from cells.policy.compute.map_state import ANYBODY, Entries, Match, lookup
+from cells.policy.labels import LabelSet
+from cells.policy.rules import PROTOCOLS, Direction
+from cells.policy.rules.schema import HTTPRule
+from cells.policy.selectors import PeerSelector, Selector
+
+__all__ = ["Near", "Reason", "decide"]
 
 
 class Near(msgspec.Struct, frozen=True):

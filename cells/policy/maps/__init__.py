@@ -3,23 +3,39 @@
 Controller and reconciler: a PolicyComputer says what an endpoint may do; that is its row in the table
 ``endpoint-policies``; its policy map is made equal by difference, and the table
 ``endpoint-policies-realized`` tells what the map has.
-Needs:  PolicyMaps, PolicySettings.   Gives: EndpointPolicies, the tables, NodePolicy, PolicyComputer.
-Why:    what is allowed may change at any time, and must be in force in every map, or told to be not.
+
+Why: what is allowed may change at any time, and must be in force in every map, or told to be not.
 """
 
-from cells.policy.maps.cell import cell
-from cells.policy.maps.edges import NO_POD, KnownRules, PodKey, PolicyComputer, PolicyMapPool, RuleComputer
-from cells.policy.maps.endpoint_policies import EndpointPolicies, PolicyMapError
-from cells.policy.maps.node_policy import NodePolicy
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from cells.cluster.identity.identities import Identity
+from cells.cluster.ipcache import IdentityFollower
+from cells.datapath.datapath import Datapath
+from cells.maps.policy_map import PolicyMap
+from cells.maps.policy_maps import PolicyMaps
+from cells.maps.records.endpoints import NODE_AUDITS_POLICY
+from cells.observe import Family, gauge, metrics
+from cells.policy import Enforcement, Localhost, PolicySettings
+from cells.policy.maps.policies import EndpointPolicies, PolicyMapError
 from cells.policy.maps.rows import (
     ALLOW_ALL,
     ALLOW_LOCALHOST,
+    NO_POD,
     EndpointPolicy,
+    KnownRules,
+    PodKey,
+    PolicyComputer,
     PolicyEntries,
+    PolicyMapPool,
     RealizedPolicy,
+    RuleComputer,
     enforced_directions,
 )
-from cells.policy.maps.settings import Enforcement, Localhost, PolicySettings
+from lifecycle import Jobs, Logger, Member, Table, config, group, module, provide
 
 __all__ = [
     "ALLOW_ALL",
@@ -27,18 +43,221 @@ __all__ = [
     "NO_POD",
     "EndpointPolicies",
     "EndpointPolicy",
-    "Enforcement",
     "KnownRules",
-    "Localhost",
     "NodePolicy",
     "PodKey",
     "PolicyComputer",
     "PolicyEntries",
     "PolicyMapError",
     "PolicyMapPool",
-    "PolicySettings",
     "RealizedPolicy",
     "RuleComputer",
     "cell",
     "enforced_directions",
 ]
+
+
+# The policy maps in the kernel.
+
+
+class KernelPolicyMaps:
+    """The real :class:`~cells.policy.maps.rows.PolicyMapPool`."""
+
+    def __init__(self, pool: PolicyMaps) -> None:
+        self._pool = pool
+        self._slots: dict[int, PolicyMap] = {}
+
+    def acquire(self) -> int:
+        """A prepared number and policy map."""
+        return self._keep(self._pool.acquire())
+
+    def adopt(self, endpoint_id: int) -> PolicyEntries:
+        """The number and policy map from before the restart."""
+        return self._slots[self._keep(self._pool.adopt(endpoint_id))].held
+
+    def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
+        """Write what changed since it was last written."""
+        self._slots[endpoint_id].replace(entries)
+
+    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        """The same of several."""
+        slots = self._slots
+        return self._pool.replace_all((slots[number], entries) for number, entries in wanted.items())
+
+    def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
+        """Read the whole map; write it only where it is wrong."""
+        slot = self._slots[endpoint_id]
+        present = slot.dump()
+        wrong = len(present.keys() ^ entries.keys()) + sum(
+            not entry.same_verdict(present[key]) for key, entry in entries.items() if key in present
+        )
+        if wrong:
+            slot.reload()
+            slot.replace(entries)
+        return wrong
+
+    def release(self, endpoint_id: int) -> None:
+        """Give it back."""
+        slot = self._slots.pop(endpoint_id, None)
+        if slot is not None:
+            self._pool.release(slot)
+
+    def _keep(self, slot: PolicyMap) -> int:
+        self._slots[slot.endpoint_id] = slot
+        return slot.endpoint_id
+
+
+# What every endpoint may do by the enforcement mode alone: the computer while no policy can be loaded.
+#
+# Source: Cilium 1.17, policy enforcement modes and allow-localhost.
+
+
+class NodePolicy:
+    """The enforcement mode, and since which revision it is in force."""
+
+    def __init__(self, settings: PolicySettings) -> None:
+        self._localhost = settings.allow_localhost is Localhost.ALWAYS  # there is no Kubernetes yet
+        self._enforcement = settings.enable_policy
+        self._revision = 1
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change of the mode."""
+        return self._revision
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """The mode."""
+        return self._enforcement
+
+    def enforce(self, mode: Enforcement) -> None:
+        """From now on. Policies are computed anew when they are asked for."""
+        self._enforcement = mode
+        self._revision += 1
+
+    def compute(
+        self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
+    ) -> EndpointPolicy:
+        """The same for every endpoint."""
+        del identity, labels, pod
+        enforced = self._enforcement is Enforcement.ALWAYS
+        return EndpointPolicy(
+            endpoint_id=endpoint_id,
+            revision=self._revision,
+            ingress_enforced=enforced,
+            egress_enforced=enforced,
+            entries=self._entries(),
+        )
+
+    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+        """No policy of the mode alone tells identities apart."""
+        del identities
+        return []
+
+    def forget(self, endpoint_id: int) -> None:
+        """No endpoint is known here."""
+
+    def _entries(self) -> PolicyEntries:
+        if self._enforcement is not Enforcement.ALWAYS:
+            return ALLOW_ALL
+        return ALLOW_LOCALHOST if self._localhost else {}
+
+
+# Policies as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_policy_*.
+
+_ENFORCEMENTS: Final = ("none", "ingress", "egress", "both", "audit-ingress", "audit-egress", "audit-both")
+
+
+def families(policies: EndpointPolicies, *, audited: bool) -> Iterator[Family]:
+    """What is enforced for how many endpoints, and by which rules."""
+    counted = Counter(enforced_directions(policy, audited=audited) for policy in policies.realized.all())
+    yield gauge(
+        "cilium_policy_endpoint_enforcement_status",
+        "Number of endpoints labeled by policy enforcement status",
+        dict.fromkeys(_ENFORCEMENTS, 0) | counted,
+        "enforcement",
+    )
+    yield gauge(
+        "cilium_policy_max_revision", "Highest policy revision number in the agent", policies.revision
+    )
+
+
+# How the cell of policy maps is put together.
+
+
+def policy_table() -> Table[EndpointPolicy]:
+    """The ``endpoint-policies`` table, by endpoint id."""
+    return Table("endpoint-policies", key=lambda policy: policy.endpoint_id)
+
+
+def realized_table() -> Table[RealizedPolicy]:
+    """The ``endpoint-policies-realized`` table, by endpoint id."""
+    return Table("endpoint-policies-realized", key=lambda policy: policy.endpoint_id)
+
+
+def policy_computer(policy: NodePolicy, rules: RuleComputer | None) -> PolicyComputer:
+    """The rules in force, or the node's enforcement mode alone where nothing knows rules."""
+    return policy if rules is None else rules
+
+
+def policy_map_pool(pool: PolicyMaps) -> PolicyMapPool:
+    """The policy maps in the kernel."""
+    return KernelPolicyMaps(pool)
+
+
+def endpoint_policies(
+    table: Table[EndpointPolicy],
+    realized: Table[RealizedPolicy],
+    computer: PolicyComputer,
+    pool: PolicyMapPool,
+    *,
+    settings: PolicySettings,
+    jobs: Jobs,
+    log: Logger,
+) -> EndpointPolicies:
+    """Each endpoint's policy, and its policy map."""
+    policies = EndpointPolicies(
+        table,
+        realized,
+        computer,
+        pool,
+        log,
+        lockdown=settings.enable_endpoint_lockdown_on_policy_overflow,
+    )
+    jobs.timer("policy-map-full-reconciliation", policies.reconcile, settings.reconciliation_seconds)
+    policies.apply_soon = jobs.timer("policy-map-sync", policies.apply, math.inf).trigger
+    return policies
+
+
+def identity_follower(policies: EndpointPolicies) -> Member[IdentityFollower]:
+    """Policy maps, which know identities before packets carry them."""
+    return policies
+
+
+def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[metrics.Collector]:
+    """Policies as metrics."""
+
+    async def collect() -> Iterable[metrics.Family]:
+
+        flags = datapath.notifications.flags if datapath is not None else 0
+        return families(policies, audited=bool(flags & NODE_AUDITS_POLICY))
+
+    return metrics.Collector("policy", collect)
+
+
+cell = group(
+    module(
+        "policy-mode",
+        "Whether policies are enforced on this node",
+        config(PolicySettings),
+        provide(NodePolicy),
+    ),
+    module(
+        "policy",
+        "What endpoints may do, in their policy maps",
+        provide(policy_table, realized_table, policy_computer, policy_map_pool),
+        provide(endpoint_policies, identity_follower, policy_metrics),
+    ),
+)

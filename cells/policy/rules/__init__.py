@@ -1,34 +1,402 @@
 """Policy objects to rules: decoding, checking, translating.
 
 Pure values; no cell.
-Gives: translate, Rule and its parts, PolicyError, PolicyOptions.
 """
 
-from cells.policy.rules.errors import PolicyError
-from cells.policy.rules.options import SERVED, PolicyOptions
-from cells.policy.rules.peers import CLUSTER, Services, World, means_service
-from cells.policy.rules.rule import PROTOCOLS, Direction, PeerRule, PortRange, Rule, Source, Unenforced
-from cells.policy.rules.schema import HTTPRule, ServiceReference
-from cells.policy.rules.shown import rule_objects
-from cells.policy.rules.translate import translate
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from cells.policy.labels import Prefix
+from cells.policy.rules.schema import ICMPField, L7Rules, PortProtocol, TLSContext
+from cells.policy.selectors import PeerSelector, Selector
 
 __all__ = [
-    "CLUSTER",
     "PROTOCOLS",
     "SERVED",
     "Direction",
-    "HTTPRule",
     "PeerRule",
     "PolicyError",
     "PolicyOptions",
     "PortRange",
     "Rule",
-    "ServiceReference",
-    "Services",
     "Source",
     "Unenforced",
-    "World",
-    "means_service",
-    "rule_objects",
-    "translate",
 ]
+
+
+# A policy object that is refused, and why.
+
+Stage = Literal["schema", "parse"]
+
+
+class PolicyError(ValueError):
+    """The object is refused whole; what it said before stays in force.
+
+    ``stage`` is ``schema`` when the API server's schema refuses it, else ``parse``. ``path`` is the place in
+    the object, as ``spec.ingress[0].toPorts[0]``, empty for the whole. ``reason`` is the text without it.
+    """
+
+    def __init__(self, reason: str, *, path: str = "", stage: Stage = "parse", prefix: str = "") -> None:
+        super().__init__(f"{prefix}{reason}")
+        self.reason = reason
+        self.path = path
+        self.stage: Stage = stage
+
+
+class UnsupportedError(PolicyError):
+    """A rule that Cilium would enforce, and this agent cannot: the rest of the object is in force."""
+
+
+@contextmanager
+def at(path: str) -> Iterator[None]:
+    """Put ``path`` before the place that a PolicyError names."""
+    try:
+        yield
+    except PolicyError as error:
+        separator = "." if error.path and not error.path.startswith("[") else ""
+        error.path = f"{path}{separator}{error.path}"
+        raise
+
+
+# The agent's options that change what a policy means, and what of them is served.
+
+
+class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
+    """Cilium's options of the same names; the defaults are the chart's."""
+
+    cluster_name: str = "default"
+    enable_ipv4: bool = True
+    enable_ipv6: bool = False
+    enable_policy: Literal["default", "always", "never"] = "default"
+    enforces_init: bool = True
+    """Whether pods in ``init`` are closed: not where nobody would ever tell their labels."""
+    allow_localhost: Literal["auto", "always", "policy"] = "auto"
+    enable_host_firewall: bool = False
+    host_names: bool = True
+    """Whether the DNS proxy serves the node itself: ``rules.dns`` and ``toFQDNs`` with a nodeSelector."""
+    enable_icmp_rules: bool = True
+    enable_non_default_deny_policies: bool = True
+    """Whether ``enableDefaultDeny: false`` counts: without it, each rule denies what it does not allow."""
+    enable_l7_proxy: bool = True
+    enable_node_selector_labels: bool = False
+    learns_names: bool = True
+    """Whether a DNS proxy tells which addresses names have: ``toFQDNs`` selects those."""
+    serves_requests: bool = True
+    """Whether a proxy reads more than requests of HTTP: Kafka and others, server names, TLS, listeners."""
+    authenticates: bool = True
+    """Whether peers can be asked to authenticate."""
+
+    @property
+    def dual_stack(self) -> bool:
+        """Whether the world is one identity per family."""
+        return self.enable_ipv4 and self.enable_ipv6
+
+    @property
+    def always_allows_localhost(self) -> bool:
+        """Whether the node reaches its pods whatever policy says; ``auto`` means so under Kubernetes."""
+        return self.allow_localhost != "policy"
+
+
+SERVED = PolicyOptions(host_names=False, serves_requests=False, authenticates=False)
+"""What this agent can do of them, whatever its settings."""
+
+
+# What may be the name of a label, in Kubernetes' words where it may not.
+#
+# Source: k8s.io/apimachinery/pkg/util/validation, IsQualifiedName.
+
+_NAME_FORM: Final = "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
+_NAME: Final = re.compile(_NAME_FORM)
+_SUBDOMAIN_FORM: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_SUBDOMAIN: Final = re.compile(_SUBDOMAIN_FORM)
+_CONSISTS: Final = (
+    "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric"
+    f" character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '{_NAME_FORM}')"
+)
+_SUBDOMAIN_CONSISTS: Final = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must"
+    " start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is"
+    f" '{_SUBDOMAIN_FORM}')"
+)
+
+
+def wrong_name(text: str) -> str | None:
+    """Why this is no name of a label; None for one that is."""
+    prefix, slash, name = text.rpartition("/")
+    if "/" in prefix:
+        return (
+            f"a qualified name {_CONSISTS} with an optional DNS subdomain prefix and '/'"
+            " (e.g. 'example.com/MyName')"
+        )
+    if slash and (wrong := _wrong_prefix(prefix)):
+        return f"prefix part {wrong}"
+    if not name:
+        return "name part must be non-empty"
+    if len(name) > 63:
+        return "name part must be no more than 63 bytes"
+    return None if _NAME.fullmatch(name) else f"name part {_CONSISTS}"
+
+
+def _wrong_prefix(prefix: str) -> str | None:
+    if not prefix:
+        return "must be non-empty"
+    if len(prefix) > 253:
+        return "must be no more than 253 bytes"
+    return None if _SUBDOMAIN.fullmatch(prefix) else _SUBDOMAIN_CONSISTS
+
+
+# A rule as the engine computes with it: subjects and peers are selectors, ports are numbers or names.
+
+Direction = Literal["ingress", "egress"]
+AuthMode = Literal["disabled", "required", "test-always-fail"]
+
+ANY_PROTOCOL = 0
+PROTOCOLS = {"ANY": 0, "ICMP": 1, "TCP": 6, "UDP": 17, "ICMPV6": 58, "SCTP": 132}
+"""Protocol numbers by the names that policies use (IANA; 0 stands for any)."""
+
+
+class Source(NamedTuple):
+    """The object a rule comes from; equal sources replace one another."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+
+
+class PortRange(NamedTuple):
+    """A port of a protocol, by number or name; ``end`` is the last of a range, 0 without one.
+
+    Port 0 without a name is every port. For ICMP the port is the message's type.
+    """
+
+    protocol: int
+    port: int
+    name: str = ""
+    end: int = 0
+
+
+class ListenerReference(NamedTuple):
+    """A listener by its qualified name, ``NAMESPACE/CONFIG/LISTENER``; priority 0 is none."""
+
+    name: str
+    priority: int = 0
+
+
+class Above(msgspec.Struct, frozen=True, gc=False):
+    """What a rule asks for above its ports, and of the traffic itself."""
+
+    rules: L7Rules | None = None
+    listener: ListenerReference | None = None
+    server_names: tuple[str, ...] = ()
+    terminating_tls: TLSContext | None = None
+    originating_tls: TLSContext | None = None
+
+    @property
+    def parser(self) -> str:
+        """The proxy that serves it: a protocol, ``tls`` for server names, ``crd`` for a listener, or none."""
+        if self.listener is not None:
+            return "crd"
+        if self.rules is not None and not self.rules.empty:
+            return self.rules.parser
+        return "tls" if self.server_names else ""
+
+
+class Ports(msgspec.Struct, frozen=True, gc=False):
+    """One entry of ``toPorts``."""
+
+    ranges: tuple[PortRange, ...]
+    above: Above = Above()
+
+
+class PeerRule(msgspec.Struct, frozen=True, gc=False):
+    """One entry of a direction: peers and ports, allowed or denied.
+
+    ``peers`` None restricts no peer; an empty tuple selects none. The first ``endpoint_peers`` of them are
+    endpoint selectors, which ``requires`` of any rule narrow. ``ports`` None is every port; an empty tuple is
+    none.
+    """
+
+    path: str
+    peers: tuple[PeerSelector, ...] | None
+    ports: tuple[Ports, ...] | None
+    deny: bool = False
+    auth: AuthMode | None = None
+    endpoint_peers: int = 0
+    requires: tuple[Selector, ...] = ()
+
+
+class Unenforced(msgspec.Struct, frozen=True, gc=False):
+    """A part of a rule that is not in force as it is written."""
+
+    path: str
+    reason: str
+    instead: Literal[
+        "allows nothing", "denies what it selects", "denies all that it could mean", "leaves nodes open"
+    ]
+
+    @property
+    def text(self) -> str:
+        """What is wrong, and what is in force meanwhile."""
+        return f"{self.reason}; until that is mended, it {self.instead}"
+
+
+class Rule(msgspec.Struct, frozen=True, gc=False):
+    """One translated rule of an object."""
+
+    source: Source
+    subject: Selector
+    selects_nodes: bool
+    ingress: tuple[PeerRule, ...]
+    egress: tuple[PeerRule, ...]
+    ingress_default_deny: bool
+    egress_default_deny: bool
+    labels: tuple[str, ...]
+    path: str
+    prefixes: frozenset[Prefix] = frozenset()
+    groups: frozenset[str] = frozenset()
+    uses_services: bool = False
+    description: str = ""
+    unenforced: tuple[Unenforced, ...] = ()
+    """Parts that cannot be enforced as they are: they allow nothing, or deny all that they could mean."""
+
+    def of(self, direction: Direction) -> tuple[PeerRule, ...]:
+        """The entries of a direction."""
+        return self.ingress if direction == "ingress" else self.egress
+
+    def default_deny(self, direction: Direction) -> bool:
+        """Whether what the direction does not allow is denied."""
+        return self.ingress_default_deny if direction == "ingress" else self.egress_default_deny
+
+
+# Ports, protocols and ICMP types as numbers.
+#
+# Source: RFC 6335 §5.1 (service names), IANA's ICMP and ICMPv6 parameters.
+
+MAX_PORT = 65535
+_SERVICE_NAME = re.compile(r"(?:[a-zA-Z0-9]-?)*[a-zA-Z](?:-?[a-zA-Z0-9])*")
+_NUMBERS = {"0x": 16, "0b": 2, "0o": 8}
+
+ICMP_TYPES = {
+    "IPv4": {
+        "EchoReply": 0,
+        "DestinationUnreachable": 3,
+        "Redirect": 5,
+        "Echo": 8,
+        "EchoRequest": 8,
+        "RouterAdvertisement": 9,
+        "RouterSelection": 10,
+        "TimeExceeded": 11,
+        "ParameterProblem": 12,
+        "Timestamp": 13,
+        "TimestampReply": 14,
+        "Photuris": 40,
+        "ExtendedEchoRequest": 42,
+        "ExtendedEchoReply": 43,
+    },
+    "IPv6": {
+        "DestinationUnreachable": 1,
+        "PacketTooBig": 2,
+        "TimeExceeded": 3,
+        "ParameterProblem": 4,
+        "EchoRequest": 128,
+        "EchoReply": 129,
+        "MulticastListenerQuery": 130,
+        "MulticastListenerReport": 131,
+        "MulticastListenerDone": 132,
+        "RouterSolicitation": 133,
+        "RouterAdvertisement": 134,
+        "NeighborSolicitation": 135,
+        "NeighborAdvertisement": 136,
+        "RedirectMessage": 137,
+        "RouterRenumbering": 138,
+        "ICMPNodeInformationQuery": 139,
+        "ICMPNodeInformationResponse": 140,
+        "InverseNeighborDiscoverySolicitation": 141,
+        "InverseNeighborDiscoveryAdvertisement": 142,
+        "HomeAgentAddressDiscoveryRequest": 144,
+        "HomeAgentAddressDiscoveryReply": 145,
+        "MobilePrefixSolicitation": 146,
+        "MobilePrefixAdvertisement": 147,
+        "DuplicateAddressRequestCodeSuffix": 157,
+        "DuplicateAddressConfirmationCodeSuffix": 158,
+        "ExtendedEchoRequest": 160,
+        "ExtendedEchoReply": 161,
+    },
+}
+
+
+def is_service_name(text: str) -> bool:
+    """Whether a port's text is a name: at most 15 letters, digits and single hyphens, one letter at least."""
+    return len(text) <= 15 and _SERVICE_NAME.fullmatch(text) is not None
+
+
+def port_number(text: str) -> int:
+    """A port's number, in the notations that Go's ParseUint takes with base 0. Raises PolicyError."""
+    base = _NUMBERS.get(text[:2].lower(), 8 if len(text) > 1 and text.startswith("0") else 10)
+    digits = text[2:] if text[:2].lower() in _NUMBERS else text
+    try:
+        number = int(digits, base) if digits.isalnum() and digits.isascii() else -1
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise PolicyError(f'Unable to parse port: strconv.ParseUint: parsing "{text}": invalid syntax')
+    if number > MAX_PORT:
+        raise PolicyError(f'Unable to parse port: strconv.ParseUint: parsing "{text}": value out of range')
+    return number
+
+
+def port_ranges(port: PortProtocol) -> list[PortRange]:
+    """One range for each protocol that is meant; ANY is TCP, UDP and SCTP. Raises PolicyError."""
+    name, number = (port.port.lower(), 0) if is_service_name(port.port) else ("", port_number(port.port))
+    if not name and number == 0 and 0 < port.end_port < MAX_PORT:
+        number = 1  # port 0 in a policy map's key means every port; no packet comes from or to port 0
+    end = port.end_port if port.end_port > number or name else 0
+    if not name and number == 0:
+        end = 0
+    protocols = ("TCP", "UDP", "SCTP") if port.protocol == "ANY" else (port.protocol,)
+    return [PortRange(PROTOCOLS[protocol], number, name, end) for protocol in protocols]
+
+
+def icmp_type(field: ICMPField) -> PortRange:
+    """An ICMP type as the port of its protocol. Raises PolicyError for a name that the family has not."""
+    number = field.type
+    if isinstance(number, str):
+        if number.isdecimal():
+            number = int(number)
+        else:
+            known = ICMP_TYPES[field.family].get(number)
+            if known is None:
+                raise PolicyError(f"ICMP type {number} not found in {field.family}")
+            number = known
+    if not 0 <= number <= 255:
+        raise PolicyError(f"ICMP type {number} is out of range: 0 to 255")
+    return PortRange(PROTOCOLS["ICMP" if field.family == "IPv4" else "ICMPV6"], number)
+
+
+def masked_ports(port: int, end: int) -> list[tuple[int, int]]:
+    """A range of ports as (port, prefix length in bits), the fewest that cover it exactly, in order.
+
+    Every port (0, without end or up to the last) is one prefix of no bits; a single port is one of 16.
+    """
+    if port == 0 and end in (0, MAX_PORT):
+        return [(0, 0)]
+    if end <= port:
+        return [(port, 16)]
+    prefixes = []
+    first = port
+    while first <= end:
+        size = first & -first or 1 << 16
+        while size > end - first + 1:
+            size >>= 1
+        prefixes.append((first, 17 - size.bit_length()))
+        first += size
+    return prefixes

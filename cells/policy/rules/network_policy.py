@@ -1,34 +1,99 @@
 """Kubernetes' NetworkPolicy to one rule.
 
 Source: networking.k8s.io/v1. ``policyTypes`` decides which directions the policy speaks of, as Kubernetes
-says: rules of another direction have no effect.
+        says: rules of another direction have no effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_network
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from cells.kubernetes import convert
-from cells.policy.labels import ALL, PeerSelector, Prefix, Requirement, Selector, except_prefixes
-from cells.policy.rules.errors import PolicyError, at
-from cells.policy.rules.network_policy_schema import (
-    Egress,
-    Ingress,
-    LabelSelector,
-    NetworkPolicySpec,
-    Peer,
-    Port,
+from cells.kubernetes.objects.nulls import convert
+from cells.policy.labels import Prefix, except_prefixes
+from cells.policy.rules import (
+    PeerRule,
+    PolicyError,
+    PolicyOptions,
+    Ports,
+    Rule,
+    Source,
+    at,
+    is_service_name,
+    port_number,
+    port_ranges,
 )
-from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.peers import K8S, NAMESPACE, NAMESPACE_LABELS, cidr_selectors, in_namespace
-from cells.policy.rules.ports import is_service_name, port_number, port_ranges
-from cells.policy.rules.rule import PeerRule, Ports, Rule, Source
 from cells.policy.rules.sanitise import check_exceptions
-from cells.policy.rules.schema import PortProtocol
+from cells.policy.rules.schema import Object, PortProtocol
+from cells.policy.selectors import ALL, PeerSelector, Requirement, Selector
+
+# What a Kubernetes NetworkPolicy's ``spec`` may say, as types. Source: networking.k8s.io/v1.
+
+
+class Expression(Object, frozen=True, gc=False):
+    """One entry of ``matchExpressions``; an operator that does not exist is refused with the policy."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] | None = None
+
+
+class LabelSelector(Object, frozen=True, gc=False):
+    """A LabelSelector."""
+
+    match_labels: Mapping[str, str] | None = None
+    match_expressions: tuple[Expression, ...] | None = None
+
+
+class IPBlock(Object, frozen=True, gc=False, rename={"excepted": "except"}):
+    """A prefix without some."""
+
+    cidr: str
+    excepted: tuple[str, ...] | None = None
+
+
+class Peer(Object, frozen=True, gc=False):
+    """Pods, namespaces, or a prefix."""
+
+    pod_selector: LabelSelector | None = None
+    namespace_selector: LabelSelector | None = None
+    ip_block: IPBlock | None = None
+
+
+class Port(Object, frozen=True, gc=False):
+    """A port by number or name; none means every port of the protocol."""
+
+    port: int | str | None = None
+    protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
+    end_port: int | None = None
+
+
+class Ingress(Object, frozen=True, gc=False, rename={"sources": "from"}):
+    """Who may come, on which ports."""
+
+    sources: tuple[Peer, ...] | None = None
+    ports: tuple[Port, ...] | None = None
+
+
+class Egress(Object, frozen=True, gc=False):
+    """Where to, on which ports."""
+
+    to: tuple[Peer, ...] | None = None
+    ports: tuple[Port, ...] | None = None
+
+
+class NetworkPolicySpec(Object, frozen=True, gc=False):
+    """Isolation of the pods it selects, and what is allowed nevertheless."""
+
+    pod_selector: LabelSelector = LabelSelector()
+    ingress: tuple[Ingress, ...] | None = None
+    egress: tuple[Egress, ...] | None = None
+    policy_types: tuple[Literal["Ingress", "Egress"], ...] | None = None
+
 
 NAME_ANNOTATIONS = ("policy.cilium.io/name", "io.cilium.name")
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")

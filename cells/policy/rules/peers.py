@@ -8,24 +8,15 @@ from typing import Protocol
 
 import msgspec
 
-from cells.cluster.identity import CIDR, Label
-from cells.policy.labels import (
-    ALL,
-    NONE,
-    FQDNSelector,
-    LabelSet,
-    PeerSelector,
-    Prefix,
-    Requirement,
-    Selector,
-    cidr_label,
-    except_prefixes,
-)
-from cells.policy.labels.selector import EXISTS
-from cells.policy.rules.errors import PolicyError, UnsupportedError
-from cells.policy.rules.options import PolicyOptions
+from cells.cluster.identity.labels import CIDR, Label, cidr_label
+from cells.policy.labels import FQDNSelector, LabelSet, Prefix, except_prefixes
+from cells.policy.rules import PolicyError, PolicyOptions, UnsupportedError
 from cells.policy.rules.sanitise import check_exceptions
 from cells.policy.rules.schema import CIDRRule, LabelSelector, ServiceReference
+from cells.policy.selectors import ALL, EXISTS, NONE, PeerSelector, Requirement, Selector
+
+__all__ = ["CLUSTER", "Services", "World", "means_service"]
+
 
 NAMESPACE = "io.kubernetes.pod.namespace"
 NAMESPACE_LABELS = "io.cilium.k8s.namespace.labels"

@@ -14,6 +14,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field, structs
 
+__all__ = ["HTTPRule", "ServiceReference"]
+
+
 LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
 GroupName = Annotated[
     str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")

@@ -11,15 +11,17 @@ from typing import Any
 
 import msgspec
 
-from cells.cluster.identity import parse
-from cells.kubernetes import convert
-from cells.policy.labels import Selector
-from cells.policy.rules.network_policy import peer_selector
-from cells.policy.rules.network_policy_schema import Egress, Ingress, NetworkPolicySpec, Peer
+from cells.cluster.identity.labels import parse
+from cells.kubernetes.objects.nulls import convert
+from cells.policy.rules import Rule
+from cells.policy.rules.network_policy import Egress, Ingress, NetworkPolicySpec, Peer, peer_selector
 from cells.policy.rules.peers import label_selector, scoped
-from cells.policy.rules.rule import Rule
 from cells.policy.rules.schema import EgressRule, IngressRule, LabelSelector
 from cells.policy.rules.translate import NETWORK_POLICY, decode_specs
+from cells.policy.selectors import Selector
+
+__all__ = ["rule_objects"]
+
 
 _SELECTORS = {
     "fromEndpoints": "from_endpoints",

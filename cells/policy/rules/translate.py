@@ -10,11 +10,24 @@ from typing import Any, cast
 
 import msgspec
 
-from cells.kubernetes import convert
-from cells.policy.labels import ALL, FQDNSelector, PeerSelector, Prefix, Selector
-from cells.policy.rules.errors import PolicyError, UnsupportedError, at
+from cells.kubernetes.objects.nulls import convert
+from cells.policy.labels import FQDNSelector, Prefix
+from cells.policy.rules import (
+    Above,
+    ListenerReference,
+    PeerRule,
+    PolicyError,
+    PolicyOptions,
+    Ports,
+    Rule,
+    Source,
+    Unenforced,
+    UnsupportedError,
+    at,
+    icmp_type,
+    port_ranges,
+)
 from cells.policy.rules.network_policy import network_policy
-from cells.policy.rules.options import PolicyOptions
 from cells.policy.rules.peers import (
     NAMESPACE,
     World,
@@ -27,16 +40,6 @@ from cells.policy.rules.peers import (
     parsed,
     scoped,
 )
-from cells.policy.rules.ports import icmp_type, port_ranges
-from cells.policy.rules.rule import (
-    Above,
-    ListenerReference,
-    PeerRule,
-    Ports,
-    Rule,
-    Source,
-    Unenforced,
-)
 from cells.policy.rules.sanitise import check_allow, check_deny, check_subject
 from cells.policy.rules.schema import (
     Common,
@@ -48,6 +51,10 @@ from cells.policy.rules.schema import (
     RuleLabel,
     RuleSpec,
 )
+from cells.policy.selectors import ALL, PeerSelector, Selector
+
+__all__ = ["translate"]
+
 
 CNP = "CiliumNetworkPolicy"
 CCNP = "CiliumClusterwideNetworkPolicy"

@@ -1,41 +1,68 @@
 """The DNS proxy: which names pods may ask for, and which addresses names have.
 
-Needs:  AgentConfig, Maps, Datapath, Table[Endpoint], RulePolicy, NamedAddresses, Ipcache, KnownRules,
-        ProxyStatistics.
-Gives:  DNSProxyPort, NameStore, DNSProxy, Table[TransparentProxy].
-Why:    rules may speak of names (``toFQDNs``, ``rules.dns``), and what a name stands for is known by asking
-        alone: queries of pods that such rules select pass through here.
+Why: rules may speak of names (``toFQDNs``, ``rules.dns``), and what a name stands for is known by asking
+     alone: queries of pods that such rules select pass through here.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
 
+import time
+from collections.abc import Collection, Iterable
+from ipaddress import ip_address
+
+from anyio import to_thread
+
+from cells.base.addresses import IPAddress
 from cells.config import AgentConfig
-from cells.maps import Maps
-from cells.observe.metrics import Collector, Family
+from cells.maps.map import map_by_id
+from cells.maps.node_maps import Maps
+from cells.maps.records.flows import CT_OUT, CtEntry
+from cells.observe import Collector, Family
 from cells.policy.control import DNSProxyPort, NamedAddresses, RulePolicy
-from cells.proxy.dns.exchange import Counts
-from cells.proxy.dns.journal import Journal
-from cells.proxy.dns.kernel import KernelConnections
-from cells.proxy.dns.port import ProxyPort
+from cells.proxy.dns.exchange import Counts, LookupLog
+from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy, transparent_proxies
 from cells.proxy.dns.proxy import DNSProxy
-from cells.proxy.dns.routes import ProxyRoutes
-from cells.proxy.dns.servers.transparent import TransparentProxy, transparent_proxies
 from cells.proxy.dns.settings import DNSProxySettings
-from cells.proxy.dns.store import Connections, NameStore
-from cells.proxy.dns.told import LookupLog
+from cells.proxy.dns.store import Connections, Journal, NameStore
 from lifecycle import Member, config, group, invoke, module, provide, provide_private
 
 __all__ = [
     "Connections",
     "Counts",
     "DNSProxy",
-    "DNSProxyPort",
     "DNSProxySettings",
     "NameStore",
     "ProxyPort",
     "TransparentProxy",
     "cell",
 ]
+
+
+# The connections in the kernel's conntrack maps.
+
+
+class KernelConnections:
+    """The real :class:`~cells.proxy.dns.store.Connections`."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
+        """From the pod to the address, for those that go on. Raises OSError."""
+        return await to_thread.run_sync(self._alive, {one.packed for one in addresses})
+
+    def _alive(self, packed: Collection[bytes]) -> set[tuple[IPAddress, IPAddress]]:
+        """Of a pod's own connection the key has the pod's address first (see CtKey), and CT_OUT."""
+        now = int(time.clock_gettime(time.CLOCK_MONOTONIC))
+        found = set()
+        for each in self._maps.conntrack:
+            with map_by_id(each.id, each.spec.name) as table:
+                for key, value in table.items():
+                    size = (len(key) - 6) // 2
+                    peer = key[size : 2 * size]
+                    if peer in packed and key[-1] == CT_OUT and CtEntry.unpack(value).lifetime >= now:
+                        found.add((ip_address(key[:size]), ip_address(peer)))
+        return found
 
 
 def dns_proxy_port(port: ProxyPort) -> DNSProxyPort:

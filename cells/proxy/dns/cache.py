@@ -1,7 +1,6 @@
 """What DNS has answered endpoints, and until when it counts.
 
-Pure: times are given. Seconds since the epoch.
-Gives:  EndpointNames, Lookup, Zombie.
+Pure:   times are given. Seconds since the epoch.
 Source: Cilium 1.17, the DNS cache of an endpoint, and its zombies.
 
 An address whose TTL has ended becomes a *zombie*: it counts for as long as the endpoint is connected to it.
@@ -13,7 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
-from cells.ipam import IPAddress
+from cells.base.addresses import IPAddress
+from cells.endpoint import SavedLookup, SavedNames, SavedZombie
+from cells.policy.labels import canonical_name
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -173,3 +174,25 @@ class EndpointNames:
 
 PASSES = 2
 """Looks at conntrack that must find an address idle before it goes: a connection may begin between two."""
+
+
+# Names of an endpoint in the form in which its saved state has them.
+
+
+def saved_names(of: EndpointNames | None) -> SavedNames:
+    """What is to be saved."""
+    if of is None:
+        return SavedNames()
+    return SavedNames(
+        tuple(SavedLookup(one.name, one.addresses, one.ttl, one.at, one.expires) for one in of.lookups()),
+        tuple(
+            SavedZombie(address, tuple(sorted(zombie.names)), zombie.since)
+            for address, zombie in of.zombies.items()
+        ),
+    )
+
+
+def zombies_of(saved: SavedNames) -> Iterator[tuple[str, IPAddress, float]]:
+    """Each name of an address whose TTL was over, and since when."""
+    for one in saved.zombies:
+        yield from ((canonical_name(name), one.address, one.since) for name in one.names)

@@ -1,6 +1,5 @@
 """One query on its way: who asked whom for what, and what it took.
 
-Gives:  Asking, Awaited, Counts, Exchange.
 Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds and its scopes; cilium_policy_l7_total.
 """
 
@@ -8,12 +7,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from datetime import UTC, datetime
+from enum import Enum
 from typing import NamedTuple, Protocol
 
+from cells.base.addresses import text_of
+from cells.cluster.identity.identities import Identity
+from cells.cluster.identity.numbers import WORLD
+from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
-from cells.observe.metrics import Histogram
+from cells.observe import Histogram
+from cells.observe.events import Events, LookupRecord, Party, lookup_sample
+from cells.policy.control import NameRules
+from cells.proxy import ProxyStatistics, Redirect
+from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.sockets import Address
-from cells.proxy.dns.wire import Query
+from cells.proxy.dns.store import NameStore
+from cells.proxy.dns.wire import Answer, Query, WireError, read_rest
+from lifecycle import Logger, Table
 
 TCP, UDP = 6, 17
 
@@ -77,3 +88,126 @@ class Exchange:
             ("dataplaneTime", now - replied),
         ):
             counts.seconds[error, scope].observe(seconds)
+
+
+# Whether a pod may ask a server for a name.
+
+
+class Verdict(Enum):
+    """What becomes of a query."""
+
+    FORWARD = "forward"
+    REFUSE = "refuse"
+    WAIT = "wait"
+    """The rules are not known yet."""
+
+
+class Judge:
+    """Asks policy, and what policy was."""
+
+    def __init__(
+        self, endpoints: Table[Endpoint], ipcache: Ipcache, rules: NameRules, store: NameStore
+    ) -> None:
+        self._by_name = endpoints.by("name")
+        self._ipcache = ipcache
+        self._rules = rules
+        self._store = store
+
+    def endpoint(self, asking: Asking) -> Endpoint | None:
+        """Whose query it is."""
+        address = asking.client[0]
+        return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
+
+    def verdict(self, endpoint: Endpoint, asking: Asking, name: str) -> Verdict:
+        """May it? Raises OSError."""
+        address, port = asking.server
+        server = text_of(address), asking.protocol, port
+        if self._rules.changed(endpoint.id):
+            self._store.rules_changed(endpoint.id)
+        identity = self._ipcache.identity_at(address) or WORLD
+        may = self._rules.of(endpoint.id, identity, asking.protocol, port)
+        if may is None:
+            may = self._store.might_ask(endpoint.id, server)
+            if may is None:
+                return Verdict.WAIT
+        else:
+            self._store.asked(endpoint, server, may)
+        return Verdict.FORWARD if may.allows(name) else Verdict.REFUSE
+
+
+# Lookups as events of the monitor: who asked which server for what, and what it said.
+#
+# Source: Cilium 1.17, access log records of its DNS proxy. Events are made only while somebody watches; all
+#         lookups are counted.
+
+
+class LookupLog:
+    """Tells of lookups as they happen."""
+
+    def __init__(
+        self,
+        endpoints: Table[Endpoint],
+        identities: Table[Identity],
+        ipcache: Ipcache,
+        events: Events,
+        port: ProxyPort,
+        statistics: ProxyStatistics,
+        log: Logger,
+    ) -> None:
+        self._by_name = endpoints.by("name")
+        self._identities = identities
+        self._ipcache = ipcache
+        self._events = events
+        self._port = port
+        self._statistics = statistics
+        self._log = log
+
+    def asked(self, asking: Asking, endpoint: Endpoint, query: Query, verdict: str, code: int = 0) -> None:
+        """A query was let through, refused with a code, or came to nothing: Forwarded, Denied or Error."""
+        self._statistics.request(endpoint.id, self._redirect(asking), verdict)
+        if self._events.watched:
+            record = self._record(asking, endpoint, query, verdict)
+            record.code = code
+            self._tell(record)
+
+    def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
+        """The server's answer is on its way to the pod."""
+        self._statistics.response(exchange.endpoint.id, self._redirect(exchange.asking), "Forwarded")
+        if not self._events.watched:
+            return
+        record = self._record(exchange.asking, exchange.endpoint, exchange.query, "Forwarded")
+        record.answer, record.code, record.ttl = True, answer.code, answer.ttl
+        record.source, record.destination = record.destination, record.source
+        record.addresses = tuple(map(str, answer.addresses))
+        try:
+            record.aliases, record.answer_types = read_rest(data, exchange.query.end)
+        except WireError as error:
+            self._log.debug("other records of an answer are not logged", error=str(error))
+        self._tell(record)
+
+    def _redirect(self, asking: Asking) -> Redirect:
+        return Redirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
+
+    def _tell(self, record: LookupRecord) -> None:
+        self._events.tell(lookup_sample(record))
+
+    def _record(self, asking: Asking, endpoint: Endpoint, query: Query, verdict: str) -> LookupRecord:
+        return LookupRecord(
+            answer=False,
+            time=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            source=self._party(asking.client, endpoint),
+            destination=self._party(asking.server, None),
+            protocol=asking.protocol,
+            verdict=verdict,
+            query=query.name,
+            type=query.type,
+        )
+
+    def _party(self, end: Address, endpoint: Endpoint | None) -> Party:
+        address, port = end
+        if endpoint is None:
+            endpoint = next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
+        number = endpoint.identity if endpoint is not None else self._ipcache.identity_at(address) or WORLD
+        identity = self._identities.get(number)
+        labels = identity.labels if identity is not None else ()
+        return Party(str(address), port, number, endpoint.id if endpoint is not None else 0, labels)

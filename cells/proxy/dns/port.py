@@ -1,7 +1,5 @@
 """The port of the DNS proxy: chosen once, and kept.
 
-For:    RulePolicy, whose map entries name it, and DNSProxy.   Needs: AgentConfig, DNSProxySettings.
-Gives:  ProxyPort.
 Source: Cilium 1.17, proxy_ports_state.json.
 """
 
@@ -9,15 +7,21 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
+import anyio
 import msgspec
+from anyio import to_thread
 
 from cells.config import AgentConfig
+from cells.node.netlink import news
+from cells.node.netlink.network import Marked, leave_marked, take_marked
+from cells.policy.control import PolicyRuleSettings
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import tcp_listener, udp_listener
-from lifecycle import Hook, Lifecycle, Logger, NotStartedError
+from lifecycle import Hook, Jobs, Lifecycle, Logger, NotStartedError, Table
 
 RANGE: Final = range(10000, 20000)
 """Where a port is looked for: below those that the kernel gives to sockets."""
@@ -91,3 +95,65 @@ def _kept(path: Path) -> dict[str, _Port]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, _Port])
     except (OSError, msgspec.MsgspecError):
         return {}
+
+
+# The routing rule that has the stack take what is marked for a proxy for its own, kept there.
+#
+# Reconciler: a rule and a route for each family; what somebody removes comes back.
+# Why:        the datapath chooses the socket, but a packet for a foreign address would be sent on before
+#             that.
+# Source:     Cilium 1.17, table 2004 and the rule with priority 9; ip-rule(8), ip-route(8) type local.
+
+MARKED: Final = Marked(mark=0x0200, mask=0x0F00, table=2004, priority=9)
+"""The mark that the datapath gives, of which the port is another part."""
+
+_RTMGRP: Final = 0x40 | 0x400 | 0x80 | 0x40000  # routes and rules of both families
+_RTM_DELROUTE, _RTM_DELRULE = 25, 33
+_TABLE_AT, _LARGE_TABLE = 20, 252
+_REMOVED: Final = news.passing(
+    (news.kinds(_RTM_DELRULE),),
+    (news.kinds(_RTM_DELROUTE), news.Field(news.LOAD_BYTE, _TABLE_AT, (_LARGE_TABLE,))),
+)
+"""A rule, or a route of a table whose number is above 255, is gone."""
+
+
+class ProxyRoutes:
+    """There once there() returns, and from then on."""
+
+    def __init__(self, port: ProxyPort, switches: PolicyRuleSettings, *, jobs: Jobs) -> None:
+        self._port = port
+        self._there = anyio.Event()
+        if switches.enable_l7_proxy:
+            jobs.observe("keep routes", self._hints, self._keep)
+        else:
+            jobs.one_shot("remove routes", self._remove)
+
+    async def there(self) -> None:
+        """Return once rules and routes are there."""
+        await self._there.wait()
+
+    async def _hints(self) -> AsyncIterator[None]:
+        async for hint in news.hints(_RTMGRP, _REMOVED):
+            yield hint
+
+    async def _keep(self, _: None) -> None:
+        """Raises OSError."""
+        await to_thread.run_sync(take_marked, MARKED, self._port.families)
+        self._there.set()
+
+    async def _remove(self) -> None:
+        await to_thread.run_sync(leave_marked, MARKED, (socket.AF_INET, socket.AF_INET6))
+
+
+# Who sends from this node with the addresses of pods: what answers comes by devices, which must know of it.
+
+
+class TransparentProxy(msgspec.Struct, frozen=True):
+    """A row of the table ``transparent-proxies``: a proxy that has sent in a pod's name."""
+
+    name: str
+
+
+def transparent_proxies() -> Table[TransparentProxy]:
+    """The ``transparent-proxies`` table, by name."""
+    return Table("transparent-proxies", key=lambda row: row.name)

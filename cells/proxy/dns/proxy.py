@@ -21,20 +21,15 @@ from typing import Final
 import anyio
 import anyio.abc
 
+from cells.base.addresses import IPAddress
 from cells.cluster.ipcache import Ipcache
 from cells.config import ChainingMode
 from cells.endpoint import Endpoint
-from cells.ipam import IPAddress
 from cells.policy.control import NamedAddresses, NameRules, PolicyRuleSettings, RulePolicy
 from cells.policy.maps import KnownRules
-from cells.proxy.dns.exchange import TCP, UDP, Asking, Awaited, Counts, Exchange
-from cells.proxy.dns.judge import Judge, Verdict
-from cells.proxy.dns.port import ProxyPort
-from cells.proxy.dns.routes import ProxyRoutes
-from cells.proxy.dns.servers.in_name import PodSockets
-from cells.proxy.dns.servers.tcp import PATIENCE, ServerConnection, message
-from cells.proxy.dns.servers.transparent import TransparentProxy
-from cells.proxy.dns.servers.upstream import Upstream
+from cells.proxy.dns.exchange import TCP, UDP, Asking, Awaited, Counts, Exchange, Judge, LookupLog, Verdict
+from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy
+from cells.proxy.dns.servers import PATIENCE, PodSockets, ServerConnection, Upstream, message
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
     Address,
@@ -44,7 +39,6 @@ from cells.proxy.dns.sockets import (
     udp_listener,
 )
 from cells.proxy.dns.store import NameStore
-from cells.proxy.dns.told import LookupLog
 from cells.proxy.dns.wire import (
     NOERROR,
     SERVFAIL,

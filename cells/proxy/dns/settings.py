@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from cells.ipam import IPAddress
+from cells.base.addresses import IPAddress
 from cells.proxy.dns.wire import NXDOMAIN, REFUSED
 from lifecycle import Duration, Settings, refuse, seconds
 

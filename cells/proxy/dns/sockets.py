@@ -17,7 +17,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
-from cells.ipam import IPAddress, text_of
+from cells.base.addresses import IPAddress, text_of
 
 _IP_TRANSPARENT, _IPV6_TRANSPARENT = 19, 75
 _IP_RECVORIGDSTADDR, _IPV6_RECVORIGDSTADDR = 20, 74

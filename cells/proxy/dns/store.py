@@ -1,37 +1,120 @@
 """What DNS has answered this node's endpoints: kept over restarts, let go of when it has ended.
 
 Controller: answers in; NamedAddresses, the journal and the endpoints' saved state out.
-Needs:  DNSProxySettings, Table[Endpoint], NamedAddresses, KnownRules, Ipcache, Connections, Journal,
-        StateFiles.
-Gives:  NameStore, Connections.
-Source: Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
+Source:     Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from functools import partial
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
+from cells.base.addresses import IPAddress
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint, SavedNames, StateFiles
 from cells.endpoint.restore import ExposedEndpoints
-from cells.ipam import IPAddress
-from cells.policy.control import NamedAddresses, NameFilter, canonical_name
+from cells.policy.control import NamedAddresses, NameFilter
+from cells.policy.labels import canonical_name
 from cells.policy.maps import KnownRules
-from cells.proxy.dns.cache import EndpointNames, Lookup, Pair, Zombie
-from cells.proxy.dns.journal import Asked, Changed, Journal, Record, Seen
-from cells.proxy.dns.saved import saved_names, zombies_of
+from cells.proxy.dns.cache import EndpointNames, Lookup, Pair, Zombie, saved_names, zombies_of
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.wire import Answer
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minutes
+
+# What the DNS proxy has seen, on disk: the next agent goes on with it, however this one ends.
+
+FILE: Final = "dns-names.jsonl"
+"""In the state directory."""
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False, tag="seen", rename="kebab", omit_defaults=True):
+    """An answer to an endpoint; ``zombie``: its TTL is over, and the endpoint was connected."""
+
+    endpoint: int
+    attachment: str
+    """Of the endpoint: its number may be another pod's by now."""
+    name: str
+    addresses: tuple[str, ...]
+    ttl: int
+    at: float
+    expires: float
+    zombie: bool = False
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False, tag="asked", rename="kebab", omit_defaults=True):
+    """A server that an endpoint has asked, and for which names it may."""
+
+    endpoint: int
+    attachment: str
+    server: str
+    protocol: int
+    port: int
+    names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    """``*`` allows everything."""
+
+
+class Changed(msgspec.Struct, frozen=True, gc=False, tag="changed", rename="kebab", omit_defaults=True):
+    """The endpoint's rules have changed: what was Asked before means nothing."""
+
+    endpoint: int
+
+
+Record = Seen | Asked | Changed
+_decoder = msgspec.json.Decoder(Record)
+_encoder = msgspec.json.Encoder()
+
+
+class Journal:
+    """The file. All methods raise OSError."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._fd = -1
+
+    def read(self) -> Iterator[Record]:
+        """Every record there is; lines that are none are left out."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        for line in data.splitlines():
+            try:
+                yield _decoder.decode(line)
+            except msgspec.MsgspecError:
+                continue
+
+    def append(self, record: Record) -> None:
+        """Note it."""
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.write(self._fd, _encoder.encode(record) + b"\n")
+
+    def rewrite(self, records: Iterable[Record]) -> None:
+        """Have these and no others."""
+        temporary = self._path.with_suffix(".tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_encoder.encode_lines(records))
+        temporary.rename(self._path)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
 
 GC: Final = minutes(1)
 OTHERS: Final = 0

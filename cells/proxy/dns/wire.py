@@ -12,7 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, NamedTuple
 
-from cells.ipam import IPAddress
+from cells.base.addresses import IPAddress
 
 NOERROR, SERVFAIL, NXDOMAIN, REFUSED = 0, 2, 3, 5
 A, CNAME, AAAA, OPT = 1, 5, 28, 41

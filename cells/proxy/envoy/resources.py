@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.policy.control import HTTPRedirect, HTTPRule
+from cells.policy.control import HTTPRedirect
+from cells.policy.rules.schema import HTTPRule
 from cells.proxy.envoy.settings import EnvoySettings
 
 Resource = dict[str, Any]

@@ -5,22 +5,214 @@ Source:     CiliumL2AnnouncementPolicies, Services, this node's CiliumNode and d
 Controller: an election by Lease for each of those, the table ``l2-leases``: who answers.
 Reconciler: the table ``l2-announce``, addresses of services whose lease this node holds, in; the map
             ``cilium_l2_responder_v4`` and gratuitous ARP out. The programs on native devices answer.
-Needs:      Resources, KubernetesAPI, Table[Device], Maps, AnnouncementSettings.   Gives: Announcements.
 Why:        a load balancer's address on a bare network is nobody's: somebody has to say where it is, and only
             one at a time. An agent that cannot renew its leases answers no more, nor does a node whose agent
             is gone: the programs look at when it was last alive.
 Source:     Cilium 1.17, L2 announcements: IPv4 alone. What cannot be followed is told in a policy's status.
 """
 
-from cells.services.announcements.announcements import Announcements
-from cells.services.announcements.candidates import Candidate
-from cells.services.announcements.conditions import PolicyConditions
-from cells.services.announcements.elections import Elections, L2Lease
-from cells.services.announcements.kernel import KernelResponder, ResponderKernel
-from cells.services.announcements.responder import L2Announcement
-from lifecycle import invoke, module, provide
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from ipaddress import IPv4Address
+from typing import Final
+
+import msgspec
+from anyio import to_thread
+
+from cells.config import AgentConfig
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
+from cells.kubernetes.objects.core import SERVICES, Service
+from cells.kubernetes.objects.kind import Key
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import KubernetesSettings
+from cells.maps.records.cluster import L2ResponderKey
+from cells.node.devices import Device, DeviceSettings, native_uplinks
+from cells.services.announcements.elections import Elections, Frame, KernelResponder, L2Lease, ResponderKernel
+from cells.services.announcements.policies import Candidate, PolicyConditions, announceable, candidates
+from cells.services.model.reserved import RefusedAddress
+from cells.services.settings import AnnouncementSettings, ServiceSettings
+from lifecycle import (
+    BatchError,
+    BatchFailures,
+    Derived,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    UsageError,
+    invoke,
+    module,
+    provide,
+    seconds,
+)
 
 __all__ = ["Announcements", "Candidate", "Elections", "L2Announcement", "L2Lease", "ResponderKernel", "cell"]
+
+
+# Addresses this node answers for, as the programs know them; the network is told of new ones.
+
+
+class L2Announcement(msgspec.Struct, frozen=True):
+    """A row of the table ``l2-announce``: this node answers who asks for the address by the device."""
+
+    ip: IPv4Address
+    ifindex: int
+    device: str
+    mac: str
+    """What is answered."""
+    services: tuple[str, ...]
+    """Whose address it is: ``namespace/name``."""
+
+
+def announced(
+    candidates: Iterable[Candidate], leases: Iterable[L2Lease]
+) -> dict[L2ResponderKey, L2Announcement]:
+    """The places of services whose lease this node holds."""
+    held = {lease.service for lease in leases if lease.held}
+    found: dict[L2ResponderKey, L2Announcement] = {}
+    for candidate in sorted(candidates, key=lambda row: row.service):
+        for place in candidate.places if candidate.service in held else ():
+            key = L2ResponderKey(place.ip, place.ifindex)
+            before = found[key].services if key in found else ()
+            services = (*before, "/".join(candidate.service))
+            found[key] = L2Announcement(place.ip, place.ifindex, place.device, place.mac, services)
+    return found
+
+
+class Responder:
+    """The programs' map as the target of a reconciler."""
+
+    def __init__(self, table: ReadTable[L2Announcement], kernel: ResponderKernel) -> None:
+        self._table = table
+        self._kernel = kernel
+        self._told: dict[L2ResponderKey, str] = {}
+        """Which MAC the network was told of. What an earlier agent answered for is no news."""
+
+    async def dump(self) -> Mapping[L2ResponderKey, L2Announcement]:
+        """What it has; what the network was not told of only by its key."""
+        found: dict[L2ResponderKey, L2Announcement] = {}
+        for key in self._kernel.held():
+            wanted = self._table.get(key)
+            if wanted is not None and self._told.setdefault(key, wanted.mac) == wanted.mac:
+                found[key] = wanted
+            else:
+                found[key] = L2Announcement(key.ip, key.ifindex, "", "", ())
+        return found
+
+    async def put(self, batch: Mapping[L2ResponderKey, L2Announcement]) -> None:
+        """Answer for these, and tell the network of those that are new here. Raises BatchError."""
+        failures: dict[L2ResponderKey, Exception] = {}
+        frames: dict[L2ResponderKey, Frame] = {}
+        for key, row in batch.items():
+            try:
+                added = self._kernel.add(key)
+            except (OSError, HiveError) as error:
+                failures[key] = error
+                continue
+            if added or self._told.get(key) != row.mac:
+                self._told[key] = ""
+                frames[key] = row.device, row.ip, row.mac
+        failed = await to_thread.run_sync(self._kernel.tell, frames) if frames else {}
+        for key, (device, ip, mac) in frames.items():
+            if key in failed:
+                text = f"{ip} cannot be announced on {device}: {failed[key]}"
+                failures[key] = HiveError(text)
+            else:
+                self._told[key] = mac
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[L2ResponderKey]) -> None:
+        """Answer for these no more. Raises BatchError."""
+        with BatchFailures(OSError) as failures:
+            for key in batch:
+                with failures.of(key):
+                    self._told.pop(key, None)
+                    self._kernel.delete(key)
+
+
+# Follows policies, services, this node and its devices to what it answers for.
+
+INTERVAL: Final = seconds(30)
+
+
+class Announcements:
+    """What this node answers for. Without ``enable-l2-announcements`` there is nothing."""
+
+    def __init__(
+        self,
+        settings: AnnouncementSettings,
+        services: ServiceSettings,
+        *,
+        agent: AgentConfig,
+        selection: DeviceSettings,
+        source: KubernetesSettings,
+        resources: Resources,
+        devices: Table[Device],
+        elections: Elections,
+        refused: Table[RefusedAddress],
+        kernel: ResponderKernel,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        self._agent = agent
+        self._source = source
+        self._chosen = bool(selection.devices)
+        if not settings.enable_l2_announcements:
+            return
+        nodes = resources.table(CILIUM_NODES).filter(lambda row: row.name == agent.node_name, name="l2-node")
+        ours = partial(announceable, proxy=services.k8s_service_proxy_name)
+        announced_services = resources.table(SERVICES).filter(ours, name="l2-services")
+        policies = resources.table(CILIUM_L2_ANNOUNCEMENTS)
+        self.candidates: Derived[Candidate] = Derived(
+            "l2-candidates", self._candidates, policies, announced_services, nodes, devices, refused
+        )
+        """The services this node may answer for."""
+        self.announced: Derived[L2Announcement] = Derived(
+            "l2-announce", announced, self.candidates, elections.leases
+        )
+        """What it does answer for, by address and index of the device."""
+        reconciler: Reconciler[L2ResponderKey, L2Announcement] = Reconciler(
+            self.announced, Responder(self.announced, kernel), full_every=INTERVAL
+        )
+        tables.add(self.candidates, self.announced, reconciler.statuses)
+        lifecycle.append(Hook("announce addresses of services", self._start))
+        jobs.observe("reconcile", reconciler)
+        elections.follow(self.candidates)
+
+    def _candidates(
+        self,
+        policies: list[CiliumL2AnnouncementPolicy],
+        services: list[Service],
+        nodes: list[CiliumNode],
+        devices: list[Device],
+        refused: list[RefusedAddress],
+    ) -> Mapping[Key, Candidate]:
+        if not nodes:  # by its labels policies choose it
+            return {}
+        found = [each for each in native_uplinks(devices, chosen=self._chosen) if each.has_ethernet]
+        return candidates(policies, services, nodes[0].labels, found, refused)
+
+    async def _start(self) -> None:
+        asked = "enable-l2-announcements=true"
+        if not self._source.asks_api_server:
+            raise UsageError(
+                f"{asked}: nodes agree by Leases upon who answers, which takes an API server;"
+                " set k8s-api-server or k8s-kubeconfig-path, or leave it out"
+            )
+        if not self._agent.ipv4:
+            raise UsageError(
+                f"{asked}: only IPv4 addresses are announced, and enable-ipv4 is false; leave it out"
+            )
+
 
 cell = module(
     "l2-announcements",

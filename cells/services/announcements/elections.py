@@ -1,31 +1,137 @@
 """Which node answers for each service: an election by Lease.
 
-Needs: the table ``l2-candidates``, KubernetesAPI, ResponderKernel.
-Gives: Elections, L2Lease, lease_name().
 Source: Cilium 1.17: leases ``cilium-l2announce-<namespace>-<name>`` in the agents' namespace, held by name of
         node. client-go's leader election.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
+import struct
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
 from functools import partial
-from typing import Final
+from ipaddress import IPv4Address
+from typing import Final, Protocol
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from cells.cluster.identity import IdentitySettings
+from cells.cluster.identity.labels import IdentitySettings
 from cells.config import AgentConfig
-from cells.kubernetes import Key, KubernetesAPI
-from cells.services.announcements.candidates import Candidate
-from cells.services.announcements.kernel import ResponderKernel
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.kind import Key
+from cells.maps.bpf import BpfError
+from cells.maps.map import NOEXIST
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import AGENT_LIVENESS, L2ResponderKey
+from cells.node.netlink.rows import parse_mac
+from cells.services.announcements.policies import Candidate
 from cells.services.settings import AnnouncementSettings
-from lifecycle import Change, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
+from lifecycle import Change, HiveError, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
+
+# The maps by which programs answer, and the network that is told.
+#
+# Source: RFC 826; RFC 5227 section 2.3, announcing an address.
+
+BROADCAST: Final = b"\xff" * 6
+_NONE_YET: Final = bytes(8)
+_INDEX: Final = struct.pack("<I", AGENT_LIVENESS)
+_TIME: Final = struct.Struct("<Q")
+
+Frame = tuple[str, IPv4Address, str]
+"""Device, address, MAC."""
+
+
+class ResponderKernel(Protocol):
+    """What the programs look at, and the network. Methods raise OSError and HiveError."""
+
+    def held(self) -> list[L2ResponderKey]:
+        """What is answered for."""
+        ...
+
+    def add(self, key: L2ResponderKey) -> bool:
+        """Answer for it, too; whether it is new. The count of one that is there stays."""
+        ...
+
+    def delete(self, key: L2ResponderKey) -> None:
+        """Answer for it no more."""
+        ...
+
+    def alive(self, moment: int) -> None:
+        """When the agent was last alive, in nanoseconds of CLOCK_MONOTONIC."""
+        ...
+
+    def tell(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
+        """Tell networks where addresses are now; what failed. Called in a worker thread."""
+        ...
+
+
+class KernelResponder:
+    """The real one."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    @staticmethod
+    def provided(maps: Maps, settings: AnnouncementSettings) -> ResponderKernel:
+        """This node's."""
+        if settings.enable_l2_announcements:
+            maps.use("l2_responder4")
+        return KernelResponder(maps)
+
+    def held(self) -> list[L2ResponderKey]:
+        """What is answered for."""
+        return [L2ResponderKey.unpack(raw) for raw, _ in self._maps.l2_responder4.items()]
+
+    def add(self, key: L2ResponderKey) -> bool:
+        """Answer for it, too; whether it is new."""
+        found = self._maps.l2_responder4
+        try:
+            found.update(key.pack(), _NONE_YET, NOEXIST)
+        except BpfError as error:
+            if error.errno == errno.E2BIG:
+                raise HiveError(
+                    f"{found.spec.name} is full: it has {found.spec.max_entries} entries"
+                ) from error
+            if error.errno != errno.EEXIST:
+                raise
+            return False
+        return True
+
+    def delete(self, key: L2ResponderKey) -> None:
+        """Answer for it no more."""
+        self._maps.l2_responder4.delete(key.pack())
+
+    def alive(self, moment: int) -> None:
+        """When the agent was last alive."""
+        self._maps.runtime_config.update(_INDEX, _TIME.pack(moment))
+
+    def tell(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
+        """Tell networks where addresses are now. Closing the socket waits for RCU."""
+        failed: dict[L2ResponderKey, OSError] = {}
+        try:
+            made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        except OSError as error:  # without CAP_NET_RAW
+            return dict.fromkeys(frames, error)
+        with closing(made) as own:
+            for key, (device, ip, mac) in frames.items():
+                try:
+                    own.sendto(announcement(ip, parse_mac(mac)), (device, 0))
+                except OSError as error:
+                    failed[key] = error
+        return failed
+
+
+def announcement(ip: IPv4Address, mac: bytes) -> bytes:
+    """The frame that tells a network where an address is now: it asks for itself."""
+    header = BROADCAST + mac + struct.pack(">HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
+    return header + mac + ip.packed + bytes(6) + ip.packed
+
 
 PREFIX: Final = "cilium-l2announce-"
 COLLECT: Final = minutes(1)
@@ -134,7 +240,7 @@ class Elections:
 
     async def _stand(self, candidates: ReadTable[Candidate], key: Key) -> None:
         """Wait for the lease, and hold it until it is lost."""
-        from cells.kubernetes import api  # loaded where there is a server
+        from cells.kubernetes.leases import Election  # loaded where there is a server
 
         settings, name, own = self._settings, lease_name(key), self._agent.node_name
 
@@ -142,7 +248,7 @@ class Elections:
             with self.leases.txn() as rows:
                 rows.put(L2Lease(key, name, holder, holder == own))
 
-        election = api.Election(
+        election = Election(
             *(self._api.client, name, self._namespace, own, self._log),
             duration=settings.l2_announcements_lease_duration,
             deadline=settings.l2_announcements_renew_deadline,
@@ -166,17 +272,18 @@ class Elections:
 
     async def collect(self) -> None:
         """Delete the leases that nobody holds, of services that nobody answers for any more."""
-        from cells.kubernetes import api
+        from cells.kubernetes.client.errors import ConflictError
+        from cells.kubernetes.leases import LEASES
 
         client = self._api.client
-        told = json.loads(await client.page(api.LEASES, {}, self._namespace))
+        told = json.loads(await client.page(LEASES, {}, self._namespace))
         ours = {row.lease for row in self.leases.all()}
         for one in told.get("items") or ():
             name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
             held = (one.get("spec") or {}).get("holderIdentity")
             if not held and name.startswith(PREFIX) and name not in ours:
-                with suppress(api.ConflictError):  # somebody has just taken it
-                    await client.delete(api.LEASES, name, self._namespace, version=version)
+                with suppress(ConflictError):  # somebody has just taken it
+                    await client.delete(LEASES, name, self._namespace, version=version)
 
 
 async def _until_gone(candidates: ReadTable[Candidate], key: Key, scope: anyio.CancelScope) -> None:

@@ -1,16 +1,30 @@
 """What a CiliumL2AnnouncementPolicy says, and what of it cannot be.
 
-Needs: nothing.   Gives: L2Policy, read_policy(), FAULTS.
 Source: Cilium 1.17; k8s.io/apimachinery/pkg/apis/meta/v1 LabelSelectorAsSelector.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from ipaddress import IPv4Address
+from typing import Any, Final, NamedTuple
 
-from cells.kubernetes import CiliumL2AnnouncementPolicy, Selector
+import msgspec
+
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
+from cells.kubernetes.objects.core import Service, served_by
+from cells.kubernetes.objects.kind import Condition, Key, Selector
+from cells.kubernetes.resources import Resources
+from cells.node.devices import Device
+from cells.node.netlink.rows import mac_text
+from cells.services import IPAddress, ServiceName
+from cells.services.model.reserved import EXTERNAL_IPS, INGRESS, RefusedAddress
+from cells.services.settings import AnnouncementSettings
+from lifecycle import Change, Jobs, Logger
 
 BAD_NODES: Final = "io.cilium/bad-node-selector"
 BAD_SERVICES: Final = "io.cilium/bad-service-selector"
@@ -106,3 +120,176 @@ def _wrong_key(key: str) -> Iterator[str]:
 def _wrong_value(key: str, value: str) -> Iterator[str]:
     if value and not _NAME.fullmatch(value):
         yield f"value {value!r} of key {key!r}: expected at most 63 letters, digits, '-', '_' and '.'"
+
+
+# The services this node may answer for, by policies, services, this node and its devices.
+#
+# Source: Cilium 1.17. Services of other classes are left alone, and addresses of IPv6 are not announced.
+
+L2_CLASS: Final = "io.cilium/l2-announcer"
+NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace"
+"""Labels that every service has for selectors."""
+
+
+class Place(NamedTuple):
+    """An address, and the device by which it is asked for."""
+
+    ip: IPv4Address
+    ifindex: int
+    device: str
+    mac: str
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A row of the table ``l2-candidates``: a service, and where this node would answer for it."""
+
+    service: Key
+    policies: tuple[str, ...]
+    places: tuple[Place, ...]
+    local: bool
+    """Whether its externalTrafficPolicy is Local."""
+
+
+def announceable(service: Service, proxy: str) -> bool:
+    """Whether a policy could select it: an address for clients outside, no other class or proxy."""
+    return (
+        served_by(service.labels, proxy)
+        and service.spec.load_balancer_class in {None, L2_CLASS}
+        and bool(
+            service.spec.external_ips
+            or any(each.is_of_nodes for each in service.status.load_balancer.ingress or ())
+        )
+    )
+
+
+def candidates(
+    policies: Iterable[CiliumL2AnnouncementPolicy],
+    services: Iterable[Service],
+    node_labels: Mapping[str, str],
+    devices: Sequence[Device],
+    refused: Iterable[RefusedAddress] = (),
+) -> dict[Key, Candidate]:
+    """By namespace and name. ``devices``: those that programs are on; ``refused``: what is not served."""
+    unserved = {(one.service, one.part, one.address) for one in refused}
+    read = (read_policy(each)[0] for each in policies)
+    followed = sorted(each for each in read if each is not None and each.is_for(node_labels))
+    found: dict[Key, Candidate] = {}
+    for service in services if followed else ():
+        labels = {**service.labels, NAME: service.name, NAMESPACE: service.namespace}
+        names: list[str] = []
+        places: dict[Place, None] = {}
+        for policy in followed:
+            if policy.announces(labels) and (here := list(_places(policy, service, devices, unserved))):
+                names.append(policy.name)
+                places |= dict.fromkeys(here)
+        if places:
+            local = service.spec.external_traffic_policy == "Local"
+            found[service.key] = Candidate(service.key, tuple(names), tuple(sorted(places)), local)
+    return found
+
+
+_Unserved = Container[tuple[ServiceName, str, IPAddress]]
+
+
+def _places(
+    policy: L2Policy, service: Service, devices: Sequence[Device], unserved: _Unserved
+) -> Iterator[Place]:
+    for ip in _addresses(policy, service, unserved):
+        for device in devices:
+            if policy.uses(device.name):
+                yield Place(ip, device.ifindex, device.name, mac_text(device.mac))
+
+
+def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Iterator[IPv4Address]:
+    """To answer for an address of the router, or of another host, would draw the traffic of all to it."""
+    texts: list[tuple[str, str]] = []
+    if policy.balancers:
+        ingress = service.status.load_balancer.ingress or ()
+        texts += [(INGRESS, each.ip) for each in ingress if each.is_of_nodes]
+    if policy.external:
+        texts += [(EXTERNAL_IPS, text) for text in service.spec.external_ips or ()]
+    name = ServiceName(*service.key)
+    for part, text in texts:
+        with suppress(ValueError):  # a name, or an address of IPv6
+            ip = IPv4Address(text)
+            if (name, part, ip) not in unserved:
+                yield ip
+
+
+# What cannot be followed of a CiliumL2AnnouncementPolicy, written to its ``status.conditions``.
+#
+# Controller: the table of policies in, conditions out; one is only made for a fault, and becomes False once
+#             that is mended.
+# Source:     Cilium 1.17: types io.cilium/bad-…, reason error. Agents may patch that status, no more.
+
+REASON = "error"
+
+
+class PolicyConditions:
+    """Writes conditions. Every node may: what is right already is left alone."""
+
+    def __init__(
+        self,
+        settings: AnnouncementSettings,
+        api: KubernetesAPI,
+        resources: Resources,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._api = api
+        self._log = log
+        if settings.enable_l2_announcements:
+            jobs.observe("conditions", resources.table(CILIUM_L2_ANNOUNCEMENTS).changes, self._follow)
+
+    async def _follow(self, changes: list[Change[CiliumL2AnnouncementPolicy]]) -> None:
+        for change in changes:
+            if change.row is not None:
+                await self._write(change.row)
+
+    async def _write(self, policy: CiliumL2AnnouncementPolicy) -> None:
+        from cells.kubernetes.client.errors import NotFoundError  # loaded where there is a server
+
+        _, faults = read_policy(policy)
+        for kind, text in faults.items():
+            wrong = f"{kind}: {text}"
+            self._log.warning("an announcement policy cannot be followed", policy=policy.name, error=wrong)
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        wanted = conditions(policy, faults, now)
+        if wanted is None:
+            return
+        await self._api.reachable()
+        body = {"status": {"conditions": wanted}}
+        try:
+            await self._api.client.patch(CILIUM_L2_ANNOUNCEMENTS, policy.name, body, subresource="status")
+        except NotFoundError:
+            return
+
+
+def conditions(
+    policy: CiliumL2AnnouncementPolicy, faults: Mapping[str, str], now: str
+) -> list[dict[str, Any]] | None:
+    """All conditions as they should be; None where they are. ``faults``: texts by type; ``now``: RFC 3339."""
+    held = {each.type: each for each in policy.status.conditions or ()}
+    wanted = dict(held)
+    for kind in FAULTS:
+        before = held.get(kind)
+        if before is None and kind not in faults:
+            continue
+        status, text = ("True" if kind in faults else "False"), faults.get(kind, "")
+        if before is None or (before.status, before.message) != (status, text):
+            since = before.last_transition_time if before is not None and before.status == status else now
+            wanted[kind] = Condition(kind, status, REASON, text, since, policy.metadata.generation)
+    if wanted == held:
+        return None
+    return [
+        {
+            "type": each.type,
+            "status": each.status,
+            "reason": each.reason,
+            "message": each.message,
+            "lastTransitionTime": each.last_transition_time or now,
+            "observedGeneration": each.observed_generation,
+        }
+        for each in wanted.values()
+    ]

@@ -16,21 +16,28 @@ from typing import Final
 
 from anyio import to_thread
 
-from cells.cluster.nodes import ClusterNode
+from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.datapath import DatapathSettings
-from cells.kubernetes import (
-    CILIUM_LOCAL_REDIRECT_POLICIES,
-    ENDPOINT_SLICES,
-    NODES,
-    PODS,
-    SERVICES,
-    KubernetesSettings,
-    Resources,
-)
-from cells.maps import MapSettings
+from cells.datapath.settings import DatapathSettings
+from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import KubernetesSettings
+from cells.maps.specs import MapSettings
 from cells.node.devices import Device
-from cells.observe.metrics import Collector, Family, counter
+from cells.observe import Collector, Family, counter
+from cells.services import (
+    INTERNAL,
+    PROTOCOLS,
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceName,
+    ServiceType,
+)
 from cells.services.balancer import LoadBalancer
 from cells.services.control.by_hand import (
     HandMade,
@@ -40,45 +47,32 @@ from cells.services.control.by_hand import (
     said_services,
     said_states,
 )
-from cells.services.control.kernel import KernelServices
 from cells.services.control.pending import ServiceMaps
-from cells.services.control.redirects import LocalRedirect, local_redirects
-from cells.services.control.served import (
+from cells.services.control.tables import (
+    LocalRedirect,
     ServedFrontend,
     ServiceConflict,
+    Shortage,
     address_events,
     backend_events,
+    dependency,
+    local_redirects,
+    metrics,
     redirect_events,
     refused_addresses,
     served_frontends,
     service_conflicts,
     service_events,
 )
-from cells.services.control.shortage import Shortage, dependency, metrics
-from cells.services.control.target import ServicesTarget
+from cells.services.control.target import KernelServices, ServicesTarget
 from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
-from cells.services.model import (
-    INTERNAL,
-    PROTOCOLS,
-    Address,
-    Backend,
-    BackendState,
-    Frontend,
-    FrontendKey,
-    LoadBalancerOptions,
-    RefusedAddress,
-    ServiceName,
-    ServiceType,
-    backends_by_port,
-    backends_of,
-    is_headless,
-    seen_inside,
-    selectable,
-)
+from cells.services.model.backends import backends_of
+from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
+from cells.services.model.reserved import RefusedAddress
 from cells.services.outside import NodePorts
 from cells.services.settings import Seed, ServiceSettings
-from cells.tunnel import TunnelSettings
+from cells.tunnel.settings import TunnelSettings
 from lifecycle import (
     Jobs,
     Logger,

@@ -15,9 +15,8 @@ import anyio
 import msgspec
 
 from cells.config import AgentConfig
-from cells.kubernetes import KubernetesSettings
-from cells.services.control.served import ServedFrontend
-from cells.services.model import (
+from cells.kubernetes.settings import KubernetesSettings
+from cells.services import (
     INTERNAL,
     Address,
     Backend,
@@ -28,6 +27,7 @@ from cells.services.model import (
     ServiceName,
     ServiceType,
 )
+from cells.services.control.tables import ServedFrontend
 from lifecycle import Table
 from lifecycle.http import Refusal
 

@@ -16,7 +16,8 @@ from typing import Final, Protocol
 
 from anyio import to_thread
 
-from cells.services.balancer import (
+from cells.services import FrontendKey
+from cells.services.map_entries import (
     AFFINITY_MATCH,
     BACKENDS,
     MAGLEV,
@@ -31,7 +32,6 @@ from cells.services.balancer import (
     batched,
     service_key,
 )
-from cells.services.model import FrontendKey
 from lifecycle import HiveError
 
 Owner = FrontendKey | None

@@ -13,35 +13,33 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import msgspec
 
-from cells.cluster.nodes import ClusterNode
-from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service, served_by
-from cells.kubernetes import Node as NodeObject
+from cells.cluster.nodes.node import ClusterNode
+from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
+from cells.kubernetes.objects.core import EndpointSlice, Pod, Service, served_by
+from cells.kubernetes.objects.core import Node as NodeObject
 from cells.node.devices import OURS, Device
-from cells.services.control.by_hand import SaidService, SaidState
-from cells.services.control.redirects import LocalRedirect
-from cells.services.control.served import ServiceConflict
-from cells.services.model import (
+from cells.services import (
     EXPOSURE_LABEL,
-    HOST_IP,
-    WEIGHT,
     ZONE_LABEL,
     Frontend,
-    FrontendChange,
     FrontendKey,
     LoadBalancerOptions,
     Node,
-    Redirect,
-    RefusedAddress,
-    ServiceCatalog,
     ServiceName,
-    Upsert,
-    faults_of,
+)
+from cells.services.control.by_hand import SaidService, SaidState
+from cells.services.control.tables import LocalRedirect, ServiceConflict
+from cells.services.model import ServiceCatalog
+from cells.services.model.backends import WEIGHT, refused_backends, weight_of
+from cells.services.model.claims import FrontendChange, Upsert
+from cells.services.model.frontends import faults_of
+from cells.services.model.redirect import Redirect, read_redirect
+from cells.services.model.reserved import (
+    HOST_IP,
+    RefusedAddress,
     node_reservations,
     pod_reservations,
-    read_redirect,
-    refused_backends,
     unserved_of,
-    weight_of,
 )
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table

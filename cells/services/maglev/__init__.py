@@ -1,9 +1,85 @@
-"""Maglev consistent hashing: tables in C, compatible with Cilium's bit for bit.
+"""Maglev consistent hashing: tables in C, compatible with Cilium's bit for bit."""
 
-Gives: MaglevTables, Seed, fill.
-"""
+from __future__ import annotations
 
-from cells.services.maglev.table import Candidate, MaglevTables, fill
+import ctypes
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from cells.services import MAGLEV_SIZES, Address, Backend, BackendState
 from cells.services.settings import Seed
 
-__all__ = ["Candidate", "MaglevTables", "Seed", "fill"]
+__all__ = ["Candidate", "MaglevTables", "fill"]
+
+
+# Maglev lookup tables: which backend each hash goes to, the same on every node.
+#
+# Names decide, not numbers: all nodes must use one form of name. The work is in C and takes no lock of the
+# interpreter: call it in a worker thread when tables are large.
+
+LIBRARY = Path(__file__).resolve().parent / "objects" / "libmaglev.so"
+_STATE_NAMES = {BackendState.ACTIVE: "active", BackendState.TERMINATING: "terminating"}
+
+
+class Candidate(NamedTuple):
+    """A backend as the table sees it."""
+
+    name: str
+    id: int
+    weight: int
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(LIBRARY))
+    library.maglev_fill.restype = None
+    library.maglev_fill.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_char_p,
+        ctypes.c_uint32,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+    ]
+    return library
+
+
+def fill(candidates: Iterable[Candidate], size: int, seed: int) -> bytes:
+    """The table: ``size`` numbers of backends, 32 bits each in the machine's order.
+
+    Raises ValueError without candidates, or for a size that is none of Cilium's.
+    """
+    ordered = sorted(candidates, key=lambda one: one.name.encode())
+    if not ordered or size not in MAGLEV_SIZES:
+        raise ValueError(f"a table of {size} slots for {len(ordered)} backends cannot be made")
+    names = bytearray()
+    records = bytearray()
+    for one in ordered:
+        name = one.name.encode()
+        records += struct.pack("<IIIIIId", one.id, one.weight, len(names), len(name), 0, 0, 0.0)
+        names += name
+    backends = (ctypes.c_char * len(records)).from_buffer(records)
+    table = ctypes.create_string_buffer(4 * size)
+    _library().maglev_fill(backends, len(ordered), bytes(names), seed, table, size)
+    return table.raw
+
+
+def name_of(backend: Backend) -> str:
+    """The name a backend is hashed by."""
+    return f"[{backend.address},State:{_STATE_NAMES.get(backend.state, backend.state.name.lower())}]"
+
+
+class MaglevTables:
+    """Tables of one size and seed."""
+
+    def __init__(self, size: int, seed: Seed) -> None:
+        self._size = size
+        self._seed = seed
+
+    def __call__(self, backends: Sequence[Backend], ids: Mapping[Address, int]) -> bytes:
+        """The table over some backends, by their numbers."""
+        candidates = [Candidate(name_of(one), ids[one.address], one.weight) for one in backends]
+        return fill(candidates, self._size, self._seed.names)

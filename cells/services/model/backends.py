@@ -9,21 +9,38 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, inet_pton
+from typing import NamedTuple
 
-from cells.kubernetes import EndpointConditions, EndpointSlice
-from cells.services.model.options import LoadBalancerOptions
-from cells.services.model.reserved import is_special
-from cells.services.model.types import (
+import msgspec
+
+from cells.kubernetes.objects.core import EndpointConditions, EndpointSlice
+from cells.services import (
     ANY_PROTOCOL,
     DEFAULT_WEIGHT,
+    EXTERNAL,
     PROTOCOLS,
     Address,
     Backend,
     BackendState,
+    Frontend,
+    LoadBalancerOptions,
+    ServiceName,
     address_end,
     is_port,
     parse_address,
 )
+from cells.services.model.reserved import is_special
+
+__all__ = [
+    "WEIGHT",
+    "HealthAnswer",
+    "backends_of",
+    "health_answers",
+    "refused_backends",
+    "state_of",
+    "weight_of",
+]
+
 
 WEIGHT = "service.cilium.io/weight"
 """Annotation of a slice: the weight of its backends where maglev chooses, as of Cilium 1.20."""
@@ -126,3 +143,43 @@ _DOUBTFUL_TEXTS = ("0", "127.", "169.254.", "22", "23", ":", "f", "F")
 _FAMILIES = {"IPv4": (b"\4", int(AF_INET)), "IPv6": (b"\6", int(AF_INET6))}
 """How an :class:`Address` begins, and which texts are one."""
 new = bytes.__new__
+
+
+# The answer of a service's health check node port: whether this node has endpoints of its own.
+#
+# Source: core/v1 ServiceSpec.healthCheckNodePort; kube-proxy's service health server.
+
+
+class HealthAnswer(NamedTuple):
+    """What an HTTP request for any path gets."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
+    """The answers by port, for every service that has a health check port.
+
+    200 while an active backend is local, 503 without one; a service behind a proxy always has one.
+    """
+    counts: dict[int, tuple[ServiceName, int]] = {}
+    for frontend in frontends:
+        port = frontend.health_check_node_port
+        if not port or frontend.key.scope != EXTERNAL:
+            continue
+        active = sum(one.state is BackendState.ACTIVE for one in frontend.backends)
+        count = 1 if frontend.l7_proxy_port else active
+        counts[port] = (frontend.service, max(count, counts.get(port, (frontend.service, 0))[1]))
+    return {port: _answer(service, count) for port, (service, count) in counts.items()}
+
+
+def _answer(service: ServiceName, count: int) -> HealthAnswer:
+    said = {"service": {"namespace": service.namespace, "name": service.name}, "localEndpoints": count}
+    body = msgspec.json.encode(said) + b"\n"
+    headers = (
+        ("Content-Type", "application/json"),
+        ("X-Content-Type-Options", "nosniff"),
+        ("X-Load-Balancing-Endpoint-Weight", str(count)),
+    )
+    return HealthAnswer(200 if count else 503, headers, body)

@@ -10,14 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from cells.services.model.types import (
-    Address,
-    BackendState,
-    Frontend,
-    FrontendKey,
-    ServiceName,
-    ServiceType,
-)
+from cells.services import Address, BackendState, Frontend, FrontendKey, ServiceName, ServiceType
+
+__all__ = ["Delete", "FrontendChange", "Upsert"]
 
 
 class Upsert(NamedTuple):

@@ -2,16 +2,386 @@
 
 Controller: the node's devices in, the table ``node-port-addresses`` out: where node ports are served.
 Reconciler: the table ``node-port`` follows them; it is kept in ``hive_nodeport``, by which the programs on
-        native devices know that clients outside are served, and what packets to other nodes come from.
-Needs:  ServiceSettings, DatapathSettings, Table[Device], NodeAddresses, Maps.   Gives: NodePorts.
-Why:    addresses come and go; a node port is served at those there are.
+            native devices know that clients outside are served, and what packets to other nodes come from.
+Why:        addresses come and go; a node port is served at those there are.
 """
 
-from cells.services.outside.addresses import IPAddress, NodePortAddress
-from cells.services.outside.node_ports import KernelFacts, NodePortMap, NodePorts
-from lifecycle import invoke, module, provide
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import Final, Protocol
+
+import msgspec
+from anyio import to_thread
+
+from cells.config import AgentConfig
+from cells.datapath.settings import DatapathSettings
+from cells.maps.node_maps import Maps
+from cells.maps.records.flows import (
+    NODEPORT_DSR_CHOSEN,
+    NODEPORT_DSR_OTHER,
+    NODEPORT_DSR_TCP,
+    NODEPORT_MAGLEV,
+    NODEPORT_ON,
+    NODEPORT_XDP,
+    NodePortConfig,
+)
+from cells.node.addresses import (
+    AddressUse,
+    NodeAddress,
+    NodeAddresses,
+    device_addresses,
+    direct_routing_device,
+    node_addresses,
+)
+from cells.node.devices import Device, DeviceSettings, matches, native_uplinks
+from cells.node.sysctl import Sysctls
+from cells.services.outside.netfilter import FoundRules, found_rules
+from cells.services.settings import Seed, ServiceSettings
+from cells.tunnel.settings import TunnelSettings
+from lifecycle import (
+    Derived,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Reconciler,
+    Table,
+    Tables,
+    UsageError,
+    invoke,
+    module,
+    provide,
+    seconds,
+)
 
 __all__ = ["IPAddress", "NodePortAddress", "NodePortMap", "NodePorts", "cell"]
+
+
+# Which addresses of the node serve node ports, and which one it asks other nodes from.
+
+IPAddress = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
+
+
+class NodePortAddress(msgspec.Struct, frozen=True):
+    """A row of the table ``node-port-addresses``."""
+
+    ip: IPAddress
+    device: str
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What decides about addresses."""
+
+    ranges: Sequence[IPNetwork]
+    """``nodeport-addresses``."""
+    direct_device: str
+    """``direct-routing-device``."""
+    chosen: bool
+    """Whether the setting ``devices`` names devices."""
+
+
+def _uses(
+    devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
+) -> tuple[list[AddressUse], str | None]:
+    """The use of every address, and the device towards other nodes."""
+    devices = list(devices)
+    native = native_uplinks(devices, chosen=selection.chosen)
+    rows = [device_addresses(each, native) for each in devices]
+    direct = direct_routing_device(rows, node_ips, selection.direct_device)
+    return node_addresses(rows, node_ips, node_port_ranges=selection.ranges), direct
+
+
+def node_port_addresses(
+    devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
+) -> Mapping[IPAddress, NodePortAddress]:
+    """Where node ports are served, by address. ``node_ips``: by which others know the node."""
+    uses, _ = _uses(devices, node_ips, selection)
+    return {one.address: NodePortAddress(one.address, one.device) for one in uses if one.node_port}
+
+
+def direct_device(devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection) -> str:
+    """The device towards other nodes, empty if there is none."""
+    return _uses(devices, node_ips, selection)[1] or ""
+
+
+def direct_addresses(
+    devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
+) -> Mapping[int, IPAddress]:
+    """What packets to backends on other nodes come from, by family: 4, 6.
+
+    Of the device towards other nodes the address that serves node ports, else its primary one, else the
+    node's own.
+    """
+    uses, direct = _uses(devices, node_ips, selection)
+    found: dict[int, IPAddress] = {}
+    for version in (4, 6):
+        own = [one for one in uses if one.device == direct and one.address.version == version]
+        served = [one.address for one in own if one.node_port]
+        primary = [one.address for one in own if one.primary]
+        of_node = [one for one in node_ips if one.version == version]
+        if candidates := [*served, *primary, *of_node]:
+            found[version] = candidates[0]
+    return found
+
+
+# Ports that the kernel must not give to connections by itself, for services have them.
+#
+# Source: kernel Documentation/networking/ip-sysctl.rst, ip_local_port_range and ip_local_reserved_ports.
+
+
+def reserved_ports(local: str, reserved: str, services: Sequence[int]) -> str | None:
+    """What ip_local_reserved_ports has to say, None if it is fine: the ranges are apart, or it says so.
+
+    ``local`` and ``reserved`` are what the kernel says now.
+    """
+    first, last = services
+    bounds = [int(word) for word in local.split()]
+    if len(bounds) == 2 and (last < bounds[0] or first > bounds[1]):
+        return None
+    held = [_range(part) for part in reserved.split(",") if part]
+    if any(low <= first and last <= high for low, high in held):
+        return None
+    return ",".join(_text(*each) for each in _merged([*held, (first, last)]))
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    return int(low), int(high or low)
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """As the kernel writes them: in order, and neighbours as one."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def _text(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
+
+
+# Where node ports are served, as tables and as the programs know it.
+
+INTERVAL: Final = seconds(30)
+_LOCAL: Final = "net/ipv4/ip_local_port_range"
+_RESERVED: Final = "net/ipv4/ip_local_reserved_ports"
+_FORWARDING: Final = {"net/ipv4/ip_forward": "1"}
+_FORWARDING6: Final = {"net/ipv6/conf/all/forwarding": "1"}
+
+
+class NodePortMap(Protocol):
+    """hive_nodeport, and who else serves. All raise OSError."""
+
+    def read(self) -> NodePortConfig:
+        """What the programs know."""
+        ...
+
+    def write(self, config: NodePortConfig) -> None:
+        """Have them know this."""
+        ...
+
+    def found_rules(self) -> FoundRules:
+        """Others' rules of netfilter that the node has; called in a thread."""
+        ...
+
+
+class KernelFacts:
+    """The real one."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    @staticmethod
+    def provided(maps: Maps, settings: ServiceSettings, datapath: DatapathSettings) -> NodePortMap:
+        """This node's. Clients outside take translations, and programs in drivers their neighbours."""
+        if settings.outside:
+            maps.use("snat4", "snat6")
+            if datapath.accelerates:
+                maps.use("nodeport_neighbours4", "nodeport_neighbours6")
+        return KernelFacts(maps)
+
+    def read(self) -> NodePortConfig:
+        """What the programs know."""
+        return NodePortConfig.unpack(self._maps.nodeport.lookup(bytes(4)) or bytes(NodePortConfig.SIZE))
+
+    def write(self, config: NodePortConfig) -> None:
+        """Have them know this."""
+        self._maps.nodeport.update(bytes(4), config.pack())
+
+    def found_rules(self) -> FoundRules:
+        """Others' rules of netfilter that the node has."""
+        return found_rules()
+
+
+class NodePorts:
+    """Where clients outside are served; a node that serves none has an empty table."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        *,
+        agent: AgentConfig,
+        datapath: DatapathSettings,
+        selection: DeviceSettings,
+        tunnel: TunnelSettings,
+        facts: NodePortMap,
+        sysctls: Sysctls,
+        devices: Table[Device],
+        own: NodeAddresses,
+        addresses: Table[NodeAddress],
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._agent = agent
+        self._range = datapath.node_port_range
+        self._accelerates = datapath.accelerates
+        self._selection = Selection(
+            settings.nodeport_addresses, settings.direct_routing_device, bool(selection.devices)
+        )
+        self._tunnelled = tunnel.tunnelled
+        self._sysctls = sysctls
+        self._devices = devices
+        self._own = own
+        self._log = log
+        self.addresses: Derived[NodePortAddress] = Derived(
+            "node-port-addresses", self._served, devices, addresses
+        )
+        """Where node ports are served, by address."""
+        self._read_others = facts.found_rules
+        self._direct: Derived[str] = Derived("direct-device", self._direct_device, devices, addresses)
+        self._facts: Derived[NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
+        reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
+        tables.add(self.addresses, self._facts, reconciler.statuses)
+        lifecycle.append(Hook("prepare for clients outside", self._start))
+        jobs.observe("reconcile", reconciler)
+        if settings.outside:
+            jobs.one_shot("look-for-kube-proxy", self._look_for_others)
+
+    @property
+    def direct_device(self) -> str:
+        """The device towards other nodes, empty if there is none."""
+        return self._direct.get(_ONLY) or ""
+
+    def _direct_device(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, str]:
+        return {_ONLY: direct_device(devices, self._node_ips(), self._selection)}
+
+    def _node_ips(self) -> list[IPAddress]:
+        return list(self._own.all().values())
+
+    def _served(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[IPAddress, NodePortAddress]:
+        if not (self._settings.node_ports or self._settings.host_ports):
+            return {}
+        found = node_port_addresses(devices, self._node_ips(), self._selection)
+        on = {4: self._agent.ipv4, 6: self._agent.ipv6}
+        return {ip: row for ip, row in found.items() if on[ip.version]}
+
+    def _wanted(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, NodePortConfig]:
+        if not self._settings.outside:
+            return {_ONLY: NodePortConfig()}
+        found = direct_addresses(devices, self._node_ips(), self._selection)
+        ipv4, ipv6 = found.get(4), found.get(6)
+        chosen = self._settings.services_choose_mode(tunnelled=self._tunnelled)
+        row = NodePortConfig(
+            NODEPORT_ON
+            | (_CHOSEN if chosen else _DIRECT[self._settings.bpf_lb_mode])
+            | NODEPORT_MAGLEV * (self._settings.bpf_lb_algorithm == "maglev")
+            | NODEPORT_XDP * self._accelerates,
+            ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
+            ipv6 if isinstance(ipv6, IPv6Address) and self._agent.ipv6 else IPv6Address(0),
+            Seed.parse(self._settings.bpf_lb_maglev_hash_seed)[1:],
+        )
+        return {_ONLY: row}
+
+    async def _start(self) -> None:
+        settings = self._settings
+        if not settings.outside:
+            return
+        if self._tunnelled and (mode := settings.bpf_lb_mode) != "snat":
+            raise UsageError(
+                f"bpf-lb-mode={mode}: packets in a tunnel do not carry the service's address;"
+                " set it to snat, or routing-mode=native"
+            )
+        if self._tunnelled and settings.bpf_lb_mode_annotation:
+            raise UsageError(
+                "bpf-lb-mode-annotation=true: packets in a tunnel do not carry the service's address;"
+                " leave it out, or set routing-mode=native"
+            )
+        device = settings.direct_routing_device
+        if device and not any(matches(device, each.name) for each in self._devices.all()):
+            raise UsageError(f"direct-routing-device={device}: the node has no such device")
+        if self._agent.ipv4:
+            self._sysctls.keep(_FORWARDING)
+        if self._agent.ipv6:
+            self._sysctls.keep(_FORWARDING6)
+        if settings.enable_auto_protect_node_port_range:
+            self._protect()
+        served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
+        self._log.info("clients outside are served", node_port_addresses=served)
+
+    async def _look_for_others(self) -> None:
+        """Beside the start: reading many rules takes its time, and changes nothing here."""
+        try:
+            found = await to_thread.run_sync(self._read_others)
+        except OSError as error:
+            self._log.warning("others' rules of netfilter cannot be looked for", error=str(error))
+            return
+        if found.kube_proxy:
+            self._log.warning(
+                "rules of kube-proxy are there, and stay as they are: they only see what is not served"
+                " before them; kube-proxy --cleanup removes them",
+                found=", ".join(found.kube_proxy),
+            )
+        if found.others:
+            self._log.info(
+                "others' rules of netfilter are there, and stay as they are: they see neither what services"
+                " translate before them, nor what does not go through the host's stack",
+                found=", ".join(found.others),
+            )
+
+    def _protect(self) -> None:
+        """Have the kernel give no connection a port of services. Raises HiveError."""
+        wanted = reserved_ports(
+            self._sysctls.read(_LOCAL) or "", self._sysctls.read(_RESERVED) or "", self._range
+        )
+        if wanted is not None:
+            self._sysctls.keep({_RESERVED: wanted})
+
+
+_ONLY: Final = "node"
+_CHOSEN: Final = NODEPORT_DSR_CHOSEN | NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
+_DIRECT: Final = {"snat": 0, "hybrid": NODEPORT_DSR_TCP, "dsr": NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER}
+
+
+class _FactsTarget:
+    """hive_nodeport as the target of a reconciler."""
+
+    def __init__(self, facts: NodePortMap) -> None:
+        self._facts = facts
+
+    async def dump(self) -> Mapping[str, NodePortConfig]:
+        """What the programs know."""
+        return {_ONLY: self._facts.read()}
+
+    async def put(self, batch: Mapping[str, NodePortConfig]) -> None:
+        """Have them know otherwise."""
+        for row in batch.values():
+            self._facts.write(row)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """There is always a row."""
+        for _ in batch:
+            self._facts.write(NodePortConfig())
+
 
 cell = module(
     "node-ports",

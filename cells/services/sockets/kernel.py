@@ -1,23 +1,167 @@
-"""Sockets in the kernel: the hooks of programs, what these remember, and the end of a socket.
-
-Needs: AgentConfig, Maps, sock.o.   Gives: SocketHooks, SocketKernel and the real ones.
-"""
+"""Sockets in the kernel: the hooks of programs, what these remember, and the end of a socket."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from typing import Final, Protocol
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol, Self
 
 from cells.config import AgentConfig
-from cells.datapath import PACKAGED_OBJECTS, read_object
-from cells.maps import Maps, ReverseSk, ReverseSkKey, SockConfig, map_by_id
-from cells.node.netlink import run_in_each
+from cells.datapath.generation import read_object
+from cells.datapath.settings import PACKAGED_OBJECTS
+from cells.maps.map import map_by_id
+from cells.maps.node_maps import Maps
+from cells.maps.records.flows import ReverseSk, ReverseSkKey, SockConfig
+from cells.node.netlink.namespaces import run_in_each
 from cells.services.settings import ServiceSettings
-from cells.services.sockets.cgroup import CgroupRoot, find_root
-from cells.services.sockets.diag import SocketDiag
-from cells.services.sockets.links import SocketPrograms, detach_all
-from cells.services.sockets.settings import SocketLBSettings
+from cells.services.sockets.links import CgroupRoot, SocketPrograms, detach_all, find_root
+from lifecycle import Settings
+
+# Sockets of a network namespace: those connected to some peers, and their end.
+#
+# Source: sock_diag(7), include/uapi/linux/inet_diag.h; net/ipv4/udp_diag.c, tcp_diag.c.
+
+_NETLINK_SOCK_DIAG: Final = 4
+_SOCK_DIAG_BY_FAMILY: Final = 20
+_SOCK_DESTROY: Final = 21
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
+_INTERFACE_ANY: Final = 0
+
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_REQUEST_BODY = struct.Struct("=BBBBI")  # struct inet_diag_req_v2, then its id
+_ID = struct.Struct("!HH16s16s")  # struct inet_diag_sockid, then interface and cookie
+_ID_TAIL = struct.Struct("=IQ")
+_MESSAGE = struct.Struct("=BBBB")  # struct inet_diag_msg, then its id
+
+# Of enum tcp_states: established, syn sent, fin wait 1 and 2, close wait, last ack, closing.
+_WITH_PEER: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11
+
+
+class DiagSocket(NamedTuple):
+    """A socket with a peer, as the kernel describes it."""
+
+    family: int
+    cookie: int
+    peer: IPv4Address | IPv6Address
+    """An IPv4 address also where an IPv6 socket has it mapped."""
+    port: int
+    """Of the peer."""
+    id: bytes
+    """The kernel's own words, to end it by."""
+
+
+class SocketDiag:
+    """A netlink socket of the network namespace that the calling thread is in. All raise OSError."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._socket.close()
+
+    def with_peers(self, protocol: int) -> Iterator[DiagSocket]:
+        """Every socket of the protocol, TCP or UDP, that has a peer."""
+        for family in (socket.AF_INET, socket.AF_INET6):
+            body = _REQUEST_BODY.pack(family, protocol, 0, 0, _WITH_PEER) + bytes(48)
+            self._send(_SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, body)
+            yield from self._answers(family)
+
+    def destroy(self, found: DiagSocket, protocol: int) -> bool:
+        """End the socket: its owner gets ECONNABORTED. False if it has ended, or is not this one any more."""
+        body = _REQUEST_BODY.pack(found.family, protocol, 0, 0, _WITH_PEER) + found.id
+        self._send(_SOCK_DESTROY, _REQUEST | _ACK, body)
+        data = self._socket.recv(1 << 16)
+        (code,) = struct.unpack_from("=i", data, _HEADER.size)
+        if -code in {errno.ENOENT, errno.ESTALE}:
+            return False
+        if -code == errno.EOPNOTSUPP:
+            raise OSError(-code, "sockets cannot be ended: the kernel has no CONFIG_INET_DIAG_DESTROY")
+        if code:
+            raise OSError(-code, os.strerror(-code))
+        return True
+
+    def _send(self, kind: int, flags: int, body: bytes) -> None:
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
+
+    def _answers(self, family: int) -> Iterator[DiagSocket]:
+        while True:
+            data = self._socket.recv(1 << 18)
+            at = 0
+            while at < len(data):
+                length, kind, *_ = _HEADER.unpack_from(data, at)
+                if kind == _NLMSG_DONE:
+                    return
+                if kind == _NLMSG_ERROR:
+                    (code,) = struct.unpack_from("=i", data, at + _HEADER.size)
+                    if -code == errno.ENOENT:
+                        text = "sockets cannot be listed: the kernel has no CONFIG_INET_UDP_DIAG"
+                        raise OSError(-code, text)
+                    raise OSError(-code, os.strerror(-code))
+                yield _described(family, data[at + _HEADER.size : at + length])
+                at += (length + 3) & ~3
+
+
+def _described(family: int, message: bytes) -> DiagSocket:
+    name = message[_MESSAGE.size : _MESSAGE.size + _ID.size + _ID_TAIL.size]
+    _, port, _, peer = _ID.unpack_from(name)
+    _, cookie = _ID_TAIL.unpack_from(name, _ID.size)
+    # The interface is no part of what a socket is looked up by, and may be gone.
+    identity = name[: _ID.size] + _ID_TAIL.pack(_INTERFACE_ANY, cookie)
+    return DiagSocket(family, cookie, _address(family, peer), port, identity)
+
+
+def _address(family: int, data: bytes) -> IPv4Address | IPv6Address:
+    if family == socket.AF_INET:
+        return IPv4Address(data[:4])
+    address = IPv6Address(data)
+    return address.ipv4_mapped or address
+
+
+# Settings of socket load balancing.
+
+DEFAULT_CGROUP_ROOT = Path("/run/cilium/cgroupv2")
+
+
+class SocketLBSettings(Settings, frozen=True):
+    """Services translated when a socket connects, so that no packet needs translation."""
+
+    bpf_lb_sock: bool = False
+    """Translate service addresses at the sockets of the node's processes and of pods."""
+
+    bpf_lb_sock_hostns_only: bool = False
+    """Only for processes in the node's own network namespace; pods' packets are translated one by one."""
+
+    bpf_lb_sock_terminate_pod_connections: bool = True
+    """Close pods' sockets too, not only the node's own, when their backend is removed."""
+
+    bpf_lb_sock_terminate_all_protos: bool = False
+    """Close TCP connections to removed backends too, not only UDP sockets."""
+
+    cgroup_root: Path | None = None
+    """Cgroup whose processes are served; unset: all of them, at cgroup v2 mounted on /run/cilium/cgroupv2."""
+
+    node_port_bind_protection: bool = True
+    """Refuse to let processes of the node bind to the address and port of a service."""
+
+    def serves(self, services: ServiceSettings) -> bool:
+        """Whether services are served at sockets."""
+        return self.bpf_lb_sock or services.kube_proxy_replacement
+
+    def validate(self) -> None:
+        """Refuse a relative path; raises ValueError with one line."""
+        if self.cgroup_root is not None and not self.cgroup_root.is_absolute():
+            raise ValueError(f"cgroup-root={self.cgroup_root}: expected an absolute path")
+
 
 _INDEX: Final = bytes(4)
 

@@ -1,26 +1,26 @@
 """The programs at sockets: loaded, linked to a control group, pinned.
 
-Needs: sock.o, the node's maps, a control group, a directory on bpffs.   Gives: SocketPrograms.
-
 A link holds one program at one hook. It is pinned, so it outlives the agent; another build replaces the
 program of the link, and no call on a socket goes without one.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from cells.datapath import LoadedObject
-from cells.maps import (
+import msgspec
+
+from cells.datapath.libbpf import LoadedObject
+from cells.maps.bpf import (
     BpfError,
     LinkInfo,
-    Map,
     attach_cgroup,
-    detach_link,
     link_info,
     open_link,
     program_by_id,
@@ -30,7 +30,69 @@ from cells.maps import (
     replace_program,
     unpin_unfinished,
 )
-from cells.services.sockets.cgroup import CgroupRoot
+from cells.maps.bpf import detach as detach_link
+from cells.maps.map import Map
+from lifecycle import HiveError
+
+# The control group whose processes are served.
+#
+# Source: Documentation/admin-guide/cgroup-v2.rst. With version 1 beside it (a hybrid mount) every process is
+#         in a group of version 2 as well.
+
+CGROUP2_SUPER_MAGIC: Final = 0x63677270  # linux/magic.h
+
+
+class CgroupRoot(msgspec.Struct, frozen=True):
+    """A control group."""
+
+    path: Path
+    id: int
+    """The inode of its directory."""
+    is_whole: bool
+    """Whether every process of the machine is in it."""
+
+
+def find_root(path: Path) -> CgroupRoot:
+    """The control group at ``path``, mounted there if nothing is. Raises HiveError, one line.
+
+    Touches the kernel: for a worker thread.
+    """
+    try:
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if filesystem_type(path) != CGROUP2_SUPER_MAGIC:
+            mount_cgroup2(path)
+        # The first group alone has no such file; but a container's namespace shows its own as the first.
+        return CgroupRoot(path, path.stat().st_ino, not (path / "cgroup.events").exists())
+    except OSError as error:
+        raise HiveError(
+            f"cgroup-root={path} is no control group ({error.strerror}): mount cgroup v2 there, as"
+            " hive mount-cgroup does"
+        ) from error
+
+
+def filesystem_type(path: Path) -> int:
+    """The f_type of the filesystem, see statfs(2). Raises OSError."""
+    answer = (ctypes.c_long * 32)()
+    _check(_libc().statfs(os.fsencode(path), answer), path)
+    return int(answer[0])
+
+
+def mount_cgroup2(path: Path) -> None:
+    """Mount cgroup v2. Raises OSError; ENOTEMPTY if the directory is somebody's."""
+    if any(path.iterdir()):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+    _check(_libc().mount(b"none", os.fsencode(path), b"cgroup2", ctypes.c_ulong(0), None), path)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, path: Path) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+
 
 HOOKS: Final[Mapping[str, int]] = MappingProxyType(
     {

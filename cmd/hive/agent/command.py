@@ -95,7 +95,7 @@ def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) 
     other that is unknown is a warning.
     """
     from cells.agent import agent
-    from cells.unserved import OTHERS
+    from cells.unsupported import OTHERS
     from lifecycle import Hive, Sources
 
     argv = [word for word in settings if word not in HELP]

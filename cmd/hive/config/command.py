@@ -74,7 +74,7 @@ def reference(form: str, of: str) -> None:
 def _process(name: str) -> "tuple[Cell, ...]":
     """All cells of the agent, or of the operator with those of the hive inside it."""
     if name == "operator":
-        from cells.operator.process import LEADER, operator
+        from cells.operator import LEADER, operator
         from lifecycle import module
 
         inside = module("operator", "Operator", module("leader", "What only the leader does", *LEADER))

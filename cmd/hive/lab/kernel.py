@@ -15,13 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cells.maps import (
-    MapType,
-    open_map,
-    open_program,
-    program_by_id,
-    program_info,
-)
+from cells.maps.bpf import open_program, program_by_id, program_info
+from cells.maps.map import MapType, open_map
 
 BPF_ROOT = Path("/sys/fs/bpf")
 STATE = Path("/run/cilium/state")

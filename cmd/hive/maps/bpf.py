@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from cells.maps import BpfError, Map, MapType, open_map
+from cells.maps.bpf import BpfError
+from cells.maps.map import Map, MapType, open_map
 from hive.maps.bpf_rows import Row
 from hive.maps.pinned import directory_of, refusal, root_option, rows_in
 from hive.maps.policy import command as policy_command

@@ -9,34 +9,38 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
-from cells.maps import (
-    CT_IN,
-    CT_RELATED,
-    CT_SERVICE,
-    ENDPOINT_FLAGS,
+from cells.maps.records.cluster import (
     L2_RESPONDER_VALUE,
-    NODE_EVENTS,
     TUNNEL_OWN_IDENTITIES,
-    CtEntry,
-    CtKey,
-    EndpointConfig,
-    FragmentPorts,
     IpcacheKey,
     IpcacheValue,
     L2ResponderKey,
-    LxcKey,
-    LxcValue,
-    MetricsKey,
-    MetricsValue,
-    NodeConfig,
     NodeKey,
     NodeValue,
-    PolicyEntry,
-    PolicyKey,
     TunnelConfig,
     TunnelKey,
     TunnelValue,
+)
+from cells.maps.records.endpoints import (
+    ENDPOINT_FLAGS,
+    NODE_EVENTS,
+    EndpointConfig,
+    LxcKey,
+    LxcValue,
+    NodeConfig,
+    PolicyEntry,
+    PolicyKey,
     flags_text,
+)
+from cells.maps.records.flows import (
+    CT_IN,
+    CT_RELATED,
+    CT_SERVICE,
+    CtEntry,
+    CtKey,
+    FragmentPorts,
+    MetricsKey,
+    MetricsValue,
 )
 from cells.observe.events import reason_name
 

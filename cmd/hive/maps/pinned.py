@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from cells.maps import BpfError, Map, open_map
+from cells.maps.bpf import BpfError
+from cells.maps.map import Map, open_map
 from hive.maps.bpf_rows import Row, describe
 
 GLOBALS = Path("tc", "globals")

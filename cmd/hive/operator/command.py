@@ -70,7 +70,7 @@ command.add_command(status)
 
 def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":
     """The hive of the operator with these flags, the environment and the config-dir. Nothing is started."""
-    from cells.operator.process import operator
+    from cells.operator import operator
     from lifecycle import Hive, Sources
 
     argv = [word for word in settings if word not in HELP]

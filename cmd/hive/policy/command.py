@@ -18,8 +18,9 @@ from hive.output import document, output_option, table
 from hive.policy import agent
 
 if TYPE_CHECKING:
-    from cells.policy.compute.selector_policy import RuleOrigin
-    from cells.policy.explain import Cluster, End, Explained, Target
+    from cells.policy.compute import RuleOrigin
+    from cells.policy.explain import End, Explained, Target
+    from cells.policy.explain.cluster import Cluster
 
 WRONG = 1
 CODES = {"allowed": 0, "denied": 1, "elsewhere": 3, "mixed": 4}
@@ -52,7 +53,7 @@ def check(folder: Path, output: str) -> int:
     Services, EndpointSlices and local redirect policies, too: what of them is refused, or not served. Exits 1
     when anything is an error.
     """
-    from cells.policy.explain import check as findings_of
+    from cells.policy.explain.check import check as findings_of
     from hive.policy.services import service_findings
 
     cluster = _read(folder)
@@ -111,7 +112,8 @@ def explain(
       3  allowed by this node's agent; another node decides the other direction
       4  some backends or ports are denied, others are not
     """
-    from cells.policy.explain import UnanswerableError, parse_asked, parse_destination
+    from cells.policy.explain import UnanswerableError
+    from cells.policy.explain.directory import parse_asked, parse_destination
 
     try:
         if namespace is not None:
@@ -150,7 +152,7 @@ def _ask(what: str, agent_socket: Path, timeout: float, **query: str) -> Any:
 
 
 def _read(folder: Path) -> Cluster:
-    from cells.policy.explain import Cluster, read_folder
+    from cells.policy.explain.cluster import Cluster, read_folder
     from cells.policy.rules import SERVED
 
     try:
@@ -161,7 +163,7 @@ def _read(folder: Path) -> Cluster:
 
 def _explained(cluster: Cluster, source: str, destination: str) -> Explained:
     """The answer of a folder. Raises UnanswerableError."""
-    from cells.policy.explain import parse_destination, source_of, targets_of
+    from cells.policy.explain.directory import parse_destination, source_of, targets_of
     from hive.policy.folder import FolderDirectory
 
     directory = FolderDirectory(cluster)
@@ -246,7 +248,8 @@ def _show_way(way: Mapping[str, Any], indent: str) -> None:
 
 def _reachability(cluster: Cluster, namespace: str, port: str) -> list[dict[str, str]]:
     """The rows of a folder. Raises UnanswerableError."""
-    from cells.policy.explain import Asked, UnanswerableError, parse_asked, source_of, targets_of
+    from cells.policy.explain import UnanswerableError
+    from cells.policy.explain.directory import Asked, parse_asked, source_of, targets_of
     from hive.policy.folder import FolderDirectory
 
     directory = FolderDirectory(cluster)

@@ -13,39 +13,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cells.kubernetes import ENDPOINT_SLICES, SERVICES, EndpointSlice, Service, served_by
-from cells.policy.compute import NamedPort, PolicyConflictError
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES, EndpointSlice, Service, served_by
+from cells.policy.compute import PolicyConflictError
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.explain import (
-    Cluster,
-    End,
-    Frontend,
-    IPAddress,
-    KnownPod,
-    PodName,
-    Served,
-    UnanswerableError,
-    headless,
-    refusal,
-)
-from cells.policy.explain.cluster import RESERVED
+from cells.policy.compute.policies import NamedPort
+from cells.policy.explain import End, UnanswerableError
+from cells.policy.explain.cluster import RESERVED, Cluster, KnownPod, PodName
+from cells.policy.explain.directory import Frontend, IPAddress, Served, headless, refusal
 from cells.policy.rules import Direction, PolicyError
-from cells.services.model import Frontend as ServedAt
-from cells.services.model import (
-    Holder,
-    LoadBalancerOptions,
-    Node,
-    Reservation,
-    ReservedAddresses,
-    ServiceType,
+from cells.services import Frontend as ServedAt
+from cells.services import LoadBalancerOptions, Node, ServiceType
+from cells.services.model.backends import backends_of
+from cells.services.model.frontends import (
     backends_by_port,
-    backends_of,
-    cluster_reservations,
     frontends_of,
     is_headless,
     seen_inside,
     selectable,
 )
+from cells.services.model.reserved import Holder, Reservation, ReservedAddresses, cluster_reservations
 from hive.endpoint_slices import SERVICE_NAME, endpoint_slices, namespace_of, selects
 
 INVENTED = int(IPv4Address("240.0.0.0"))

@@ -10,31 +10,23 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from cells.cluster.nodes import ParsedNode, parse_cilium_node, parse_node
-from cells.kubernetes import (
-    CILIUM_LOCAL_REDIRECT_POLICIES,
-    CILIUM_NODES,
-    ENDPOINT_SLICES,
-    NODES,
-    PODS,
-    SERVICES,
-    Kind,
-)
-from cells.policy.explain import Cluster, Finding
-from cells.policy.explain.files import Located
-from cells.services.model import (
+from cells.cluster.nodes.parse import ParsedNode, parse_cilium_node, parse_node
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
+from cells.kubernetes.objects.kind import Kind
+from cells.policy.explain.check import Finding
+from cells.policy.explain.cluster import Cluster, Located
+from cells.services import LoadBalancerOptions, Node, ServiceName, parse_address
+from cells.services.model import ServiceCatalog
+from cells.services.model.backends import refused_backends
+from cells.services.model.frontends import faults_of
+from cells.services.model.redirect import read_redirect
+from cells.services.model.reserved import (
     EXTERNAL_IPS,
     INGRESS,
-    LoadBalancerOptions,
-    Node,
-    ServiceCatalog,
-    ServiceName,
-    faults_of,
     node_reservations,
-    parse_address,
     pod_reservations,
-    read_redirect,
-    refused_backends,
     unserved_of,
 )
 

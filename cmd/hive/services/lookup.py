@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from cells.maps import BpfError, map_by_id, open_map
+from cells.maps.bpf import BpfError
+from cells.maps.map import map_by_id, open_map
 from hive.output import document, output_option
 from hive.services.maps import GLOBALS, Rows, bpf_root_option, show
 

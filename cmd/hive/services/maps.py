@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import click
 
-from cells.maps import BpfError, open_map
-from cells.services.model import PROTOCOLS, ServiceFlag
+from cells.maps.bpf import BpfError
+from cells.maps.map import open_map
+from cells.services import PROTOCOLS, ServiceFlag
 from hive.client import socket_option, timeout_option
 from hive.names import Names
 from hive.output import document, fitted, output_option, table_width

@@ -44,11 +44,12 @@ class Took:
 
 async def ours(url: str, token: str) -> dict[str, float]:
     """Reflectors of pods and nodes."""
-    from cells.kubernetes import NODES, PODS, SourceStatus
-    from cells.kubernetes.client import Access, connect
+    from cells.kubernetes.client import connect
+    from cells.kubernetes.client.access import Access
     from cells.kubernetes.client.http import Connection  # noqa: F401  # comes with the first request: not measured
-    from cells.kubernetes.source import Sink
-    from cells.kubernetes.source.reflector import Reflector
+    from cells.kubernetes.objects.core import NODES, PODS
+    from cells.kubernetes.reflector import Reflector
+    from cells.kubernetes.sink import Sink, SourceStatus
     from lifecycle import HealthTree, Table
 
     took = Took()
@@ -71,7 +72,7 @@ async def ours(url: str, token: str) -> dict[str, float]:
 
 async def decoding(client: Any) -> float:
     """Seconds of the processor that decoding every page of pods takes."""
-    from cells.kubernetes import PODS
+    from cells.kubernetes.objects.core import PODS
 
     pages, query = [], {"limit": "500"}
     while True:
@@ -131,6 +132,8 @@ async def start(url: str, token: str) -> dict[str, float]:
 
     from cells import kubernetes
     from cells.config import AgentConfig, AgentSettings
+    from cells.kubernetes.objects.core import PODS
+    from cells.kubernetes.resources import Resources
     from lifecycle import Hive, Lifecycle, supply
 
     os.environ["K8S_NODE_NAME"] = "node-0"
@@ -140,10 +143,10 @@ async def start(url: str, token: str) -> dict[str, float]:
         settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token)}
         took = Took()
         async with Hive(kubernetes.cell, supply(known), settings=settings).started() as hive:
-            resources = hive.get(kubernetes.Resources)
+            resources = hive.get(Resources)
             for kind in resources.kinds:
                 await resources.table(kind).wait_initialized()
-            return took.told(len(resources.table(kubernetes.PODS)))
+            return took.told(len(resources.table(PODS)))
 
 
 async def follow(url: str, token: str) -> dict[str, float]:
@@ -156,14 +159,15 @@ async def follow(url: str, token: str) -> dict[str, float]:
 
     from cells import kubernetes
     from cells.cluster import endpoints, identity, ipcache
-    from cells.cluster.endpoints import RemoteEndpoint
-    from cells.cluster.ipcache import IpcacheEntry, IpcacheMap, Source
-    from cells.cluster.ipcache.kernel import KernelIpcache
-    from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+    from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, KernelIpcache, Source
+    from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
+    from cells.cluster.remote_endpoints import RemoteEndpoint
     from cells.config import AgentConfig, AgentSettings
     from cells.endpoint import KubernetesPods
     from cells.kubernetes.client.http import Connection  # noqa: F401  # comes with the first request: no pod's memory
-    from cells.maps import NO_PREALLOC, Epochs, IpcacheKey, IpcacheValue, MapSpec, MapType, create_map
+    from cells.maps.map import NO_PREALLOC, MapSpec, MapType, create_map
+    from cells.maps.node_maps import Epochs
+    from cells.maps.records.cluster import IpcacheKey, IpcacheValue
     from cells.policy import maps as policy_maps
     from cells.policy.maps import PolicyComputer, PolicyMapPool
     from lifecycle import Hive, Lifecycle, ReadTable, Table, provide, replace, supply
@@ -249,11 +253,11 @@ async def allocate(url: str, token: str) -> dict[str, float]:
     """Identities of labels that nobody has yet, 50 asked for at a time."""
     import tempfile
 
-    from cells import kubernetes
-    from cells.cluster import allocation, identity, kvstore
-    from cells.cluster.identity import Identities
+    from cells import kubernetes, kvstore
+    from cells.cluster import allocation, identity
+    from cells.cluster.identity.identities import Identities
     from cells.config import AgentConfig, AgentSettings
-    from cells.kubernetes import CiliumIdentity
+    from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
     from cells.node.addresses import address_table
     from lifecycle import Hive, Lifecycle, Table, provide, supply
 

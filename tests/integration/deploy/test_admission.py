@@ -9,7 +9,7 @@ from typing import Any, Final
 import kubernetes_validate
 import pytest
 
-from cells.kubernetes import NODE_NAME
+from cells.kubernetes.objects.cilium_endpoint import NODE_NAME
 from tests.support import chart
 
 celpy = pytest.importorskip("celpy", reason="cel-python is not installed: make install-test")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cells.agent import agent
-from cells.operator.process import LEADER, operator
+from cells.operator import LEADER, operator
 from lifecycle import Settings, Sources
 from lifecycle.graph import sections
 from lifecycle.settings.sources import load as load_settings

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from cells import kubernetes
-from cells.cluster import allocation, identity, kvstore
+from cells import kubernetes, kvstore
+from cells.base.addresses import Family
+from cells.cluster import allocation, identity
+from cells.cluster.allocation.keys import SharedIdentities
 from cells.cluster.allocation.objects import body
-from cells.cluster.allocation.shared import SharedIdentities
-from cells.cluster.identity import Identities
+from cells.cluster.identity.identities import Identities
 from cells.config import AgentConfig, AgentSettings
-from cells.ipam import Family
-from cells.kubernetes import CiliumIdentity
-from cells.node.addresses import NodeAddress, address_table
-from cells.node.addresses.choice import Origin
+from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
+from cells.node.addresses import NodeAddress, Origin, address_table
 from lifecycle import HealthTree, Hive, Lifecycle, StartError, Table, invoke, provide, supply
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd

@@ -10,14 +10,14 @@ import anyio
 import pytest
 import structlog
 
-from cells import kubernetes
-from cells.cluster import allocation, identity, kvstore
-from cells.cluster.allocation.shared import encode
-from cells.cluster.identity import CLUSTER, Identities
+from cells import kubernetes, kvstore
+from cells.base.addresses import Family
+from cells.cluster import allocation, identity
+from cells.cluster.allocation.keys import encode
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import CLUSTER
 from cells.config import AgentConfig, AgentSettings
-from cells.ipam import Family
-from cells.node.addresses import NodeAddress, address_table
-from cells.node.addresses.choice import Origin
+from cells.node.addresses import NodeAddress, Origin, address_table
 from lifecycle import Hive, Lifecycle, StartError, Table, invoke, provide, supply
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd

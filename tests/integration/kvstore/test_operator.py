@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import pytest
 
-from cells.cluster import kvstore as store
-from cells.cluster.kvstore import StoreError
+from cells import kvstore as store
+from cells.kvstore.model import StoreError
 from cells.operator import kvstore
 from cells.operator.gc import GCSettings, IdentityPasses
 from cells.operator.kvstore import KVStoreGC

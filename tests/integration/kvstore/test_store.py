@@ -10,16 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cells.cluster import kvstore
-from cells.cluster.kvstore import (
-    KVStore,
-    OwnKey,
-    PrefixWatch,
-    StoreConfigError,
-    StoreOptions,
-    keep_keys,
-)
-from cells.cluster.kvstore.access import read_access
+from cells import kvstore
+from cells.kvstore.own_keys import OwnKey, keep_keys
+from cells.kvstore.settings import StoreConfigError, StoreOptions, read_access
+from cells.kvstore.store import KVStore
+from cells.kvstore.watch import PrefixWatch
 from lifecycle import Hive, Jobs, SettingsError, Table, Tables, invoke, module, provide
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd

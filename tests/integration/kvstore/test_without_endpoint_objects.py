@@ -9,9 +9,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.cluster.endpoints import ClusterEndpointSettings
-from cells.cluster.endpoints.settings import endpoint_objects
-from cells.cluster.kvstore import KVStoreSettings
+from cells.cluster.remote_endpoints import ClusterEndpointSettings, endpoint_objects
+from cells.kvstore.settings import KVStoreSettings
 from lifecycle import HiveError
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer

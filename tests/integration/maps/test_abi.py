@@ -10,8 +10,9 @@ import pytest
 
 import cells.maps
 from cells.datapath.build import FLAGS, SOURCES, arch_headers, find_clang
-from cells.maps import DEVICE_FLAGS, ENDPOINT_FLAGS, NODE_EVENTS
-from cells.maps.records.abi import LAYOUTS, Layout
+from cells.maps.records import LAYOUTS, Layout
+from cells.maps.records.endpoints import ENDPOINT_FLAGS, NODE_EVENTS
+from cells.maps.records.flows import DEVICE_FLAGS
 
 HEADERS = (
     *("lib/maps.h", "overlay/maps.h", "nat/maps.h", "netdev/maps.h", "nodeport/maps.h"),

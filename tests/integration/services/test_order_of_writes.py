@@ -12,17 +12,8 @@ from ipaddress import ip_address, ip_network
 import msgspec
 import pytest
 
-from cells.kubernetes import EndpointSlice, Service
-from cells.services import control
-from cells.services.balancer import Batch, LoadBalancer, MapKey, Write
-from cells.services.balancer.entries import backend_value, service_key
-from cells.services.control.pending import TABLE, Entries
-from cells.services.control.served import served_frontends
-from cells.services.control.shortage import MapFullError
-from cells.services.control.target import ServicesTarget
-from cells.services.maglev import MaglevTables, Seed
-from cells.services.model import (
-    WEIGHT,
+from cells.kubernetes.objects.core import EndpointSlice, Service
+from cells.services import (
     Address,
     Backend,
     BackendState,
@@ -32,10 +23,17 @@ from cells.services.model import (
     Node,
     ServiceName,
     ServiceType,
-    backends_of,
-    frontends_of,
+    control,
 )
-from cells.services.settings import DEFAULT_SEED
+from cells.services.balancer import LoadBalancer
+from cells.services.control.pending import TABLE, Entries
+from cells.services.control.tables import MapFullError, served_frontends
+from cells.services.control.target import ServicesTarget
+from cells.services.maglev import MaglevTables
+from cells.services.map_entries import Batch, MapKey, Write, backend_value, service_key
+from cells.services.model.backends import WEIGHT, backends_of
+from cells.services.model.frontends import frontends_of
+from cells.services.settings import DEFAULT_SEED, Seed
 from lifecycle import BatchError
 
 pytestmark = pytest.mark.anyio

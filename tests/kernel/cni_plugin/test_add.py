@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.cni.server.attachment.attach import netns_cookie
+from cells.cni.attach import netns_cookie
 from cells.node.netlink.connection import open_socket
 from tests.support.cni_plugin import (
     ADD_PATIENCE_SECONDS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
-from cells.maps import PolicyKey
+from cells.maps.records.endpoints import PolicyKey
 from tests.kernel.datapath.model_conntrack import Conntrack, Status
 from tests.kernel.datapath.model_icmp6 import (
     QUOTED,

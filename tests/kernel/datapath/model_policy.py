@@ -6,7 +6,7 @@ Needs: cells.maps for the keys.   Gives: decide(), Rules.
 from collections.abc import Mapping
 from typing import Final
 
-from cells.maps import PolicyKey
+from cells.maps.records.endpoints import PolicyKey
 from tests.kernel.datapath.model_packet import Direction, Flow
 
 NO_MATCH, DENIED = 133, 181

@@ -14,25 +14,27 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pathlib import Path
 
 from cells import config, datapath, maps
-from cells.datapath import Datapath
-from cells.maps import (
+from cells.datapath.datapath import Datapath
+from cells.maps.map import Map, create_map
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import (
+    LXC_HOST,
     EndpointConfig,
-    IpcacheKey,
-    IpcacheValue,
     LxcKey,
     LxcValue,
-    Maps,
-    MetricsKey,
-    MetricsValue,
     NodeConfig,
     PolicyEntry,
     PolicyKey,
-    create_map,
 )
+from cells.maps.records.flows import MetricsKey, MetricsValue
 from cells.maps.specs import policy_spec
 from cells.node import netlink
-from cells.node.netlink import HostLinks, PodLink, VethPair, parse_mac
 from cells.node.netlink.connection import open_socket
+from cells.node.netlink.links import HostLinks
+from cells.node.netlink.messages import VethPair
+from cells.node.netlink.pod import PodLink
+from cells.node.netlink.rows import parse_mac
 from lifecycle import Hive, invoke
 from tests.support.all_maps import every_map
 from tests.support.namespaces import Namespaces, inside, new_netns
@@ -50,7 +52,7 @@ class LivePod:
     ip: IPv4Address
     ifindex: int
     link: str
-    policy: maps.Map
+    policy: Map
     ip6: IPv6Address | None = None
 
     def address(self, version: int) -> str:
@@ -105,7 +107,7 @@ class LiveNode:
             self._own(ip_address(address))
 
     def _own(self, address: IPv4Address | IPv6Address) -> None:
-        self.maps.lxc.update(LxcKey(address).pack(), LxcValue(flags=maps.LXC_HOST).pack())
+        self.maps.lxc.update(LxcKey(address).pack(), LxcValue(flags=LXC_HOST).pack())
         self.maps.ipcache.update(IpcacheKey.host(address).pack(), IpcacheValue(1).pack())
 
     def add_pod(self, number: int, *, ipv6: bool = False) -> LivePod:

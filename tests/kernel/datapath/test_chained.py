@@ -9,8 +9,8 @@ from scapy.layers.inet6 import ICMPv6MLReport2, ICMPv6ND_NA, ICMPv6ND_NS, ICMPv6
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet
 
-from cells.cluster.identity import HOST
-from cells.maps import (
+from cells.cluster.identity.numbers import HOST
+from cells.maps.records.endpoints import (
     ENDPOINT_PASSES_NEIGHBOURS,
     ENDPOINT_REQUIRE_EGRESS_PROG,
     ENDPOINT_ROUTED_BY_HOST,

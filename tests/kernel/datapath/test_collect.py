@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.datapath import Collector
-from cells.maps import CtEntry, CtKey
+from cells.datapath.collector import Collector
+from cells.maps.records.flows import CtEntry, CtKey
 from lifecycle import Hook
 from tests.kernel.datapath.world import A, B, World
 

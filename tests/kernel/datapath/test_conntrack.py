@@ -7,7 +7,8 @@ from scapy.layers.inet import ICMP, IP
 from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig
 from scapy.packet import Packet, Raw
 
-from cells.maps import CT_IN, CT_OUT, CT_RELATED, CtEntry, CtKey, PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.records.flows import CT_IN, CT_OUT, CT_RELATED, CtEntry, CtKey
 from tests.kernel.datapath.packets import echo, from_host, from_pod, ip, tcp, udp
 from tests.kernel.datapath.world import (
     EGRESS,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from scapy.layers.l2 import Ether
 
-from cells.maps import (
+from cells.maps.records.endpoints import (
     NODE_AUDITS_POLICY,
     NODE_NOTIFY_DROP,
     NODE_NOTIFY_POLICY_VERDICT,
@@ -16,8 +16,8 @@ from cells.maps import (
     PolicyKey,
 )
 from cells.observe.events import Drop, Event, Trace, Verdict
+from cells.observe.events.reader import Ring
 from cells.observe.events.records import decode
-from cells.observe.events.ring import Ring
 from tests.kernel.datapath.packets import from_pod, tcp, udp
 from tests.kernel.datapath.world import IFINDEX, OUTSIDE, WORLD, A, B, World
 from tests.support.processor import on_one_processor

@@ -5,7 +5,7 @@ from scapy.layers.inet import ICMP, IP, UDP
 from scapy.layers.inet6 import ICMPv6EchoRequest, IPv6, IPv6ExtHdrFragment
 from scapy.packet import Packet, Raw
 
-from cells.maps import PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import from_pod
 from tests.kernel.datapath.world import EGRESS, REDIRECT, A, B, World
 

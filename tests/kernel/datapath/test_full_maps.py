@@ -10,19 +10,11 @@ import pytest
 from scapy.layers.inet import IP, UDP, fragment
 from scapy.packet import Packet, Raw
 
-from cells.maps import (
-    CtKey,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    Map,
-    MapSpec,
-    PolicyEntry,
-    PolicyKey,
-    create_map,
-)
-from cells.maps.sizes import MapSizes
-from cells.maps.specs import map_specs
+from cells.maps.map import Map, MapSpec, create_map
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import LxcKey, PolicyEntry, PolicyKey
+from cells.maps.records.flows import CtKey
+from cells.maps.specs import MapSizes, map_specs
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import EGRESS, INGRESS, OUTSIDE, REDIRECT, A, B, World
 from tests.support.namespaces import need_root

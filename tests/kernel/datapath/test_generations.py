@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cells.datapath import LoadError
 from cells.datapath import programs as known
 from cells.datapath.build import SOURCES, compile_objects, compile_one, find_clang
 from cells.datapath.generation import in_force, read_constants, set_entry
+from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES
-from cells.maps import MetricsKey, open_map, open_program, program_by_id, program_info
-from cells.maps import test_run as run
-from cells.maps.bpf.map import possible_cpus
+from cells.maps.bpf import open_program, program_by_id, program_info
+from cells.maps.bpf import test_run as run
+from cells.maps.map import open_map, possible_cpus
+from cells.maps.records.flows import MetricsKey
 from lifecycle import HiveError, StartError
 from tests.kernel.datapath.node import LiveNode, running
 from tests.kernel.datapath.traffic import Flow, flow, lost

@@ -6,7 +6,7 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from cells.maps import PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import INGRESS, NET_MAC, NODE, OK, OUTSIDE, REDIRECT, ROUTER, A, World
 

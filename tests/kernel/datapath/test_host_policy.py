@@ -16,7 +16,9 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, LLC, SNAP, Dot1AD, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
-from cells.maps import NODE_AUDITS_HOST, DeviceConfig, Map, PolicyEntry, PolicyKey, create_map
+from cells.maps.map import Map, create_map
+from cells.maps.records.endpoints import NODE_AUDITS_HOST, PolicyEntry, PolicyKey
+from cells.maps.records.flows import DeviceConfig
 from cells.maps.specs import policy_spec
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import (

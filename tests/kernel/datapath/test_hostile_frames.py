@@ -11,7 +11,9 @@ from typing import Final
 
 import pytest
 
-from cells.maps import DeviceConfig, Map, PolicyEntry, PolicyKey, create_map
+from cells.maps.map import Map, create_map
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.records.flows import DeviceConfig
 from cells.maps.specs import policy_spec
 from tests.kernel.datapath.model_packet import (
     ICMPV6,

@@ -18,7 +18,12 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
-from cells.maps import ENDPOINT_ANY_SOURCE, ENDPOINT_PASSES_NEIGHBOURS, PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import (
+    ENDPOINT_ANY_SOURCE,
+    ENDPOINT_PASSES_NEIGHBOURS,
+    PolicyEntry,
+    PolicyKey,
+)
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import (
     EGRESS,

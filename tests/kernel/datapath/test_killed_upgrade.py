@@ -11,13 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
+from cells.datapath import trial
 from cells.datapath.build import compile_objects
 from cells.datapath.libbpf import LoadedObject
-from cells.datapath.trial import loading
-from cells.maps import Map, PolicyKey
-from cells.maps.bpf import map as maps_map
-from cells.maps.bpf import syscall
-from cells.node.netlink import HostLinks
+from cells.maps import bpf
+from cells.maps import map as maps_map
+from cells.maps.map import Map
+from cells.maps.records.endpoints import PolicyKey
+from cells.node.netlink.links import HostLinks
 from hive.lab.children import Child, ChildDiedError
 from tests.kernel.datapath.node import LivePod, running
 from tests.kernel.datapath.traffic import flow, lost
@@ -59,9 +60,9 @@ class Steps:
             (HostLinks, "attach_clsact"),
         ):
             setattr(owner, name, self._before(getattr(owner, name)))
-        for module, numbers in ((syscall, {syscall.OBJ_PIN}), (maps_map, BATCHES)):
+        for module, numbers in ((bpf, {bpf.OBJ_PIN}), (maps_map, BATCHES)):
             module.command = self._before(module.command, lambda number, *_, n=numbers: number in n)  # type: ignore[attr-defined]
-        loading.self_check = self._quietly(loading.self_check)  # type: ignore[attr-defined]
+        trial.self_check = self._quietly(trial.self_check)  # type: ignore[attr-defined]
         sys.addaudithook(self._heard)
 
     def _before(self, function: Callable[..., Any], when: Callable[..., bool] | None = None) -> Any:

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from cells.maps import CtEntry, CtKey, PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.records.flows import CtEntry, CtKey
 from tests.kernel.datapath.model import Model, ModelPod, Walk
 from tests.kernel.datapath.model_conntrack import Entry, Key
 from tests.kernel.datapath.model_frames import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cells.maps import PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import from_host, from_pod, tcp
 from tests.kernel.datapath.world import EGRESS, INGRESS, NET_MAC, OK, REDIRECT, ROUTER, A, B, World
 

@@ -8,10 +8,16 @@ import pytest
 from scapy.layers.inet import ICMP, IP
 from scapy.packet import Packet
 
-from cells.maps import NODE_AUDITS_POLICY, NODE_NOTIFY_POLICY_VERDICT, CtEntry, PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import (
+    NODE_AUDITS_POLICY,
+    NODE_NOTIFY_POLICY_VERDICT,
+    PolicyEntry,
+    PolicyKey,
+)
+from cells.maps.records.flows import CtEntry
 from cells.observe.events import Event, Verdict
+from cells.observe.events.reader import Ring
 from cells.observe.events.records import decode
-from cells.observe.events.ring import Ring
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import EGRESS, INGRESS, OUTSIDE, OUTSIDE6, REDIRECT, A, B, World
 from tests.support.processor import on_one_processor

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from scapy.layers.sctp import SCTP, SCTPChunkInit, SCTPChunkInitAck
 
-from cells.datapath import DatapathSettings
-from cells.maps import PolicyEntry, PolicyKey
+from cells.datapath.settings import DatapathSettings
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import from_pod, ip
 from tests.kernel.datapath.world import EGRESS, INGRESS, REDIRECT, A, B, World
 from tests.support.namespaces import need_root

@@ -10,7 +10,8 @@ from scapy.layers.inet6 import ICMPv6ND_NS, ICMPv6ND_RS, IPv6, IPv6ExtHdrFragmen
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
-from cells.maps import ENDPOINT_ROUTED_BY_HOST, DeviceConfig, PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import ENDPOINT_ROUTED_BY_HOST, PolicyEntry, PolicyKey
+from cells.maps.records.flows import DeviceConfig
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp, who_has
 from tests.kernel.datapath.world import (
     EGRESS,

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cells.maps import Map, Maps, PolicyKey, create_map, open_map, replace_pin
+from cells.maps.bpf import replace_pin
+from cells.maps.map import Map, create_map, open_map
+from cells.maps.node_maps import Maps
+from cells.maps.records.endpoints import PolicyKey
 from lifecycle import StartError
 from tests.kernel.datapath.node import LivePod, running
 from tests.kernel.datapath.traffic import flow, lost

@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 from scapy.packet import Packet
 
-from cells.maps import PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import (
     EGRESS,

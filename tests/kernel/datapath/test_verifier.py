@@ -10,8 +10,8 @@ from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.programs import L3_ENTRIES, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps import create_map, program_by_id
-from cells.maps.bpf.syscall import buffer, object_info
+from cells.maps.bpf import buffer, object_info, program_by_id
+from cells.maps.map import create_map
 from tests.kernel.datapath.node import running
 from tests.support.namespaces import in_node
 

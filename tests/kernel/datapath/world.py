@@ -19,26 +19,12 @@ from scapy.packet import Packet
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps import (
-    CtEntry,
-    CtKey,
-    EndpointConfig,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    LxcValue,
-    Map,
-    MetricsKey,
-    MetricsValue,
-    NodeConfig,
-    PolicyEntry,
-    PolicyKey,
-    TestRun,
-    create_map,
-    test_run,
-)
-from cells.maps.sizes import MapSizes
-from cells.maps.specs import map_specs, policy_spec
+from cells.maps.bpf import TestRun, test_run
+from cells.maps.map import Map, create_map
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue, NodeConfig, PolicyEntry, PolicyKey
+from cells.maps.records.flows import CtEntry, CtKey, MetricsKey, MetricsValue
+from cells.maps.specs import MapSizes, map_specs, policy_spec
 
 OK, SHOT, REDIRECT = 0, 2, 7
 INGRESS, EGRESS = 1, 2

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 import pytest
 
 from cells.datapath.settings import DatapathSettings
-from cells.maps import DEVICE_MASQUERADE_IPV4, DEVICE_MASQUERADE_IPV6, DeviceConfig
+from cells.maps.records.flows import DEVICE_MASQUERADE_IPV4, DEVICE_MASQUERADE_IPV6, DeviceConfig
 from tests.kernel.datapath.world import IFINDEX, NODE, NODE6, World, raw
 from tests.support.namespaces import need_root
 

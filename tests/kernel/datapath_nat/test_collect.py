@@ -7,7 +7,7 @@ import anyio
 import pytest
 from scapy.layers.inet import UDP
 
-from cells.datapath import Collector
+from cells.datapath.collector import Collector
 from tests.kernel.datapath.world import NODE, OUTSIDE, OUTSIDE6, A, B, World
 from tests.kernel.datapath_nat.test_masquerade import known_to_conntrack, mapped, udp
 

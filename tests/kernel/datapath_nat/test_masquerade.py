@@ -16,8 +16,9 @@ from scapy.layers.l2 import Ether
 from scapy.layers.sctp import SCTP
 from scapy.packet import Packet, Raw
 
-from cells.maps import DEVICE_IP_MASQ, DEVICE_REMOTE_NODES, CtEntry, CtKey, IpcacheKey, IpcacheValue, NatEntry
-from cells.masquerade.agent import key_of
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.flows import DEVICE_IP_MASQ, DEVICE_REMOTE_NODES, CtEntry, CtKey, NatEntry
+from cells.masquerade.ip_masq_agent import key_of
 from tests.kernel.datapath.world import EGRESS, NODE, NODE6, OK, OUTSIDE, OUTSIDE6, SHOT, A, B, World
 from tests.kernel.datapath_nat.conftest import FIRST_PORT, LAST_PORT, serve
 

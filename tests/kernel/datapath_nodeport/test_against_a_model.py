@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scapy.packet import Packet
 
-from cells.services.model import BackendState, ServiceFlag
+from cells.services import BackendState, ServiceFlag
 from tests.kernel.datapath.packets import from_pod
 from tests.kernel.datapath.world import REDIRECT, A, B, Pod
 from tests.kernel.datapath_nodeport.world import (

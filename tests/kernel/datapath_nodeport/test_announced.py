@@ -9,7 +9,8 @@ from ipaddress import IPv4Address
 import pytest
 from scapy.layers.l2 import ARP, Ether
 
-from cells.maps import AGENT_LIVENESS, L2_RESPONDER_VALUE, DeviceConfig, L2ResponderKey
+from cells.maps.records.cluster import AGENT_LIVENESS, L2_RESPONDER_VALUE, L2ResponderKey
+from cells.maps.records.flows import DeviceConfig
 from tests.kernel.datapath.world import IFINDEX, OK, REDIRECT, raw
 from tests.kernel.datapath_nodeport.world import CLIENT, CLIENT_MAC, OWN_MAC, NodePortWorld
 

@@ -8,15 +8,9 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from cells.maps import (
-    DEVICE_XDP,
-    NODEPORT_DSR_TCP,
-    DeviceConfig,
-    IpcacheKey,
-    IpcacheValue,
-    TunnelConfig,
-)
-from cells.services.model import ServiceFlag
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue, TunnelConfig
+from cells.maps.records.flows import DEVICE_XDP, NODEPORT_DSR_TCP, DeviceConfig
+from cells.services import ServiceFlag
 from tests.kernel.datapath.world import IFINDEX, A, raw
 from tests.kernel.datapath_nodeport.world import (
     CLIENT,

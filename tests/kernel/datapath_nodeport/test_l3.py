@@ -16,17 +16,12 @@ from scapy.packet import Packet, Raw
 
 from cells.datapath.generation import load
 from cells.datapath.programs import L3_ENTRIES
-from cells.maps import (
-    DEVICE_MASQUERADE_IPV4,
-    DEVICE_MASQUERADE_IPV6,
-    DeviceConfig,
-    PolicyEntry,
-    PolicyKey,
-    create_map,
-)
-from cells.maps import test_run as run_program
+from cells.maps.bpf import test_run as run_program
+from cells.maps.map import create_map
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.records.flows import DEVICE_MASQUERADE_IPV4, DEVICE_MASQUERADE_IPV6, DeviceConfig
 from cells.maps.specs import policy_spec
-from cells.services.model import ServiceFlag
+from cells.services import ServiceFlag
 from tests.kernel.datapath.world import EGRESS, IFINDEX, INGRESS, OK, REDIRECT, SHOT, A, Outcome, raw
 from tests.kernel.datapath_nodeport.world import (
     CLIENT,

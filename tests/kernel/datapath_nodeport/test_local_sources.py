@@ -7,7 +7,7 @@ from scapy.layers.inet import IP, UDP, IPOption, fragment
 from scapy.layers.inet6 import ICMPv6ND_NA, ICMPv6ND_NS, IPv6
 from scapy.packet import Packet, Raw
 
-from cells.maps import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
+from cells.maps.records.flows import NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
 from tests.kernel.datapath.packets import echo, from_pod, tcp, udp
 from tests.kernel.datapath.world import (
     INGRESS,

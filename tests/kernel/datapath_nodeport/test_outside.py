@@ -10,9 +10,9 @@ from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet, Raw
 
-from cells.maps import NODEPORT_DSR_CHOSEN, NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
-from cells.services.balancer.entries import source_range_key
-from cells.services.model import ServiceFlag
+from cells.maps.records.flows import NODEPORT_DSR_CHOSEN, NODEPORT_DSR_OTHER, NODEPORT_DSR_TCP
+from cells.services import ServiceFlag
+from cells.services.map_entries import source_range_key
 from tests.kernel.datapath.packets import from_pod
 from tests.kernel.datapath.world import INGRESS, OK, REDIRECT, SHOT, A
 from tests.kernel.datapath_nodeport.world import (

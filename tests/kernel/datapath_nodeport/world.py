@@ -13,10 +13,12 @@ from typing import NamedTuple
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
-from cells.datapath import DatapathSettings
 from cells.datapath.generation import load
 from cells.datapath.programs import XDP_ENTRIES
-from cells.maps import NODEPORT_ON, NODEPORT_XDP, DeviceConfig, LxcKey, NodePortConfig, test_run
+from cells.datapath.settings import DatapathSettings
+from cells.maps.bpf import test_run
+from cells.maps.records.endpoints import LxcKey
+from cells.maps.records.flows import NODEPORT_ON, NODEPORT_XDP, DeviceConfig, NodePortConfig
 from tests.kernel.datapath.packets import tcp, udp
 from tests.kernel.datapath.world import (
     IFINDEX,

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from cells.datapath.build import SOURCES, compile_one, find_clang
-from cells.maps import Map, MapSpec, MapType, create_map
+from cells.maps.map import Map, MapSpec, MapType, create_map
 
 _TUNNEL = struct.Struct("<10I")
 _ROUTE = struct.Struct("<iI6s2x6s2x16s")

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, IPerror, UDPerror
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 
-from cells.maps import CT_IN, TUNNEL_OWN_IDENTITIES, IpcacheKey, NodeConfig, PolicyEntry, PolicyKey
+from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, IpcacheKey
+from cells.maps.records.endpoints import NodeConfig, PolicyEntry, PolicyKey
+from cells.maps.records.flows import CT_IN
 from tests.kernel.datapath.packets import echo, from_pod, tcp, udp
 from tests.kernel.datapath.world import INGRESS, NODE, NODE6, REDIRECT, ROUTER, ROUTER6, SHOT, A, B, raw
 from tests.kernel.datapath_overlay.recorder import Redirected

@@ -12,8 +12,9 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
-from cells.datapath import DatapathSettings
-from cells.maps import DeviceConfig, PolicyEntry, PolicyKey
+from cells.datapath.settings import DatapathSettings
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.records.flows import DeviceConfig
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import (
     IFINDEX,

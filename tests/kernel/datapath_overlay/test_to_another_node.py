@@ -10,7 +10,7 @@ from scapy.layers.inet6 import ICMPv6PacketTooBig, IPerror6, IPv6, IPv6ExtHdrFra
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from cells.maps import LxcKey, LxcValue, PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import echo, from_host, from_pod, ip, tcp, udp
 from tests.kernel.datapath.world import EGRESS, NODE, OK, OUTSIDE, REDIRECT, ROUTER, ROUTER6, A, B
 from tests.kernel.datapath_overlay.recorder import Redirected, Tunnelled
@@ -69,7 +69,7 @@ def test_a_flow_moves_with_its_pod(overlay: OverlayWorld) -> None:
 
 def overlay_key(address: str) -> bytes:
     """Of an address in the ipcache."""
-    from cells.maps import IpcacheKey
+    from cells.maps.records.cluster import IpcacheKey
 
     return IpcacheKey.host(IPv4Address(address)).pack()
 

@@ -9,7 +9,15 @@ from ipaddress import IPv4Address, ip_address, ip_network
 
 from scapy.packet import Packet
 
-from cells.maps import IpcacheKey, IpcacheValue, NodeKey, NodeValue, TunnelConfig, TunnelKey, TunnelValue
+from cells.maps.records.cluster import (
+    IpcacheKey,
+    IpcacheValue,
+    NodeKey,
+    NodeValue,
+    TunnelConfig,
+    TunnelKey,
+    TunnelValue,
+)
 from tests.kernel.datapath.world import Outcome, World
 from tests.kernel.datapath_overlay.recorder import Recorder, recorded_object
 

@@ -17,7 +17,11 @@ from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.programs import ENTRIES, L3_ENTRIES, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps import (
+from cells.maps.bpf import test_run
+from cells.maps.map import Map, create_map
+from cells.maps.records.cluster import TunnelConfig
+from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue, NodeConfig, PolicyEntry, PolicyKey
+from cells.maps.records.flows import (
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
     DEVICE_REMOTE_NODES,
@@ -26,21 +30,10 @@ from cells.maps import (
     NODEPORT_ON,
     NODEPORT_XDP,
     DeviceConfig,
-    EndpointConfig,
-    LxcKey,
-    LxcValue,
-    Map,
     MetricsKey,
-    NodeConfig,
     NodePortConfig,
-    PolicyEntry,
-    PolicyKey,
-    TunnelConfig,
-    create_map,
-    test_run,
 )
-from cells.maps.sizes import MapSizes
-from cells.maps.specs import map_specs, policy_spec
+from cells.maps.specs import MapSizes, map_specs, policy_spec
 from lifecycle import Duration
 from tests.kernel.datapath_overlay.recorder import Recorder, Redirected, Route, Tunnelled, recorded_object
 from tests.kernel.datapath_replay.recordings import (

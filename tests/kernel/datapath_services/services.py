@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
 
-from cells.maps import Map
-from cells.services.balancer.entries import (
+from cells.maps.map import Map
+from cells.services import Address, BackendState, FrontendKey, ServiceFlag
+from cells.services.map_entries import (
     MapKey,
     affinity_key,
     backend_key,
@@ -23,7 +24,6 @@ from cells.services.balancer.entries import (
     service_key,
     slot_values,
 )
-from cells.services.model import Address, BackendState, FrontendKey, ServiceFlag
 
 VIP, VIP6 = "10.96.0.10", "fd00:96::10"
 PORT, TARGET = 80, 8080

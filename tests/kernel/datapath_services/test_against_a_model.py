@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cells.services.model import BackendState, ServiceFlag
+from cells.services import BackendState, ServiceFlag
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import OK, REDIRECT, A, World
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend, Services

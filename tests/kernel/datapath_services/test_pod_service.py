@@ -10,9 +10,9 @@ from scapy.layers.inet6 import ICMPv6DestUnreach, IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
-from cells.datapath import DatapathSettings
-from cells.maps import PolicyEntry, PolicyKey
-from cells.services.model import BackendState, ServiceFlag
+from cells.datapath.settings import DatapathSettings
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.services import BackendState, ServiceFlag
 from tests.kernel.datapath.packets import echo, from_host, from_pod, ip, tcp, udp
 from tests.kernel.datapath.world import (
     EGRESS,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cells import config
-from cells.ipam import Family
+from cells.base.addresses import Family
 from cells.node import addresses, devices, netlink
 from cells.node.addresses import NodeAddresses
 from lifecycle import Hive, invoke

@@ -9,9 +9,10 @@ import pytest
 
 from cells.config import AgentConfig
 from cells.node import devices, netlink
-from cells.node.devices import Device
-from cells.node.devices.kernel import NetlinkKernel
-from cells.node.netlink import HostLinks, VethPair, random_mac
+from cells.node.devices import Device, NetlinkKernel
+from cells.node.netlink.links import HostLinks
+from cells.node.netlink.messages import VethPair
+from cells.node.netlink.rows import random_mac
 from lifecycle import Hive, Table, invoke, replace
 from tests.support.namespaces import in_node
 

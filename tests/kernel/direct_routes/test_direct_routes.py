@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from pyroute2 import IPRoute
 
-from cells.cluster.ipcache import Source
-from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
-from cells.node import direct_routes
+from cells.cluster import direct_routes
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
 from lifecycle import Hive, ObjectStatus, ReadTable, Table, Tables, supply
 from lifecycle.testing import eventually

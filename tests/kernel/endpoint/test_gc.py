@@ -8,8 +8,8 @@ import pytest
 from cells.endpoint import Endpoint, Endpoints
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint.gc import EndpointGC
-from cells.ipam import Ipam
-from cells.maps import PolicyMaps
+from cells.maps.policy_maps import PolicyMaps
+from cells.node.ipam import Ipam
 from lifecycle import HealthTree, Hive, invoke
 from lifecycle.testing import eventually
 from tests.kernel.endpoint.nodes import CELLS, SETTINGS, STATE, add_pod, needed, pods

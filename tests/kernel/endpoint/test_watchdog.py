@@ -9,11 +9,12 @@ import pytest
 
 from cells.endpoint import Endpoint
 from cells.endpoint import watchdog as endpoint_watchdog
-from cells.endpoint.kernel.rows import ifindex_key
+from cells.endpoint.kernel import ifindex_key
 from cells.endpoint.watchdog import EndpointWatchdog, Fault
-from cells.maps import LxcKey, Maps
+from cells.maps.node_maps import Maps
+from cells.maps.records.endpoints import LxcKey
 from cells.node import sysctl
-from cells.node.netlink import HostLinks
+from cells.node.netlink.links import HostLinks
 from lifecycle import HealthTree, Hive, invoke
 from lifecycle.testing import eventually
 from tests.kernel.endpoint.nodes import CELLS, SETTINGS, STATE, add_pod, address_of, needed, pods

@@ -9,17 +9,12 @@ from anyio import to_thread
 
 from cells.endpoint import Endpoint, Endpoints
 from cells.endpoint.restore import RestoredEndpoints
-from cells.ipam import Ipam
-from cells.maps import (
-    EndpointConfig,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    LxcValue,
-    Maps,
-    map_by_id,
-)
-from cells.node.netlink import HostLinks
+from cells.maps.map import map_by_id
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue
+from cells.node.ipam import Ipam
+from cells.node.netlink.links import HostLinks
 from lifecycle import Hive
 from tests.kernel.endpoint.nodes import DUAL, STATE, add_pod, agent, pods
 from tests.support.namespaces import Namespaces, node_namespace

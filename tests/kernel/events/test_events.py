@@ -13,11 +13,12 @@ import pytest
 from cells import config, maps
 from cells.datapath.build import compile_one, find_clang
 from cells.datapath.libbpf import LoadedObject
-from cells.maps import Maps, map_by_id
-from cells.maps import test_run as run_program
+from cells.maps.bpf import test_run as run_program
+from cells.maps.map import map_by_id, possible_cpus
+from cells.maps.node_maps import Maps
 from cells.observe import events
 from cells.observe.events import Drop, Event, Events, Lost, Raw, Subscription, decode, event_text
-from cells.observe.events.ring import Ring
+from cells.observe.events.reader import Ring
 from lifecycle import Hive, invoke
 from tests.support.processor import on_one_processor
 from tests.support.waiting import eventually
@@ -132,7 +133,7 @@ async def test_what_overflows_the_buffer_is_counted(emitter: bytes) -> None:
                 heard.append(await hearing.next())
             missing = heard.pop()
             assert isinstance(missing, Lost)
-            assert missing.cpu in range(maps.possible_cpus())
+            assert missing.cpu in range(possible_cpus())
             assert missing.count == subscription.lost == 500 - len(heard)
             assert isinstance(await hearing.next(), Drop)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cells.maps import NO_PREALLOC, MapSpec, MapType, create_map, pin
+from cells.maps.bpf import pin
+from cells.maps.map import NO_PREALLOC, MapSpec, MapType, create_map
 from hive.init import traces
 from hive.init.cleanup import command
 from hive.main import cli

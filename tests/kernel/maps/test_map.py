@@ -6,21 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import (
+from cells.maps.bpf import BpfError, pin, replace_pin, unpin
+from cells.maps.map import (
     NO_PREALLOC,
     NOEXIST,
-    BpfError,
     Map,
     MapSpec,
     MapType,
     create_map,
     map_by_id,
     open_map,
-    pin,
-    replace_pin,
-    unpin,
+    possible_cpus,
 )
-from cells.maps.bpf.map import possible_cpus
 from tests.support.namespaces import in_node, need_root
 
 __all__ = ["in_node"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cells.maps import BpfError, MapSpec, MapType, create_map
-from cells.maps.bpf.loaded import loaded_maps, loaded_programs
-from cells.maps.metrics import operations
+from cells.maps.bpf import BpfError
+from cells.maps.map import MapSpec, MapType, create_map
+from cells.maps.metrics import loaded_maps, loaded_programs, operations
 
 pytestmark = pytest.mark.kernel
 

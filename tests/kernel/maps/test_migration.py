@@ -9,9 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from cells import config, maps
-from cells.maps import CtEntry, CtKey, MapSpec, MapType, create_map, open_map, pin, replace_pin
-from cells.maps.records.config import EndpointConfig, NodeConfig
-from cells.maps.records.ipcache import IpcacheKey, IpcacheValue
+from cells.maps.bpf import pin, replace_pin
+from cells.maps.map import MapSpec, MapType, create_map, map_by_id, open_map, possible_cpus
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import EndpointConfig, NodeConfig
+from cells.maps.records.flows import CtEntry, CtKey
 from lifecycle import Hive, explain, invoke
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, use
 from tests.support.namespaces import in_node
@@ -151,7 +153,7 @@ async def test_a_flag_or_a_kind_of_hash_makes_no_difference(in_node: None) -> No
     host = IpcacheKey.host(IPv6Address("fd00::1")).pack(), IpcacheValue(7).pack()
     put(replace(wanted[0], max_entries=1000), host)
     put(replace(wanted[1], type=MapType.HASH), (bytes(38), entry()))
-    counts = b"".join(struct.pack("<QQ", 3, 200) for _ in range(maps.possible_cpus()))
+    counts = b"".join(struct.pack("<QQ", 3, 200) for _ in range(possible_cpus()))
     put(replace(wanted[2], flags=0), (bytes(8), counts))
     async with agent(preallocate_bpf_maps=True) as node:
         assert (node.maps.ipcache.spec, node.maps.ct6_any.spec, node.maps.metrics.spec) == wanted
@@ -168,7 +170,7 @@ async def test_references_to_maps_are_taken_over(in_node: None) -> None:
         active = {k: v for k, v in node.maps.policies.items() if any(v)}
         larger = create_map(replace(wanted, max_entries=8192))
         for key, value in active.items():
-            with maps.map_by_id(*struct.unpack("<I", value)) as policy:
+            with map_by_id(*struct.unpack("<I", value)) as policy:
                 larger.update(key, struct.pack("<I", policy.fd))
         replace_pin(larger.fd, GLOBALS / wanted.name)
         larger.close()

@@ -7,7 +7,10 @@ import anyio
 import pytest
 
 from cells import config, maps
-from cells.maps import Maps, MapSpec, MapType, PolicyMaps, create_map, pin
+from cells.maps.bpf import pin
+from cells.maps.map import MapSpec, MapType, create_map
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
 from cells.maps.specs import policy_spec
 from lifecycle import Hive, NotStartedError, explain, invoke
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, use

@@ -9,22 +9,12 @@ from unittest import mock
 import anyio
 import pytest
 
-from cells.maps import (
-    NO_PREALLOC,
-    BpfError,
-    Maps,
-    MapSpec,
-    MapType,
-    PolicyEntry,
-    PolicyIdsExhausted,
-    PolicyKey,
-    PolicyMap,
-    PolicyMaps,
-    PoolEmpty,
-    create_map,
-    open_map,
-    pin,
-)
+from cells.maps.bpf import BpfError, pin
+from cells.maps.map import NO_PREALLOC, MapSpec, MapType, create_map, open_map
+from cells.maps.node_maps import Maps
+from cells.maps.policy_map import PolicyMap
+from cells.maps.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from lifecycle import HiveError, StartError
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, policy_pins
 from tests.support.namespaces import in_node
@@ -124,7 +114,7 @@ async def test_pods_that_come_and_go_leave_no_more_maps_than_were_once_in_use(in
 
 
 async def test_when_every_id_is_used_it_says_so(in_node: None) -> None:
-    with mock.patch("cells.maps.policy.policy_maps.ENDPOINT_IDS", 5):
+    with mock.patch("cells.maps.policy_maps.ENDPOINT_IDS", 5):
         async with agent() as node:
             await _acquire(node.policies, 5)
             with pytest.raises(PolicyIdsExhausted, match="all 5 endpoint ids of this node are in use"):
@@ -308,10 +298,10 @@ async def test_of_several_maps_one_that_has_no_room_holds_up_no_other_and_only_w
 async def test_an_id_that_cannot_be_adopted_is_given_to_nobody_else(in_node: None) -> None:
     async with agent() as node:
         refusal = BpfError(errno.ENOMEM, "pin", "a policy map")
-        with mock.patch("cells.maps.policy.policy_maps.pin", side_effect=refusal), pytest.raises(BpfError):
+        with mock.patch("cells.maps.policy_maps.pin", side_effect=refusal), pytest.raises(BpfError):
             node.policies.adopt(2)  # a prepared one
         with (
-            mock.patch("cells.maps.policy.policy_pins.PolicyPins.create", side_effect=refusal),
+            mock.patch("cells.maps.policy_maps.PolicyPins.create", side_effect=refusal),
             pytest.raises(BpfError),
         ):
             node.policies.adopt(1000)  # one that is yet to be made

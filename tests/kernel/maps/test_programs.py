@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from cells import maps
-from cells.maps.bpf.syscall import buffer, command
+from cells.maps.bpf import (
+    BpfError,
+    buffer,
+    command,
+    open_program,
+    pin,
+    program_by_id,
+    program_info,
+    program_name,
+    test_run,
+)
 from tests.support.namespaces import in_node, need_root
 
 __all__ = ["in_node"]
@@ -51,31 +60,31 @@ def shot() -> Iterator[int]:
 
 
 def test_a_program_is_described(shot: int) -> None:
-    info = maps.program_info(shot)
+    info = program_info(shot)
     assert (info.name, info.map_ids, len(info.tag)) == ("cil_test", (), 16)
     assert info.load_time > 0
-    again = maps.program_by_id(info.id)
-    assert maps.program_info(again) == info
+    again = program_by_id(info.id)
+    assert program_info(again) == info
     os.close(again)
 
 
 def test_a_program_is_named_by_its_id(shot: int) -> None:
-    assert maps.program_name(maps.program_info(shot).id) == "cil_test"
+    assert program_name(program_info(shot).id) == "cil_test"
 
 
 def test_an_id_of_no_program_has_no_name() -> None:
     need_root()
-    assert maps.program_name(2**31 - 1) is None  # the kernel's ids end below it
+    assert program_name(2**31 - 1) is None  # the kernel's ids end below it
 
 
 def test_a_name_that_cannot_be_asked_for_is_no_missing_program(shot: int) -> None:
     """Out of descriptors: else a dispatcher of ours would pass for someone else's."""
-    number = maps.program_info(shot).id
+    number = program_info(shot).id
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        with pytest.raises(maps.BpfError) as raised:
-            maps.program_name(number)
+        with pytest.raises(BpfError) as raised:
+            program_name(number)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert raised.value.errno == errno.EMFILE
@@ -83,31 +92,31 @@ def test_a_name_that_cannot_be_asked_for_is_no_missing_program(shot: int) -> Non
 
 def test_a_program_runs_on_a_packet(shot: int) -> None:
     frame = bytes(12) + b"\x08\x00" + bytes(50)
-    run = maps.test_run(shot, frame, repeat=10)
+    run = test_run(shot, frame, repeat=10)
     assert (run.retval, run.packet) == (2, frame)
 
 
 def test_a_negative_verdict_is_negative() -> None:
     need_root()
     fd = load(mov(0, -1), EXIT)
-    assert maps.test_run(fd, bytes(64)).retval == -1
+    assert test_run(fd, bytes(64)).retval == -1
     os.close(fd)
 
 
 def test_the_packet_seems_to_come_from_the_given_interface(in_node: None) -> None:
     os.system("ip link add hive0 index 77 type veth peer name hive1")  # noqa: S605
     fd = load(load_word(0, 1, 40), EXIT)  # r0 = skb->ifindex
-    assert maps.test_run(fd, bytes(64), ifindex=77).retval == 77
+    assert test_run(fd, bytes(64), ifindex=77).retval == 77
 
 
 def test_a_frame_too_short_is_refused_by_name(shot: int) -> None:
-    with pytest.raises(maps.BpfError, match="on a packet of 3 bytes: Invalid argument"):
-        maps.test_run(shot, b"abc")
+    with pytest.raises(BpfError, match="on a packet of 3 bytes: Invalid argument"):
+        test_run(shot, b"abc")
 
 
 def test_a_pinned_program_opens_by_its_path(in_node: None) -> None:
     path = Path("/sys/fs/bpf/cil_test")
     fd = load(mov(0, 0), EXIT)
-    maps.pin(fd, path)
-    again = maps.open_program(path)
-    assert maps.program_info(again) == maps.program_info(fd)
+    pin(fd, path)
+    again = open_program(path)
+    assert program_info(again) == program_info(fd)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cells.maps import PolicyMap, open_map
+from cells.maps.map import open_map
+from cells.maps.policy_map import PolicyMap
 from tests.kernel.maps.nodes import GLOBALS, Node, agent
 from tests.support.namespaces import in_node
 

@@ -12,23 +12,25 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from cells import config, datapath, endpoint, ipam, kubernetes, maps
+from cells import config, datapath, endpoint, kubernetes, maps
 from cells.cluster import identity, ipcache
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
-from cells.ipam import Ipam
-from cells.maps import (
+from cells.maps.node_maps import Maps
+from cells.maps.records.endpoints import (
     NODE_NOTIFY_DROP,
     NODE_NOTIFY_POLICY_VERDICT,
     NODE_NOTIFY_SOCK,
     NODE_NOTIFY_TRACE,
-    Maps,
     NodeConfig,
 )
-from cells.node import devices, local_addresses, netlink, router, sysctl
-from cells.node.netlink import HostLinks, IPInterface, LinkInfo
+from cells.node import devices, ipam, local_addresses, netlink, router, sysctl
+from cells.node.ipam import Ipam
+from cells.node.netlink.links import HostLinks
+from cells.node.netlink.messages import IPInterface
+from cells.node.netlink.rows import LinkInfo
 from cells.node.router import Router
-from cells.node.router.pair import lasting
+from cells.node.router_kernel import lasting
 from cells.observe import controllers
 from cells.policy import maps as policy_maps
 from lifecycle import Hive, invoke

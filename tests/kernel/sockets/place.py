@@ -14,14 +14,16 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cells import config, maps
-from cells.datapath import DatapathSettings
-from cells.maps import IpcacheKey, IpcacheValue, Maps, ReverseSk, ReverseSkKey
+from cells.datapath.settings import DatapathSettings
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.flows import ReverseSk, ReverseSkKey
 from cells.observe import events
 from cells.observe.events import Events
 from cells.services import settings as service_settings
 from cells.services import sockets
 from cells.services.control import ServedFrontend
-from cells.services.control.served import served_frontends
+from cells.services.control.tables import served_frontends
 from cells.services.sockets import SocketLB
 from lifecycle import Hive, Table, invoke, provide
 from lifecycle import config as settings_of

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.services.model import BackendState, ServiceFlag
+from cells.services import BackendState, ServiceFlag
 from tests.kernel.datapath_services.services import Backend
 from tests.kernel.sockets.place import HOST, Served, serving
 from tests.support.cgroups import cgroup

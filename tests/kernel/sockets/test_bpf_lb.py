@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cells.maps import create_map
-from cells.services.model import BackendState, ServiceFlag
+from cells.maps.map import create_map
+from cells.services import BackendState, ServiceFlag
 from hive.maps.bpf import command
 from tests.kernel.datapath_services.services import VIP, VIP6, Backend
 from tests.kernel.sockets.place import serving

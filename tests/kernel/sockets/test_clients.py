@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import SkipLbKey
-from cells.node.netlink import own_netns_cookie
-from cells.services.model import BackendState, ServiceFlag
+from cells.maps.records.flows import SkipLbKey
+from cells.node.netlink.namespaces import own_netns_cookie
+from cells.services import BackendState, ServiceFlag
 from hive.lab.namespaces import hold
 from hive.syscalls import set_loopback_up
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend

@@ -10,9 +10,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.maps import LinkInfo, link_info, open_link
-from cells.services.sockets.cgroup import find_root
-from cells.services.sockets.links import HOOKS, detach_all
+from cells.maps.bpf import LinkInfo, link_info, open_link
+from cells.services.sockets.links import HOOKS, detach_all, find_root
 from lifecycle import explain
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, Backend
 from tests.kernel.sockets.place import PINS, serving

@@ -13,10 +13,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.maps import ReverseSk, ReverseSkKey
-from cells.services.control import Address, ServedFrontend
-from cells.services.control import Backend as ServiceBackend
-from cells.services.model import Frontend, FrontendKey, ServiceName, ServiceType
+from cells.maps.records.flows import ReverseSk, ReverseSkKey
+from cells.services import Address, Frontend, FrontendKey, ServiceName, ServiceType
+from cells.services import Backend as ServiceBackend
+from cells.services.control import ServedFrontend
 from cells.services.sockets.kernel import KernelSockets
 from lifecycle.testing import eventually
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.maps import NODE_NOTIFY_SOCK, NodeConfig
+from cells.maps.records.endpoints import NODE_NOTIFY_SOCK, NodeConfig
 from cells.observe.events import Sample, Subscription, TraceSock, decode, event_text
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
 from tests.kernel.sockets.place import Served, cookie_of, serving

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cells.datapath.build import compile_one, find_clang
-from cells.maps import open_map, program_by_id, program_info
-from cells.node.netlink import xdp_of
+from cells.maps.bpf import program_by_id, program_info
+from cells.maps.map import open_map
+from cells.node.netlink.links import xdp_of
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket

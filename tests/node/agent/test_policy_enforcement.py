@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import MetricsKey, MetricsValue, PolicyEntry, PolicyKey, open_map
+from cells.maps.map import open_map
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.records.flows import MetricsKey, MetricsValue
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket

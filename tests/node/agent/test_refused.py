@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import open_map
+from cells.maps.map import open_map
 from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, Lab

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from cells.maps import IpcacheKey, IpcacheValue, open_map
+from cells.maps.map import open_map
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket

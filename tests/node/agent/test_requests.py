@@ -19,7 +19,7 @@ import pytest
 
 from cells.observe.monitor import SOCKET
 from cells.proxy.envoy import EnvoySettings
-from cells.proxy.envoy.program import Program
+from cells.proxy.envoy.ports import Program
 from cells.proxy.envoy.resources import Place, external_bootstrap
 from hive.client import ask, connect
 from hive.lab import agent_process, pods

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import open_map
+from cells.maps.map import open_map
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket

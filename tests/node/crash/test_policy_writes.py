@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from cells.maps import IpcacheKey, IpcacheValue, PolicyEntry, PolicyKey, open_map
+from cells.maps.map import open_map
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import MapSpec, MapType, create_map, pin
+from cells.maps.bpf import pin
+from cells.maps.map import MapSpec, MapType, create_map
 from hive.lab.demo.aftermath import settled
 from hive.lab.kernel import BPF_ROOT, STATE, Kernel, alive, belongings, look
 from tests.support.namespaces import node_namespace
@@ -26,7 +27,7 @@ def make_pins() -> None:
 
 
 def add_pod() -> None:
-    from cells.maps import open_map
+    from cells.maps.map import open_map
 
     with open_map(GLOBALS / LXC.name) as lxc:
         lxc.update(struct.pack("20s", b"pod"), bytes(48))

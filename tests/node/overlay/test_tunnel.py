@@ -15,17 +15,16 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.layers.vxlan import VXLAN
 
-from cells.maps import (
+from cells.maps.map import open_map
+from cells.maps.records.cluster import (
     TUNNEL_OWN_IDENTITIES,
-    MetricsKey,
-    MetricsValue,
     NodeKey,
     NodeValue,
     TunnelConfig,
     TunnelKey,
     TunnelValue,
-    open_map,
 )
+from cells.maps.records.flows import MetricsKey, MetricsValue
 from cells.proxy.envoy import end_envoy
 from hive.lab import agent_process
 from hive.lab.children import Child

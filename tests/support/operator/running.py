@@ -12,9 +12,11 @@ from pathlib import Path
 
 import yaml
 
-from cells.kubernetes import api
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access
+from cells.kubernetes.client.client import Client
+from cells.operator import operator
 from cells.operator.leader import LeaderHive, Leadership
-from cells.operator.process import operator
 from lifecycle import Hive, Sources
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer
@@ -77,10 +79,10 @@ class Operators:
         return [f"--config-dir={self._config}"]
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[api.Client]:
+    async def client(self) -> AsyncIterator[Client]:
         """A client with every right."""
-        access = api.Access(servers=(f"http://127.0.0.1:{self.server.port}",), token=ADMIN_TOKEN)
-        made = api.connect(access, qps=0)
+        access = Access(servers=(f"http://127.0.0.1:{self.server.port}",), token=ADMIN_TOKEN)
+        made = connect(access, qps=0)
         try:
             yield made
         finally:

@@ -4,7 +4,7 @@ from ipaddress import ip_address, ip_interface
 
 import pytest
 
-from cells.ipam import Family
+from cells.base.addresses import Family
 from cells.node.addresses import AddressSettings, NodeAddress, choose
 from cells.node.devices import Device
 from lifecycle import Hive, SettingsError, Sources, config, invoke, module

@@ -17,26 +17,30 @@ import pytest
 import structlog
 
 from cells.agent import agent
-from cells.cluster.ipcache import IpcacheMap
+from cells.cluster.host_ip_sync import HostIPSync
+from cells.cluster.ipcache.rows import IpcacheMap
 from cells.cluster.node_ids import NodeMap
 from cells.config import AgentConfig
-from cells.datapath import Collected, Collector, Datapath, DatapathWatchdog, HostPolicy
+from cells.datapath import DatapathWatchdog
+from cells.datapath.collector import Collected, Collector
+from cells.datapath.datapath import Datapath, HostPolicy
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.host import HostPrograms
 from cells.endpoint.restore import FormerAgent, StaleMaps
 from cells.endpoint.watchdog import EndpointWatchdog
-from cells.maps import Maps, MapWatchdog, PolicyMaps, TunnelConfig
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
+from cells.maps.records.cluster import TunnelConfig
+from cells.maps.watchdog import MapWatchdog
 from cells.masquerade import Masquerade
-from cells.node.devices import Device
-from cells.node.devices.source import Kernel
-from cells.node.host_ip_sync import HostIPSync
+from cells.node.devices import Device, Kernel
 from cells.node.local_addresses import LxcMap
-from cells.node.netlink import HostLinks
+from cells.node.netlink.links import HostLinks
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
-from cells.proxy.dns.routes import ProxyRoutes
+from cells.proxy.dns.port import ProxyRoutes
 from cells.services.sockets import SocketHooks
-from cells.tunnel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
+from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
 from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER

@@ -15,9 +15,8 @@ from click.testing import CliRunner
 
 from cells.agent import agent
 from cells.cluster.allocation.objects import HEARTBEAT
-from cells.endpoint import Endpoints
-from cells.endpoint.metadata import pods
-from cells.kubernetes import KubernetesAPI
+from cells.endpoint import Endpoints, pods
+from cells.kubernetes.api_server import KubernetesAPI
 from cells.observe import kubernetes_events
 from cells.operator.crds.definitions import definitions
 from hive.main import cli

@@ -18,27 +18,31 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from cells import api, endpoint, ipam, kubernetes
+from cells import api, endpoint, kubernetes
 from cells.api import Api
-from cells.api.limiter.limited import Limits
-from cells.api.limiter.settings import NAMES
-from cells.api.operations.node.cluster_nodes import node_element
-from cells.api.operations.node.config_mapping import SILENT, NodeFacts
-from cells.api.operations.status.mapping import StatusFacts
+from cells.api.operations.config_mapping import SILENT, NodeFacts
+from cells.api.operations.node_view import node_element
+from cells.api.operations.status import StatusFacts
+from cells.api.rate_limits import NAMES, Limits
+from cells.base.addresses import Family, IPAddress
 from cells.cluster import identity, ipcache
-from cells.cluster.ipcache import Ipcache, IpcacheMap, Source
-from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
-from cells.cni.server import DeleteQueue, QueueLock
+from cells.cluster.host_ip_sync import HostIPSync
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheMap, Source
+from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cni import DeleteQueue, QueueLock
 from cells.config import AgentConfig
 from cells.config.drift import ConfigDrift
-from cells.datapath import Datapath, MonitorNotifications
+from cells.datapath.datapath import Datapath
+from cells.datapath.settings import MonitorNotifications
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, EndpointRoutes, Endpoints
 from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
-from cells.ipam import Family, IPAddress, Ipam
-from cells.maps import NODE_AUDITS_POLICY, MapLog, PoolEmpty
-from cells.node import netlink
+from cells.maps.map import MapLog
+from cells.maps.policy_maps import PoolEmpty
+from cells.maps.records.endpoints import NODE_AUDITS_POLICY
+from cells.node import ipam, netlink
 from cells.node.devices import Device
-from cells.node.host_ip_sync import HostIPSync
+from cells.node.ipam import Ipam
 from cells.node.router import Addressing
 from cells.observe import controllers, metrics
 from cells.observe.health import Probes, StatusCollector
@@ -46,10 +50,9 @@ from cells.policy import maps as policy_maps
 from cells.policy.control import PolicyView, RulePolicy
 from cells.policy.maps import PolicyEntries, PolicyMapPool, RuleComputer
 from cells.policy.rules import PolicyOptions
+from cells.services import LoadBalancerOptions
 from cells.services.control.by_hand import ServicesByHand, said_services, said_states
-from cells.services.control.redirects import local_redirects
-from cells.services.control.served import served_frontends
-from cells.services.model import LoadBalancerOptions
+from cells.services.control.tables import local_redirects, served_frontends
 from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
 from tests.support.policy_maps import write_singly
 from tests.unit.ipcache.fakes import FakeIpcacheMap

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.api.access import DISABLED, AccessSettings, denied, operation_name
+from cells.api.operations import DISABLED, AccessSettings, denied, operation_name
 from lifecycle import UsageError
 from tests.unit.api.node import running_node
 

@@ -6,19 +6,19 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 import msgspec
 import pytest
 
-from cells.api.models.v1 import DaemonConfigurationSpec
-from cells.api.operations.node.config_mapping import (
+from cells.api.models import DaemonConfigurationSpec
+from cells.api.operations.config_mapping import (
     NodeFacts,
     configuration_model,
     event_options,
     requested_configuration,
     requested_debug,
 )
-from cells.datapath import MonitorNotifications
+from cells.base.addresses import Family
+from cells.datapath.settings import MonitorNotifications
 from cells.endpoint import Enforced
-from cells.ipam import Family
 from cells.node.router import Addressing
-from cells.policy.maps import Enforcement
+from cells.policy import Enforcement
 
 V4 = Addressing(IPv4Address("10.0.1.5"), IPv4Network("10.0.1.0/24"))
 V6 = Addressing(IPv6Address("fd00:1::5"), IPv6Network("fd00:1::/112"))

@@ -18,7 +18,7 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, settings
 
 from cells.api.openapi import DESCRIBED, Described
-from cells.maps import IpcacheKey, IpcacheValue
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from lifecycle.process.loop_lag import measured_loop
 from tests.unit.api.described_requests import LINKED, SCHEMA, Socket, check, example
 from tests.unit.api.node import BY_RULES, ROUTER, UNLIMITED, running_node

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.endpoint.table.states import Code, State, Subject
+from cells.endpoint.model import Code, State, Subject
 from tests.unit.api.node import running_node
 from tests.unit.api.pods import added
 

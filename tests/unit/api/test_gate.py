@@ -11,7 +11,7 @@ import aiohttp
 import anyio
 import pytest
 
-from cells.api.gate import Gate
+from cells.api.server import Gate
 from cells.endpoint.restore import RegeneratedEndpoints
 from lifecycle import Cell, HiveError, Hook, Lifecycle, provide
 from lifecycle.http import Response

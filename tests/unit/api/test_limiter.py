@@ -12,11 +12,10 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.api.limiter.bucket import Bucket
-from cells.api.limiter.limiter import Limiter, Parameters, Refused, Turn
-from cells.api.limiter.metrics import families
-from cells.api.limiter.settings import LimitSettings
-from cells.observe.metrics import Family, Histogram
+from cells.api.limiter import Bucket, Limiter, Parameters, Refused, Turn
+from cells.api.metrics import limiter_families
+from cells.api.rate_limits import LimitSettings
+from cells.observe import Family, Histogram
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
@@ -320,7 +319,7 @@ async def test_requests_are_logged_if_wanted() -> None:
 
 def series(limiter: Limiter) -> dict[str, dict[tuple[str, ...], float | Histogram]]:
     """What is told of it, without what all names begin with."""
-    told: list[Family] = list(families([limiter]))
+    told: list[Family] = list(limiter_families([limiter]))
     assert all(one.on == (not one.name.endswith("wait_history_duration_seconds")) for one in told)
     return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in told}
 

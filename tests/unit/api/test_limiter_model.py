@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cells.api.limiter.limiter import LEFT, Limiter, Parameters, Refused
+from cells.api.limiter import LEFT, Limiter, Parameters, Refused
 from lifecycle.testing import VirtualClock
 from tests.unit.fuzz.inputs import bounded
 

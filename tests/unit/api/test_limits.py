@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from cells.api.limiter.limiter import Parameters
-from cells.api.limiter.settings import NAMES, LimitSettings, limiter_name
+from cells.api.limiter import Parameters
+from cells.api.rate_limits import NAMES, LimitSettings, limiter_name
 from lifecycle import Hive, SettingsError, Sources, config
 from lifecycle.settings.values import parse
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.api.operations.node.config_mapping import SILENT, event_options
-from cells.cluster.ipcache import IpcacheEntry, Source
+from cells.api.operations.config_mapping import SILENT, event_options
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.policy.maps import ALLOW_ALL, ALLOW_LOCALHOST
 from tests.unit.api.node import running_node
 from tests.unit.api.pods import added, request_body

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import schemathesis
 
-from cells.api.access import operation_name
 from cells.api.openapi import DESCRIBED, document
+from cells.api.operations import operation_name
 from tests.unit.api.node import running_node
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.api.operations.node.config_mapping import SILENT, event_options
+from cells.api.operations.config_mapping import SILENT, event_options
 from tests.unit.api.node import running_node
 from tests.unit.api.pods import added, request_body
 

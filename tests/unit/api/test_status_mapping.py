@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cells.api.operations.status.controllers import controller
-from cells.api.operations.status.mapping import trouble, uncontrolled
+from cells.api.operations.endpoint_models import controller
+from cells.api.operations.status import trouble, uncontrolled
 from cells.observe.controllers import ControllerStatus
 from lifecycle import HealthStatus
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cells.api.models import v1 as models
+from cells.api import models
 from cells.api.wire import FrameworkError, decode, parse_bool, parse_int
 
 

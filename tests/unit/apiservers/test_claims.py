@@ -10,20 +10,14 @@ import pytest
 import structlog
 
 from cells.cluster import apiservers, prefix_labels
-from cells.cluster.identity import (
-    CLUSTER,
-    HOST,
-    KUBE_APISERVER,
-    REMOTE_NODE,
-    Identities,
-    NodeAllocator,
-    identity_table,
-)
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
+from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
+from cells.cluster.identity.numbers import CLUSTER, HOST, KUBE_APISERVER, REMOTE_NODE
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.cluster.prefix_labels import PrefixLabels, PrefixMetadata
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes import EndpointSlice, Meta
-from cells.kubernetes.objects.services import Endpoint, EndpointConditions
+from cells.kubernetes.objects.core import Endpoint, EndpointConditions, EndpointSlice
+from cells.kubernetes.objects.kind import Meta
 from lifecycle import Hive, Lifecycle, Table, supply
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver

@@ -11,11 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from cells.agent import agent
 from cells.config import AgentConfig
 from cells.observe import bootstrap, metrics
-from cells.observe.bootstrap import Bootstrap
-from cells.observe.bootstrap.metrics import families
-from cells.observe.bootstrap.scopes import EARLY, OVERALL, SCOPES, Scopes, scopes_of
+from cells.observe.bootstrap import EARLY, OVERALL, SCOPES, Bootstrap, Scopes, families, scopes_of
 from cells.observe.health import HealthServer
-from cells.observe.metrics.text import exposition
+from cells.observe.metrics.exposition import exposition
 from lifecycle import Hive, Hook, Lifecycle, Profile, Timing, module, provide, supply
 
 DOCUMENTED = {

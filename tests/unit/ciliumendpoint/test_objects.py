@@ -15,16 +15,16 @@ import structlog
 from msgspec.structs import replace
 
 from cells import kubernetes
-from cells.cluster.endpoints import EndpointObjects
-from cells.cluster.ipcache import Source
-from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.remote_endpoints import EndpointObjects
 from cells.config import AgentConfig, AgentSettings
-from cells.endpoint import Endpoint, State, ciliumendpoint
-from cells.endpoint.cell import endpoint_table
+from cells.endpoint import Endpoint, State, ciliumendpoint, endpoint_table
 from cells.endpoint.ciliumendpoint import PodEndpoint
 from cells.endpoint.restore import ExposedEndpoints
-from cells.policy.maps import RealizedPolicy
-from cells.policy.maps.cell import realized_table
+from cells.kubernetes.objects.cilium_endpoint import KNOWN_ENDPOINTS, NODE_NAME
+from cells.kubernetes.resources import Resources
+from cells.policy.maps import RealizedPolicy, realized_table
 from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, provide, supply
 from lifecycle.testing import eventually
 from tests.support.apiserver import Fault, on
@@ -77,7 +77,7 @@ class Node:
         self.endpoints = hive.get(Table[Endpoint])
         self.policies = hive.get(Table[RealizedPolicy])
         self.shown = hive.get(Table[PodEndpoint])
-        self.objects = hive.get(kubernetes.Resources).table(kubernetes.KNOWN_ENDPOINTS)
+        self.objects = hive.get(Resources).table(KNOWN_ENDPOINTS)
 
     def put(self, row: Endpoint) -> None:
         with self.endpoints.txn() as rows:
@@ -137,7 +137,7 @@ async def test_a_pod_has_an_object_that_follows_it_and_goes_with_it(one: Cluster
         await eventually(lambda: found(one))
         made = found(one)
         assert made["metadata"]["labels"] == {"app": "web"}
-        assert made["metadata"]["annotations"] == {kubernetes.NODE_NAME: "node1"}
+        assert made["metadata"]["annotations"] == {NODE_NAME: "node1"}
         (owner,) = made["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "web", "uid-web")
         assert made["status"] == {
@@ -194,7 +194,7 @@ async def test_an_object_of_cilium_gets_the_name_of_its_node_and_keeps_its_annot
         node.put(endpoint())
         await eventually(lambda: ("default", "web") in node.objects)
         one.put({**found(one), "metadata": {**found(one)["metadata"], "annotations": {"team": "a"}}})
-        wanted = {"team": "a", kubernetes.NODE_NAME: "node1"}
+        wanted = {"team": "a", NODE_NAME: "node1"}
         await eventually(lambda: found(one)["metadata"].get("annotations") == wanted)
 
 

@@ -15,13 +15,15 @@ import structlog
 
 from cells import kubernetes
 from cells.cluster import endpoints, identity, ipcache
-from cells.cluster.endpoints import EndpointObjects, RemoteEndpoint
-from cells.cluster.identity import Identities
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
-from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.identity.identities import Identities
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source
+from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.remote_endpoints import EndpointObjects, RemoteEndpoint
 from cells.config import AgentConfig, AgentSettings, ChainingMode
 from cells.endpoint import KubernetesPods
-from cells.kubernetes import KNOWN_ENDPOINTS, NODE_NAME, KnownEndpoint, Resources
+from cells.kubernetes.objects.cilium_endpoint import KNOWN_ENDPOINTS, NODE_NAME, KnownEndpoint
+from cells.kubernetes.resources import Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
 from lifecycle import (

@@ -11,9 +11,8 @@ import pytest
 import structlog
 
 from cells.api import Api
-from cells.cni.config import CniConfigSettings, cell
-from cells.cni.config.directory import write_file
-from cells.cni.server import CniServer, QueueLock
+from cells.cni import CniServer, QueueLock
+from cells.cni.configuration import CniConfigSettings, cell, write_file
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import HealthStatus, Hive, Lifecycle, SettingsError, config, invoke, replace
 

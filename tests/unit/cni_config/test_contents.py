@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cni.config import CniConfigSettings
-from cells.cni.config.chained import NoTargetError, find_target, splice
-from cells.cni.config.contents import Contents
-from cells.cni.config.directory import put_aside
+from cells.cni.configuration import CniConfigSettings, put_aside
+from cells.cni.configuration.contents import Contents, NoTargetError, find_target, splice
 
 LOG = "/var/run/cilium/cilium-cni.log"
 OURS: dict[str, object] = {"type": "cilium-cni", "chaining-mode": "generic-veth"}

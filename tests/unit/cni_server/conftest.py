@@ -14,6 +14,6 @@ from tests.unit.cni_server.harness import Harness, harness
 @pytest.fixture
 async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     """A CNI server over a fake node; a namespace's cookie is its file's number."""
-    monkeypatch.setattr("cells.cni.server.server.netns_cookie", FakeNode().cookie)
+    monkeypatch.setattr("cells.cni.server.netns_cookie", FakeNode().cookie)
     async with harness(tmp_path) as made:
         yield made

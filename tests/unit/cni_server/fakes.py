@@ -12,12 +12,17 @@ from ipaddress import IPv4Address, IPv6Address
 import anyio
 import anyio.lowlevel
 
-from cells.cluster.identity import Identity
-from cells.cni.server.attachment.attach import host_link_name
+from cells.base.addresses import Family, IPAddress
+from cells.cluster.identity.identities import Identity
+from cells.cni.attach import host_link_name
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
-from cells.ipam import Allocation, Family, IPAddress, IpamError, IpamLaterError
-from cells.maps import PoolEmpty
-from cells.node.netlink import CreatedLink, LinkInfo, NetlinkError, VethPair
+from cells.maps.policy_maps import PoolEmpty
+from cells.node.ipam.allocator import Allocation
+from cells.node.ipam.ranges import IpamError, IpamLaterError
+from cells.node.netlink.connection import NetlinkError
+from cells.node.netlink.links import CreatedLink
+from cells.node.netlink.messages import VethPair
+from cells.node.netlink.rows import LinkInfo
 from lifecycle import HiveError
 
 GATEWAY = IPv4Address("10.0.1.5")

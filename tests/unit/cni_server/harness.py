@@ -18,13 +18,11 @@ from typing import Any
 import anyio
 import structlog
 
-from cells.cni.server.attachment.attach import Attacher
-from cells.cni.server.attachment.check import Checker
-from cells.cni.server.attachment.detach import Detacher
-from cells.cni.server.attachment.link_teardown import LinkTeardown
-from cells.cni.server.protocol.packets import ADDRESSED
-from cells.cni.server.server import CniServer
-from cells.cni.server.times import CallTimes
+from cells.cni.attach import Attacher
+from cells.cni.check import Checker
+from cells.cni.detach import Detacher, LinkTeardown
+from cells.cni.protocol import ADDRESSED
+from cells.cni.server import CallTimes, CniServer
 from lifecycle import HealthTree, Lifecycle
 from tests.support.cni_plugin import HEADER, environment
 from tests.unit.cni_server.fakes import MTU, FakeNode

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from cells.cni.server.attachment.attach import host_link_name
+from cells.cni.attach import host_link_name
 from tests.unit.cni_server.fakes import GATEWAY, MTU, leftover
 from tests.unit.cni_server.harness import Harness, until
 
@@ -102,7 +102,7 @@ async def test_the_address_is_given_back_only_after_the_link_is_gone(served: Har
 async def test_an_address_whose_link_cannot_be_deleted_stays_taken_until_it_can(
     served: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cni.server.attachment.link_teardown._FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cells.cni.detach._FIRST_RETRY_SECONDS", 0.01)
     served.node.refuse |= {"configure", "reap"}
     assert (await served.call("ADD")).code == 1
     assert len(served.node.addresses) == 1
@@ -348,7 +348,7 @@ async def test_a_pod_whose_identity_is_waited_for_comes_up_when_it_is_there(serv
 async def test_an_identity_that_does_not_come_in_time_fails_the_add_and_leaves_nothing(
     served: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cni.server.attachment.attach.IDENTITY_SECONDS", 0.01)
+    monkeypatch.setattr("cells.cni.attach.IDENTITY_SECONDS", 0.01)
     served.node.may_identify = anyio.Event()
     reply = await served.call("ADD")
     assert (reply.code, reply.json["code"]) == (1, 11)

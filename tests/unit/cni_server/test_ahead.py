@@ -61,7 +61,7 @@ async def test_calls_for_a_container_whose_link_is_being_made_come_after_its_add
 async def test_the_pod_whose_link_is_being_made_at_the_stop_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cni.server.server.netns_cookie", FakeNode().cookie)
+    monkeypatch.setattr("cells.cni.server.netns_cookie", FakeNode().cookie)
     async with harness(tmp_path) as served:
         clients = await at_once(served, *(("ADD", f"cid{n}", f"pod{n}") for n in range(4)))
         await until(lambda: served.node.ahead > 0)

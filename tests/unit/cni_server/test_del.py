@@ -83,7 +83,7 @@ async def test_maps_that_cannot_be_cleaned_do_not_keep_the_link_and_the_address(
 async def test_a_failing_link_is_tried_again_and_holds_its_address(
     served: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cni.server.attachment.link_teardown._FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cells.cni.detach._FIRST_RETRY_SECONDS", 0.01)
     await served.call("ADD")
     served.node.refuse.add("reap")
     assert (await served.call("DEL")).code == 0

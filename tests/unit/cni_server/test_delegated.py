@@ -22,7 +22,7 @@ GIVEN: dict[str, Any] = {"cniVersion": "1.0.0", "ips": [{"address": "10.77.0.5/1
 @pytest.fixture
 async def delegating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
     """A CNI server of an agent that leaves addresses to another plugin."""
-    monkeypatch.setattr("cells.cni.server.server.netns_cookie", FakeNode().cookie)
+    monkeypatch.setattr("cells.cni.server.netns_cookie", FakeNode().cookie)
     async with harness(tmp_path, delegated=True) as made:
         yield made
 

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.cni.server import DeleteQueue, QueueLock
+from cells.cni import DeleteQueue, QueueLock
 from lifecycle import HiveError, Lifecycle
 from tests.unit.cni_server.harness import Harness, until
 

@@ -42,7 +42,7 @@ async def test_as_many_as_there_are_addresses_get_one_and_the_others_hear_so(ser
 
 
 async def test_it_does_not_wait_for_ever(served: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cells.cni.server.addition._ADDRESS_SECONDS", 0.02)
+    monkeypatch.setattr("cells.cni.add._ADDRESS_SECONDS", 0.02)
     reaped = await leaving(served, "old")
     reply = await served.call("ADD", "new", pod="pod-of-new")
     assert (reply.code, reply.json["msg"]) == (1, FULL)
@@ -65,7 +65,7 @@ async def test_a_pod_waits_for_its_pool_to_grow_and_no_longer_than_that_may_take
     served.node.grown.set()
     assert (await client.reply()).code == 0
     served.node.grown = anyio.Event()
-    monkeypatch.setattr("cells.cni.server.addition._ADDRESS_SECONDS", 0.02)
+    monkeypatch.setattr("cells.cni.add._ADDRESS_SECONDS", 0.02)
     reply = await served.call("ADD", "newer", pod="pod-of-newer")
     assert (reply.code, reply.json["msg"]) == (1, FULL)
 

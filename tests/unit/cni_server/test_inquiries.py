@@ -159,7 +159,7 @@ async def test_an_agent_that_cannot_make_policy_maps_cannot_add_pods(served: Har
 async def test_an_agent_that_makes_no_policy_maps_for_long_cannot_add_pods(
     served: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cni.server.server._STATUS_SECONDS", 0.01)
+    monkeypatch.setattr("cells.cni.server._STATUS_SECONDS", 0.01)
     served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
     reply = await status(served)
     assert reply.json["details"].endswith("no policy map can be prepared")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cni.server.attachment.mac import ANNOTATION, MacPair, macs_of
-from cells.cni.server.protocol.errors import CniError
-from cells.cni.server.protocol.request import NetConf, Pod
-from cells.node.netlink import mac_text, parse_mac
+from cells.cni.attachment import ANNOTATION, MacPair, macs_of
+from cells.cni.protocol import CniError
+from cells.cni.request import NetConf, Pod
+from cells.node.netlink.rows import mac_text, parse_mac
 
 Conf = dict[str, object]
 WEB = Pod("web-0", "default", "")

@@ -8,9 +8,9 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 from msgspec.structs import replace
 
-from cells.cni.server.protocol.request import SERVED_VERSIONS
-from cells.cni.server.protocol.result import Attached, result_json
-from cells.node.netlink import parse_mac
+from cells.cni.protocol import Attached, result_json
+from cells.cni.request import SERVED_VERSIONS
+from cells.node.netlink.rows import parse_mac
 
 ATTACHED = Attached(
     "lxc8b2f74ca7061",

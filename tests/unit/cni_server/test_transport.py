@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from cells.cni.server.protocol.transport import TURN, Connection, PacketServer, listen
+from cells.cni.transport import TURN, Connection, PacketServer, listen
 from lifecycle import HiveError, UsageError
 from tests.support.cni_plugin import HEADER, environment
 from tests.unit.cni_server.harness import Client, Harness, harness, request, until

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cells.config import AgentSettings
-from cells.config.node import check_bpffs, check_directory, check_ipv6, take_lock, writable, write_pidfile
+from cells.config import (
+    AgentSettings,
+    check_bpffs,
+    check_directory,
+    check_ipv6,
+    take_lock,
+    writable,
+    write_pidfile,
+)
 from lifecycle import Hive, HiveError, SettingsError, Sources, config
 
 

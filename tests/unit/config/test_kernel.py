@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.config.kernel import check_kernel, missing_features
+from cells.config import check_kernel, missing_features
 from lifecycle import HiveError
 
 

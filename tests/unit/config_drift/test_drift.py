@@ -9,7 +9,7 @@ import pytest
 
 from cells.config import AgentConfig
 from cells.config.drift import Change, ConfigDrift
-from cells.unserved import WithoutEffect
+from cells.unsupported import WithoutEffect
 from lifecycle import Hive, Settings, Sources, config, invoke, provide, supply
 from lifecycle.testing import eventually
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.config.drift.mounted import OVERRIDES, SOURCES, mounted_sources
+from cells.config.drift import OVERRIDES, SOURCES, mounted_sources
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),

@@ -13,22 +13,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cells.maps import (
-    BpfError,
-    CtEntry,
-    CtKey,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    LxcValue,
-    MetricsKey,
-    MetricsValue,
-    NatEntry,
-    PolicyEntry,
-    PolicyKey,
-)
-from cells.maps.sizes import MapSizes
-from cells.maps.specs import map_specs, policy_spec
+from cells.maps.bpf import BpfError
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
+from cells.maps.records.flows import CtEntry, CtKey, MetricsKey, MetricsValue, NatEntry
+from cells.maps.specs import MapSizes, map_specs, policy_spec
 from hive.dbg.main import run
 from hive.services.maps import command as lb
 from tests.support.counts import Count, not_replayed

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.api.models import services
+from cells.api import models
+from cells.api.models import node
 from cells.api.models import status as status_models
-from cells.api.models import v1 as models
 from cells.api.wire import decode
 from tests.unit.conformance.recordings import BROKEN, COPIED, EXCLUDED, exchanges, numbered
 from tests.unit.conformance.shape import same_json
@@ -30,15 +30,15 @@ RESPONSES: list[tuple[str, str, int, Any]] = [
     ("GET", r"/v1/endpoint/[^/]+/config", 200, models.EndpointConfigurationStatus),
     ("POST", r"/v1/ipam", 201, models.IPAMResponse),
     ("GET", r"/v1/metrics/", 200, list[models.Metric]),
-    ("GET", r"/v1/service", 200, list[services.Service]),
-    ("GET", r"/v1/service/[^/]+", 200, services.Service),
+    ("GET", r"/v1/service", 200, list[node.Service]),
+    ("GET", r"/v1/service/[^/]+", 200, node.Service),
 ]
 REQUESTS: list[tuple[str, str, Any]] = [
     ("PUT", r"/v1/endpoint/[^/]+", models.EndpointChangeRequest),
     ("DELETE", r"/v1/endpoint", models.EndpointBatchDeleteRequest),
     ("GET", r"/v1/endpoint", list[str]),
     ("PATCH", r"/v1/config", models.DaemonConfigurationSpec),
-    ("PUT", r"/v1/service/[^/]+", services.ServiceRequest),
+    ("PUT", r"/v1/service/[^/]+", node.ServiceRequest),
 ]
 
 

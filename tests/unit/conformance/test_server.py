@@ -15,9 +15,10 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.api.limiter.settings import NAMES
+from cells.api.rate_limits import NAMES
 from cells.endpoint import EndpointRequest
-from cells.maps import IpcacheKey, IpcacheValue, LxcKey, LxcValue
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import LxcKey, LxcValue
 from tests.support.counts import Count, not_replayed
 from tests.unit.api.node import Answer, Node, running_node
 from tests.unit.conformance.recordings import DATA, EXCLUDED, REPLAYED, exchanges, numbered

@@ -6,10 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
-from cells.datapath import Collected, Collector, conntrack
-from cells.datapath.conntrack import ConntrackMap, Passes
-from cells.datapath.conntrack.metrics import families
-from cells.datapath.conntrack.settings import ConntrackSettings
+from cells.datapath import conntrack
+from cells.datapath.collector import Collected, Collector
+from cells.datapath.conntrack import ConntrackMap, ConntrackSettings, Passes, families
 from cells.endpoint.restore import ExposedEndpoints
 from lifecycle import Duration, HealthTree, Hive, Table, seconds, supply
 from lifecycle.testing import VirtualClock

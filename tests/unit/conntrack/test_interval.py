@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.datapath.conntrack.interval import FEW, LONGEST, MANY, SHORTEST, START, next_interval
+from cells.datapath.conntrack import FEW, LONGEST, MANY, SHORTEST, START, next_interval
 
 intervals = st.floats(SHORTEST, LONGEST)
 shares = st.floats(0, 1)

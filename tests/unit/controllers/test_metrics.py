@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cells.observe.controllers import Rules
-from cells.observe.controllers.metrics import families
+from cells.observe.controllers import Rules, families
 from lifecycle.testing import VirtualClock
 from tests.unit.controllers.test_controllers import Work, running
 

@@ -8,9 +8,9 @@ import pytest
 import structlog
 
 from cells import config, datapath, maps
-from cells.datapath import Datapath, DatapathSettings
+from cells.datapath.datapath import Datapath
 from cells.datapath.generation import read_object
-from cells.datapath.settings import PACKAGED_OBJECTS
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
 from cells.node import netlink
 from lifecycle import Hive, HiveError, Lifecycle, NotStartedError, UsageError, invoke
 

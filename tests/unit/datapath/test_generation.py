@@ -12,7 +12,7 @@ from cells.datapath import generation
 from cells.datapath.generation import Constants, build_of, publish
 from cells.datapath.programs import ENTRIES
 from cells.datapath.settings import DatapathSettings
-from cells.maps import Map
+from cells.maps.map import Map
 from lifecycle import Duration
 
 CONSTANTS = Constants(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cells.datapath import DatapathSettings, HostRouting, host_routing
+from cells.datapath.settings import DatapathSettings, HostRouting, host_routing
 from cells.services.settings import ServiceSettings
 from lifecycle import Hive, config, invoke, provide
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from cells.agent import agent
-from cells.operator.process import operator
-from cells.unserved import OTHERS
+from cells.operator import operator
+from cells.unsupported import OTHERS
 from lifecycle import Hive, Sources
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from cells.node.devices.kernel import FILTER
+from cells.node.devices import FILTER
 
 NEWLINK, DELLINK, NEWADDR, DELADDR = 16, 17, 20, 21
 LINK, GLOBAL = 253, 0

@@ -8,9 +8,7 @@ from ipaddress import IPv4Interface
 import anyio
 import pytest
 
-from cells.node.devices import Device, addressed, uplinks
-from cells.node.devices.settings import DeviceSettings
-from cells.node.devices.source import DeviceSource, Kernel, device_table
+from cells.node.devices import Device, DeviceSettings, DeviceSource, Kernel, addressed, device_table, uplinks
 from lifecycle import HealthTree, Hive, SettingsError, Sources, Table, config, invoke, module, provide
 
 pytestmark = pytest.mark.anyio

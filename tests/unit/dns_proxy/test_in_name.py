@@ -13,7 +13,7 @@ from ipaddress import ip_address
 import pytest
 
 from cells.proxy.dns.exchange import UDP, Asking
-from cells.proxy.dns.servers.in_name import PodSockets
+from cells.proxy.dns.servers import PodSockets
 from tests.support.dns import query
 from tests.support.namespaces import need_root
 

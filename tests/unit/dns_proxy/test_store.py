@@ -13,12 +13,11 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from cells.base.addresses import IPAddress
 from cells.endpoint import Endpoint, StateFiles
-from cells.ipam import IPAddress
 from cells.policy.control import NameFilter
-from cells.proxy.dns.journal import FILE, Journal
 from cells.proxy.dns.settings import AddressClass, DNSProxySettings
-from cells.proxy.dns.store import NameStore
+from cells.proxy.dns.store import FILE, Journal, NameStore
 from cells.proxy.dns.wire import Answer
 from lifecycle import Lifecycle, Table
 from lifecycle.jobs.jobs import Timer

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from cells.proxy.dns.servers.upstream import USES, Upstream
+from cells.proxy.dns.servers import USES, Upstream
 from cells.proxy.dns.sockets import Address
 from tests.support.namespaces import need_root
 

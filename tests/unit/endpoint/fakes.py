@@ -9,14 +9,10 @@ from typing import Any
 import anyio
 import structlog
 
-from cells.cluster.identity import (
-    CLUSTER,
-    Identities,
-    IdentityAllocator,
-    Label,
-    NodeAllocator,
-    identity_table,
-)
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.identity.identities import Identities, IdentityAllocator, NodeAllocator, identity_table
+from cells.cluster.identity.labels import Label
+from cells.cluster.identity.numbers import CLUSTER
 from cells.endpoint import (
     ConntrackScrub,
     Endpoint,
@@ -27,12 +23,13 @@ from cells.endpoint import (
     PodName,
     RegenerationRecovery,
     StateFiles,
+    endpoint_table,
 )
-from cells.endpoint.cell import endpoint_table
-from cells.ipam import Family, IPAddress, IpamError, IPNetwork
-from cells.maps import IpcacheValue, PoolEmpty
-from cells.policy.maps import EndpointPolicies, NodePolicy, PolicyEntries, PolicySettings
-from cells.policy.maps.cell import policy_table, realized_table
+from cells.maps.policy_maps import PoolEmpty
+from cells.maps.records.cluster import IpcacheValue
+from cells.node.ipam.ranges import IpamError
+from cells.policy import PolicySettings
+from cells.policy.maps import EndpointPolicies, NodePolicy, PolicyEntries, policy_table, realized_table
 from tests.support.policy_maps import write_singly
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from cells.endpoint import Code, DatapathConfiguration, EndpointError, State
-from cells.maps import PoolEmpty
+from cells.maps.policy_maps import PoolEmpty
 from tests.unit.endpoint.fakes import Node, request
 
 IP = IPv4Address("10.0.1.1")
@@ -64,7 +64,7 @@ def test_a_full_disk_leaves_nothing(node: Node, monkeypatch: pytest.MonkeyPatch)
     def full(path: str, data: bytes) -> None:
         raise OSError(28, "No space left on device", path)
 
-    monkeypatch.setattr("cells.endpoint.state.files._write", full)
+    monkeypatch.setattr("cells.endpoint.state_directory._write", full)
     with pytest.raises(EndpointError, match="No space left"):
         node.create(request())
     assert node.kernel.is_clean

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cells.endpoint import Level
-from cells.endpoint.metrics import families
+from cells.endpoint import Level, families
 from tests.unit.endpoint.fakes import Node, request
 
 

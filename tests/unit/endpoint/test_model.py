@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cells.cluster.ipcache import prefix_of
+from cells.cluster.ipcache.rows import prefix_of
 from cells.endpoint import EndpointError, EndpointRequest, Level, State
-from cells.endpoint.table.states import STATUS_LOG_SIZE
-from cells.policy.maps import ALLOW_ALL, Enforcement
+from cells.endpoint.model import STATUS_LOG_SIZE
+from cells.policy import Enforcement
+from cells.policy.maps import ALLOW_ALL
 from tests.unit.endpoint.fakes import Node, request
 
 NUMBERS = st.integers(1, 4)

@@ -13,11 +13,11 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.cluster.identity import Label, pod_labels, texts
+from cells.cluster.identity.labels import Label, pod_labels, texts
 from cells.config import AgentConfig, AgentSettings
 from cells.endpoint import KubernetesPods, PodName
-from cells.endpoint.metadata import pods as waits
-from cells.kubernetes import Pod
+from cells.endpoint import pods as waits
+from cells.kubernetes.objects.core import Pod
 from lifecycle import Hive, Lifecycle, Table, invoke, provide, supply
 from lifecycle.testing import eventually
 from tests.support.apiserver import Fault, on

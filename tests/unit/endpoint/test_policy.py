@@ -14,7 +14,8 @@ from cells.endpoint import (
     Regenerations,
     State,
 )
-from cells.policy.maps import ALLOW_ALL, Enforcement, NodePolicy, PolicyEntries
+from cells.policy import Enforcement
+from cells.policy.maps import ALLOW_ALL, NodePolicy, PolicyEntries
 from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 

@@ -29,7 +29,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 async def hive(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hive]:
-    monkeypatch.setattr("cells.endpoint.regeneration.recovery.BACKOFF", 0.001)
+    monkeypatch.setattr("cells.endpoint.creation.BACKOFF", 0.001)
 
     def needed(_: Regenerations) -> None: ...
 

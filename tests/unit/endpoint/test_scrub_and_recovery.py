@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from cells.endpoint import EndpointMaps
-from cells.endpoint.kernel.conntrack_scrub import PATIENCE, ConntrackScrub
-from cells.endpoint.regeneration.recovery import RegenerationRecovery
+from cells.endpoint.creation import RegenerationRecovery
+from cells.endpoint.kernel import PATIENCE, ConntrackScrub
 from cells.observe.controllers import Controllers
 from lifecycle import HealthTree, Hive, invoke, module, provide, supply
 from lifecycle.testing import VirtualClock
@@ -117,7 +117,7 @@ async def test_pods_that_go_one_after_the_other_do_not_cost_a_walk_each() -> Non
 
 
 async def test_a_regeneration_is_tried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cells.endpoint.regeneration.recovery.BACKOFF", 0.001)
+    monkeypatch.setattr("cells.endpoint.creation.BACKOFF", 0.001)
     answers = ["no", "not yet", ""]
     asked: list[int] = []
     done = anyio.Event()

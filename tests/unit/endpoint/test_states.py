@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells.endpoint import Code, State, StatusLog, displayed, health_of
-from cells.endpoint.table.states import STATUS_LOG_SIZE, Subject, Verdict, judge
+from cells.endpoint.model import STATUS_LOG_SIZE, Subject, Verdict, judge
 from tests.unit.endpoint.fakes import Node, request
 
 # Cilium 1.17's table of transitions

@@ -10,7 +10,8 @@ import anyio
 import msgspec
 import pytest
 
-from cells.cluster.identity import INIT_LABELS, UNKNOWN, Label
+from cells.cluster.identity.labels import Label
+from cells.cluster.identity.numbers import INIT_LABELS, UNKNOWN
 from cells.endpoint import (
     EndpointChanges,
     EndpointError,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from cells.cluster.identity import Identities
+from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import (
     Endpoint,
@@ -32,7 +32,7 @@ from cells.endpoint.restore import (
     RestoreLinks,
     StaleMaps,
 )
-from cells.node.netlink import LinkInfo
+from cells.node.netlink.rows import LinkInfo
 from cells.policy.maps import EndpointPolicies, RealizedPolicy
 from lifecycle import Cell, Hive, HiveError, Table, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node

@@ -8,9 +8,9 @@ import pytest
 from anyio import to_thread
 from msgspec.structs import replace
 
+from cells.base.addresses import Family
 from cells.endpoint import DatapathConfiguration, Endpoint, State
 from cells.endpoint.restore import LxcRow, RestoredEndpoints
-from cells.ipam import Family
 from cells.policy.maps import KnownRules
 from lifecycle import HealthTree, supply
 from tests.support.waiting import eventually

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.proxy.envoy import program
-from cells.proxy.envoy.program import Program
+from cells.proxy.envoy import ports
+from cells.proxy.envoy.ports import Program
 from cells.proxy.envoy.settings import EnvoySettings
 
 
@@ -20,8 +20,8 @@ def executable(path: Path) -> Path:
 
 
 def test_an_image_finds_its_envoy_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "find_spec", lambda _name: None)
-    monkeypatch.setattr(program, "PLACES", (str(tmp_path / "usr/bin/envoy"),))
+    monkeypatch.setattr(ports, "find_spec", lambda _name: None)
+    monkeypatch.setattr(ports, "PLACES", (str(tmp_path / "usr/bin/envoy"),))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert Program(EnvoySettings()).path is None
     of_image = executable(tmp_path / "usr/bin/envoy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cells.maps import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
+from cells.maps.records.flows import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
 from cells.observe.events.metrics import counted
 
 

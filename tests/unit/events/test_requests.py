@@ -17,7 +17,7 @@ from cells.observe.events import (
 )
 from cells.observe.events.gob import BYTES, INT, UINT, GobError, Type, encode
 from cells.observe.events.gob import decode as read_gob
-from cells.observe.monitor.payload import PREFACE
+from cells.observe.monitor import PREFACE
 
 RECORD = RequestRecord(
     answer=True,

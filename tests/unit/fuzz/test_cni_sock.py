@@ -14,8 +14,8 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cells.cni.server.addition import INTERNAL
-from cells.endpoint.state.saved import encode
+from cells.cni.add import INTERNAL
+from cells.endpoint.saved import encode
 from tests.support.cni_plugin import HEADER
 from tests.unit.cni_server.fakes import FakeNode
 from tests.unit.cni_server.harness import Client, Harness, Reply, harness, until
@@ -107,7 +107,7 @@ def descriptors() -> int:
 def test_every_packet_is_answered_and_nothing_is_left_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.cni.server.server.netns_cookie", FakeNode().cookie)
+    monkeypatch.setattr("cells.cni.server.netns_cookie", FakeNode().cookie)
     faults: list[str] = []
     with (
         start_blocking_portal("asyncio") as portal,

@@ -20,9 +20,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells import maps
-from cells.maps import PolicyEntry, PolicyKey
+from cells.maps.records.cluster import (
+    IpcacheKey,
+    IpcacheValue,
+    L2ResponderKey,
+    NodeKey,
+    NodeValue,
+    TunnelConfig,
+    TunnelKey,
+    TunnelValue,
+)
+from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue, NodeConfig, PolicyEntry, PolicyKey
+from cells.maps.records.flows import (
+    CtEntry,
+    CtKey,
+    DeviceConfig,
+    FragmentPorts,
+    MetricsKey,
+    MetricsValue,
+    NatEntry,
+    NodePortConfig,
+    ReverseSk,
+    ReverseSkKey,
+    SkipLbKey,
+    SockConfig,
+)
 from cells.node.netlink import messages, vxlan
-from cells.node.netlink.marked import Marked, rule
+from cells.node.netlink.network import Marked, rule
 from cells.node.netlink.wire import Request, attributes, encode
 from cells.node.netlink.wire import messages as in_datagram
 from cells.observe.events.gob import INT, Type
@@ -31,7 +55,7 @@ from cells.observe.events.gob import encode as write_gob
 from cells.policy.control import HTTPRedirect
 from cells.proxy.envoy import EnvoySettings
 from cells.proxy.envoy.resources import EGRESS_PROXY, INGRESS_PROXY, Place, listeners
-from cells.services.balancer import entries
+from cells.services import map_entries
 
 
 def unsigned(bits: int) -> st.SearchStrategy[int]:
@@ -54,21 +78,21 @@ networks4 = st.builds(lambda ip, bits: ip_network((ip, bits), strict=False), ipv
 networks6 = st.builds(lambda ip, bits: ip_network((ip, bits), strict=False), ipv6, st.integers(0, 128))
 
 RECORDS: dict[Any, st.SearchStrategy[Any]] = {
-    maps.CtEntry: st.builds(
-        maps.CtEntry,
+    CtEntry: st.builds(
+        CtEntry,
         **dict.fromkeys(("reserved", "backend_id", "packets", "octets"), u64),
         **dict.fromkeys(("lifetime", "last_tx_report", "last_rx_report"), u32),
         **dict.fromkeys(("flags", "rev_nat_index", "ifindex"), u16),
         **dict.fromkeys(("tx_flags_seen", "rx_flags_seen"), u8),
         source_identity=identities,
     ),
-    maps.CtKey: st.sampled_from([ipv4, ipv6]).flatmap(
+    CtKey: st.sampled_from([ipv4, ipv6]).flatmap(
         lambda family: st.builds(
-            maps.CtKey, daddr=family, saddr=family, dport=u16, sport=u16, protocol=u8, flags=u8
+            CtKey, daddr=family, saddr=family, dport=u16, sport=u16, protocol=u8, flags=u8
         )
     ),
-    maps.DeviceConfig: st.builds(
-        maps.DeviceConfig,
+    DeviceConfig: st.builds(
+        DeviceConfig,
         mac=macs,
         ipv4=ipv4.filter(int),
         ipv6=ipv6.filter(int),
@@ -77,8 +101,8 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
         flags=u32,
         announces=u32,
     ),
-    maps.EndpointConfig: st.builds(
-        maps.EndpointConfig,
+    EndpointConfig: st.builds(
+        EndpointConfig,
         ipv4=ipv4.filter(int),
         endpoint_id=u16,
         identity=identities,
@@ -88,17 +112,17 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
         ipv6=ipv6.filter(int),
         netns_cookie=u64,
     ),
-    maps.FragmentPorts: st.builds(maps.FragmentPorts, u16, u16),
-    maps.IpcacheKey: st.builds(maps.IpcacheKey.of, networks4 | networks6),
-    maps.IpcacheValue: st.builds(maps.IpcacheValue, identities, ipv4, u8, u8),
-    maps.L2ResponderKey: st.builds(maps.L2ResponderKey, ipv4, ifindexes),
-    maps.LxcKey: st.builds(maps.LxcKey, addresses, u16),
-    maps.LxcValue: st.builds(maps.LxcValue, ifindexes, u16, macs, macs, identities, u32),
-    maps.MetricsKey: st.builds(maps.MetricsKey, u8, st.integers(0, 3), u16, u8),
-    maps.MetricsValue: st.builds(maps.MetricsValue, u64, u64),
-    maps.NatEntry: st.builds(maps.NatEntry, addresses, u16, u64, st.booleans()),
-    maps.NodeConfig: st.builds(
-        maps.NodeConfig,
+    FragmentPorts: st.builds(FragmentPorts, u16, u16),
+    IpcacheKey: st.builds(IpcacheKey.of, networks4 | networks6),
+    IpcacheValue: st.builds(IpcacheValue, identities, ipv4, u8, u8),
+    L2ResponderKey: st.builds(L2ResponderKey, ipv4, ifindexes),
+    LxcKey: st.builds(LxcKey, addresses, u16),
+    LxcValue: st.builds(LxcValue, ifindexes, u16, macs, macs, identities, u32),
+    MetricsKey: st.builds(MetricsKey, u8, st.integers(0, 3), u16, u8),
+    MetricsValue: st.builds(MetricsValue, u64, u64),
+    NatEntry: st.builds(NatEntry, addresses, u16, u64, st.booleans()),
+    NodeConfig: st.builds(
+        NodeConfig,
         router_ip=ipv4.filter(int),
         host_ifindex=ifindexes,
         host_mac=macs,
@@ -111,17 +135,17 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
         aggregation=u32,
         host_endpoint=u16,
     ),
-    maps.NodeKey: st.builds(maps.NodeKey, addresses),
-    maps.NodePortConfig: st.builds(maps.NodePortConfig, u32, ipv4, ipv6, st.tuples(u32, u32)),
-    maps.NodeValue: st.builds(maps.NodeValue, u16, u8),
-    maps.PolicyKey: st.builds(PolicyKey, identities, st.booleans(), st.integers(1, 255), u16, st.just(16)),
-    maps.ReverseSk: st.builds(maps.ReverseSk, addresses, u16, u16),
-    maps.ReverseSkKey: st.builds(maps.ReverseSkKey, u64, addresses, u16),
-    maps.SkipLbKey: st.builds(maps.SkipLbKey, u64, addresses, u16),
-    maps.SockConfig: st.builds(maps.SockConfig, u64, st.tuples(u16, u16), u32),
-    maps.TunnelConfig: st.builds(maps.TunnelConfig, ifindexes, u32, u16, ipv4, u32),
-    maps.TunnelKey: st.builds(maps.TunnelKey, addresses, u16),
-    maps.TunnelValue: st.builds(maps.TunnelValue, addresses, u8),
+    NodeKey: st.builds(NodeKey, addresses),
+    NodePortConfig: st.builds(NodePortConfig, u32, ipv4, ipv6, st.tuples(u32, u32)),
+    NodeValue: st.builds(NodeValue, u16, u8),
+    PolicyKey: st.builds(PolicyKey, identities, st.booleans(), st.integers(1, 255), u16, st.just(16)),
+    ReverseSk: st.builds(ReverseSk, addresses, u16, u16),
+    ReverseSkKey: st.builds(ReverseSkKey, u64, addresses, u16),
+    SkipLbKey: st.builds(SkipLbKey, u64, addresses, u16),
+    SockConfig: st.builds(SockConfig, u64, st.tuples(u16, u16), u32),
+    TunnelConfig: st.builds(TunnelConfig, ifindexes, u32, u16, ipv4, u32),
+    TunnelKey: st.builds(TunnelKey, addresses, u16),
+    TunnelValue: st.builds(TunnelValue, addresses, u8),
 }
 
 
@@ -154,20 +178,20 @@ def test_entries_of_services(
     number: int, backend: int, count: int, algorithm: int, clients: Any, flags: int, port: int
 ) -> None:
     timeout = backend >> 8
-    master = entries.master_value(
+    master = map_entries.master_value(
         count=count, quarantined=count, number=number, flags=flags, timeout=timeout, algorithm=algorithm
     )
     union, counted, index, flagged, quarantined = struct.unpack("<IH2sHH", master)
     assert (union, counted, flagged, quarantined) == (timeout | algorithm << 24, count, flags, count)
     assert int.from_bytes(index, "big") == number
-    served = entries.master_value(count=1, quarantined=0, number=1, flags=0, proxy_port=port)
+    served = map_entries.master_value(count=1, quarantined=0, number=1, flags=0, proxy_port=port)
     assert int.from_bytes(served[:2], "big") == port
     for version in (4, 6):
-        assert int.from_bytes(entries.backend_key(backend, version).key, "little") == backend
-        assert int.from_bytes(entries.reverse_nat_key(number, version).key, "big") == number
-        assert int.from_bytes(entries.maglev_key(number, version).key, "big") == number
-    assert struct.unpack("<I", entries.affinity_key(number, backend).key[:4]) == (backend,)
-    assert entries.source_range_key(number, clients).key.endswith(clients.network_address.packed)
+        assert int.from_bytes(map_entries.backend_key(backend, version).key, "little") == backend
+        assert int.from_bytes(map_entries.reverse_nat_key(number, version).key, "big") == number
+        assert int.from_bytes(map_entries.maglev_key(number, version).key, "big") == number
+    assert struct.unpack("<I", map_entries.affinity_key(number, backend).key[:4]) == (backend,)
+    assert map_entries.source_range_key(number, clients).key.endswith(clients.network_address.packed)
 
 
 @given(pods, u16, st.sampled_from(["ingress", "egress"]))

@@ -8,10 +8,11 @@ from copy import deepcopy
 from random import Random
 from typing import Any, Final
 
-from cells.cluster.identity import Identity
+from cells.cluster.identity.identities import Identity
+from cells.policy import PolicySettings
 from cells.policy.compute import PolicyConflictError
 from cells.policy.control import RulePolicy
-from cells.policy.maps import NodePolicy, PolicySettings
+from cells.policy.maps import NodePolicy
 from cells.policy.rules import PolicyError, PolicyOptions
 from lifecycle import HiveError
 from tests.unit.policy.replay import POLICIES, load, names

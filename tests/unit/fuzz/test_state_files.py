@@ -16,15 +16,14 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cells.cni.config.chained import NoTargetError, find_target, splice
-from cells.cni.server import DeleteQueue, QueueLock
-from cells.config.node import read_pidfile
-from cells.endpoint.kernel.ipcache import claims_of
-from cells.endpoint.kernel.rows import config_row, lxc_value
-from cells.endpoint.state.files import StateFiles
-from cells.endpoint.state.saved import encode
-from cells.ipam.kept import keep_ranges, kept_ranges
-from cells.node.router.past import remembered
+from cells.cni import DeleteQueue, QueueLock
+from cells.cni.configuration.contents import NoTargetError, find_target, splice
+from cells.config import read_pidfile
+from cells.endpoint.kernel import claims_of, config_row, lxc_value
+from cells.endpoint.saved import encode
+from cells.endpoint.state_directory import StateFiles
+from cells.node.ipam.settings import keep_ranges, kept_ranges
+from cells.node.router import remembered
 from lifecycle import Lifecycle
 from lifecycle.settings.regular import LARGEST
 from tests.unit.cni_server.harness import Harness, harness

@@ -10,8 +10,7 @@ import pytest
 
 from cells.config import AgentConfig
 from cells.observe.controllers import Controllers
-from cells.observe.health import Probe, Probes
-from cells.observe.health.node_probes import maps_probe, state_probe
+from cells.observe.health import Probe, Probes, maps_probe, state_probe
 from lifecycle import HealthTree, Hive, HiveError, Member, invoke, module, provide
 from lifecycle.testing import VirtualClock
 

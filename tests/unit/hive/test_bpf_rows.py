@@ -4,7 +4,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
 import pytest
 
-from cells.maps import EndpointConfig, FragmentPorts, NodeConfig
+from cells.maps.records.endpoints import EndpointConfig, NodeConfig
+from cells.maps.records.flows import FragmentPorts
 from hive.maps.bpf_rows import describe
 from tests.unit.conformance.bpf_recordings import REPLAYED, entries, load, maps, printed
 

@@ -11,7 +11,7 @@ import yaml
 from anyio import to_thread
 from click.testing import CliRunner, Result
 
-from cells.kubernetes import KubernetesSettings
+from cells.kubernetes.settings import KubernetesSettings
 from hive.config.build_config import write
 from hive.config.build_config.api_server import ApiServer as Asked
 from hive.config.build_config.cluster import ClusterError, NodeConfig

@@ -43,7 +43,7 @@ def test_the_schema_takes_what_the_agent_takes() -> None:
 
 
 def test_the_old_names_of_conntrack_sizes_still_count(tmp_path: Path) -> None:
-    from cells.maps import MapSettings
+    from cells.maps.specs import MapSettings
     from lifecycle import Sources
     from lifecycle.settings.sources import load
 

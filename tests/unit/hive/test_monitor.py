@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from cells.observe.events import Lost, Sample, decode
-from cells.observe.monitor import SOCKET
-from cells.observe.monitor.payload import PREFACE, encode
+from cells.observe.monitor import PREFACE, SOCKET, encode
 from hive.observe.monitor import Wanted
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import Result, hive

@@ -10,17 +10,14 @@ import anyio
 import pytest
 import structlog
 
-from cells.cluster.identity import HOST, WORLD
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source
-from cells.cluster.ipcache.cell import ipcache, ipcache_table
-from cells.ipam import IPAddress
-from cells.maps import LxcValue
+from cells.base.addresses import IPAddress
+from cells.cluster.host_ip_sync import HostEntries, HostIPSettings, HostIPSync, wanted
+from cells.cluster.identity.numbers import HOST, WORLD
+from cells.cluster.ipcache import Ipcache, ipcache, ipcache_table
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source
+from cells.maps.records.endpoints import LxcValue
 from cells.node.devices import Device
-from cells.node.host_ip_sync import HostIPSync
-from cells.node.host_ip_sync.settings import HostIPSettings
-from cells.node.host_ip_sync.sync import HostEntries, wanted
-from cells.node.local_addresses import LxcMap
-from cells.node.local_addresses.cell import local_address_table, local_addresses
+from cells.node.local_addresses import LxcMap, local_address_table, local_addresses
 from cells.node.router import Router
 from lifecycle import (
     HealthTree,

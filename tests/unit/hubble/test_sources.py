@@ -9,8 +9,9 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from cells.cluster.identity import Identity, identity_table
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, Source
+from cells.cluster.identity.identities import Identity, identity_table
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.endpoint import Endpoint, State
 from cells.hubble import HubbleSettings, KnownNames
 from cells.hubble.cgroups import cgroup2_mount, pod_uid
@@ -20,13 +21,13 @@ from cells.hubble.flow import AgentEvent, Flow, FlowService, HubbleEvent, LostEv
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.parser import Origin
 from cells.hubble.sources import EventSources, origin_of, queue_size
-from cells.kubernetes import Node, Pod
-from cells.kubernetes.objects.meta import DatedMeta, Meta, OwnerReference
+from cells.kubernetes.objects.core import Node, Pod
+from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference
 from cells.observe.events import LookupRecord, Lost, Party, Sample, lookup_sample
 from cells.proxy.dns import NameStore
 from cells.proxy.dns.cache import EndpointNames, Lookup
+from cells.services import Address, Frontend, FrontendKey, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
-from cells.services.model import Address, Frontend, FrontendKey, ServiceName, ServiceType
 from lifecycle import Change, Table
 from tests.unit.hubble.recordings import recording
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import anyio
 
-from cells.cluster.identity import CLUSTER, NodeAllocator, NoIdentityError
+from cells.cluster.identity.identities import NodeAllocator, NoIdentityError
+from cells.cluster.identity.numbers import CLUSTER
 
 
 class SlowAllocator:

@@ -11,12 +11,12 @@ import anyio
 import pytest
 import structlog
 
-from cells import kubernetes
-from cells.cluster import allocation, identity, kvstore
+from cells import kubernetes, kvstore
+from cells.cluster import allocation, identity
 from cells.cluster.allocation.objects import body, candidates, labels_of
-from cells.cluster.identity import Identities, Identity
+from cells.cluster.identity.identities import Identities, Identity
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes import CiliumIdentity
+from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
 from cells.node.addresses import address_table
 from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, provide, supply
 from lifecycle.testing import eventually

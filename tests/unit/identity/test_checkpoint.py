@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from cells.cluster.identity import Identities, cell
-from cells.cluster.identity.checkpoint import FILE, read_checkpoint
+from cells.cluster.identity import FILE, cell, read_checkpoint
+from cells.cluster.identity.identities import Identities
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import Hive, Lifecycle, invoke, supply
 from lifecycle.testing import eventually

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 from collections import deque
 
-from cells.cluster.identity import CLUSTER, Identities, NodeAllocator, identity_table
+from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
+from cells.cluster.identity.numbers import CLUSTER
 
 MANY = 100_000
 AT_ONCE = 50

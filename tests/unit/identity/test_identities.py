@@ -7,25 +7,17 @@ import hashlib
 import anyio
 import pytest
 
-from cells.cluster.identity import (
-    CLUSTER,
-    DEFAULT_FILTER,
-    INIT,
-    INIT_LABELS,
+from cells.cluster.identity import families
+from cells.cluster.identity.identities import (
     Identities,
     Identity,
     IdentityAllocator,
-    Label,
     NodeAllocator,
     NoIdentityError,
-    Scope,
     identity_table,
-    labels_sha256,
-    parse,
-    scope_for,
-    scope_of,
 )
-from cells.cluster.identity.metrics import families
+from cells.cluster.identity.labels import DEFAULT_FILTER, Label, labels_sha256, parse
+from cells.cluster.identity.numbers import CLUSTER, INIT, INIT_LABELS, Scope, scope_for, scope_of
 from tests.unit.identity.fakes import SlowAllocator
 
 FIRST, LAST = CLUSTER[0], CLUSTER[-1]

@@ -2,7 +2,7 @@
 
 import anyio
 
-from cells.ipam import Clock
+from cells.node.ipam.allocator import Clock
 
 
 class FakeClock(Clock):

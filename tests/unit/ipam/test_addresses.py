@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.ipam import AddressRange
-from cells.ipam.addresses import RangeFull
+from cells.base.addresses import AddressRange, RangeFull
 
 
 @given(start=st.floats(0, 1, exclude_max=True), taken=st.sets(st.integers(0, 13)))

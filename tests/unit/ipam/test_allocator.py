@@ -5,7 +5,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
 
-from cells.ipam import EXPIRATION, Allocation, Allocator, Family, IpamError
+from cells.base.addresses import Family
+from cells.node.ipam.allocator import EXPIRATION, Allocation, Allocator
+from cells.node.ipam.ranges import IpamError
 from lifecycle import NotStartedError
 from tests.unit.ipam.clock import FakeClock
 

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cells.ipam import EXPIRATION, Allocator, IpamError
+from cells.node.ipam.allocator import EXPIRATION, Allocator
+from cells.node.ipam.ranges import IpamError
 from tests.unit.ipam.clock import FakeClock
 
 offsets = st.integers(0, 15)

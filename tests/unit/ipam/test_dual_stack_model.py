@@ -7,7 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cells.ipam import EXPIRATION, Allocator, Family, IPAddress, IpamError, IPNetwork
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.node.ipam.allocator import EXPIRATION, Allocator
+from cells.node.ipam.ranges import IpamError
 from tests.unit.ipam.clock import FakeClock
 
 families = st.sampled_from([None, Family.IPV6, Family.IPV4])

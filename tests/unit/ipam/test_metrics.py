@@ -6,8 +6,9 @@ from ipaddress import IPv4Address, ip_network
 
 import pytest
 
-from cells.ipam import Allocator, Clock, IpamError
-from cells.ipam.metrics import families
+from cells.node.ipam import families
+from cells.node.ipam.allocator import Allocator, Clock
+from cells.node.ipam.ranges import IpamError
 
 
 def told(ipam: Allocator) -> dict[str, dict[tuple[str, ...], object]]:

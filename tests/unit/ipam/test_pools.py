@@ -10,22 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.ipam import (
-    AssignedPools,
-    Clock,
-    Family,
-    Ipam,
-    IpamError,
-    IpamLaterError,
-    IPNetwork,
-    PodPools,
-    PodRange,
-    PoolRequest,
-    PoolState,
-    cell,
-)
-from cells.ipam.demand import Demand, with_ahead
+from cells.base.addresses import Family, IPNetwork
 from cells.node.devices import Device
+from cells.node.ipam import Ipam, cell
+from cells.node.ipam.allocator import Clock
+from cells.node.ipam.pools import AssignedPools, Demand, PodPools, PoolRequest, PoolState, with_ahead
+from cells.node.ipam.ranges import IpamError, IpamLaterError, PodRange
 from lifecycle import Hive, Table, invoke, replace, supply
 from lifecycle.testing import eventually
 from tests.unit.ipam.clock import FakeClock

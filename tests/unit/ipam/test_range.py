@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from anyio import wait_all_tasks_blocked
 
+from cells.base.addresses import Family
 from cells.config import AgentConfig
-from cells.ipam import EXPIRATION, Clock, Family, Ipam, automatic_range, cell
 from cells.node.devices import Device
+from cells.node.ipam import Ipam, cell
+from cells.node.ipam.allocator import EXPIRATION, Clock
+from cells.node.ipam.settings import automatic_range
 from lifecycle import Hive, SettingsError, Table, UsageError, explain, invoke, replace, supply
 from tests.unit.ipam.clock import FakeClock
 

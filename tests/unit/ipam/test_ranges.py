@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.ipam import AssignedPodCIDRs, Family, IPAddress, Ipam, IpamError, IPNetwork, PodRange, cell
-from cells.ipam.addresses import RangeFull
-from cells.ipam.ranges import AddressRanges
+from cells.base.addresses import Family, IPAddress, IPNetwork, RangeFull
 from cells.node.devices import Device
+from cells.node.ipam import Ipam, cell
+from cells.node.ipam.pools import AssignedPodCIDRs
+from cells.node.ipam.ranges import AddressRanges, IpamError, PodRange
 from lifecycle import Hive, Table, invoke, supply
 from lifecycle.testing import eventually
 from tests.unit.ipam.test_range import Node, devices

@@ -8,11 +8,11 @@ from ipaddress import ip_network
 
 import structlog
 
-from cells.cluster.identity import Identities
-from cells.cluster.ipcache import IdentityFollower, Ipcache, IpcacheEntry, IpcacheRows, Prefix, prefix_of
-from cells.cluster.ipcache.sweep import IpcacheSweep
-from cells.ipam import IPAddress
-from cells.maps import IpcacheValue
+from cells.base.addresses import IPAddress
+from cells.cluster.identity.identities import Identities
+from cells.cluster.ipcache import IdentityFollower, Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheRows, IpcacheSweep, Prefix, prefix_of
+from cells.maps.records.cluster import IpcacheValue
 from lifecycle import Table
 
 

@@ -11,10 +11,11 @@ from anyio import from_thread, to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cluster.identity import CLUSTER, Identities, NodeAllocator, identity_table
-from cells.cluster.ipcache import Ipcache, IpcacheEntry, IpcacheMap, Source, prefix_of
-from cells.cluster.ipcache.cell import ipcache, ipcache_table
-from cells.maps import IpcacheValue
+from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
+from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.ipcache import Ipcache, ipcache, ipcache_table
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source, prefix_of
+from cells.maps.records.cluster import IpcacheValue
 from lifecycle import HealthTree, Hive, Tables, invoke, module, provide, supply
 from tests.support.waiting import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from cells.kubernetes import Kind, Object
 from cells.kubernetes.objects import KINDS
+from cells.kubernetes.objects.kind import Kind, Object
 from tests.unit.apiserver.replay import RECORDINGS
 
 BASE: Final = 1000

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cells.kubernetes import CILIUM_NODES, NODES, PODS, SourceStatus
-from cells.kubernetes.source.api_server import ServerState, Version, followed_of, state_of
+from cells.kubernetes.api_server import ServerState, Version, followed_of, state_of
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.core import NODES, PODS
+from cells.kubernetes.sink import SourceStatus
 
 
 def source(kind: str, state: str, error: str = "") -> SourceStatus:

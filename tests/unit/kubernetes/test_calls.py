@@ -3,7 +3,7 @@
 import pytest
 
 from cells.kubernetes.client.calls import Calls, families, normalised
-from cells.observe.metrics import Histogram
+from cells.observe import Histogram
 
 
 @pytest.mark.parametrize(

@@ -13,22 +13,20 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.kubernetes import CILIUM_NODES, NODES
-from cells.kubernetes.client import (
-    Access,
-    AccessError,
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access, Exec, in_cluster
+from cells.kubernetes.client.calls import Bucket
+from cells.kubernetes.client.client import Client, events
+from cells.kubernetes.client.errors import (
     ApiError,
-    Bucket,
-    Client,
     ConflictError,
     CredentialsError,
-    Exec,
     NotFoundError,
     UnreachableError,
-    connect,
-    events,
-    in_cluster,
 )
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.core import NODES
+from cells.kubernetes.settings import AccessError
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, User, on
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.errors import Resource

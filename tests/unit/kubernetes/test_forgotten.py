@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import structlog
 
-from cells import kubernetes
-from cells.cluster import allocation, identity, kvstore
-from cells.cluster.identity import Identities
+from cells import kubernetes, kvstore
+from cells.cluster import allocation, identity
+from cells.cluster.identity.identities import Identities
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes import CiliumIdentity, ForgottenObject, Namespace, Pod
-from cells.kubernetes.source import forgotten
+from cells.kubernetes import sink
+from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
+from cells.kubernetes.objects.core import Namespace, Pod
+from cells.kubernetes.sink import ForgottenObject
 from cells.node.addresses import address_table
 from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, provide, supply
 from lifecycle.testing import eventually
@@ -28,7 +30,7 @@ WEB = ("k8s:app=web",)
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgotten, "SETTLE", 0.3)
+    monkeypatch.setattr(sink, "SETTLE", 0.3)
     monkeypatch.setenv("K8S_NODE_NAME", NODE)
 
 
@@ -124,7 +126,7 @@ async def test_a_list_that_lacks_a_few_is_believed_at_once(tmp_path: Path) -> No
 async def test_another_store_is_noticed_and_its_long_list_taken_in_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.kubernetes.source.sink.PART", 3)
+    monkeypatch.setattr("cells.kubernetes.sink.PART", 3)
     names = [f"pod-{number}" for number in range(20)]
     async with cluster("ciliumidentities") as one:
         for _ in range(3):  # the other store has fewer changes behind it: that is how it is known for another

@@ -11,7 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.kubernetes.client import Access, Client, CredentialsError, UnreachableError, connect
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.client.errors import CredentialsError, UnreachableError
 from lifecycle.testing import eventually
 from tests.support.apiserver.certificates import Authority
 from tests.unit.kubernetes.listening import Serve, listening

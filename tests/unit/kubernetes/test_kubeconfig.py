@@ -12,16 +12,11 @@ import pytest
 import yaml
 
 from cells import kubernetes
-from cells.kubernetes.client import (
-    Access,
-    AccessError,
-    ApiError,
-    CredentialsError,
-    UnreachableError,
-    connect,
-    from_kubeconfig,
-)
-from cells.kubernetes.client.certificate import not_after
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access, from_kubeconfig
+from cells.kubernetes.client.credentials import not_after
+from cells.kubernetes.client.errors import ApiError, CredentialsError, UnreachableError
+from cells.kubernetes.settings import AccessError
 from lifecycle import Hive
 from lifecycle.errors import exit_code, explain
 from tests.support.apiserver import ApiServer

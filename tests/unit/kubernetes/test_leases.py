@@ -9,7 +9,9 @@ import anyio
 import pytest
 import structlog
 
-from cells.kubernetes.client import Access, Client, connect
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access
+from cells.kubernetes.client.client import Client
 from cells.kubernetes.leases import LEASES, Election
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, on

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes import PODS, SERVICES, KubernetesSettings, ManifestFile, Resources
-from cells.kubernetes.manifests.folder import Folder
-from cells.kubernetes.manifests.parse import Problem, parse
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.manifest_parser import Folder, Problem, parse
+from cells.kubernetes.manifests import ManifestFile
+from cells.kubernetes.objects.core import PODS, SERVICES
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import KubernetesSettings
 from lifecycle import Cell, HealthTree, Hive, Lifecycle, Table, supply
 from lifecycle.testing import eventually
 
@@ -313,7 +316,7 @@ async def test_the_tables_follow_the_folder(tmp_path: Path) -> None:
 async def test_a_folder_that_is_emptied_takes_nothing_away_until_it_is_filled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.kubernetes.manifests.source.FILLED", 0.3)
+    monkeypatch.setattr("cells.kubernetes.manifests.FILLED", 0.3)
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.yaml").write_text(POD.format(name=name, app="web"))
     async with agent(tmp_path) as hive:
@@ -389,7 +392,7 @@ async def test_without_a_source_the_tables_are_empty_and_nobody_waits(
     async with Hive(node(), kubernetes.cell).started() as hive:
         resources = hive.get(Resources)
         assert all(resources.table(kind).initialized for kind in resources.kinds)
-        assert not hive.get(kubernetes.KubernetesAPI).enabled
+        assert not hive.get(KubernetesAPI).enabled
         assert not [one for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]
 
 

@@ -11,9 +11,13 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from cells.kubernetes import KINDS, NAMESPACES, NETWORK_POLICIES, SERVICES, Kind
-from cells.kubernetes.manifests.parse import Problem, parse
-from cells.policy.rules import PolicyOptions, World, translate
+from cells.kubernetes.manifest_parser import Problem, parse
+from cells.kubernetes.objects import KINDS
+from cells.kubernetes.objects.core import NAMESPACES, NETWORK_POLICIES, SERVICES
+from cells.kubernetes.objects.kind import Kind
+from cells.policy.rules import PolicyOptions
+from cells.policy.rules.peers import World
+from cells.policy.rules.translate import translate
 
 Path = tuple[str | int, ...]
 

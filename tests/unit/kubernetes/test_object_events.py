@@ -13,12 +13,21 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.cluster.ipcache import Source
-from cells.cluster.nodes import ClusterNode
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes import NODES, SERVICES, EventDraft, EventSource, Regarding
-from cells.kubernetes.client import Access, Client, connect
-from cells.kubernetes.object_events import LONGEST, EventRecorder, event_name
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.object_events import (
+    LONGEST,
+    EventDraft,
+    EventRecorder,
+    EventSource,
+    Regarding,
+    event_name,
+)
+from cells.kubernetes.objects.core import NODES, SERVICES
 from cells.observe import kubernetes_events
 from lifecycle import Hive, Lifecycle, Member, ReadTable, Table, provide, supply
 from lifecycle.testing import eventually

@@ -11,15 +11,10 @@ from typing import Any
 
 import msgspec
 
-from cells.kubernetes import (
-    CILIUM_NODES,
-    KINDS,
-    PODS,
-    CiliumNode,
-    Pod,
-    Requirement,
-    Selector,
-)
+from cells.kubernetes.objects import KINDS
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.core import PODS, Pod
+from cells.kubernetes.objects.kind import Requirement, Selector
 
 RECORDINGS = Path(__file__).parents[2] / "conformance_data" / "kubernetes"
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import structlog
 
-from cells.kubernetes import SourceStatus
-from cells.kubernetes.client import Access, connect
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.errors import ConflictError, GoneError, NotFoundError, api_error
-from cells.kubernetes.source import Sink
-from cells.kubernetes.source.reflector import Reflector
+from cells.kubernetes.reflector import Reflector
+from cells.kubernetes.sink import Sink, SourceStatus
 from lifecycle import HealthTree, Table
 from lifecycle.testing import eventually
 from tests.unit.apiserver.replay import RECORDINGS

@@ -7,8 +7,10 @@ import time
 import anyio
 import pytest
 
-from cells.kubernetes import PODS
-from cells.kubernetes.client import Access, KubernetesError, connect
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access
+from cells.kubernetes.client.errors import KubernetesError
+from cells.kubernetes.objects.core import PODS
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer
 

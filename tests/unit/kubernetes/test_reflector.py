@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 import structlog
 
-from cells.kubernetes import CILIUM_NODES, PODS, Kind, Pod, SourceStatus
-from cells.kubernetes.client import Access, Client, UnreachableError, connect
-from cells.kubernetes.source import Sink
-from cells.kubernetes.source.events import ObjectEvents
-from cells.kubernetes.source.reflector import Reflector
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.access import Access
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.client.errors import UnreachableError
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.core import PODS, Pod
+from cells.kubernetes.objects.kind import Kind
+from cells.kubernetes.reflector import Reflector
+from cells.kubernetes.sink import ObjectEvents, Sink, SourceStatus
 from lifecycle import HealthTree, Table
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, on
@@ -388,7 +392,7 @@ async def test_of_events_that_come_together_the_last_good_one_counts(server: Api
 async def test_a_kind_nobody_serves_holds_nobody_up_and_is_followed_once_it_is_there(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cells.kubernetes.source.reflector.ABSENT_PAUSE", 0.05)
+    monkeypatch.setattr("cells.kubernetes.reflector.ABSENT_PAUSE", 0.05)
     async with server.serving() as url, following(server, url, CILIUM_NODES) as world:
         await world.table.wait_initialized()
         found = world.statuses.get("ciliumnodes.cilium.io")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from ipaddress import IPv4Address, ip_address, ip_network
 
-from cells.cluster.ipcache import Source
-from cells.cluster.kvstore import IPS
-from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.cluster.shared.addresses import NamedPort, address_keys, read_address
-from cells.cluster.shared.nodes import node_key, read_node
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.shared_keys import NamedPort, address_keys, node_key, read_address, read_node
+from cells.kvstore.model import IPS
 from tests.unit.ciliumendpoint.test_objects import endpoint
 
 CILIUMS_NODE = {

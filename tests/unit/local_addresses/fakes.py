@@ -9,10 +9,9 @@ from ipaddress import ip_address
 
 import structlog
 
-from cells.ipam import IPAddress
-from cells.maps import LXC_HOST, LxcValue
-from cells.node.local_addresses import LocalAddress, LocalAddresses, LxcRows
-from cells.node.local_addresses.cell import local_address_table
+from cells.base.addresses import IPAddress
+from cells.maps.records.endpoints import LXC_HOST, LxcValue
+from cells.node.local_addresses import LocalAddress, LocalAddresses, LxcRows, local_address_table
 from lifecycle import Reconciler
 
 HOST = LxcValue(flags=LXC_HOST)

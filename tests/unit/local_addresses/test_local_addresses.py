@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 
 import pytest
 
-from cells.maps import LxcValue
+from cells.maps.records.endpoints import LxcValue
 from cells.node.local_addresses import LocalAddress
 from tests.unit.local_addresses.fakes import HOST, FakeLxcMap, LocalAddressesOver
 

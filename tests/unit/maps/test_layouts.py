@@ -8,30 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.maps import (
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue, ipcache_key, ipcache_prefix
+from cells.maps.records.endpoints import (
+    LXC_HOST,
+    EndpointConfig,
+    LxcKey,
+    LxcValue,
+    NodeConfig,
+    PolicyEntry,
+    PolicyKey,
+)
+from cells.maps.records.flows import (
     CT_IN,
     CT_OUT,
     CT_RELATED,
     CT_SERVICE,
-    LXC_HOST,
     METRIC_EGRESS,
     METRIC_INGRESS,
     METRIC_SERVICE,
     CtEntry,
     CtKey,
-    EndpointConfig,
     FragmentPorts,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    LxcValue,
     MetricsKey,
     MetricsValue,
-    NodeConfig,
-    PolicyEntry,
-    PolicyKey,
-    ipcache_key,
-    ipcache_prefix,
 )
 
 POD_MAC = bytes.fromhex("5e0000000002")

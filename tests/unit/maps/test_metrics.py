@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cells.maps import Map, MapSpec, MapType
+from cells.maps.map import Map, MapSpec, MapType
 from cells.maps.metrics import capacities, operations
 
 

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.maps import EntryChanges, PolicyEntry, PolicyEntryMap, PolicyKey
+from cells.maps.policy_map import EntryChanges, PolicyEntryMap
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 
 KEYS = st.builds(PolicyKey, identity=st.integers(0, 600), egress=st.booleans())
 ENTRIES = st.sampled_from([PolicyEntry(), PolicyEntry(deny=True), PolicyEntry(proxy_port=7)])

@@ -12,11 +12,20 @@ from typing import cast
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cells.maps import PolicyEntry, PolicyKey
-from cells.maps.bpf.map import Map
-from cells.maps.policy.policy_map import PolicyMap
-from cells.policy.compute import Entry, Key, PortKey, Redirect, lookup, map_entry, map_key
-from cells.policy.compute.map_state import ANYBODY, Entries, anybody_entries, identity_entries, merge
+from cells.maps.map import Map
+from cells.maps.policy_map import PolicyMap
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.policy.compute import Entry, Key, PortKey, Redirect
+from cells.policy.compute.map_state import (
+    ANYBODY,
+    Entries,
+    anybody_entries,
+    identity_entries,
+    lookup,
+    map_entry,
+    map_key,
+    merge,
+)
 
 PROXY = Redirect(15001, 15001, "http")
 PEERS = (ANYBODY, 300, 301)

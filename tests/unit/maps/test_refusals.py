@@ -6,7 +6,8 @@ from unittest import mock
 
 import pytest
 
-from cells.maps import BpfError, MapSpec, MapType
+from cells.maps.bpf import BpfError
+from cells.maps.map import MapSpec, MapType
 from cells.maps.node_maps import open_or_create
 from lifecycle import HiveError
 

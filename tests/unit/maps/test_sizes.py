@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from cells.maps import NO_PREALLOC, MapSettings, MapType
-from cells.maps.sizes import sizes
-from cells.maps.specs import map_specs, policy_spec
+from cells.maps.map import NO_PREALLOC, MapType
+from cells.maps.specs import MapSettings, map_specs, policy_spec, sizes
 
 GIB = 1 << 30
 

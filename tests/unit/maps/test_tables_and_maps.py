@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps.sizes import MapSettings, sizes
-from cells.maps.specs import map_specs
+from cells.maps.specs import MapSettings, map_specs, sizes
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "tables-and-maps.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cells.maps import (
+from cells.maps.records.flows import (
     DEVICE_IP_MASQ,
     DEVICE_MASQUERADE_IPV4,
     DEVICE_MASQUERADE_IPV6,
@@ -15,8 +15,7 @@ from cells.maps import (
     DEVICE_XDP,
     DeviceConfig,
 )
-from cells.masquerade import MasqueradeSettings
-from cells.masquerade.devices import Families, native_devices
+from cells.masquerade.devices import Families, MasqueradeSettings, native_devices
 from cells.node.devices import Device
 
 MAC = bytes.fromhex("0a0000000001")

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from cells.config import AgentConfig
-from cells.maps import Maps
-from cells.masquerade import MasqueradeSettings
-from cells.masquerade.agent import DEFAULTS, LINK_LOCAL, IpMasqAgent, key_of, network_table, read_networks
+from cells.maps.node_maps import Maps
+from cells.masquerade.devices import MasqueradeSettings
+from cells.masquerade.ip_masq_agent import (
+    DEFAULTS,
+    LINK_LOCAL,
+    IpMasqAgent,
+    key_of,
+    network_table,
+    read_networks,
+)
 from lifecycle import Hive, config, invoke, provide, supply
 from lifecycle.testing import eventually
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cells.observe.metrics.paced import Paced
+from cells.observe.metrics import Paced
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells.observe.metrics import Family, Histogram, MetricsSettings, counter, gauge, histogram, one_of
-from cells.observe.metrics.choice import Choice
-from cells.observe.metrics.text import InconsistentError, exposition
+from cells.observe import Family, Histogram, counter, gauge, histogram, one_of
+from cells.observe.metrics import MetricsSettings
+from cells.observe.metrics.exposition import Choice, InconsistentError, exposition
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=8)
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells.observe.events import Drop, Lost, Sample, Trace, decode
-from cells.observe.monitor import GobError, Payloads
-from cells.observe.monitor.payload import PREFACE, encode
+from cells.observe.monitor import PREFACE, GobError, Payloads, encode
 
 RECORDED = Path(__file__).parents[2] / "conformance_data" / "dbg" / "monitor_json.json"
 """Frames a server sent, which ``cilium-dbg monitor -j`` of Cilium 1.17 printed."""

@@ -12,9 +12,7 @@ from anyio import connect_unix
 from anyio.abc import SocketStream
 
 from cells.observe.events import Events, Lost, Sample, Subscription
-from cells.observe.monitor import SOCKET, Monitor, MonitorSettings, Payloads
-from cells.observe.monitor.payload import PREFACE
-from cells.observe.monitor.server import MOST_CLIENTS
+from cells.observe.monitor import MOST_CLIENTS, PREFACE, SOCKET, Monitor, MonitorSettings, Payloads
 from lifecycle import Hive, HiveError, config, invoke, provide, replace, supply
 from lifecycle.testing import eventually, fake
 

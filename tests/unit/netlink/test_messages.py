@@ -14,7 +14,9 @@ from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from cells.node.netlink import Marked, VethPair, marked, messages
+from cells.node.netlink import messages, network
+from cells.node.netlink.messages import VethPair
+from cells.node.netlink.network import Marked
 from cells.node.netlink.vxlan import mtu_and_up, new_vxlan
 from cells.node.netlink.wire import Request, encode
 
@@ -133,15 +135,15 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         lambda: vxlan([("IFLA_VXLAN_PORT_RANGE", {"low": 40000, "high": 40999})]),
     ),
     "a rule for marked packets": (
-        marked.rule(marked.RTM_NEWRULE, CREATE | EXCL, MARK, 10, ()),
+        network.rule(network.RTM_NEWRULE, CREATE | EXCL, MARK, 10, ()),
         lambda: marked_rule(32, CREATE | EXCL),
     ),
     "no rule for marked packets": (
-        marked.rule(marked.RTM_DELRULE, 0, MARK, 10, ()),
+        network.rule(network.RTM_DELRULE, 0, MARK, 10, ()),
         lambda: marked_rule(33, 0),
     ),
     "a route that takes everything": (
-        marked.route(messages.RTM_NEWROUTE, CREATE | REPLACE, MARK, 10, ()),
+        network.route(messages.RTM_NEWROUTE, CREATE | REPLACE, MARK, 10, ()),
         lambda: marked_route(24, CREATE | REPLACE),
     ),
     "VXLAN up": (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cluster.ipcache import Source
-from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.guard import RefusedClaims, guarded
+from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
 from lifecycle import Hive, ReadTable, Table, invoke, module, provide, supply
 from lifecycle.testing import eventually

@@ -6,8 +6,8 @@ from ipaddress import ip_address
 
 from msgspec.structs import replace
 
-from cells.api.operations.node.cluster_nodes import CLIENT_SECONDS, NodeWatchers, node_element
-from cells.cluster.nodes import ClusterNode
+from cells.api.operations.node_view import CLIENT_SECONDS, NodeWatchers, node_element
+from cells.cluster.nodes.node import ClusterNode
 from tests.unit.remote_nodes.test_claims import node
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.cluster.nodes import NodeReader, NodeSettings, ParsedNode, parse_cilium_node, parse_node
-from cells.ipam import Family
-from cells.kubernetes import CILIUM_NODES, NODES, CiliumNode, Node
+from cells.base.addresses import Family
+from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, parse_cilium_node, parse_node
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.core import NODES, Node
 
 V4_KEY, V4_OLD = "network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"
 V6_KEY, V6_OLD = "network.cilium.io/ipv6-pod-cidr", "io.cilium.network.ipv6-pod-cidr"

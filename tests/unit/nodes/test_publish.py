@@ -9,8 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.cluster.nodes import ClusterNode
-from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, PodRange, PoolRequest
+from cells.base.addresses import Family
+from cells.cluster.nodes.node import ClusterNode
+from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools, PoolRequest
+from cells.node.ipam.ranges import PodRange
 from lifecycle import Hive, ReadTable, Table
 from lifecycle.testing import eventually
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig

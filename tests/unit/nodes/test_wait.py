@@ -10,12 +10,14 @@ import pytest
 import structlog
 
 from cells import kubernetes
+from cells.base.addresses import Family
 from cells.cluster import nodes
-from cells.cluster.nodes import ClusterNode
+from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig, AgentSettings
-from cells.ipam import AssignedPodCIDRs, AssignedPools, Family, IpamSettings, PodRange, PoolRequest
-from cells.node.addresses import NodeAddress, NodeAddresses
-from cells.node.addresses.choice import Origin
+from cells.node.addresses import NodeAddress, NodeAddresses, Origin
+from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools, PoolRequest
+from cells.node.ipam.ranges import PodRange
+from cells.node.ipam.settings import IpamSettings
 from cells.node.router import Addressing, Router
 from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, config, invoke, replace, supply
 from lifecycle.testing import eventually, fake

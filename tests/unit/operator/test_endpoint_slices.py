@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.kubernetes import (
+from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_ENDPOINT_SLICES,
-    NAMESPACES,
     CiliumEndpoint,
     CiliumEndpointSlice,
+    CiliumEndpointStatus,
     CoreEndpoint,
-    Key,
-    Meta,
+    EndpointIdentity,
+    Networking,
 )
-from cells.kubernetes.objects.cilium_endpoint import CiliumEndpointStatus, EndpointIdentity, Networking
+from cells.kubernetes.objects.core import NAMESPACES
+from cells.kubernetes.objects.kind import Key, Meta
 from cells.observe.metrics import Metrics
-from cells.operator.endpoint_slices.settings import SliceSettings
-from cells.operator.endpoint_slices.slices import SliceRow, Slices, core_endpoint
+from cells.operator.endpoint_slices.slices import SliceRow, Slices, SliceSettings, core_endpoint
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource

@@ -13,9 +13,8 @@ import yaml
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from cells.operator import options
+from cells.operator import operator, options
 from cells.operator.options import UnservedOperator, WithoutEffect
-from cells.operator.process import operator
 from hive.operator.command import command
 from lifecycle import Hive, SettingsError, Sources
 from tests.support import chart

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cells.operator.lb_ipam.plan import Plan, plan
-from cells.operator.lb_ipam.pools import AddressPool, AddressRange
-from cells.operator.lb_ipam.requests import Request, incompatible
+from cells.operator.lb_ipam.allocation import AddressPool, AddressRange, Plan, Request, incompatible, plan
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.kubernetes import AllocatedPool, CiliumNode, CiliumPodIPPool
-from cells.operator.multi_pool.ledger import PoolLedger
-from cells.operator.multi_pool.pool import usable
-from cells.operator.multi_pool.settings import pool_spec
-from cells.operator.pod_cidrs import NodeWish
-from cells.operator.pod_cidrs.writer import with_pools
+from cells.kubernetes.objects.cilium_node import AllocatedPool, CiliumNode
+from cells.kubernetes.objects.cilium_pools import CiliumPodIPPool
+from cells.operator.multi_pool import pool_spec
+from cells.operator.multi_pool.ledger import PoolLedger, usable
+from cells.operator.pod_cidrs import NodeWish, with_pools
 from tests.support.counts import Count
 from tests.unit.operator.recordings import Json, load
 

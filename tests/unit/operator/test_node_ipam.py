@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.kubernetes import ENDPOINT_SLICES, NODES, EndpointSlice, Node
-from cells.operator.lb_ipam.node_places import MATCH, addresses_for, place_of
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, EndpointSlice, Node
+from cells.operator.lb_ipam import MATCH, addresses_for, place_of
 from cells.operator.objects import CLUSTER_SERVICES, ClusterService
 from lifecycle import GraphError
 from lifecycle.testing import eventually

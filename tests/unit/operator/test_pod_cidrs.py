@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.kubernetes import CiliumNode, api
-from cells.kubernetes.objects.cilium_node import CiliumNodeSpec, IPAMSpec
-from cells.kubernetes.objects.meta import DatedMeta
-from cells.operator.pod_cidrs.allocator import Pools
-from cells.operator.pod_cidrs.ledger import Ledger, NodeWish
+from cells.kubernetes.client.errors import ConflictError
+from cells.kubernetes.objects.cilium_node import CiliumNode, CiliumNodeSpec, IPAMSpec
+from cells.kubernetes.objects.kind import DatedMeta
+from cells.operator.pod_cidrs.ledger import Ledger, NodeWish, Pools
 from tests.support.apiserver import ApiServer, Fault, on
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
@@ -121,7 +120,7 @@ async def test_what_an_agent_writes_at_the_same_moment_is_kept_and_refused_write
             for number in range(40):
                 change = {"metadata": {"labels": {"n": str(number)}}, "spec": {"bootid": str(number)}}
                 media = b"application/merge-patch+json"
-                with suppress(api.ConflictError):  # the fault hits whoever comes first
+                with suppress(ConflictError):  # the fault hits whoever comes first
                     await client.raw("PATCH", path, None, json.dumps(change).encode(), media)
             found = await client.raw("GET", path)
             while "podCIDRs" not in (spec := json.loads(found)["spec"])["ipam"]:

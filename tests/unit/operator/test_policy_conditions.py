@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cells.operator.policies.verdicts import PolicyVerdict
-from cells.operator.policies.writer import with_condition
+from cells.operator.policies import PolicyVerdict, with_condition
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer, Fault, on
 from tests.support.apiserver.errors import Resource

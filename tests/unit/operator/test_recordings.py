@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.kubernetes import api
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.client.errors import ApiError, NotFoundError
 from cells.operator.lb_ipam import LBIPAM, ServiceWish
 from cells.operator.leader import LeaderHive
 from lifecycle import Hive, Table
@@ -62,7 +63,7 @@ def unnamed(slices: list[Json]) -> list[Json]:
 class Player:
     """Plays one scenario."""
 
-    def __init__(self, name: str, operators: Operators, client: api.Client) -> None:
+    def __init__(self, name: str, operators: Operators, client: Client) -> None:
         self.name = name
         self.scenario = load(name)
         self._operators = operators
@@ -130,7 +131,7 @@ class Player:
         data = None if body is None else json.dumps(body).encode()
         try:
             await self._client.raw(request["method"], request["path"], None, data, media.encode())
-        except api.ApiError as error:
+        except ApiError as error:
             refused = error.code == 422 and body["metadata"]["name"] in recordings.STRICTER
             if error.code != request["status"] and not refused:
                 raise
@@ -207,7 +208,7 @@ class Player:
             return plain(sorted(one["metadata"]["name"] for one in found))
         try:
             found = await self._found(path)
-        except api.NotFoundError:
+        except NotFoundError:
             return None
         if isinstance(recorded, list):
             kind = {"kind": found["kind"].removesuffix("List"), "apiVersion": found["apiVersion"]}

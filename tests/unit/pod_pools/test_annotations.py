@@ -5,9 +5,12 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from cells.base.addresses import Family
 from cells.cluster.pod_pools import AnnotatedPools
-from cells.ipam import Family, IpamError, IpamLaterError
-from cells.kubernetes import KubernetesSettings, Meta, Namespace, Pod
+from cells.kubernetes.objects.core import Namespace, Pod
+from cells.kubernetes.objects.kind import Meta
+from cells.kubernetes.settings import KubernetesSettings
+from cells.node.ipam.ranges import IpamError, IpamLaterError
 from lifecycle import Table
 
 pytestmark = pytest.mark.anyio

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import structlog
 
-from cells import ipam, kubernetes
+from cells import kubernetes
+from cells.base.addresses import Family
 from cells.cluster import nodes, pod_pools
-from cells.cluster.nodes import ClusterNode
+from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig, AgentSettings
-from cells.ipam import Family, Ipam, IpamLaterError, PodRange
-from cells.node.addresses import NodeAddress, NodeAddresses
-from cells.node.addresses.choice import Origin
+from cells.node import ipam
+from cells.node.addresses import NodeAddress, NodeAddresses, Origin
 from cells.node.devices import Device
+from cells.node.ipam import Ipam
+from cells.node.ipam.ranges import IpamLaterError, PodRange
 from cells.node.router import Addressing, Router
 from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, replace, supply
 from lifecycle.testing import eventually, fake

@@ -14,15 +14,16 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.policy.compute import DirectionPolicy, Entry, Key, PortKey, Redirect, Repository, SelectorCache
-from cells.policy.compute.filters import Filter
+from cells.policy.compute import Entry, Key, PortKey, Redirect, SelectorPolicy
+from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.map_state import Entries
-from cells.policy.compute.selector_policy import SelectorPolicy
-from cells.policy.labels import LabelSet, Prefix, Selector
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, Unenforced, World
-from cells.policy.rules.peers import label_selector
-from cells.policy.rules.rule import PROTOCOLS
+from cells.policy.compute.repository import Repository
+from cells.policy.compute.selector_cache import SelectorCache
+from cells.policy.labels import LabelSet, Prefix
+from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, Source, Unenforced
+from cells.policy.rules.peers import World, label_selector
 from cells.policy.rules.schema import ServiceReference
+from cells.policy.selectors import Selector
 
 DATA: Final = Path(__file__).parents[2] / "conformance_data" / "policy"
 DIRECTIONS: Final[tuple[Direction, ...]] = ("ingress", "egress")

@@ -13,17 +13,21 @@ import structlog
 
 from cells import kubernetes
 from cells.cluster import identity, ipcache
-from cells.cluster.endpoints import RemoteEndpoint
-from cells.cluster.identity import INIT, INIT_LABELS, Identities
-from cells.cluster.ipcache import IpcacheMap
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import INIT, INIT_LABELS
+from cells.cluster.ipcache.rows import IpcacheMap
+from cells.cluster.remote_endpoints import RemoteEndpoint
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes import NamedPort, Resources
-from cells.maps import PolicyEntry, PolicyKey
+from cells.kubernetes.objects.cilium_endpoint import NamedPort
+from cells.kubernetes.resources import Resources
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy import control
 from cells.policy import maps as policy_maps
 from cells.policy.control import DNSProxyPort, NamedAddresses, PolicyObject, PolicyWatch, RulePolicy
 from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool, RealizedPolicy
-from cells.policy.rules import SERVED, World, translate
+from cells.policy.rules import SERVED
+from cells.policy.rules.peers import World
+from cells.policy.rules.translate import translate
 from lifecycle import (
     Cell,
     HealthStatus,

@@ -3,9 +3,10 @@
 from ipaddress import ip_network
 from typing import Any
 
+from cells.policy import PolicySettings
 from cells.policy.control import RulePolicy
-from cells.policy.control.counts import PolicyCounts, families
-from cells.policy.maps import NodePolicy, PolicySettings
+from cells.policy.control.view import PolicyCounts, families
+from cells.policy.maps import NodePolicy
 from cells.policy.rules import PolicyOptions
 
 

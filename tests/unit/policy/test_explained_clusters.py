@@ -10,35 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.api.operations.node.node_status import NodeStatus
-from cells.api.operations.policy.directory import AgentDirectory, AgentEnds, AgentServices
-from cells.api.operations.policy.explain import ExplainOperations
-from cells.api.operations.policy.other_nodes import OtherNodes
-from cells.cluster.identity import CLUSTER, Identities, Identity, NodeAllocator
-from cells.cluster.ipcache import IpcacheEntry, Source
-from cells.cluster.nodes import INTERNAL_IP, ClusterNode, NodeIP
+from cells.api.operations.directory import AgentDirectory, AgentEnds, AgentServices, OtherNodes
+from cells.api.operations.explain import ExplainOperations
+from cells.api.operations.status import NodeStatus
+from cells.cluster.identity.identities import Identities, Identity, NodeAllocator
+from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
+from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.endpoint import Endpoint, Endpoints, State
-from cells.kubernetes import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Kind, Pod, Service
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Pod, Service
+from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import INDEXES
-from cells.policy.compute import NamedPort
+from cells.policy import PolicySettings
+from cells.policy.compute.policies import NamedPort
 from cells.policy.control import PolicyView, RulePolicy
-from cells.policy.control.named_ports import PodPorts
-from cells.policy.explain import (
-    Cluster,
-    Directory,
-    Explained,
-    Located,
-    UnanswerableError,
-    explained,
-    parse_destination,
-    source_of,
-    targets_of,
-)
+from cells.policy.control.objects import PodPorts
+from cells.policy.explain import Explained, UnanswerableError, explained
+from cells.policy.explain.cluster import Cluster, Located
+from cells.policy.explain.directory import Directory, parse_destination, source_of, targets_of
 from cells.policy.labels import prefix_labels
-from cells.policy.maps import NodePolicy, PolicySettings
+from cells.policy.maps import NodePolicy
 from cells.policy.rules import SERVED
+from cells.services import LoadBalancerOptions, Node
 from cells.services.control import ServedFrontend
-from cells.services.model import LoadBalancerOptions, Node, backends_of, frontends_of
+from cells.services.model.backends import backends_of
+from cells.services.model.frontends import frontends_of
 from hive.endpoint_slices import endpoint_slices
 from hive.policy.folder import FolderDirectory
 from lifecycle import Table

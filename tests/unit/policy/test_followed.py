@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.policy.control.followed import Followed
+from cells.policy.control.objects import Followed
 from lifecycle import Table
 
 pytestmark = pytest.mark.anyio

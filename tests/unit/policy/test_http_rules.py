@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps import PolicyEntry, PolicyKey
-from cells.policy.compute import DirectionPolicy
-from cells.policy.control import Direction, HTTPProxyPorts, HTTPProxyState, PolicyView
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.control import HTTPProxyPorts, HTTPProxyState, PolicyView
 from cells.policy.explain import End, Target, explained
 from cells.policy.labels import LabelSet
+from cells.policy.rules import Direction
 from lifecycle import HealthTree, Table, provide
 from lifecycle.testing import eventually
 from tests.unit.policy.test_control import FRONTEND, HOST, Room, room

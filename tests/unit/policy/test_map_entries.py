@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cells.cluster.identity import HOST
-from cells.maps import PolicyEntry, PolicyKey
-from cells.policy.compute import Entry, Key, PortKey, Redirect, map_entries
+from cells.cluster.identity.numbers import HOST
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.policy.compute import Entry, Key, PortKey, Redirect
+from cells.policy.compute.map_state import map_entries
 
 WEB = PolicyKey(identity=300, egress=False, protocol=6, port=80, port_bits=16)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.ipam import IPNetwork
-from cells.maps import PolicyEntry, PolicyKey
+from cells.base.addresses import IPNetwork
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy.labels import canonical_name
 from lifecycle.testing import eventually
 from tests.support.counts import Count

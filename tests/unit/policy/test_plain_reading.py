@@ -10,15 +10,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.cluster.identity import Identity
-from cells.maps import PolicyEntry, PolicyKey
-from cells.policy.compute import NamedPort
+from cells.cluster.identity.identities import Identity
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.policy import PolicySettings
+from cells.policy.compute.policies import NamedPort
 from cells.policy.control import RulePolicy
-from cells.policy.control.edges import DNSProxyPort
-from cells.policy.control.http_redirects import HTTPRedirects
-from cells.policy.control.named_ports import PodPorts
+from cells.policy.control.http_redirects import DNSProxyPort, HTTPRedirects
+from cells.policy.control.objects import PodPorts
 from cells.policy.labels import Prefix, prefix_labels
-from cells.policy.maps import NodePolicy, PolicySettings
+from cells.policy.maps import NodePolicy
 from cells.policy.rules import PolicyOptions
 from lifecycle.testing import fake
 

@@ -13,9 +13,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.policy.control.edges import DNSProxyPort
-from cells.policy.control.http_redirects import HTTPRedirects, http_proxy, http_redirects
-from cells.policy.control.name_rules import NameRules
+from cells.policy.control.http_redirects import DNSProxyPort, HTTPRedirects, http_proxy, http_redirects
+from cells.policy.control.names import NameRules
 from lifecycle.testing import fake
 from tests.unit.policy.test_plain_reading import (
     EVERYBODY,

@@ -9,22 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cells.policy.compute import (
-    Changed,
-    Entry,
-    Key,
-    Redirect,
-    Repository,
-    SelectorCache,
-    endpoint_policy,
-    filters,
-    policies,
-)
-from cells.policy.compute.filters import Filter
+from cells.policy.compute import Entry, Key, Redirect, SelectorPolicy, endpoint_policy, policies
+from cells.policy.compute.endpoint_policy import Filter
 from cells.policy.compute.policies import ComputedPolicies, Difference, NamedPort, PolicyKey
-from cells.policy.compute.selector_policy import SelectorPolicy
+from cells.policy.compute.repository import Changed, Repository
+from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, World
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source
+from cells.policy.rules.peers import World
 from tests.unit.policy.replay import POLICIES, load, names
 
 Whole = dict[tuple[Direction, Key], Entry]
@@ -120,7 +112,7 @@ def test_whatever_happens_maps_hold_what_would_be_computed_anew(happens: list[tu
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Computations yield after every second rule, filter and selector."""
-    for module in (endpoint_policy, filters, policies):
+    for module in (endpoint_policy, endpoint_policy, policies):
         monkeypatch.setattr(module, "STEP", 2)
 
 

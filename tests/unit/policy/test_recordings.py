@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from cells.policy.compute import Entry, Key, PolicyConflictError
-from cells.policy.compute.lookup import lookup
+from cells.policy.compute.map_state import lookup
 from cells.policy.rules import SERVED, Direction, PolicyError
 from tests.support.counts import Count
 from tests.unit.policy.exclusions import Difference, Fault, upstream_faults

@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.policy.labels import cidr_label, dns_pattern, except_prefixes, prefix_labels
-from cells.policy.labels.fqdn import sanitised_pattern
-from cells.policy.rules import PolicyError, PolicyOptions
+from cells.cluster.identity.labels import cidr_label
+from cells.policy.labels import dns_pattern, except_prefixes, prefix_labels, sanitised_pattern
+from cells.policy.rules import PROTOCOLS, PolicyError, PolicyOptions, icmp_type, is_service_name, masked_ports
 from cells.policy.rules.peers import entities
-from cells.policy.rules.ports import icmp_type, is_service_name, masked_ports
-from cells.policy.rules.rule import PROTOCOLS
 from cells.policy.rules.schema import ICMPField
 from tests.unit.policy.replay import DATA
 

@@ -10,8 +10,9 @@ import pytest
 from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
 from cells.endpoint import Endpoint, State
 from cells.policy.control import PolicyView
-from cells.policy.explain import decide
-from cells.policy.labels import FQDNSelector, LabelSet, Requirement, Selector, selector_text
+from cells.policy.explain.reasons import decide
+from cells.policy.labels import FQDNSelector, LabelSet
+from cells.policy.selectors import Requirement, Selector, selector_text
 from lifecycle.testing import eventually
 from tests.unit.api.node import FixedFacts
 from tests.unit.policy.test_control import CART, FRONTEND, WEB, Room, room

@@ -9,26 +9,26 @@ from dataclasses import dataclass, field
 import pytest
 from anyio import to_thread
 
-from cells.cluster.identity import Identity
-from cells.maps import PolicyEntry, PolicyEntryMap, PolicyKey, PoolEmpty
+from cells.cluster.identity.identities import Identity
+from cells.maps.policy_map import PolicyEntryMap
+from cells.maps.policy_maps import PoolEmpty
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.policy import Enforcement, Localhost, PolicySettings
 from cells.policy.maps import (
     ALLOW_ALL,
     ALLOW_LOCALHOST,
     NO_POD,
     EndpointPolicies,
     EndpointPolicy,
-    Enforcement,
-    Localhost,
     NodePolicy,
     PodKey,
     PolicyComputer,
     PolicyEntries,
     PolicyMapPool,
-    PolicySettings,
     RealizedPolicy,
     cell,
+    families,
 )
-from cells.policy.maps.metrics import families
 from lifecycle import HealthTree, Hive, HiveError, invoke, replace
 from tests.support.policy_maps import write_singly
 from tests.support.waiting import eventually

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cells.cluster.identity import HOST, KUBE_APISERVER, REMOTE_NODE, WORLD
-from cells.cluster.ipcache import Source
+from cells.cluster.identity.numbers import HOST, KUBE_APISERVER, REMOTE_NODE, WORLD
+from cells.cluster.ipcache.rows import Source
 from cells.cluster.prefix_labels import Known, PrefixLabels, resolved
 
 NODE_WITH_LABELS = (2 << 24) + 1

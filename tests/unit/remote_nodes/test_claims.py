@@ -10,23 +10,17 @@ import msgspec
 import pytest
 import structlog
 
+from cells.base.addresses import Family
 from cells.cluster import ipcache, remote_nodes
-from cells.cluster.identity import (
-    CLUSTER,
-    REMOTE_NODE,
-    WORLD,
-    WORLD_IPV4,
-    WORLD_IPV6,
-    Identities,
-    NodeAllocator,
-    identity_table,
-)
-from cells.cluster.ipcache import IdentityFollower, IpcacheEntry, IpcacheMap, Source
-from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP, NodeSettings
+from cells.cluster.direct_routes import wanted
+from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
+from cells.cluster.identity.numbers import CLUSTER, REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.ipcache import IdentityFollower
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes.parse import NodeSettings
 from cells.cluster.remote_nodes import claims_of
 from cells.config import AgentConfig, AgentSettings
-from cells.ipam import Family
-from cells.node.direct_routes import wanted
 from lifecycle import Hive, Lifecycle, Member, ReadTable, Table, invoke, provide, replace, supply
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap

@@ -4,15 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from ipaddress import ip_interface
 
-from cells.node.netlink import (
-    IPAddress,
-    IPInterface,
-    IPNetwork,
-    LinkInfo,
-    NetlinkError,
-    RouteInfo,
-    VethPair,
-)
+from cells.node.netlink.connection import NetlinkError
+from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.node.netlink.rows import LinkInfo, RouteInfo
 
 
 def link(ifindex: int, name: str, peer: int) -> LinkInfo:

@@ -6,8 +6,10 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.ipam import Allocation, Family, IPAddress, IpamError, IPNetwork
-from cells.node.router.address import choose_address
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.node.ipam.allocator import Allocation
+from cells.node.ipam.ranges import IpamError
+from cells.node.router import choose_address
 from lifecycle import HiveError
 
 

@@ -8,11 +8,10 @@ import anyio
 import pytest
 import structlog
 
-from cells.ipam import IPAddress, IPNetwork
-from cells.maps import NodeConfig
-from cells.node.netlink import RouteInfo
-from cells.node.router.kernel import RouterKernel
-from cells.node.router.objects import RouterObject, wanted
+from cells.base.addresses import IPAddress, IPNetwork
+from cells.maps.records.endpoints import NodeConfig
+from cells.node.netlink.rows import RouteInfo
+from cells.node.router_kernel import RouterKernel, RouterObject, wanted
 from lifecycle import BatchError, ReconcileError, Reconciler, Table
 from tests.unit.router.fakes import HOST, NET, FakeLinks
 

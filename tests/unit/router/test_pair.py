@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from cells.node.netlink import LinkInfo
-from cells.node.router.pair import Macs, ensure_pair
+from cells.node.netlink.rows import LinkInfo
+from cells.node.router_kernel import Macs, ensure_pair
 from lifecycle import Logger
 from tests.unit.router.fakes import HOST, NET, FakeLinks
 

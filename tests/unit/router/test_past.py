@@ -7,8 +7,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.maps import NodeConfig
-from cells.node.router.past import addresses_in, remembered
+from cells.maps.records.endpoints import NodeConfig
+from cells.node.router import addresses_in, remembered
 
 ROUTER, ROUTER6 = IPv4Address("10.0.1.5"), IPv6Address("fd00:1::a:5")
 V6 = "0xfd, 0x0, 0x0, 0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0xa, 0x0, 0x5"

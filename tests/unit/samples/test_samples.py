@@ -10,20 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.observe import samples
-from cells.observe.metrics import (
-    Collector,
-    Family,
-    Histogram,
-    Metrics,
-    MetricsSettings,
-    counter,
-    gauge,
-    histogram,
-)
-from cells.observe.samples.plot import per_second, plot
-from cells.observe.samples.quantiles import pretty, quantile
-from cells.observe.samples.samples import KEPT, MOST, Samples
+from cells.observe import Collector, Family, Histogram, counter, gauge, histogram, samples
+from cells.observe.metrics import Metrics, MetricsSettings
+from cells.observe.samples import KEPT, MOST, Samples, pretty, quantile
+from cells.observe.samples.graphs import per_second, plot
 from lifecycle import Cell, Member, config, invoke, module, provide
 from lifecycle.admin import Arguments, Command, Commands, State
 from lifecycle.testing import run_script, scripts

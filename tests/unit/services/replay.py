@@ -15,28 +15,29 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.api.models.services import ServiceRequest
-from cells.api.operations.services.requests import requested, requested_backends
-from cells.kubernetes import CiliumLocalRedirectPolicy, EndpointSlice, Pod, Service
-from cells.services.balancer import Batch, IdsExhaustedError, LoadBalancer, Write
-from cells.services.balancer.balancer import Installed
-from cells.services.control import ServedFrontend
-from cells.services.control.by_hand import check_frontend, check_states, frontend_of
-from cells.services.maglev import MaglevTables, Seed
-from cells.services.model import (
+from cells.api.models.node import ServiceRequest
+from cells.api.operations.services import requested, requested_backends
+from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
+from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
+from cells.services import (
+    EXPOSURE_LABEL,
+    ZONE_LABEL,
     Backend,
     BackendState,
-    FrontendChange,
     LoadBalancerOptions,
     Node,
-    ServiceCatalog,
     ServiceName,
-    Upsert,
-    read_redirect,
 )
-from cells.services.model.health import health_answers
-from cells.services.model.options import EXPOSURE_LABEL, ZONE_LABEL
-from cells.services.settings import DEFAULT_SEED
+from cells.services.balancer import Installed, LoadBalancer
+from cells.services.control import ServedFrontend
+from cells.services.control.by_hand import check_frontend, check_states, frontend_of
+from cells.services.maglev import MaglevTables
+from cells.services.map_entries import Batch, IdsExhaustedError, Write
+from cells.services.model import ServiceCatalog
+from cells.services.model.backends import health_answers
+from cells.services.model.claims import FrontendChange, Upsert
+from cells.services.model.redirect import read_redirect
+from cells.services.settings import DEFAULT_SEED, Seed
 from lifecycle.http import Refusal
 
 DATA: Final = Path(__file__).parents[2] / "conformance_data" / "services"

@@ -13,20 +13,20 @@ import anyio
 import pytest
 
 from cells import kubernetes
-from cells.cluster.identity import IdentitySettings
+from cells.cluster.identity.labels import IdentitySettings
 from cells.config import AgentConfig
-from cells.kubernetes import CILIUM_L2_ANNOUNCEMENTS, SERVICES
-from cells.maps import L2ResponderKey
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS
+from cells.kubernetes.objects.core import SERVICES
+from cells.maps.records.cluster import L2ResponderKey
 from cells.node.devices import Device, DeviceSettings
-from cells.services import announcements
+from cells.services import ServiceName, announcements
 from cells.services import settings as service_settings
-from cells.services.announcements.candidates import announceable, candidates
-from cells.services.announcements.conditions import conditions
-from cells.services.announcements.kernel import Frame, ResponderKernel, announcement
-from cells.services.announcements.policies import read_policy
-from cells.services.announcements.responder import L2Announcement, Responder
-from cells.services.control.served import refused_addresses
-from cells.services.model import EXTERNAL_IPS, RefusedAddress, ServiceName
+from cells.services.announcements import L2Announcement, Responder
+from cells.services.announcements.elections import Frame, ResponderKernel, announcement
+from cells.services.announcements.policies import announceable, candidates, conditions, read_policy
+from cells.services.control.tables import refused_addresses
+from cells.services.model.reserved import EXTERNAL_IPS, RefusedAddress
 from lifecycle import BatchError, Hive, StartError, Table, config, provide, replace
 from lifecycle.testing import eventually, fake
 from tests.support import chart
@@ -458,7 +458,7 @@ async def test_the_chart_s_rights_for_announcements_suffice_and_all_are_used(
         await eventually(lambda: holder(server) == "", 30)
         await hive.get(announcements.Elections).collect()
         await eventually(lambda: "status" in (server.store.get(POLICIES, ("", "all")) or {}), 30)
-        calls = hive.get(kubernetes.KubernetesAPI).calls
+        calls = hive.get(KubernetesAPI).calls
         assert calls is not None
         assert {status for _, _, status in calls.returned} & {"401", "403"} == set()
     assert unused(own, server.requests) & more == set()

@@ -13,10 +13,10 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.api.operations.services.operations import ServiceOperations
-from cells.services.balancer.entries import backend_value
+from cells.api.operations.services import ServiceOperations
+from cells.services import Address, BackendState
 from cells.services.control import by_hand
-from cells.services.model import Address, BackendState
+from cells.services.map_entries import backend_value
 from lifecycle import Hive, invoke, provide
 from lifecycle.http import Refusal, Request
 from lifecycle.testing import eventually

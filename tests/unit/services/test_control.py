@@ -12,16 +12,7 @@ import structlog
 
 from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
-from cells.services import control
-from cells.services import settings as service_settings
-from cells.services.balancer import Batch, LoadBalancer, MapKey, Write
-from cells.services.balancer.entries import backend_key, backend_value, reverse_nat_key, service_key
-from cells.services.control import ServedFrontend, ServiceConflict, ServiceMaps
-from cells.services.control.pending import Entries
-from cells.services.control.served import served_frontends
-from cells.services.control.shortage import MapFullError, Shortage
-from cells.services.control.target import ServicesTarget
-from cells.services.model import (
+from cells.services import (
     Address,
     Backend,
     BackendState,
@@ -30,6 +21,22 @@ from cells.services.model import (
     LoadBalancerOptions,
     ServiceName,
     ServiceType,
+    control,
+)
+from cells.services import settings as service_settings
+from cells.services.balancer import LoadBalancer
+from cells.services.control import ServedFrontend, ServiceConflict, ServiceMaps
+from cells.services.control.pending import Entries
+from cells.services.control.tables import MapFullError, Shortage, served_frontends
+from cells.services.control.target import ServicesTarget
+from cells.services.map_entries import (
+    Batch,
+    MapKey,
+    Write,
+    backend_key,
+    backend_value,
+    reverse_nat_key,
+    service_key,
 )
 from lifecycle import Cell, Hive, Lifecycle, Table, invoke, replace, supply
 from lifecycle.testing import eventually

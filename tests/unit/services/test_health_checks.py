@@ -16,12 +16,19 @@ import structlog
 
 from cells.config import AgentConfig, AgentSettings
 from cells.observe.health import AgentStatus, StatusCollector
-from cells.services import health_checks
-from cells.services.control import Address, Backend, Frontend, ServedFrontend
-from cells.services.control.served import served_frontends
-from cells.services.health_checks.healthz import Healthz, go_time
-from cells.services.health_checks.settings import HealthCheckSettings
-from cells.services.model import BackendState, FrontendKey, ServiceName, ServiceType
+from cells.services import (
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    ServiceName,
+    ServiceType,
+    health_checks,
+)
+from cells.services.control import ServedFrontend
+from cells.services.control.tables import served_frontends
+from cells.services.health_checks import HealthCheckSettings, Healthz, go_time
 from lifecycle import Hive, Lifecycle, Table, invoke, provide, replace, supply
 from lifecycle.http import Request
 from lifecycle.testing import eventually, fake

@@ -10,21 +10,17 @@ import msgspec
 import pytest
 import structlog
 
-from cells.api.operations.services.operations import redirect_model
-from cells.cluster.nodes import INTERNAL_IP, NodeIP
-from cells.kubernetes import CiliumLocalRedirectPolicy, Pod, Service
-from cells.maps import SkipLbKey
+from cells.api.operations.services import redirect_model
+from cells.cluster.nodes.node import INTERNAL_IP, NodeIP
+from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
+from cells.kubernetes.objects.core import Pod, Service
+from cells.maps.records.flows import SkipLbKey
+from cells.services import LoadBalancerOptions, Node, ServiceName, ServiceType
 from cells.services.control import LocalRedirect, ServedFrontend
-from cells.services.model import (
-    LoadBalancerOptions,
-    Node,
-    ServiceCatalog,
-    ServiceName,
-    ServiceType,
-    node_reservations,
-    read_redirect,
-)
-from cells.services.redirect_skips.skips import skips
+from cells.services.model import ServiceCatalog
+from cells.services.model.redirect import read_redirect
+from cells.services.model.reserved import node_reservations
+from cells.services.redirect_skips import skips
 from lifecycle import Table
 from lifecycle.testing import eventually
 from tests.unit.ciliumendpoint.test_objects import endpoint

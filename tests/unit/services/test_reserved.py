@@ -14,25 +14,15 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cluster.ipcache import Source
-from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.kubernetes import EndpointSlice, Pod, Service
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.node.devices import Device
-from cells.services.control import RefusedAddress, ServedFrontend
-from cells.services.model import (
-    EXTERNAL_IPS,
-    HOST_IP,
-    Frontend,
-    FrontendChange,
-    Holder,
-    LoadBalancerOptions,
-    Node,
-    Reservation,
-    ServiceCatalog,
-    ServiceName,
-    Upsert,
-)
-from cells.services.model.reserved import plain
+from cells.services import Frontend, LoadBalancerOptions, Node, ServiceName
+from cells.services.control import ServedFrontend
+from cells.services.model import ServiceCatalog
+from cells.services.model.claims import FrontendChange, Upsert
+from cells.services.model.reserved import EXTERNAL_IPS, HOST_IP, Holder, RefusedAddress, Reservation, plain
 from lifecycle import ReadTable, Table, provide
 from lifecycle.testing import eventually
 from tests.unit.fuzz.inputs import bounded

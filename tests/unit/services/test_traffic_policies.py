@@ -8,18 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.kubernetes import Service
-from cells.services.model import (
+from cells.kubernetes.objects.core import Service
+from cells.services import (
+    EXTERNAL,
     INTERNAL,
     Address,
     Backend,
     Frontend,
+    IPAddress,
     LoadBalancerOptions,
     Node,
     ServiceType,
-    frontends_of,
+    parse_address,
 )
-from cells.services.model.types import EXTERNAL, IPAddress, parse_address
+from cells.services.model.frontends import frontends_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "without-kube-proxy.md"
 HEAD = "| external | internal | outside |"

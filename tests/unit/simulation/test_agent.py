@@ -13,14 +13,14 @@ import anyio
 import pytest
 import structlog
 
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.host_ip_sync import HostEntries, wanted
 from cells.config import AgentConfig
-from cells.ipam import IPAddress, Ipam, IPNetwork
-from cells.ipam.addresses import Family
-from cells.ipam.expiration import EXPIRATION, Clock
-from cells.ipam.settings import IpamSettings
-from cells.maps import LxcValue
+from cells.maps.records.endpoints import LxcValue
 from cells.node.devices import Device
-from cells.node.host_ip_sync.sync import HostEntries, wanted
+from cells.node.ipam import Ipam
+from cells.node.ipam.allocator import EXPIRATION, Clock
+from cells.node.ipam.settings import IpamSettings
 from cells.observe.controllers import Controllers, Rules
 from lifecycle import Health, Hive, Jobs, Lifecycle, Logger, Reconciler, Table, invoke, module, provide
 from lifecycle.testing import Simulation, explore

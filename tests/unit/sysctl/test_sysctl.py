@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.node.router.settings import listening, router_settings, router_settings6
+from cells.node.router import listening, router_settings, router_settings6
 from cells.node.sysctl import SysctlFiles, Sysctls, cell
 from lifecycle import Hive, HiveError, Logger, Tables, invoke, replace
 from lifecycle.testing import eventually

@@ -7,11 +7,11 @@ from ipaddress import IPv4Address, ip_address, ip_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.cluster.ipcache import Source
+from cells.base.addresses import Family
+from cells.cluster.ipcache.rows import Source
 from cells.cluster.node_ids import NodeIDs
-from cells.cluster.nodes import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.ipam import Family
-from cells.tunnel.networks import remote_networks, troubles
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.tunnel.remote import remote_networks, troubles
 
 BOTH = (Family.IPV4, Family.IPV6)
 SELF = "default/self"

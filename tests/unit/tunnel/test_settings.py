@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.tunnel import TunnelSettings
-from cells.tunnel.objects import NO_SOURCE, TunnelDevice, TunnelFacts, TunnelPrograms, wanted
+from cells.tunnel.kernel import NO_SOURCE, TunnelDevice, TunnelFacts, TunnelPrograms, wanted
+from cells.tunnel.settings import TunnelSettings
 from lifecycle import Hive, SettingsError, Sources, config
 
 

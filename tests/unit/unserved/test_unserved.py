@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from cells import unserved
+from cells import unsupported
 from cells.agent import agent
-from cells.operator.process import operator
-from cells.unserved import OTHERS, REFUSED, UNUSED
-from cells.unserved.others import CLOUDS, OPERATOR
+from cells.operator import operator
+from cells.unsupported import OTHERS, REFUSED, UNUSED
+from cells.unsupported.refused import CLOUDS, OPERATOR
 from hive.agent.command import build
 from lifecycle import Duration, Hive, SettingsError, Sources
 
@@ -79,7 +79,7 @@ def refused(directory: Path, values: Mapping[str, str]) -> list[str]:
     """What an agent reports of a config-dir with these files."""
     for name, text in values.items():
         (directory / name).write_text(text)
-    hive = Hive(unserved.cell, settings=Sources(config_dir=directory))
+    hive = Hive(unsupported.cell, settings=Sources(config_dir=directory))
     try:
         hive.check()
     except SettingsError as error:
@@ -210,7 +210,7 @@ def test_every_option_refuses_something(option: str, tmp_path: Path) -> None:
 async def test_what_has_no_effect_is_named_in_the_log_where_it_is_not_the_default() -> None:
     argv = ["--hubble-listen-address=:5244", "--enable-tcx=false", "--pprof-port=6060"]
     with capture_logs() as logged:
-        async with Hive(unserved.cell, settings=Sources(argv=argv)).started():
+        async with Hive(unsupported.cell, settings=Sources(argv=argv)).started():
             pass
     found = [one for one in logged if one["event"] == "settings without effect here"]
     assert [one["settings"] for one in found] == [["enable-tcx", "hubble-listen-address"]]

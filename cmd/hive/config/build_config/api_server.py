@@ -13,8 +13,8 @@ from hive.config.build_config.manifests import Manifests
 from hive.config.build_config.sources import Source, Tell
 
 if TYPE_CHECKING:
-    from cells.kubernetes import KubernetesSettings
-    from cells.kubernetes.api import Client
+    from cells.kubernetes.client.client import Client
+    from cells.kubernetes.settings import KubernetesSettings
 
 NODE_CONFIGS = ("cilium.io/v2", "cilium.io/v2alpha1")
 """Versions of CiliumNodeConfig, the second one asked where the first has none."""
@@ -49,33 +49,36 @@ class ApiServer(Manifests):
     def _load(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         import anyio
 
-        from cells.kubernetes import api
+        from cells.kubernetes.client.errors import KubernetesError
+        from cells.kubernetes.settings import AccessError
 
         try:
             yield from anyio.run(self._ask)
-        except (api.KubernetesError, api.AccessError) as error:
+        except (KubernetesError, AccessError) as error:
             raise ClusterError(str(error)) from error
 
     async def _ask(self) -> list[tuple[Path, dict[str, Any]]]:
         import anyio
 
-        from cells.kubernetes import api
+        from cells.kubernetes.api_server import access_of
+        from cells.kubernetes.client import connect
+        from cells.kubernetes.client.errors import ApiError, UnreachableError
 
-        access = api.access_of(self._settings)
+        access = access_of(self._settings)
         if access is None:
             raise ClusterError(
                 "no API server: set --k8s-kubeconfig-path or --k8s-api-server, run as a pod of the cluster,"
                 " or give --manifests-dir or --source=directory:DIR"
             )
-        client = api.connect(access, agent="hive-build-config", qps=0)
+        client = connect(access, agent="hive-build-config", qps=0)
         until = anyio.current_time() + self._patience
         while True:
             try:
                 found = {path: one async for path, one in self._objects_of(client)}  # each once
                 return [(Path(path), one) for path, one in found.items()]
-            except (api.UnreachableError, api.ApiError) as error:
+            except (UnreachableError, ApiError) as error:
                 left = until - anyio.current_time()
-                if left <= 0 or (isinstance(error, api.ApiError) and error.code < 500):
+                if left <= 0 or (isinstance(error, ApiError) and error.code < 500):
                     raise
                 self._tell(f"no API server answers yet, asking again for {left:.0f} s: {error}")
             finally:
@@ -106,11 +109,11 @@ async def _got(client: "Client", path: str) -> dict[str, Any] | None:
     """What is there, or None. Raises KubernetesError, ClusterError."""
     import msgspec
 
-    from cells.kubernetes import api
+    from cells.kubernetes.client.errors import NotFoundError
 
     try:
         text = await client.raw("GET", path)
-    except api.NotFoundError:
+    except NotFoundError:
         return None
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
@@ -124,16 +127,16 @@ async def _node_configs(client: "Client", namespace: str) -> list[tuple[str, dic
     None where the server knows of neither. Raises UnreachableError, or the first KubernetesError if one
     version cannot be had and the other has nothing to say.
     """
-    from cells.kubernetes import api
+    from cells.kubernetes.client.errors import KubernetesError, UnreachableError
 
     failed: Exception | None = None
     for version in NODE_CONFIGS:
         path = f"/apis/{version}/namespaces/{namespace}/ciliumnodeconfigs"
         try:
             listed = await _got(client, path)
-        except api.UnreachableError:
+        except UnreachableError:
             raise
-        except api.KubernetesError as error:
+        except KubernetesError as error:
             failed = failed or error
             continue
         if listed is None:

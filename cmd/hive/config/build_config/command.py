@@ -97,7 +97,7 @@ def _cluster(
             )
         if source.kind == "node" and not source.name:
             raise SourceError("--source=node: expected the node after a colon, or set K8S_NODE_NAME")
-    from cells.kubernetes import KubernetesSettings
+    from cells.kubernetes.settings import KubernetesSettings
     from hive.config.build_config.api_server import ApiServer
 
     settings = KubernetesSettings(k8s_kubeconfig_path=kubeconfig, k8s_api_server=server)

@@ -11,22 +11,11 @@ from typing import Any, Final
 
 import click
 
-from cells.maps import (
-    CT_IN,
-    CT_RELATED,
-    CT_SERVICE,
-    BpfError,
-    CtEntry,
-    CtKey,
-    IpcacheKey,
-    IpcacheValue,
-    LxcKey,
-    LxcValue,
-    NatEntry,
-    PolicyEntry,
-    PolicyKey,
-    open_map,
-)
+from cells.maps.bpf import BpfError
+from cells.maps.map import open_map
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
+from cells.maps.records.flows import CT_IN, CT_RELATED, CT_SERVICE, CtEntry, CtKey, NatEntry
 from hive.dbg.bpf.features import GROUPS
 from hive.dbg.bpf.lb import lb
 from hive.dbg.bpf.maps import AUTH, GLOBALS, NO_ENTRIES, PROTOCOLS, Table, entries_of, missing, show

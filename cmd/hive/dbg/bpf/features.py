@@ -11,7 +11,9 @@ from typing import Final
 
 import click
 
-from cells.maps import BpfError, MetricsKey, MetricsValue, NodeKey, NodeValue, TunnelKey, TunnelValue
+from cells.maps.bpf import BpfError
+from cells.maps.records.cluster import NodeKey, NodeValue, TunnelKey, TunnelValue
+from cells.maps.records.flows import MetricsKey, MetricsValue
 from cells.observe.events import reason_name
 from hive.dbg.bpf.maps import AUTH, GLOBALS, NO_ENTRIES, entries_of, listed, missing, show
 from hive.dbg.go_text import aligned, output_option, printed

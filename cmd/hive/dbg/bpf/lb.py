@@ -10,8 +10,8 @@ from ipaddress import ip_address, ip_network
 
 import click
 
-from cells.maps import BpfError
-from cells.services.model import ServiceFlag
+from cells.maps.bpf import BpfError
+from cells.services import ServiceFlag
 from hive.dbg.bpf.maps import GLOBALS, PROTOCOLS, Table, entries_of, missing, show
 from hive.dbg.go_text import output_option, socket_text
 from hive.dbg.main import Group

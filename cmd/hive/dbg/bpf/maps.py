@@ -7,7 +7,8 @@ from typing import Final
 
 import click
 
-from cells.maps import BpfError, open_map
+from cells.maps.bpf import BpfError
+from cells.maps.map import open_map
 from hive.dbg.go_text import aligned, output_option, printed
 from hive.dbg.main import Group
 

@@ -1,0 +1,243 @@
+"""The parts of the API that say how the agent is: health, metrics, the hive itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+
+from cells.api.models import Metric
+from cells.api.models.hive import Failure, LoopLoad, Setting, Settings
+from cells.api.operations import ApiPart, Route
+from cells.api.operations import status as status_mapping
+from cells.api.operations.status import NodeStatus
+from cells.api.wire import JSON, answer, json_answer, parse_bool
+from cells.config.drift import ConfigDrift
+from cells.observe import Family, Histogram
+from cells.observe.health import StatusCollector
+from cells.observe.metrics import Metrics
+from lifecycle import HiveView, Member, ReadTable, Tables, snapshot
+from lifecycle.admin import Follower, rows, tables_info
+from lifecycle.http import Request, Response
+from lifecycle.process import BOUNDS, LoopLag
+
+# The agent's metrics as JSON: ``cilium-dbg metrics list`` asks for them, up to 1.16.
+#
+# Source: Cilium's OpenAPI document, GET /metrics/; a histogram has one value, the sum of what it has seen.
+
+
+class MetricsList:
+    """Answers with what a scrape would show; also where no port serves it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    async def get(self, _request: Request) -> Response:
+        """GET /metrics and /metrics/."""
+        families = sorted(await self._metrics.families(), key=lambda family: family.name)
+        return answer(200, [metric for family in families for metric in _metrics(family)])
+
+
+def _metrics(family: Family) -> list[Metric]:
+    return [
+        Metric(
+            name=family.name,
+            value=value.sum if isinstance(value, Histogram) else float(value),
+            labels=dict(zip(family.labels, labels, strict=True)),
+        )
+        for labels, value in sorted(family.series.items())
+    ]
+
+
+# GET /healthz: how the agent is.
+
+
+class StatusOperations:
+    """The agent's health, and its metrics."""
+
+    def __init__(self, collector: StatusCollector, facts: NodeStatus, metrics: MetricsList) -> None:
+        self._collector = collector
+        self._facts = facts
+        self._metrics = metrics
+        self._models = status_mapping.StatusModels()
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/healthz", self.get_healthz),
+            Route("GET", "/v1/metrics", self._metrics.get),
+            Route("GET", "/v1/metrics/", self._metrics.get),
+        ]
+
+    async def get_healthz(self, request: Request) -> Response:
+        """GET /healthz: always 200, the verdict is in the body."""
+        status = self._collector.status()
+        if parse_bool(request.headers.get("brief"), default=False):
+            return answer(200, status_mapping.brief_response(status, *self._facts.version()))
+        return answer(200, status_mapping.status_response(status, self._facts.status(), self._models))
+
+
+def part(operations: StatusOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("status", operations.routes())
+
+
+# What ``hive inspect --live``, ``--timeline`` and ``hive config`` ask: graph, start, settings; load.
+# Needs: HiveView, ConfigDrift.   Gives: Inspection.
+# The paths are outside /v1: that is Cilium's document. The forms are docs/graph-schema.json and
+# docs/timeline-schema.json.
+
+
+class Inspection:
+    """Answers with the hive as it shows itself; read only."""
+
+    def __init__(self, view: HiveView, drift: ConfigDrift) -> None:
+        self._view = view
+        self._drift = drift
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/hive/graph", self.get_graph),
+            Route("GET", "/hive/timeline", self.get_timeline),
+            Route("GET", "/hive/loop", self.get_loop),
+            Route("GET", "/hive/config", self.get_config),
+        ]
+
+    async def get_graph(self, _request: Request) -> Response:
+        """GET /hive/graph."""
+        return json_answer(await anyio.to_thread.run_sync(lambda: self._view.graph().json()))
+
+    async def get_timeline(self, _request: Request) -> Response:
+        """GET /hive/timeline; complete for hooks that have started by now."""
+        return json_answer(
+            await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()).json())
+        )
+
+    async def get_config(self, _request: Request) -> Response:
+        """GET /hive/config: every setting in force, and what a restart would change."""
+        settings = [
+            Setting(name=one.option.name, value=one.text, origin=one.origin) for one in self._drift.settings()
+        ]
+        return answer(
+            200, Settings(places=self._drift.places, settings=settings, changes=self._drift.changes)
+        )
+
+    async def get_loop(self, _request: Request) -> Response:
+        """GET /hive/loop: how busy the event loop was; 404 when the hive does not own its event loop."""
+        lag = LoopLag.of(asyncio.get_running_loop())
+        if lag is None:
+            return answer(404, Failure(err="this event loop is not measured"))
+        stretches = lag.stretches
+        return answer(
+            200,
+            LoopLoad(
+                bounds=BOUNDS,
+                counts=stretches.counts,
+                longest=lag.longest,
+                p99=stretches.within(0.99),
+                p99_9=stretches.within(0.999),
+            ),
+        )
+
+
+def inspection_part(inspection: Inspection) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("inspection", inspection.routes())
+
+
+# The agent's tables: listed, dumped, and streamed as they change.
+#
+# Source: the paths and ``{rev, obj}`` of spec api.md §8; ``key``, ``deleted`` and /statedb/tables are ours.
+#         Read only; outside /v1, which is Cilium's document.
+
+KEEPALIVE = 30.0
+"""Seconds of silence after which a stream sends an empty line: writing finds out whether someone reads."""
+
+
+class StateDB:
+    """Answers with the tables as they are, in the words of lifecycle.admin, which the shell has too."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._follower = Follower()
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/statedb/tables", self.list_tables),
+            Route("GET", "/statedb/dump", self.dump_all),
+            Route("GET", "/statedb/dump/{table}", self.dump),
+            Route("GET", "/statedb/changes/{table}", self.changes),
+        ]
+
+    async def list_tables(self, _request: Request) -> Response:
+        """GET /statedb/tables: what each table is called, how large it is, whom it waits for."""
+        return answer(200, tables_info(self._tables))
+
+    async def dump_all(self, _request: Request) -> Response:
+        """GET /statedb/dump: every row of every table, by the table's name."""
+        return self._dump(*self._tables.all())
+
+    async def dump(self, request: Request) -> Response:
+        """GET /statedb/dump/{table}: every row of one table, under its name; 404 when there is none."""
+        try:
+            table = self._tables.get(request.match_info["table"])
+        except LookupError as error:
+            return answer(404, Failure(err=str(error)))
+        return self._dump(table)
+
+    async def changes(self, request: Request) -> Response:
+        """GET /statedb/changes/{table}: a line of JSON for every row there is, then for every change.
+
+        Without end, with empty lines in between; a line ``{"err": ..}`` is the last.
+        """
+        try:
+            table = self._tables.get(request.match_info["table"])
+        except LookupError as error:
+            return answer(404, Failure(err=str(error)))
+        return Response(200, self._lines(table), JSON)
+
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._follower.open()
+
+    def close(self) -> None:
+        """End the streams: the server stops."""
+        self._follower.close()
+
+    def _dump(self, *tables: ReadTable[Any]) -> Response:
+        """An object with the rows of each table, of one moment, sent in slices."""
+        held = snapshot(*tables)
+
+        async def parts() -> AsyncGenerator[bytes, None]:
+            before = b"{"
+            for table in tables:
+                yield before + msgspec.json.encode(table.name) + b":["
+                comma = b""
+                async with aclosing(rows(held[table])) as slices:
+                    async for tables_part in slices:
+                        yield comma + b",".join(map(msgspec.json.encode, tables_part))
+                        comma = b","
+                yield b"]"
+                before = b","
+            yield b"}" if tables else b"{}"
+
+        return Response(200, parts(), JSON)
+
+    async def _lines(self, table: ReadTable[Any]) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(self._follower.follow(table, KEEPALIVE)) as batches:
+                async for batch in batches:
+                    yield b"".join(msgspec.json.encode(one) + b"\n" for one in batch) or b"\n"
+        except Exception as error:  # noqa: BLE001  # a derived table may fail; the client gets the error
+            yield msgspec.json.encode(Failure(err=f"{type(error).__name__}: {error}")) + b"\n"
+
+
+def tables_part(tables: StateDB) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("tables", tables.routes(), tables.open, tables.close)

@@ -1,0 +1,264 @@
+"""Tables in the form in which Cilium's clients query them: ``cilium-dbg statedb devices``, ``status`` …
+
+Needs: HealthTree, Tables, Table[Device], NodeAddresses.   Gives: CiliumTables.
+Source: Cilium 1.17, GET /statedb/query with its JSON body; a row for each line of the answer.
+Devices and routes are read from the kernel when they are asked for: nothing else here needs them all.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from anyio import to_thread
+
+from cells.api.models.hive import (
+    CiliumRow,
+    DeviceAddrRow,
+    DeviceRow,
+    Failure,
+    HealthID,
+    HealthStatusRow,
+    L2AnnounceRow,
+    NodeAddressRow,
+    OriginRow,
+    Query,
+    ReconcilerStatus,
+    RouteRow,
+    SysctlRow,
+)
+from cells.api.operations import ApiPart, Route
+from cells.api.operations.endpoint_models import NEVER, rfc3339
+from cells.api.operations.status import LEVELS
+from cells.api.wire import JSON, answer, read_body
+from cells.node.addresses import NodeAddresses, device_addresses, node_addresses
+from cells.node.devices import Device
+from cells.node.netlink.connection import NetlinkError
+from cells.node.netlink.rows import LinkRow, list_addresses, list_links, list_routes, mac_text
+from lifecycle import HealthStatus, HealthTree, Member, ObjectStatus, Table, Tables
+from lifecycle.http import Request, Response
+
+BY_ID, BY_REVISION = "identifier", "__revision__"
+MODULE_PARTS = 2
+"""Of an id such as ``agent.ipam.expire`` the first so many name the module, the others its part."""
+_GO_FLAGS: Final = ((0x1, 1), (0x2, 2), (0x8, 4), (0x10, 8), (0x1000, 16), (0x40, 32))
+"""Flags of linux/if.h and Go's for them: up, broadcast, loopback, point-to-point, multicast, running."""
+_OURS: Final = ("lxc", "cilium_")
+_KINDS: Final = {"pending": "pending", "done": "done", "failed": "error"}
+_NOT_BUILT: Final = {
+    "nat-stats": "NAT entries are not counted by source port",
+    "bandwidth-qdiscs": "the bandwidth manager is not built",
+    "ipsets": "masquerading uses no ipsets",
+}
+
+Rows = Mapping[Hashable, object]
+
+
+class CiliumTables:
+    """Answers queries of the tables that ``cilium-dbg`` shows."""
+
+    def __init__(
+        self,
+        health: HealthTree,
+        tables: Tables,
+        devices: Table[Device],
+        addresses: NodeAddresses | None = None,
+    ) -> None:
+        self._health = health
+        self._tables = tables
+        self._devices = devices
+        self._addresses = addresses
+        self._revisions: dict[str, Revisions] = {}
+        self._readers: dict[str, Callable[[], Awaitable[Rows]]] = {
+            "health": self._read_health,
+            "devices": self._read_devices,
+            "routes": self._read_routes,
+            "node-addresses": self._read_node_addresses,
+            "l2-announce": self._read_l2_announcements,
+            "sysctl": self._read_sysctls,
+        }
+
+    async def query(self, request: Request) -> Response:
+        """GET /statedb/query: 404 for a table that there is not, 400 for an unknown index or key."""
+        asked = read_body(request, Query, "query")
+        if asked.table not in self._readers:
+            reason = _NOT_BUILT.get(asked.table, f"there are: {', '.join(sorted(self._readers))}")
+            return answer(404, Failure(err=f"table {asked.table!r} not found: {reason}"))
+        indexes = (BY_ID, BY_REVISION) if asked.table == "health" else (BY_REVISION,)
+        if asked.index not in indexes:
+            return answer(400, Failure(err=f"no index {asked.index!r}: expected {' or '.join(indexes)}"))
+        try:
+            key = binascii.a2b_base64(asked.key, strict_mode=True) if asked.key else b""
+        except (binascii.Error, ValueError) as error:
+            return answer(400, Failure(err=f"key is not base64: {error}"))
+        try:
+            rows = await self._readers[asked.table]()
+        except (NetlinkError, OSError) as error:
+            return answer(500, Failure(err=f"cannot read the node's {asked.table}: {error}"))
+        revisions = self._revisions.setdefault(asked.table, Revisions())
+        lines = []
+        for revision, name, row in revisions.of(rows, by_name=asked.index == BY_ID):
+            own = str(name).encode() if asked.index == BY_ID else revision.to_bytes(8, "big")
+            if own == key or (asked.lowerbound and own > key):
+                lines.append(msgspec.json.encode(CiliumRow(rev=revision, obj=row)))
+        return Response(200, b"".join(line + b"\n" for line in lines), JSON)
+
+    async def _read_health(self) -> Rows:
+        reports = self._health.snapshot()
+        return {each.module: _health_row(each) for each in reports if each.level != "unknown"}
+
+    async def _read_devices(self) -> Rows:
+        links = await to_thread.run_sync(list_links)
+        addresses: dict[int, list[DeviceAddrRow]] = {}
+        for each in await to_thread.run_sync(list_addresses):
+            row = DeviceAddrRow(addr=str(each.address), secondary=each.secondary, scope=each.scope)
+            addresses.setdefault(each.ifindex, []).append(row)
+        native = self._native()
+        return {
+            link.ifindex: DeviceRow(
+                index=link.ifindex,
+                mtu=link.mtu,
+                name=link.name,
+                hardware_addr=mac_text(link.mac) if any(link.mac) else "",
+                flags=sum(go for flag, go in _GO_FLAGS if link.flags & flag),
+                addrs=addresses.get(link.ifindex, []),
+                raw_flags=link.flags,
+                type=link.kind or "device",
+                master_index=link.master,
+                selected=link.ifindex in native,
+                not_selected_reason="" if link.ifindex in native else self._reason(link),
+            )
+            for link in links
+        }
+
+    async def _read_routes(self) -> Rows:
+        rows = [
+            RouteRow(
+                table=each.table,
+                link_index=each.ifindex,
+                scope=each.scope,
+                dst=str(each.destination),
+                src=str(each.source or ""),
+                gw=str(each.gateway or ""),
+            )
+            for each in await to_thread.run_sync(list_routes)
+        ]
+        return {row: row for row in rows}
+
+    async def _read_node_addresses(self) -> Rows:
+        devices = self._devices.all()
+        native = self._native()
+        known = list(self._addresses.all().values()) if self._addresses is not None else []
+        served = {(row.ip, row.device) for row in self._table("node-port-addresses")}
+        uses = node_addresses(
+            [device_addresses(each, [one for one in devices if one.ifindex in native]) for each in devices],
+            known,
+        )
+        return {
+            (one.device, one.address): NodeAddressRow(
+                addr=str(one.address),
+                node_port=(one.address, one.device) in served,
+                primary=one.primary,
+                device_name=one.device,
+            )
+            for one in uses
+        }
+
+    async def _read_l2_announcements(self) -> Rows:
+        found: dict[Hashable, object] = {}
+        for row in self._table("l2-announce"):
+            services = [
+                OriginRow(namespace=a, name=b) for a, _, b in (s.partition("/") for s in row.services)
+            ]
+            found[row.ip, row.device] = L2AnnounceRow(
+                ip=str(row.ip), network_interface=row.device, origins=services
+            )
+        return found
+
+    async def _read_sysctls(self) -> Rows:
+        statuses: dict[Hashable, ObjectStatus] = {row.key: row for row in self._table("sysctls-status")}
+        return {
+            row.name: SysctlRow(
+                name=row.name.split("/"),
+                val=row.value,
+                ignore_err=False,
+                warn="",
+                status=_status(statuses.get(row.name)),
+            )
+            for row in self._table("sysctls")
+        }
+
+    def _native(self) -> Collection[int]:
+        """Indexes of the devices that have the programs of native devices."""
+        return {row.ifindex for row in self._table("native-devices")}
+
+    def _reason(self, link: LinkRow) -> str:
+        """Why a link is not among the native devices."""
+        device = self._devices.get(link.ifindex)
+        ours = next((prefix for prefix in _OURS if link.name.startswith(prefix)), None)
+        if ours is not None:
+            return f'has excluded prefix "{ours}"'
+        if not link.flags & 1:
+            return "link is down"
+        if device is None or not device.addresses:
+            return "has no address"
+        if not device.selected:
+            return "is not among the setting devices"
+        return "no feature in use needs programs there"
+
+    def _table(self, name: str) -> list[Any]:
+        """The rows of a table; none where the feature that fills it is not part of this agent."""
+        found = [each for each in self._tables.all() if each.name == name]
+        return found[0].all() if found else []
+
+
+class Revisions:
+    """Numbers changes of rows that are read anew for each query, so that a client can ask for what is new."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._seen: dict[Hashable, tuple[int, object]] = {}
+
+    def of(self, rows: Rows, *, by_name: bool) -> Iterator[tuple[int, Hashable, object]]:
+        """(revision, key, row) in order of revisions, or of keys; a row that has changed gets a new one."""
+        seen: dict[Hashable, tuple[int, object]] = {}
+        for name, row in rows.items():
+            known = self._seen.get(name)
+            if known is None or known[1] != row:
+                self._last += 1
+                known = self._last, row
+            seen[name] = known
+        self._seen = seen
+        order = sorted(seen, key=str) if by_name else sorted(seen, key=lambda name: seen[name][0])
+        return ((seen[name][0], name, seen[name][1]) for name in order)
+
+
+def _health_row(status: HealthStatus) -> HealthStatusRow:
+    parts, when = status.module.split("."), rfc3339(status.since)
+    stopped = status.level == "stopped"
+    return HealthStatusRow(
+        id=HealthID(module=parts[:MODULE_PARTS], component=parts[MODULE_PARTS:]),
+        level=LEVELS[status.level],
+        message=status.message,
+        error=status.error or "",
+        last_ok=when if status.level == "ok" else NEVER,
+        updated=when,
+        stopped=when if stopped else NEVER,
+        final=status.message if stopped else "",
+        count=1,
+    )
+
+
+def _status(status: ObjectStatus | None) -> ReconcilerStatus:
+    if status is None:
+        return ReconcilerStatus(kind="pending", updated_at=NEVER, error="", id=0)
+    return ReconcilerStatus(
+        kind=_KINDS[status.state], updated_at=rfc3339(status.since), error=status.error or "", id=1
+    )
+
+
+def part(tables: CiliumTables) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("cilium-tables", [Route("GET", "/statedb/query", tables.query)])

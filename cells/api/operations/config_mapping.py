@@ -1,0 +1,193 @@
+"""The agent's configuration as GET /config tells it, and what PATCH /config may ask.
+
+Needs: what the router and the endpoint cell tell.
+Gives: NodeFacts, configuration_model, host_addressing, requested_configuration, requested_debug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cells.api import models
+from cells.api.models.status import Masquerading
+from cells.base.addresses import Family, IPAddress
+from cells.datapath.settings import AGGREGATION, MonitorNotifications
+from cells.endpoint import Enforced
+from cells.maps.records.endpoints import (
+    NODE_AUDITS_POLICY,
+    NODE_NOTIFY_DROP,
+    NODE_NOTIFY_POLICY_VERDICT,
+    NODE_NOTIFY_SOCK,
+    NODE_NOTIFY_TRACE,
+)
+from cells.node.router import Addressing
+from cells.policy import Enforcement
+
+SOURCE_IP_VERIFICATION = "SourceIPVerification"
+EVENTS = {
+    "DropNotification": NODE_NOTIFY_DROP,
+    "PolicyAuditMode": NODE_AUDITS_POLICY,
+    "PolicyVerdictNotification": NODE_NOTIFY_POLICY_VERDICT,
+    "TraceNotification": NODE_NOTIFY_TRACE,
+    "TraceSockNotification": NODE_NOTIFY_SOCK,
+}
+DEBUG = "Debug"
+LATER = frozenset({"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyTracing"})
+"""Cilium's switches of what is not built yet: off, they ask for what there is."""
+ALWAYS = frozenset({"PolicyAccounting"})
+"""Cilium's switches of what is never off here."""
+AGGREGATION_OPTION = "MonitorAggregationLevel"
+AGGREGATION_LEVELS = ("None", "Lowest", "Low", "Medium", "Max")
+ENABLED, DISABLED = "Enabled", "Disabled"
+ON = frozenset({"enabled", "enable", "true", "on", "1"})
+OFF = frozenset({"disabled", "disable", "false", "off", "0"})
+DATAPATH_MODE = "veth"
+
+
+@dataclass(frozen=True, slots=True)
+class MasqueradeReport:
+    """What is masqueraded, for the status."""
+
+    now: Callable[[], Masquerading]
+
+
+SILENT = MonitorNotifications(flags=0, aggregation=0)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What the plugin must know of the node. The MTU is of pod links and of the uplinks, in bytes."""
+
+    addressing: Mapping[Family, Addressing]
+    """Router and pod CIDR of each family that is on."""
+    mtu: int
+    route_mtu: int | None = None
+    """Of pods' routes, if packets are encapsulated: less than that of their links."""
+    ipam_mode: str = "cluster-pool"
+    """Who decides about pods' addresses."""
+    notifications: MonitorNotifications = SILENT
+    """Which packet events the datapath sends."""
+    debug: bool = False
+    """Whether the agent logs what helps to find a fault."""
+    chaining: str = "none"
+    """How our plugin works with others."""
+    route_mtu_in_chains: bool = False
+    """Whether routes of pods on other plugins' links get the MTU."""
+    tunnel_protocol: str = ""
+    """How packets reach other nodes; empty: as they are."""
+    kvstore: str = ""
+    """The store that nodes share; empty: none."""
+    kvstore_options: Mapping[str, str] = field(default_factory=dict)
+    """How it is reached."""
+
+    @property
+    def router_ips(self) -> frozenset[IPAddress]:
+        """The router's addresses."""
+        return frozenset(each.ip for each in self.addressing.values())
+
+
+def host_addressing(node: NodeFacts) -> models.NodeAddressing:
+    """The router's address and the pod CIDR of each family; the key of one that is off is absent."""
+    found = {
+        family: models.NodeAddressingElement(
+            enabled=True, ip=str(each.ip), alloc_range=str(each.alloc_range or "")
+        )
+        for family, each in node.addressing.items()
+    }
+    return models.NodeAddressing(ipv4=found.get(Family.IPV4), ipv6=found.get(Family.IPV6))
+
+
+def configuration_model(
+    node: NodeFacts, settings: Mapping[str, object], enforced: Enforced
+) -> models.DaemonConfiguration:
+    """The answer to GET /config; ``settings`` is shown to people as the daemon's configuration map."""
+    options = {
+        DEBUG: _switch(node.debug),
+        SOURCE_IP_VERIFICATION: _switch(enforced.source_ip_verification),
+        **event_options(node.notifications),
+    }
+    spec = models.DaemonConfigurationSpec(options=options, policy_enforcement=enforced.enforcement)
+    return models.DaemonConfiguration(
+        spec=spec,
+        status=models.DaemonConfigurationStatus(
+            addressing=host_addressing(node),
+            realized=spec,
+            immutable={},
+            daemon_configuration_map=dict(settings),
+            kvstore_configuration=models.KVStoreConfiguration(
+                type=node.kvstore, options=dict(node.kvstore_options) or None
+            ),
+            datapath_mode=DATAPATH_MODE,
+            device_mtu=node.mtu,
+            route_mtu=node.route_mtu or node.mtu,
+            ipam_mode=node.ipam_mode,
+            enable_route_mtu_for_cni_chaining=node.route_mtu_in_chains,
+            masquerade_protocols=models.MasqueradeProtocols(),
+        ),
+    )
+
+
+def event_options(notifications: MonitorNotifications) -> dict[str, str]:
+    """The options for packet events."""
+    options = {name: _switch(bool(notifications.flags & flag)) for name, flag in EVENTS.items()}
+    return {**options, AGGREGATION_OPTION: AGGREGATION_LEVELS[notifications.aggregation]}
+
+
+def requested_configuration(
+    wanted: models.DaemonConfigurationSpec, now: Enforced, notifications: MonitorNotifications
+) -> tuple[Enforced, MonitorNotifications]:
+    """What PATCH /config asks for; what it does not name stays as it is.
+
+    Clients send the whole configuration back, so what is unchanged is no change. Raises ValueError, one line,
+    for an option that cannot change, or an invalid value.
+    """
+    enforcement, verification = now.enforcement, now.source_ip_verification
+    flags, aggregation = notifications.flags, notifications.aggregation
+    if wanted.policy_enforcement:
+        try:
+            enforcement = Enforcement(wanted.policy_enforcement.lower())
+        except ValueError:
+            raise ValueError(f"invalid option for PolicyEnforcement {wanted.policy_enforcement}") from None
+    for name, value in sorted((wanted.options or {}).items()):
+        if name == SOURCE_IP_VERIFICATION:
+            verification = _is_on(name, value)
+        elif name in EVENTS:
+            flags = flags | EVENTS[name] if _is_on(name, value) else flags & ~EVENTS[name]
+        elif name == AGGREGATION_OPTION:
+            if value.lower() not in AGGREGATION:
+                expected = ", ".join(AGGREGATION_LEVELS)
+                raise ValueError(f'invalid option value "{value}" for {name}: expected {expected}, or 0 to 4')
+            aggregation = AGGREGATION[value.lower()]
+        elif name != DEBUG:
+            _unchanged(name, value)
+    return Enforced(enforcement, verification), MonitorNotifications(flags, aggregation)
+
+
+def requested_debug(wanted: models.DaemonConfigurationSpec, now: bool) -> bool:
+    """Whether PATCH /config asks for a log that helps to find a fault. Raises ValueError, one line."""
+    value = (wanted.options or {}).get(DEBUG)
+    return now if value is None else _is_on(DEBUG, value)
+
+
+def _unchanged(name: str, value: str) -> None:
+    """Raise ValueError, one line, unless the option asks for what cannot be otherwise."""
+    if name in LATER:
+        if _is_on(name, value):
+            raise ValueError(f"option {name} is not built yet: it can only be {DISABLED}")
+    elif name in ALWAYS:
+        if not _is_on(name, value):
+            raise ValueError(f"option {name} cannot be switched off: policy entries always count")
+    else:
+        changeable = ", ".join((DEBUG, AGGREGATION_OPTION, *EVENTS, SOURCE_IP_VERIFICATION))
+        raise ValueError(f"unknown option {name}: while the agent runs, these can be changed: {changeable}")
+
+
+def _switch(on: bool) -> str:
+    return ENABLED if on else DISABLED
+
+
+def _is_on(name: str, value: str) -> bool:
+    if value.lower() not in ON | OFF:
+        raise ValueError(f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}')
+    return value.lower() in ON

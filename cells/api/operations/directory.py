@@ -1,0 +1,463 @@
+"""Who and what an agent knows that connections are between: the ends that policies are asked of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+from cells.api.operations.status import NodeStatus
+from cells.base.addresses import IPAddress
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import RESERVED_IDENTITIES
+from cells.cluster.ipcache.rows import IpcacheEntry
+from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.remote_endpoints import RemoteEndpoint
+from cells.cluster.shared import SharedTables
+from cells.endpoint import Endpoint, Endpoints
+from cells.endpoint.host import HostEndpoint
+from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.compute.policies import NamedPort
+from cells.policy.control import NamedAddresses, PolicyView, of_pod, of_remote
+from cells.policy.explain import End, UnanswerableError
+from cells.policy.explain.directory import Frontend, Served, headless, refusal
+from cells.policy.labels import LabelSet, canonical_name
+from cells.policy.rules import Direction
+from cells.services import Frontend as ServedAt
+from cells.services import LoadBalancerOptions, ServiceName, ServiceType
+from cells.services.control import ServedFrontend
+from cells.services.model.backends import backends_of
+from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
+from cells.services.sockets import SocketLB
+from lifecycle import ReadTable, Table
+
+# Pods of other nodes, as far as this node knows them: by name or address, with their node and named ports.
+
+SOMEWHERE = "its node"
+
+
+class RemotePod(NamedTuple):
+    """A pod of another node."""
+
+    name: str
+    """Namespace and name."""
+    address: IPAddress
+    node: str
+    """The node's name; ``its node`` where that is not known."""
+
+
+class OtherNodes:
+    """Looks pods up where this node's agent knows them from: objects, the kvstore, CiliumEndpoints."""
+
+    def __init__(
+        self,
+        pods: Table[Pod],
+        remote: Table[RemoteEndpoint] | None,
+        shared: SharedTables | None,
+        nodes: ReadTable[ClusterNode] | None,
+    ) -> None:
+        self._pods = pods
+        self._remote = remote
+        self._shared = shared
+        self._nodes = nodes
+
+    def pod(self, name: str) -> RemotePod | None:
+        """The pod of this namespace and name; None where none is known, or no address of it."""
+        namespace, _, short = name.partition("/")
+        row = self._remote.get((namespace, short)) if self._remote is not None else None
+        if row is not None and row.prefixes:
+            address = ip_address(row.prefixes[-1].partition("/")[0])
+            return RemotePod(name, address, self._node_at(row.node))
+        for one in self._shared.addresses.all() if self._shared is not None else ():
+            if (one.namespace, one.pod) == (namespace, short):
+                return RemotePod(name, ip_address(one.prefix.partition("/")[0]), self._node_at(one.node))
+        pod = self._pods.get((namespace, short))
+        if pod is not None and pod.addresses and not pod.finished:
+            return RemotePod(name, ip_address(pod.addresses[0]), pod.spec.node_name or SOMEWHERE)
+        return None
+
+    def at(self, address: IPAddress) -> RemotePod | None:
+        """The pod that has an address."""
+        prefix = f"{address}/{address.max_prefixlen}"
+        for row in self._remote.all() if self._remote is not None else ():
+            if prefix in row.prefixes:
+                return RemotePod(f"{row.namespace}/{row.name}", address, self._node_at(row.node))
+        shared = self._shared.addresses.get(str(address)) if self._shared is not None else None
+        if shared is not None and shared.pod:
+            return RemotePod(f"{shared.namespace}/{shared.pod}", address, self._node_at(shared.node))
+        for pod in self._pods.by("address").get(str(address)):
+            return RemotePod("/".join(pod.key), address, pod.spec.node_name or SOMEWHERE)
+        return None
+
+    def names(self) -> Collection[str]:
+        """All that are known, by namespace and name."""
+        found = {"/".join(pod.key) for pod in self._pods.all()}
+        found |= {"/".join(row.key) for row in self._remote.all()} if self._remote is not None else set()
+        if self._shared is not None:
+            found |= {f"{one.namespace}/{one.pod}" for one in self._shared.addresses.all() if one.pod}
+        return found
+
+    def is_host_network(self, name: str) -> bool:
+        """Whether a pod has no network of its own."""
+        namespace, _, short = name.partition("/")
+        pod = self._pods.get((namespace, short))
+        return pod is not None and pod.spec.host_network
+
+    def ports(self, name: str) -> list[NamedPort]:
+        """The ports that a pod's containers name."""
+        namespace, _, short = name.partition("/")
+        if (pod := self._pods.get((namespace, short))) is not None:
+            return sorted(of_pod(pod))
+        row = self._remote.get((namespace, short)) if self._remote is not None else None
+        return sorted(of_remote(row)) if row is not None else []
+
+    def node_of(self, address: IPAddress) -> ClusterNode | None:
+        """The other node that has the address, itself or in the ranges of its pods."""
+        return next((node for node in self._others() if _has(node, address)), None)
+
+    def is_node(self, address: IPAddress) -> ClusterNode | None:
+        """The node, this one too, that has the address itself."""
+        found = self._nodes.by("address").get(address) if self._nodes is not None else ()
+        return next(iter(found), None)
+
+    def _others(self) -> Iterator[ClusterNode]:
+        return (node for node in (self._nodes.all() if self._nodes is not None else ()) if not node.local)
+
+    def _node_at(self, text: str) -> str:
+        try:
+            node = self.is_node(ip_address(text))
+        except ValueError:
+            node = None
+        return node.name if node is not None else SOMEWHERE
+
+
+def _has(node: ClusterNode, address: IPAddress) -> bool:
+    return any(address == each.ip for each in node.addresses) or any(
+        address in network for network in node.all_cidrs()
+    )
+
+
+HOST, WORLD, REMOTE_NODES = 1, (2, 9, 10), (6, 7)
+GLOBAL_IDENTITIES = range(256, 1 << 24)
+"""Of pods, on this node or on others."""
+
+
+class AgentEnds:
+    """Pods, addresses, names and identities as this node knows them."""
+
+    def __init__(
+        self,
+        view: PolicyView | None,
+        endpoints: Endpoints,
+        identities: Identities,
+        prefixes: Table[IpcacheEntry],
+        names: NamedAddresses | None,
+        others: OtherNodes,
+        host: HostEndpoint | None,
+        facts: NodeStatus,
+    ) -> None:
+        self._view = view
+        self._endpoints = endpoints
+        self._identities = identities
+        self._prefixes = prefixes
+        self._names = names
+        self._others = others
+        self._host = host
+        self._facts = facts
+
+    def reserved(self, name: str) -> End | None:
+        """The end of a reserved identity; None for another word."""
+        for number, labels in RESERVED_IDENTITIES.items():
+            if f"reserved:{name}" in labels:
+                return self._numbered(name, number)
+        return None
+
+    def identity(self, number: int) -> End:
+        """The end of an identity."""
+        if not self._labels(number):
+            raise UnanswerableError(f"there is no identity {number}")
+        return self._numbered(f"identity {number}", number)
+
+    def pod(self, name: str) -> End | None:
+        """The pod, of this node or another; None when none is known."""
+        for one in self._endpoints.all():
+            if one.pod_name and one.pod == name:
+                return self._local(one)
+        remote = self._others.pod(name)
+        if remote is None:
+            return None
+        if self._others.is_host_network(name):
+            return self._at(remote.address)._replace(title=f"{name} (in the host's network)")
+        if self._others.node_of(remote.address) is None and remote.node == self._own_node():
+            raise UnanswerableError(f"{name} is of this node, and is not attached to its network yet")
+        return self._remote(name, self.identity_at(remote.address), remote.node)
+
+    def pods(self) -> Sequence[str]:
+        """All that are known, by namespace and name."""
+        return sorted({one.pod for one in self._endpoints.all() if one.pod_name} | set(self._others.names()))
+
+    def pod_ports(self, pod: str) -> Sequence[NamedPort]:
+        """The ports that a pod's containers name."""
+        return self._others.ports(pod)
+
+    def network(self, text: str) -> End:
+        """A network has many identities here. Raises ValueError for what is none."""
+        raise UnanswerableError(f"{ip_network(text, strict=False)} is a network: ask of an address in it")
+
+    def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
+        """Whoever has the address."""
+        del client
+        end = self._at(address)
+        node = self._others.node_of(address)
+        if end.identity in WORLD and node is not None:
+            note = f"the address is in the range of {node.name}, and this node knows no pod there"
+            return [(end._replace(elsewhere=node.name), note)]
+        return [(end, "")]
+
+    def named(self, name: str) -> Sequence[End]:
+        """The addresses that DNS answered for a name."""
+        found = self._names.addresses(canonical_name(name)) if self._names is not None else []
+        if not found:
+            raise UnanswerableError(
+                f"{name} is no pod and no name that pods of this node have asked DNS for;"
+                " until one has, it is as open as the world is: ask of world"
+            )
+        ends = [self._at(address) for address in sorted(found, key=lambda one: (one.version, int(one)))]
+        return [end._replace(title=f"{name} ({end.title})") for end in ends]
+
+    def local(self, namespace: str) -> list[End]:
+        """This node's pods of a namespace. Raises UnanswerableError where it has none."""
+        there = (one for one in self._endpoints.all() if one.pod_name and one.pod_namespace == namespace)
+        found = [self._local(one) for one in there]
+        if not found:
+            raise UnanswerableError(f"there are no pods of namespace {namespace} on this node")
+        return found
+
+    def identity_at(self, address: IPAddress) -> int:
+        """The identity that packets of an address have here."""
+        host = ip_network(address)
+        for length in range(host.prefixlen, -1, -1):
+            row = self._prefixes.get(str(host.supernet(new_prefix=length)))
+            if row is not None:
+                return int(row.identity)
+        raise UnanswerableError(f"the identity of {address} is not known")
+
+    def _at(self, address: IPAddress) -> End:
+        for one in self._endpoints.all():
+            if address in one.addresses:
+                return self._local(one)
+        number = self.identity_at(address)
+        if number in GLOBAL_IDENTITIES:
+            pod = self._others.at(address)
+            if pod is not None:
+                return self._remote(pod.name, number, pod.node)
+            node = self._others.node_of(address)
+            return self._remote(str(address), number, node.name if node is not None else "its node", key="")
+        end = self._numbered(str(address), number)._replace(network=ip_network(address))
+        node = self._others.is_node(address)
+        if node is None or number not in (HOST, *REMOTE_NODES):
+            return end
+        elsewhere = node.name if end.elsewhere else ""
+        return end._replace(title=f"{address} of node {node.name}", elsewhere=elsewhere)
+
+    def _local(self, endpoint: Endpoint) -> End:
+        key = endpoint.pod if endpoint.pod_name else endpoint.attachment_id
+        return End(
+            endpoint.title,
+            endpoint.identity,
+            LabelSet.parse(self._labels(endpoint.identity)),
+            key=key,
+            policy=self._policy(endpoint.title, endpoint.id),
+            audited=self._facts.audited(),
+            unread=self._view.unread if self._view is not None else "",
+        )
+
+    def _remote(self, title: str, identity: int, node: str, key: str | None = None) -> End:
+        labels = LabelSet.parse(self._labels(identity))
+        return End(title, identity, labels, key=title if key is None else key, elsewhere=node)
+
+    def _numbered(self, title: str, number: int) -> End:
+        labels = LabelSet.parse(self._labels(number))
+        row = self._host.row if self._host is not None and self._host.enabled else None
+        if number == HOST and row is not None and self._host is not None:
+            audited = self._facts.audited() or self._host.audited
+            policy = self._policy("the host", row.id)
+            return End(title, number, labels, key="host", policy=policy, audited=audited)
+        firewall = number in REMOTE_NODES and row is not None
+        elsewhere = "that node" if firewall else "its node" if number in GLOBAL_IDENTITIES else ""
+        return End(title, number, labels, elsewhere=elsewhere)
+
+    def _policy(self, title: str, endpoint_id: int) -> _Policy | None:
+        return _Policy(self._view, title, endpoint_id) if self._view is not None else None
+
+    def _labels(self, identity: int) -> tuple[str, ...]:
+        known = self._identities.table.get(identity)
+        if known is not None:
+            return tuple(known.labels)
+        return tuple(RESERVED_IDENTITIES.get(identity, ()))
+
+    def _own_node(self) -> str:
+        return self._facts.status().node_name
+
+
+class _Policy:
+    """The policy of an endpoint of this node."""
+
+    def __init__(self, view: PolicyView, title: str, endpoint_id: int) -> None:
+        self._view = view
+        self._title = title
+        self._endpoint = endpoint_id
+
+    def __call__(self, direction: Direction) -> DirectionPolicy:
+        """What holds for a direction. Raises UnanswerableError before there is a policy."""
+        found = self._view.policy(self._endpoint, direction)
+        if found is None:
+            raise UnanswerableError(f"{self._title} has no policy yet")
+        return found
+
+
+class AgentServices:
+    """The services that this node serves, and those that others serve for it."""
+
+    def __init__(
+        self,
+        served: Table[ServedFrontend],
+        services: Table[Service],
+        slices: Table[EndpointSlice],
+        options: LoadBalancerOptions,
+        sockets: SocketLB | None,
+        ends: AgentEnds,
+    ) -> None:
+        self._served = served
+        self._services = services
+        self._slices = slices
+        self._options = options
+        self._sockets = sockets
+        self._ends = ends
+
+    def has_service(self, name: str) -> bool:
+        """Whether there is a service of this namespace and name."""
+        namespace, _, short = name.partition("/")
+        if self._services.get((namespace, short)) is not None:
+            return True
+        return any(row.frontend.service == (namespace, short) for row in self._served.all())
+
+    def frontends(self, name: str, client: End) -> Sequence[Frontend]:
+        """The ports that a client reaches a service by."""
+        namespace, _, short = name.partition("/")
+        service = self._services.get((namespace, short))
+        if service is not None and service.spec.type == "ExternalName":
+            raise UnanswerableError(
+                f"service {name} is another name of {service.spec.external_name}: ask of that"
+            )
+        if service is not None and is_headless(service):
+            return list(self._headless(service, client))
+        wanted = ServiceName(namespace, short)
+        rows = [row.shown for row in self._served.all() if row.frontend.service == wanted]
+        found = self._seen(rows, client)
+        found = [one for one in found if not one.key.address.is_wildcard]
+        if not found:
+            raise UnanswerableError(f"service {name} is not served by this node: see hive service list")
+        inside = (ServiceType.CLUSTER_IP, ServiceType.LOCAL_REDIRECT)
+        meant = [one for one in found if (one.type in inside) != client.is_outside] or found
+        return [self._shown(one, client) for one in meant]
+
+    def frontends_at(self, address: IPAddress, client: End) -> Sequence[Frontend]:
+        """The ports served at an address; those of every node too, where sockets are translated."""
+        rows = [row.shown for row in self._served.all()]
+        exact = [one for one in rows if one.key.address.ip == address]
+        found = self._seen(exact, client)
+        if self._sockets is not None and self._sockets.enabled and not client.is_outside:
+            served = {(one.key.address.port, one.key.address.protocol) for one in found}
+            of_nodes = [
+                one
+                for one in rows
+                if one.key.address.is_wildcard
+                and one.key.address.version == address.version
+                and (one.key.address.port, one.key.address.protocol) not in served
+                and one.type is ServiceType.NODE_PORT
+            ]
+            if of_nodes and self._ends.identity_at(address) in (HOST, *REMOTE_NODES):
+                found += self._seen(of_nodes, client)
+        return [self._shown(one, client, str(address)) for one in found]
+
+    def sent_on(self, address: IPAddress, port: int | None) -> str:
+        """The service that kube-proxy, or another node, serves at an address; empty without one."""
+        text = str(address)
+        of_node = self._ends.identity_at(address) in (HOST, *REMOTE_NODES)
+        for service in self._services.all():
+            spec, ingress = service.spec, service.status.load_balancer.ingress or ()
+            external = {*(spec.external_ips or ()), *(one.ip for one in ingress)}
+            for one in spec.ports or ():
+                if port == (one.port if text in external else one.node_port if of_node else None):
+                    return "/".join(service.key)
+        return ""
+
+    @staticmethod
+    def _seen(frontends: Sequence[ServedAt], client: End) -> list[ServedAt]:
+        if client.is_outside:
+            return [one for one in frontends if not one.key.scope]
+        return seen_inside(frontends)
+
+    def _headless(self, service: Service, client: End) -> Iterator[Frontend]:
+        name = "/".join(service.key)
+        backends = backends_of(self._slices.by("service").get(service.key), self._options)
+        for port_name, port, protocol, some in backends_by_port(backends):
+            ends = [end for one in some for end, _ in self._ends.at(one.address.ip, client)]
+            yield headless(name, port_name, port, protocol, ends)
+
+    def _shown(self, frontend: ServedAt, client: End, at: str = "") -> Frontend:
+        address, name = frontend.key.address, str(frontend.service)
+        if frontend.l7_proxy_port:
+            raise UnanswerableError(f"service {name} is served by Envoy, which chooses: ask of its backends")
+        chosen, _ = selectable(frontend.backends)
+        return Frontend(
+            service=name,
+            address=at or str(address.ip),
+            port=address.port,
+            protocol=address.protocol,
+            name=frontend.port_name,
+            of_nodes=frontend.type is ServiceType.NODE_PORT,
+            backends=tuple(
+                Served(end, one.address.port, self._loop(end, client, one.address.version))
+                for one in chosen
+                for end, _ in self._ends.at(one.address.ip, client)
+            ),
+            problem=refusal(
+                client,
+                name,
+                inside_only=not frontend.routable,
+                ranges=frontend.source_ranges,
+                deny=frontend.source_ranges_deny,
+            ),
+        )
+
+    def _loop(self, backend: End, client: End, version: int) -> str:
+        """Why a backend does not reach itself: packets have no IPv6 address to come back from."""
+        if not client.key or backend.key != client.key or version == 4:
+            return ""
+        if self._sockets is not None and self._sockets.enabled:
+            return ""
+        return f"{client.title} does not reach itself through a service by IPv6 without bpf-lb-sock"
+
+
+class AgentDirectory:
+    """Both, as questions are answered from."""
+
+    place = "that this node knows"
+
+    def __init__(self, ends: AgentEnds, services: AgentServices) -> None:
+        self.ends = ends
+        self.reserved = ends.reserved
+        self.identity = ends.identity
+        self.pod = ends.pod
+        self.pods = ends.pods
+        self.pod_ports = ends.pod_ports
+        self.network = ends.network
+        self.named = ends.named
+        self.at = ends.at
+        self.has_service = services.has_service
+        self.frontends = services.frontends
+        self.frontends_at = services.frontends_at
+        self.sent_on = services.sent_on

@@ -1,0 +1,342 @@
+"""Endpoints to wire models and back: pure functions over values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
+
+from cells.api import models
+from cells.api.operations.config_mapping import DISABLED, ENABLED, OFF, ON, SOURCE_IP_VERIFICATION
+from cells.cluster.identity.labels import labels_sha256
+from cells.endpoint import (
+    DatapathConfiguration,
+    Endpoint,
+    EndpointError,
+    EndpointRequest,
+    State,
+    StatusEntry,
+    StatusLog,
+    health_of,
+)
+from cells.node.netlink.rows import mac_text, parse_mac
+from cells.observe.controllers import ControllerStatus
+from lifecycle import Duration
+
+ZERO_MAC = bytes(6)
+POLICY_AUDIT_MODE = "PolicyAuditMode"
+ANY_SOURCES = frozenset({"any", "unspec"})
+
+
+@lru_cache(4096)  # a status has hundreds, few of them new
+def rfc3339(seconds: float) -> str:
+    """Unix seconds as RFC 3339 in UTC with milliseconds, as go-openapi's date-time."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def endpoint_model(
+    endpoint: Endpoint,
+    shown: State,
+    log: StatusLog,
+    host_addressing: models.NodeAddressing,
+    policy: models.EndpointPolicyStatus,
+    controllers: Iterable[models.ControllerStatus] = (),
+) -> models.Endpoint:
+    """The whole of one endpoint; ``shown`` is its state as people see it.
+
+    Lists hold no null and ``status`` is always there: clients count on it.
+    """
+    configuration = configuration_model(endpoint)
+    newest = log.newest
+    return models.Endpoint(
+        id=endpoint.id,
+        spec=configuration,
+        status=models.EndpointStatus(
+            state=shown,
+            external_identifiers=identifiers_model(endpoint),
+            identity=identity_model(endpoint) if endpoint.identity else None,
+            labels=labels_model(endpoint).status,
+            realized=configuration,
+            networking=networking_model(endpoint, host_addressing),
+            policy=policy,
+            health=health_model(shown),
+            controllers=list(controllers),
+            log=[log_line(newest)] if newest else [],
+        ),
+    )
+
+
+def configuration_model(endpoint: Endpoint) -> models.EndpointConfigurationSpec:
+    """What of an endpoint can be changed, and how it is."""
+    verified = DISABLED if endpoint.datapath.disable_sip_verification else ENABLED
+    return models.EndpointConfigurationSpec(
+        options={SOURCE_IP_VERIFICATION: verified}, label_configuration=user_labels(endpoint)
+    )
+
+
+def audit_option(audited: bool) -> dict[str, str]:
+    """The option of the host endpoint that can be changed."""
+    return {POLICY_AUDIT_MODE: ENABLED if audited else DISABLED}
+
+
+def requested_audit(body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]) -> bool:
+    """Whether PATCH of the options of the host endpoint asks for its policy to be audited only."""
+    return _requested(body, POLICY_AUDIT_MODE, now, immutable)
+
+
+def user_labels(endpoint: Endpoint) -> models.LabelConfigurationSpec:
+    """The labels a user put on the endpoint."""
+    return models.LabelConfigurationSpec(user=sorted(endpoint.custom_labels))
+
+
+def requested_verification(
+    body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]
+) -> bool:
+    """Whether PATCH of an endpoint's options asks to verify its source; ``now`` where it says nothing.
+
+    Clients send all options back, those they do not change as words, others as ``0`` or ``1``. Raises
+    EndpointError 400 for an option that cannot be changed, or a value that is none.
+    """
+    return _requested(body, SOURCE_IP_VERIFICATION, now, immutable)
+
+
+def _requested(
+    body: models.EndpointConfigurationSpec, option: str, now: bool, immutable: Mapping[str, str]
+) -> bool:
+    wanted = now
+    for name, value in sorted((body.options or {}).items()):
+        if name == option:
+            if value.lower() not in ON | OFF:
+                raise EndpointError(
+                    400, f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}'
+                )
+            wanted = value.lower() in ON
+        elif name not in immutable or _switched(value) != _switched(immutable[name]):
+            raise EndpointError(400, f"option {name} of this endpoint cannot be changed: only {option} can")
+    return wanted
+
+
+def _switched(value: str) -> str:
+    text = value.lower()
+    return ENABLED if text in ON else DISABLED if text in OFF else text
+
+
+def identifiers_model(endpoint: Endpoint) -> models.EndpointIdentifiers:
+    """The names of the endpoint; the legacy ones only where it was created with them."""
+    legacy = not endpoint.disable_legacy_identifiers
+    return models.EndpointIdentifiers(
+        cni_attachment_id=endpoint.attachment_id,
+        container_id=endpoint.container_id if legacy else "",
+        container_name=endpoint.container_name if legacy else "",
+        pod_name=endpoint.pod if legacy else "",
+        k8s_pod_name=endpoint.pod_name,
+        k8s_namespace=endpoint.pod_namespace,
+    )
+
+
+def identity_model(endpoint: Endpoint) -> models.Identity:
+    """The endpoint's security identity."""
+    return models.Identity(
+        id=endpoint.identity,
+        labels=sorted(endpoint.labels),
+        labels_sha256=labels_sha256(endpoint.labels),
+    )
+
+
+def labels_model(endpoint: Endpoint) -> models.LabelConfiguration:
+    """The endpoint's labels, and which of them are a user's."""
+    user = user_labels(endpoint)
+    return models.LabelConfiguration(
+        spec=user,
+        status=models.LabelConfigurationStatus(
+            realized=user,
+            security_relevant=sorted(endpoint.labels),
+            derived=sorted(endpoint.info_labels),
+        ),
+    )
+
+
+def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing) -> models.EndpointNetworking:
+    """Addresses and links; an empty MAC is left out, so that the plugin keeps the one it made."""
+    address = models.AddressPair(
+        ipv4=str(endpoint.ipv4) if endpoint.ipv4 else "",
+        ipv4_pool_name=endpoint.pool if endpoint.ipv4 else "",
+        ipv6=str(endpoint.ipv6) if endpoint.ipv6 else "",
+        ipv6_pool_name=endpoint.ipv6_pool if endpoint.ipv6 else "",
+    )
+    return models.EndpointNetworking(
+        addressing=[address],
+        host_addressing=host_addressing,
+        host_mac=optional_mac(endpoint.host_mac),
+        mac=optional_mac(endpoint.pod_mac),
+        interface_name=endpoint.ifname,
+        interface_index=endpoint.ifindex,
+        container_interface_name=endpoint.container_ifname,
+    )
+
+
+def health_model(shown: State) -> models.EndpointHealth:
+    """Health of an endpoint that shows this state; the plugin's CHECK asks for it."""
+    health = health_of(shown)
+    return models.EndpointHealth(
+        overall_health=health.overall, bpf=health.bpf, policy=health.policy, connected=health.connected
+    )
+
+
+def log_line(entry: StatusEntry) -> models.EndpointStatusChange:
+    """One line of the endpoint's log."""
+    return models.EndpointStatusChange(
+        code=entry.code, message=entry.message, state=entry.state, timestamp=rfc3339(entry.time)
+    )
+
+
+def optional_mac(mac: bytes) -> str:
+    """Text of a MAC, empty for none."""
+    return "" if mac in (b"", ZERO_MAC) else mac_text(mac)
+
+
+def has_labels(endpoint: Endpoint, wanted: Iterable[str]) -> bool:
+    """Whether the endpoint has all the labels, its informational ones too.
+
+    Labels are ``source:key[=value]``; without a source, or with the source ``any``, every source matches.
+    """
+    have = {_label(text) for text in (*endpoint.labels, *endpoint.info_labels)}
+    keys = {key for _, key in have}
+    return all(
+        key in keys if source in ANY_SOURCES else (source, key) in have for source, key in map(_label, wanted)
+    )
+
+
+def _label(text: str) -> tuple[str, str]:
+    """Source and ``key[=value]``; a colon in the value is no source."""
+    source, colon, rest = text.partition(":")
+    return (
+        (source, rest.removesuffix("=")) if colon and "=" not in source else ("any", text.removesuffix("="))
+    )
+
+
+def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
+    """The request that PUT /endpoint makes of the endpoint cell.
+
+    Raises EndpointError 400 for an address or MAC that is none, and for what this agent has not got.
+    """
+    addressing = body.addressing or models.AddressPair()
+    if body.properties:
+        raise EndpointError(400, f"unsupported endpoint properties: {', '.join(sorted(body.properties))}")
+    return EndpointRequest(
+        container_id=body.container_id,
+        container_ifname=body.container_interface_name,
+        container_name=body.container_name,
+        ifname=body.interface_name,
+        ifindex=requested_ifindex(body.interface_index),
+        pod_mac=requested_mac(body.mac),
+        host_mac=requested_mac(body.host_mac),
+        ipv4=requested_ipv4(addressing.ipv4),
+        pool=addressing.ipv4_pool_name,
+        expiration_uuid=addressing.ipv4_expiration_uuid,
+        ipv6=requested_ipv6(addressing.ipv6),
+        ipv6_pool=addressing.ipv6_pool_name,
+        ipv6_expiration_uuid=addressing.ipv6_expiration_uuid,
+        pod_name=body.k8s_pod_name,
+        pod_namespace=body.k8s_namespace,
+        pod_uid=body.k8s_uid,
+        netns_cookie=requested_cookie(body.netns_cookie),
+        labels=tuple(body.labels),
+        disable_legacy_identifiers=body.disable_legacy_identifiers,
+        datapath=requested_datapath(body.datapath_configuration),
+    )
+
+
+def requested_ipv4(text: str) -> IPv4Address | None:
+    """The address of ``a.b.c.d`` or ``a.b.c.d/length`` (delegated IPAM sends the length), None of nothing."""
+    if not text:
+        return None
+    try:
+        return IPv4Address(text.partition("/")[0])
+    except ValueError:
+        raise EndpointError(400, f'invalid IPv4 address "{text}"') from None
+
+
+def requested_ipv6(text: str) -> IPv6Address | None:
+    """Likewise of IPv6."""
+    if not text:
+        return None
+    try:
+        return IPv6Address(text.partition("/")[0])
+    except ValueError:
+        raise EndpointError(400, f'invalid IPv6 address "{text}"') from None
+
+
+def requested_mac(text: str) -> bytes:
+    """The MAC of the text, zeros of nothing."""
+    if not text:
+        return ZERO_MAC
+    try:
+        return parse_mac(text)
+    except ValueError:
+        raise EndpointError(400, f'invalid MAC address "{text}"') from None
+
+
+def requested_ifindex(number: int) -> int:
+    """The index of the pod's link; the kernel's are positive and have 31 bits, 0 is none."""
+    if not 0 <= number < 1 << 31:
+        raise EndpointError(400, f"invalid interface-index {number}")
+    return number
+
+
+def requested_cookie(text: str) -> int:
+    """The cookie of the pod's network namespace; one that cannot be read counts as absent, as upstream."""
+    readable = text.isascii() and text.isdigit() and len(text) <= 20
+    return int(text) if readable and int(text) < 1 << 64 else 0
+
+
+def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathConfiguration:
+    """The datapath configuration of a request; raises EndpointError 400 for what this datapath cannot do.
+
+    A pod whose packets went another way than asked for would look well and not work.
+    """
+    if wanted is None:
+        return DatapathConfiguration()
+    if wanted.install_endpoint_route:
+        raise EndpointError(400, "unsupported datapath-configuration: install-endpoint-route")
+    return DatapathConfiguration(
+        external_ipam=wanted.external_ipam,
+        require_arp_passthrough=wanted.require_arp_passthrough,
+        require_egress_prog=wanted.require_egress_prog,
+        require_routing=wanted.require_routing,
+        disable_sip_verification=wanted.disable_sip_verification,
+    )
+
+
+# Controllers to the wire: of the node in GET /healthz, of an endpoint in its status.
+
+NEVER = "0001-01-01T00:00:00.000Z"
+"""The time of what has not happened: Go's zero time."""
+
+
+def controller(status: ControllerStatus) -> models.ControllerStatus:
+    """One controller."""
+    return models.ControllerStatus(
+        name=status.name,
+        uuid=status.uuid,
+        configuration=models.ControllerConfiguration(
+            error_retry=status.retries,
+            error_retry_base=str(Duration(status.retry_base)),
+            interval=str(Duration(status.interval)),
+        ),
+        status=models.ControllerCounts(
+            success_count=status.successes,
+            last_success_timestamp=timestamp(status.last_success),
+            failure_count=status.failures,
+            last_failure_timestamp=timestamp(status.last_failure),
+            consecutive_failure_count=status.failures_in_a_row,
+            last_failure_msg=status.last_error,
+        ),
+    )
+
+
+def timestamp(seconds: float | None) -> str:
+    """The time as text; of the year 1, where it never came."""
+    return NEVER if seconds is None else rfc3339(seconds)

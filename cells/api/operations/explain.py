@@ -1,0 +1,124 @@
+"""Why a connection of an endpoint of this node is allowed or not: what ``hive policy explain`` asks.
+
+Needs: PolicyView where rules are known, AgentDirectory.   Gives: ExplainOperations, part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from cells.api.models.hive import DecidingRule, Failure, Reached, VerdictRules
+from cells.api.operations import ApiPart, Route
+from cells.api.operations.directory import AgentDirectory
+from cells.api.wire import answer
+from cells.policy.control import PolicyView
+from cells.policy.explain import End, Explained, Target, UnanswerableError, explained
+from cells.policy.explain.directory import Asked, parse_asked, source_of, targets_of
+from cells.policy.rules import Direction
+from lifecycle import Member
+from lifecycle.http import Request, Response
+
+
+class ExplainOperations:
+    """The handlers."""
+
+    def __init__(self, view: PolicyView | None, directory: AgentDirectory) -> None:
+        self._view = view
+        self._directory = directory
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/hive/policy/explain", self.get_explanation),
+            Route("GET", "/hive/policy/reachability", self.get_reachability),
+            Route("GET", "/hive/policy/verdict", self.get_verdict),
+        ]
+
+    async def get_explanation(self, request: Request) -> Response:
+        """GET /hive/policy/explain: both directions of a connection, as far as this node decides them."""
+        query = request.query
+        name = query.get("destination", "")
+        try:
+            asked = _asked(query)
+            source = source_of(self._directory, query.get("source", ""))
+            targets = targets_of(self._directory, name, asked, source)
+            found = self.explain(source, name, targets)
+        except UnanswerableError as refused:
+            return answer(400, Failure(err=str(refused)))
+        return answer(200, found)
+
+    async def get_reachability(self, request: Request) -> Response:
+        """GET /hive/policy/reachability: who of a namespace's pods on this node reaches whom on a port."""
+        namespace = request.query.get("namespace", "")
+        try:
+            asked = _asked(request.query)
+            there = self._directory.ends.local(namespace)
+            found = [self._reached(*pair, asked) for pair in permutations(there, 2)]
+        except UnanswerableError as refused:
+            return answer(400, Failure(err=str(refused)))
+        return answer(200, found)
+
+    async def get_verdict(self, request: Request) -> Response:
+        """GET /hive/policy/verdict: which rules decided the verdict in an event of the datapath."""
+        try:
+            endpoint, identity, protocol, port = (
+                _number(request.query, name) for name in ("endpoint", "identity", "protocol", "port")
+            )
+            direction = _direction_of(request.query)
+        except UnanswerableError as refused:
+            return answer(400, Failure(err=str(refused)))
+        if self._view is None or not self._view.knows(endpoint):
+            return answer(200, VerdictRules(verdict="unknown", rules=[]))
+        match = self._view.decide(endpoint, direction, identity, protocol, port)
+        origins = sorted(match.entry.origins) if match.entry is not None else []
+        rules = [DecidingRule(rule=one.text, labels=one.labels) for one in origins]
+        return answer(200, VerdictRules(verdict=match.verdict, rules=rules))
+
+    def _reached(self, source: End, destination: End, asked: Asked) -> Reached:
+        targets = targets_of(self._directory, f"pod/{destination.title}", asked, source)
+        found = self.explain(source, destination.title, targets)
+        return Reached(
+            source=source.title,
+            destination=destination.title,
+            port=found.ways[0].port if len(found.ways) == 1 else "",
+            verdict=found.verdict,
+            headline=found.headline,
+            denied=" and ".join(found.denying),
+        )
+
+    @staticmethod
+    def explain(source: End, name: str, targets: Sequence[Target]) -> Explained:
+        """How a connection fares. Raises UnanswerableError where no end is here."""
+        if source.policy is None and not any(one.end.policy or one.problem for one in targets):
+            nodes = dict.fromkeys(one.end.elsewhere for one in targets if one.end.elsewhere)
+            where = source.elsewhere or next(iter(nodes), "the node of one of them")
+            raise UnanswerableError(f"neither end is an endpoint of this node: ask the agent of {where}")
+        return explained(source, name, targets, lambda origin: origin.text)
+
+
+def _number(query: dict[str, str], name: str) -> int:
+    text = query.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise UnanswerableError(f"{name} {text[:20]!r}: expected a number")
+    return int(text)
+
+
+def _direction_of(query: dict[str, str]) -> Direction:
+    match query.get("direction", ""):
+        case "ingress":
+            return "ingress"
+        case "egress":
+            return "egress"
+        case other:
+            raise UnanswerableError(f"direction {other[:20]!r}: expected ingress or egress")
+
+
+def _asked(query: dict[str, str]) -> Asked:
+    port, protocol = query.get("port", ""), query.get("protocol", "")
+    return parse_asked(f"{port}/{protocol}".rstrip("/")) if port else Asked("", protocol)
+
+
+def part(operations: ExplainOperations) -> Member[ApiPart]:
+    """Explanations, as a part of the API."""
+    return ApiPart("policy-explain", operations.routes())

@@ -1,0 +1,392 @@
+"""The parts of the API about the node: configuration, identities, prefixes, maps, nodes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from cells.api import models
+from cells.api.models import node as wire
+from cells.api.models.node import Policy
+from cells.api.operations import ApiPart, Route, config_mapping
+from cells.api.operations import endpoint_models as endpoint_mapping
+from cells.api.operations import status as status_mapping
+from cells.api.operations.endpoint_models import rfc3339
+from cells.api.operations.node_view import NodeWatchers
+from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
+from cells.api.operations.status import NodeStatus
+from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
+from cells.base.addresses import Family
+from cells.cluster.identity.identities import Identities, Identity
+from cells.cluster.ipcache.rows import IpcacheEntry, prefix_of
+from cells.endpoint import Endpoints, PolicyEnforcement
+from cells.maps.map import Map, MapChange, MapLog
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import row_text
+from cells.observe.health import StatusCollector
+from lifecycle import Member, Stretch, Table
+from lifecycle.http import Request, Response
+
+# The node's maps as the API shows them.
+
+
+class NodeMaps:
+    """The real :class:`~cells.api.node_operations.MapReader`."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    @property
+    def directory(self) -> Path:
+        """Where they are pinned."""
+        return self._maps.directory
+
+    def names(self) -> Sequence[str]:
+        """Of all pinned maps, policy maps too."""
+        return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("."))
+
+    def kept(self, name: str) -> Map | None:
+        """cilium_lxc or cilium_ipcache."""
+        found = (table for table in (self._maps.lxc, self._maps.ipcache) if table.spec.name == name)
+        return next(found, None)
+
+
+# GET and PATCH /config: the daemon's settings, and the options that can change while it runs.
+
+
+class ConfigOperations:
+    """The daemon's configuration."""
+
+    def __init__(self, enforcement: PolicyEnforcement, facts: NodeStatus) -> None:
+        self._enforcement = enforcement
+        self._facts = facts
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/config", self.get_config),
+            Route("PATCH", "/v1/config", self.patch_config),
+        ]
+
+    async def get_config(self, _request: Request) -> Response:
+        """GET /config; never rate limited: the plugin probes with it twice a second."""
+        facts = self._facts
+        model = config_mapping.configuration_model(facts.node(), facts.settings(), self._enforcement.now)
+        return answer(200, model)
+
+    async def patch_config(self, request: Request) -> Response:
+        """PATCH /config: every endpoint's maps follow before the answer; what is unchanged does nothing."""
+        body = read_body(request, models.DaemonConfigurationSpec, "configuration")
+        try:
+            node = self._facts.node()
+            wanted, notifications = config_mapping.requested_configuration(
+                body, self._enforcement.now, node.notifications
+            )
+            debug = config_mapping.requested_debug(body, node.debug)
+        except ValueError as error:
+            return answer(400, str(error))
+        if refusal := self._enforcement.refusal(wanted):
+            return answer(500, refusal)
+        try:
+            self._facts.set_notifications(notifications)
+        except OSError as error:
+            return answer(500, f"the datapath cannot be configured: {error}")
+        self._facts.log_debug(debug)
+        failed = await self._enforcement.change(wanted)
+        if failed:
+            return answer(500, f"endpoints {failed} could not follow yet, they are tried again")
+        return empty(200)
+
+
+def config_part(operations: ConfigOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("config", operations.routes())
+
+
+# Operations for debugging the node: identities, prefixes, maps, nodes.
+#
+# Source: Cilium 1.17, api/v1/openapi.yaml; subsystems that are not built are in cells.api.operations.absent.
+
+COMPATIBLE = "1.17.0"
+"""The version of Cilium whose interfaces these are: tools read it to know what they may ask for."""
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+KEEPALIVE = 30.0
+
+
+class KeptMap(Protocol):
+    """A map that only the agent writes to; cells.maps.Map."""
+
+    log: MapLog | None
+
+    def items(self) -> Iterable[tuple[bytes, bytes]]:
+        """All rows."""
+        ...
+
+
+class MapReader(Protocol):
+    """The node's maps, as the API shows them; names are those of the pins."""
+
+    @property
+    def directory(self) -> Path:
+        """Where they are pinned."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """Of all maps."""
+        ...
+
+    def kept(self, name: str) -> KeptMap | None:
+        """A map that only the agent writes to; None where others do, or there is none."""
+        ...
+
+
+def version_text(version: str, revision: str) -> str:
+    """Cilium's version with ours as build metadata, in the seven words into which its clients split it."""
+    arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
+    runtime = f"python version {platform.python_version()} linux/{arch}"
+    return f"{COMPATIBLE}+hive-{version} {revision} unknown {runtime}"
+
+
+class NodeOperations:
+    """Handlers that only read."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        identities: Identities,
+        maps: MapReader,
+        collector: StatusCollector,
+        policies: EndpointPolicyModels,
+        rules: PolicyOperations,
+        facts: NodeStatus,
+        ipcache: Table[IpcacheEntry],
+    ) -> None:
+        self._endpoints = endpoints
+        self._ipcache = ipcache
+        self._identities = identities
+        self._maps = maps
+        self._collector = collector
+        self._policies = policies
+        self._rules = rules
+        self._facts = facts
+        self._watchers = NodeWatchers()
+        self._closed = False
+        self._followed: set[MapLog] = set()
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/identity", self.list_identities),
+            Route("GET", "/v1/identity/endpoints", self.count_identities),
+            Route("GET", "/v1/identity/{id}", self.get_identity),
+            Route("GET", "/v1/ip", self.list_ips),
+            Route("GET", "/v1/map", self.list_maps),
+            Route("GET", "/v1/map/{name}", self.get_map),
+            Route("GET", "/v1/map/{name}/events", self.get_map_events),
+            Route("GET", "/v1/cluster/nodes", self.list_nodes),
+            Route("GET", "/v1/node/ids", self.list_node_ids),
+            Route("GET", "/v1/cgroup-dump-metadata", self.dump_cgroups),
+            Route("GET", "/v1/debuginfo", self.debug_info),
+        ]
+
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._closed = False
+
+    def close(self) -> None:
+        """End what would go on for ever: the server stops."""
+        self._closed = True
+        for log in self._followed:
+            log.wake()
+
+    # --- identities ------------------------------------------------------------------------------
+
+    async def list_identities(self, request: Request) -> Response:
+        """GET /identity: all, or those that have every label of the body; none of these is a 404."""
+        wanted = set(read_body(request, list[str], "labels")) if request.body else set()
+        found = [each for each in self._identities.all() if wanted <= set(each.labels)]
+        return answer(200, [_identity(each) for each in found]) if found else empty(404)
+
+    async def count_identities(self, _request: Request) -> Response:
+        """GET /identity/endpoints: those that endpoints have, and how many."""
+        counted = Counter(endpoint.identity for endpoint in self._endpoints.all())
+        known = ((self._identities.get(number), count) for number, count in sorted(counted.items()))
+        return answer(
+            200, [wire.IdentityEndpoints(identity=_identity(i), ref_count=n) for i, n in known if i]
+        )
+
+    async def get_identity(self, request: Request) -> Response:
+        """GET /identity/{id}."""
+        text = request.match_info["id"]
+        if not text.isdecimal():
+            return empty(400)
+        found = self._identities.get(int(text))
+        return empty(404) if found is None else answer(200, _identity(found))
+
+    # --- prefixes and maps -----------------------------------------------------------------------
+
+    async def list_ips(self, request: Request) -> Response:
+        """GET /ip: whose every prefix is, of those inside ``cidr`` if that is given; none is a 404."""
+        text = request.query.get("cidr", "")
+        inside = None
+        if text:
+            try:
+                inside = ip_network(text)
+            except ValueError:
+                return answer(400, f"invalid CIDR address: {text}")
+        pods = {prefix_of(ip): endpoint for endpoint in self._endpoints.all() for ip in endpoint.addresses}
+        known = self._facts.status().node_ips
+        host_ip = str(known.get(Family.IPV4) or known.get(Family.IPV6) or "")
+        found = []
+        stretch = Stretch()
+        for row in self._ipcache.all():
+            await stretch.pause()
+            if inside is not None and not (
+                (network := row.network).version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
+            ):
+                continue
+            pod = pods.get(row.prefix)
+            namespace, name = row.pod or ("", "")
+            metadata = wire.IPListMetadata(source=row.source.value, namespace=namespace, name=name)
+            if pod is not None:
+                metadata = wire.IPListMetadata(source="k8s", namespace=pod.pod_namespace, name=pod.pod_name)
+            found.append(
+                wire.IPListEntry(
+                    cidr=row.prefix,
+                    identity=row.identity,
+                    metadata=metadata,
+                    host_ip=host_ip if pod is not None else _tunnel(row),
+                    encrypt_key=row.encrypt_key,
+                )
+            )
+        return answer(200, sorted(found, key=lambda entry: entry.cidr)) if found else empty(404)
+
+    async def list_maps(self, _request: Request) -> Response:
+        """GET /map: every map; those the agent alone writes to with their rows."""
+        return answer(200, wire.BPFMapList(maps=[self._map(name) for name in self._maps.names()]))
+
+    async def get_map(self, request: Request) -> Response:
+        """GET /map/{name}."""
+        name = request.match_info["name"]
+        return answer(200, self._map(name)) if name in self._maps.names() else empty(404)
+
+    def _map(self, name: str) -> wire.BPFMap:
+        path, kept = str(self._maps.directory / name), self._maps.kept(name)
+        if kept is None:
+            return wire.BPFMap(path=path)
+        rows = (row_text(name, key, value) for key, value in kept.items())
+        return wire.BPFMap(path=path, cache=[wire.BPFMapEntry(key=key, value=value) for key, value in rows])
+
+    async def get_map_events(self, request: Request) -> Response:
+        """GET /map/{name}/events: a line for each of the latest changes; ``follow``: and those to come."""
+        name = request.match_info["name"]
+        kept = self._maps.kept(name)
+        if kept is None or kept.log is None:
+            return empty(404)
+        follow = parse_bool(request.query.get("follow"), default=False)
+        return Response(200, self._changes(name, kept.log, follow=follow), JSON)
+
+    async def _changes(self, name: str, log: MapLog, *, follow: bool) -> AsyncGenerator[bytes, None]:
+        seen = 0
+        self._followed.add(log)
+        while not self._closed:
+            for change in log.since(seen):
+                seen = change.number
+                yield msgspec.json.encode(_event(name, change)) + b"\n"
+            if not follow:
+                return
+            with anyio.move_on_after(KEEPALIVE) as waiting:
+                await log.wait(seen)
+            if waiting.cancelled_caught:
+                yield b"\n"  # writing finds out whether someone reads
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    async def list_nodes(self, request: Request) -> Response:
+        """GET /cluster/nodes: all; to a client that has asked before, what has changed since."""
+        number = parse_int(request.headers.get("client-id"), "client-id in header")
+        facts = self._facts.status()
+        name = f"{facts.cluster_name}/{facts.node_name}"
+        return answer(200, self._watchers.answer(name, number, facts.nodes))
+
+    async def list_node_ids(self, _request: Request) -> Response:
+        """GET /node/ids: this node's is 0."""
+        ips = [ip for addresses in self._facts.status().uplinks.values() for ip in addresses]
+        return answer(200, [wire.NodeID(id=0, ips=ips)])
+
+    async def dump_cgroups(self, _request: Request) -> Response:
+        """GET /cgroup-dump-metadata: no pod's control groups are looked at yet."""
+        return answer(200, wire.CgroupDumpMetadata())
+
+    async def debug_info(self, _request: Request) -> Response:
+        """GET /debuginfo."""
+        facts = self._facts.status()
+        addressing = config_mapping.host_addressing(self._facts.node())
+        shown = self._endpoints
+        endpoints = [
+            endpoint_mapping.endpoint_model(
+                each,
+                shown.shown_state(each),
+                shown.status(each.id),
+                addressing,
+                self._policies.of(each),
+            )
+            for each in shown.all()
+        ]
+        status = status_mapping.status_response(
+            self._collector.status(), facts, status_mapping.StatusModels()
+        )
+        info = wire.DebugInfo(
+            cilium_version=version_text(facts.version, facts.revision),
+            kernel_version=platform.release(),
+            cilium_status=status,
+            endpoint_list=endpoints,
+            policy=self._rules.policy([]) or Policy(),
+            environment_variables=[
+                f"{name}: {os.environ[name]}" for name in sorted(os.environ) if _ours(name)
+            ],
+            cilium_memory_map=await anyio.Path("/proc/self/maps").read_text(),
+            subsystem={name: str(value) for name, value in self._facts.settings().items()},
+        )
+        return answer(200, info)
+
+
+def _ours(variable: str) -> bool:
+    """Whether an environment variable may be shown: others may hold secrets."""
+    return variable.startswith(("CILIUM_", "K8S_", "KUBERNETES_SERVICE_"))
+
+
+def _tunnel(row: IpcacheEntry) -> str:
+    """The node that a prefix of another one is reached through; empty for what is here, or in no tunnel."""
+    return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
+
+
+def _identity(identity: Identity) -> models.Identity:
+    labels = sorted(identity.labels)
+    return models.Identity(id=identity.id, labels=labels, labels_sha256=identity.labels_sha256)
+
+
+def _event(name: str, change: MapChange) -> wire.MapEvent:
+    key, value = row_text(name, change.key, change.value)
+    done = "update" if change.value is not None else "delete"
+    return wire.MapEvent(
+        timestamp=rfc3339(change.at),
+        key=key,
+        value=value,
+        action=done,
+        desired_action="sync" if not change.error else done,
+        last_error=change.error,
+    )
+
+
+def part(operations: NodeOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("node", operations.routes(), operations.open, operations.close)

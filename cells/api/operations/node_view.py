@@ -1,0 +1,289 @@
+"""The nodes of the cluster as the API tells them.
+
+Source: Cilium 1.17, NodeElement of api/v1/openapi.yaml, and GET /cluster/nodes with its Client-Id.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from cells.api.models import NodeAddressing, NodeAddressingElement
+from cells.api.models import node as node_models
+from cells.api.models import status as wire
+from cells.api.models.status import NodeElement
+from cells.api.operations.config_mapping import NodeFacts
+from cells.api.operations.status import NOTHING_SERVED, ServiceFacts, StatusFacts
+from cells.base.addresses import Family, IPAddress
+from cells.cluster.nodes.node import ClusterNode
+from cells.config import AgentConfig
+from cells.datapath.datapath import Datapath
+from cells.datapath.settings import MonitorNotifications
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kvstore.store import KVStore
+from cells.maps.node_maps import Maps
+from cells.maps.records.endpoints import NODE_AUDITS_POLICY
+from cells.maps.specs import MapSettings
+from cells.node.addresses import NodeAddresses
+from cells.node.devices import Device, PodMtu, uplinks
+from cells.node.ipam import Ipam
+from cells.node.router import Router
+from cells.observe.events import EventsSettings
+from cells.observe.health import agent_version
+from cells.observe.monitor import MonitorSettings
+from cells.tunnel.settings import RouteMtu, TunnelSettings
+from lifecycle import ReadTable, Table, log_level, set_log_level
+
+CLIENT_SECONDS: Final = 900.0
+"""How long a client that watches the nodes is remembered."""
+
+
+def node_element(node: ClusterNode) -> NodeElement:
+    """A node, with the address others reach it by, and all its others as secondary ones."""
+    primary = {family: node.node_ip(family) for family in Family}
+    return NodeElement(
+        name=node.full_name,
+        primary_address=_addressing(
+            {
+                family: NodeAddressingElement(
+                    enabled=True,
+                    ip=str(ip or ""),
+                    alloc_range=str(next(iter(node.alloc_cidrs(family)), "")),
+                )
+                for family, ip in primary.items()
+                if ip is not None or node.alloc_cidrs(family)
+            }
+        ),
+        secondary_addresses=[
+            NodeAddressingElement(enabled=True, ip=str(each.ip), address_type=each.type)
+            for each in node.addresses
+            if each.ip not in primary.values()
+        ],
+        health_endpoint_address=_pair(node.health),
+        ingress_address=_pair(node.ingress),
+        source=node.source.value,
+    )
+
+
+def _pair(addresses: Sequence[IPAddress]) -> NodeAddressing | None:
+    if not addresses:
+        return None
+    return _addressing({Family.of(ip): NodeAddressingElement(enabled=True, ip=str(ip)) for ip in addresses})
+
+
+def _addressing(found: Mapping[Family, NodeAddressingElement]) -> NodeAddressing:
+    return NodeAddressing(ipv4=found.get(Family.IPV4), ipv6=found.get(Family.IPV6))
+
+
+class _Watcher(msgspec.Struct):
+    asked: float
+    """When it asked last, by the monotonic clock."""
+    told: dict[str, NodeElement]
+
+
+class NodeWatchers:
+    """The clients that ask again and again for what has changed."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[int, _Watcher] = {}
+
+    def answer(
+        self, name: str, number: int, nodes: Iterable[NodeElement], now: float | None = None
+    ) -> node_models.ClusterNodeStatus:
+        """All nodes, for a client that is not known; else those that came and went since it asked.
+
+        One that changed went as it was and came as it is. ``name`` is this node's.
+        """
+        now = time.monotonic() if now is None else now
+        self._watchers = {
+            known: each for known, each in self._watchers.items() if now - each.asked < CLIENT_SECONDS
+        }
+        found = {node.name: node for node in nodes}
+        watcher = self._watchers.get(number)
+        if watcher is None:
+            number = secrets.randbelow(1 << 31) + 1  # nor one from before a restart
+            watcher = self._watchers[number] = _Watcher(now, {})
+        before, watcher.told, watcher.asked = watcher.told, found, now
+        added = [node for key, node in found.items() if before.get(key) != node]
+        removed = [node for key, node in before.items() if found.get(key) != node]
+        return node_models.ClusterNodeStatus(
+            self_name=name, client_id=number, nodes_added=added or None, nodes_removed=removed or None
+        )
+
+
+# Node information for the API, read from the cells on each request.
+
+
+class NodeView:
+    """Reads node information from the cells. Nothing is cached, so nothing gets stale."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        devices: Table[Device],
+        mtu: PodMtu,
+        ipam: Ipam,
+        router: Router,
+        datapath: Datapath,
+        addresses: NodeAddresses,
+        nodes: ReadTable[ClusterNode],
+        *,
+        maps: Maps,
+        map_settings: MapSettings,
+        monitor: Callable[[], wire.MonitorStatus | None],
+        chaining: str,
+        route_mtu_in_chains: bool,
+        route_mtu: RouteMtu,
+        tunnel: TunnelSettings,
+        kubernetes: KubernetesAPI | None = None,
+        kvstore: KVStore | None = None,
+        masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
+        services: Callable[[], ServiceFacts] | None = None,
+        proxy: Callable[[], wire.ProxyStatus | None] = lambda: None,
+        host_firewall: bool = False,
+    ) -> None:
+        self._config = config
+        self._devices = devices
+        self._mtu = mtu
+        self._ipam = ipam
+        self._router = router
+        self._datapath = datapath
+        self._addresses = addresses
+        self._nodes = nodes.map(node_element, name="node-elements")
+        self._maps = maps
+        self._map_settings = map_settings
+        self._monitor = monitor
+        self._chaining = chaining
+        self._route_mtu_in_chains = route_mtu_in_chains
+        self._route_mtu = route_mtu
+        self._tunnel = tunnel
+        self._kubernetes = kubernetes
+        self._kvstore = kvstore
+        self._masquerading = masquerading
+        self._services = services
+        self._proxy = proxy
+        self._host_firewall = host_firewall
+
+    def node(self) -> NodeFacts:
+        """Routers, pod CIDRs and MTU."""
+        return NodeFacts(
+            addressing=self._router.addressing(),
+            mtu=self._mtu(),
+            route_mtu=self._route_mtu(),
+            tunnel_protocol=self._tunnel.tunnel_protocol if self._tunnel.tunnelled else "",
+            ipam_mode=self._ipam.mode,
+            notifications=self._datapath.notifications,
+            debug=log_level() == "debug",
+            chaining=self._chaining,
+            route_mtu_in_chains=self._route_mtu_in_chains,
+            kvstore=self._kvstore.settings.kvstore if self._kvstore is not None else "",
+            kvstore_options=self._kvstore.settings.kvstore_opt if self._kvstore is not None else {},
+        )
+
+    def audited(self) -> bool:
+        """Whether the node's policy drops nothing and only tells what it would drop."""
+        return bool(self._datapath.notifications.flags & NODE_AUDITS_POLICY)
+
+    def set_notifications(self, notifications: MonitorNotifications) -> None:
+        """Have the datapath tell this of packets from now on; nothing happens when it does already."""
+        if notifications != self._datapath.notifications:
+            self._datapath.set_notifications(notifications)
+
+    def log_debug(self, on: bool) -> None:
+        """Log what helps to find a fault, or no longer; the plugin's log is the setting's alone."""
+        if on != (log_level() == "debug"):
+            set_log_level("debug" if on else "info")
+
+    def settings(self) -> Mapping[str, object]:
+        """The daemon's configuration under the names ``cilium-dbg config`` shows."""
+        config = self._config
+        return {
+            "BPFRoot": str(config.bpf_root),
+            "ClusterName": config.cluster_name,
+            "DatapathMode": "veth",
+            "EnableIPv4": config.ipv4,
+            "EnableIPv6": config.ipv6,
+            "IPAM": self._ipam.mode,
+            "MTU": config.mtu,
+            "RoutingMode": self._tunnel.routing_mode,
+            "SocketPath": str(config.api_socket),
+            "StateDir": str(config.state),
+        }
+
+    def version(self) -> tuple[str, str]:
+        """The agent's version, and the digest of its datapath."""
+        return agent_version(), self._datapath.build
+
+    def status(self) -> StatusFacts:
+        """What GET /healthz tells besides the verdict."""
+        version, revision = self.version()
+        return StatusFacts(
+            version=version,
+            revision=revision,
+            cluster_name=self._config.cluster_name,
+            node_name=self._config.node_name,
+            node=self.node(),
+            node_ips=self._addresses.all(),
+            nodes=sorted(self._nodes.all(), key=attrgetter("name")),
+            uplinks={
+                device.name: tuple(str(address.ip) for address in device.addresses)
+                for device in uplinks(self._devices.all())
+            },
+            ipam_status=self._ipam.status(),
+            allocations=self._ipam.dump(),
+            map_sizes=map_sizes(self._maps),
+            map_size_ratio=self._map_settings.bpf_map_dynamic_size_ratio,
+            monitor=self._monitor(),
+            kubernetes=kubernetes_status(self._kubernetes),
+            kvstore=kvstore_status(self._kvstore),
+            masquerading=self._masquerading(),
+            services=self._services() if self._services is not None else NOTHING_SERVED,
+            proxy=self._proxy(),
+            host_firewall=self._host_firewall,
+            host_routing=self._datapath.routing.mode,
+        )
+
+
+def kvstore_status(store: KVStore | None) -> wire.Status:
+    """How the store that nodes share is."""
+    if store is None:
+        return wire.Status(state="Disabled")
+    state = store.state()
+    return wire.Status(state=state.state, msg=state.message)
+
+
+def kubernetes_status(server: KubernetesAPI | None) -> wire.KubernetesStatus:
+    """How the API server is, and what is followed there."""
+    if server is None:
+        return wire.KubernetesStatus(state="Disabled")
+    state = server.state()
+    followed = tuple(server.followed())
+    return wire.KubernetesStatus(state=state.state, msg=state.message, k8s_api_versions=followed)
+
+
+def monitor_status(events: EventsSettings, monitor: MonitorSettings) -> wire.MonitorStatus | None:
+    """The rings that the datapath's events come from; None if the monitor is disabled."""
+    if not monitor.enable_monitor:
+        return None
+    cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.monitor_num_pages
+    return wire.MonitorStatus(cpus=cpus, npages=pages, pagesize=mmap.PAGESIZE)
+
+
+def map_sizes(maps: Maps) -> dict[str, int]:
+    """Capacity of the maps, under the names and in the order of ``cilium-dbg status --verbose``."""
+    policy = maps.policies.spec.inner
+    tcp, other, *_ = maps.conntrack  # both families have as many
+    return {
+        "Non-TCP connection tracking": other.spec.max_entries,
+        "TCP connection tracking": tcp.spec.max_entries,
+        "Endpoint policy": policy.max_entries if policy else 0,
+        "IP cache": maps.ipcache.spec.max_entries,
+        "Metrics": maps.metrics.spec.max_entries,
+    }

@@ -1,0 +1,262 @@
+"""The operations on services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TypeVar
+
+from cells.api.models.node import (
+    BackendAddress,
+    FrontendAddress,
+    FrontendMapping,
+    LRPBackend,
+    LRPSpec,
+    Service,
+    ServiceFlags,
+    ServiceRequest,
+    ServiceSpec,
+    ServiceStatus,
+)
+from cells.api.operations import ApiPart, Route
+from cells.api.wire import FrameworkError, answer, empty, read_body
+from cells.services import (
+    INTERNAL,
+    PROTOCOLS,
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    ServiceName,
+    ServiceType,
+)
+from cells.services.control import HandMade, LocalRedirect, ServedFrontend, ServicesByHand
+from lifecycle import Member, Table
+from lifecycle.http import Refusal, Request, Response
+
+__all__ = ["ServiceOperations", "part"]
+
+
+# Services as clients ask for them, in our words.
+#
+# Source: Cilium 1.17, PUT /service/{id}: 460 is a frontend that is none, 461 a backend.
+
+Meaning = TypeVar("Meaning")
+
+BAD_FRONTEND, BAD_BACKEND = 460, 461
+_STATES = {"": BackendState.ACTIVE} | {one.name.lower(): one for one in BackendState}
+_TYPES = {"": ServiceType.CLUSTER_IP} | {one.text: one for one in ServiceType}
+_POLICIES = {"": False, "Cluster": False, "Local": True}
+
+
+def requested(body: ServiceRequest) -> HandMade:
+    """The frontend that is asked for. Raises Refusal, or FrameworkError 422 for a word that is none."""
+    given = body.frontend_address
+    address = _address(BAD_FRONTEND, given.ip, given.port, given.protocol)
+    flags = body.flags
+    return HandMade(
+        number=body.id,
+        key=FrontendKey(address, INTERNAL if given.scope == "internal" else 0),
+        type=_word(_TYPES, "type", flags.type),
+        backends=requested_backends(body, address.protocol),
+        name=ServiceName(flags.namespace, flags.name),
+        ext_local=_ext_local(flags),
+        int_local=_word(_POLICIES, "intTrafficPolicy", flags.int_traffic_policy),
+    )
+
+
+def requested_backends(body: ServiceRequest, protocol: int = 0) -> tuple[Backend, ...]:
+    """The backends, of this protocol where they say none. Raises Refusal."""
+    return tuple(_requested_backend(one, protocol) for one in body.backend_addresses)
+
+
+def _requested_backend(given: BackendAddress, protocol: int) -> Backend:
+    address = _address(BAD_BACKEND, given.ip, given.port or 0, given.protocol)
+    state = _STATES.get(given.state)
+    if state is None:
+        raise Refusal(BAD_BACKEND, f"invalid backend state [{given.state}]")
+    weight = given.weight or 0
+    if not weight:
+        state = BackendState.MAINTENANCE  # takes no new connections
+    return Backend(
+        address if address.protocol else Address(address.ip, address.port, protocol),
+        state,
+        given.node_name,
+        weight=weight,
+        zone=given.zone,
+        preferred=given.preferred,
+    )
+
+
+def _address(status: int, text: str, port: int, protocol: str) -> Address:
+    number = PROTOCOLS.get(protocol.upper()) if protocol.upper() not in {"", "NONE"} else 0
+    if number is None:
+        raise Refusal(status, f"unknown protocol {protocol!r}: expected TCP, UDP, SCTP or ANY")
+    if not 0 <= port < 1 << 16:
+        raise Refusal(status, f"invalid port {port}: expected 0 to 65535")
+    return Address(_ip(status, text), port, number)
+
+
+def _ip(status: int, text: str) -> IPv4Address | IPv6Address:
+    if not text:
+        raise FrameworkError(422, 602, "ip in body is required")
+    try:
+        return ip_address(text)
+    except ValueError:
+        raise Refusal(status, f"invalid IP address {text!r}") from None
+
+
+def _ext_local(flags: ServiceFlags) -> bool:
+    said = flags.ext_traffic_policy or flags.traffic_policy
+    return _word(_POLICIES, "extTrafficPolicy", said)
+
+
+def _word(known: dict[str, Meaning], name: str, text: str) -> Meaning:
+    if text not in known:
+        words = ", ".join(one for one in known if one)
+        raise FrameworkError(422, 606, f"flags.{name} in body should be one of [{words}]")
+    return known[text]
+
+
+# The operations on services: to look at, and by hand beside what the cluster's objects say.
+
+_PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
+
+
+class ServiceOperations:
+    """The handlers."""
+
+    def __init__(
+        self, served: Table[ServedFrontend], redirects: Table[LocalRedirect], by_hand: ServicesByHand
+    ) -> None:
+        self._served = served
+        self._redirects = redirects
+        self._by_hand = by_hand
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/service", self.get_services),
+            Route("GET", "/v1/service/{id}", self.get_service),
+            Route("PUT", "/v1/service/{id}", self.put_service, texts=frozenset({460, 461, 500, 501})),
+            Route("DELETE", "/v1/service/{id}", self.delete_service, texts=frozenset({500, 501})),
+            Route("GET", "/v1/lrp", self.get_redirects),
+        ]
+
+    async def get_services(self, request: Request) -> Response:
+        """GET /service: all of them, by number."""
+        del request
+        return answer(200, [service_model(one) for one in sorted(self._served.all(), key=lambda one: one.id)])
+
+    async def get_service(self, request: Request) -> Response:
+        """GET /service/{id}: one, by its number; 404 without a body."""
+        found = self._find(request)
+        return answer(200, service_model(found)) if found is not None else empty(404)
+
+    async def put_service(self, request: Request) -> Response:
+        """PUT /service/{id}: 201 for a new one; with updateServices, the states of backends everywhere."""
+        body = read_body(request, ServiceRequest, "config")
+        self._by_hand.check_followed()
+        if body.update_services:
+            await self._by_hand.set_states(requested_backends(body))
+            return empty(200)
+        return empty(201 if await self._by_hand.put(requested(body)) else 200)
+
+    async def delete_service(self, request: Request) -> Response:
+        """DELETE /service/{id}: one of an object comes back with the object's next change."""
+        return empty(200 if await self._by_hand.delete(_number(request)) else 404)
+
+    async def get_redirects(self, request: Request) -> Response:
+        """GET /lrp: local redirect policies that can be done, by name."""
+        del request
+        found = [each for each in self._redirects.all() if each.redirect is not None]
+        return answer(200, [redirect_model(each) for each in sorted(found, key=lambda one: one.name)])
+
+    def _find(self, request: Request) -> ServedFrontend | None:
+        number = _number(request)
+        return next((one for one in self._served.all() if one.id == number), None)
+
+
+def _number(request: Request) -> int:
+    text = request.match_info["id"]
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def service_model(served: ServedFrontend) -> Service:
+    """A frontend in Cilium's words."""
+    frontend = served.shown
+    spec = ServiceSpec(
+        id=served.id,
+        frontend_address=FrontendAddress(
+            ip=str(frontend.key.address.ip),
+            port=frontend.key.address.port,
+            protocol=_protocol(frontend.key.address),
+            scope="internal" if frontend.key.scope == INTERNAL else "external",
+        ),
+        backend_addresses=tuple(_backend(one) for one in frontend.backends),
+        flags=ServiceFlags(
+            ext_traffic_policy=_policy(local=frontend.ext_local),
+            int_traffic_policy=_policy(local=frontend.int_local),
+            traffic_policy=_policy(local=frontend.ext_local),
+            health_check_node_port=frontend.health_check_node_port,
+            name=frontend.service.name,
+            namespace=frontend.service.namespace,
+            type=frontend.type.text,
+        ),
+    )
+    return Service(spec=spec, status=ServiceStatus(realized=spec))
+
+
+def redirect_model(told: LocalRedirect) -> LRPSpec:
+    """A policy in Cilium's words."""
+    redirect, pods = told.redirect, dict(told.pods)
+    return LRPSpec(
+        uid=told.uid,
+        name=told.name.name,
+        namespace=told.name.namespace,
+        frontend_type=redirect.kind if redirect is not None else "unknown",
+        lrp_type="svc" if redirect is not None and redirect.service is not None else "addr",
+        service_id=str(redirect.service) if redirect is not None and redirect.service is not None else "",
+        frontend_mappings=tuple(_mapping(each, pods, told.name.namespace) for each in told.frontends),
+    )
+
+
+def _mapping(frontend: Frontend, pods: Mapping[str, str], namespace: str) -> FrontendMapping:
+    address = frontend.key.address
+    return FrontendMapping(
+        frontend_address=FrontendAddress(ip=str(address.ip), port=address.port, protocol=_protocol(address)),
+        backends=tuple(
+            LRPBackend(
+                pod_id=f"{namespace}/{pods.get(str(each.address.ip), '')}",
+                backend_address=BackendAddress(ip=str(each.address.ip), port=each.address.port),
+            )
+            for each in frontend.backends
+        ),
+    )
+
+
+def _backend(backend: Backend) -> BackendAddress:
+    return BackendAddress(
+        ip=str(backend.address.ip),
+        port=backend.address.port,
+        protocol=_protocol(backend.address),
+        node_name=backend.node,
+        preferred=backend.preferred,
+        state=backend.state.name.lower(),
+        weight=backend.weight,
+        zone=backend.zone,
+    )
+
+
+def _protocol(address: Address) -> str:
+    return _PROTOCOLS[address.protocol]
+
+
+def _policy(*, local: bool) -> str:
+    return "Local" if local else "Cluster"
+
+
+def part(operations: ServiceOperations) -> Member[ApiPart]:
+    """Services, as a part of the API."""
+    return ApiPart("services", operations.routes())

@@ -1,0 +1,324 @@
+"""What was made of each of some values, kept for the next answer that shows the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from cells.api.models import ControllerCounts, ControllerStatus
+from cells.api.models import status as wire
+from cells.api.operations import config_mapping
+from cells.api.operations.config_mapping import DATAPATH_MODE, NodeFacts
+from cells.api.operations.endpoint_models import NEVER, controller, rfc3339
+from cells.base.addresses import Family, IPAddress
+from cells.cluster.identity.numbers import CLUSTER
+from cells.datapath.settings import MonitorNotifications
+from cells.observe.health import AgentStatus
+from cells.services.settings import ServiceSettings
+from lifecycle import HealthStatus
+
+Source = TypeVar("Source")
+Made = TypeVar("Made")
+
+
+class Kept(Generic[Source, Made]):
+    """Makes something of values that are replaced, not changed, when they change: once of each object."""
+
+    def __init__(self, make: Callable[[Source], Made]) -> None:
+        self._make = make
+        self._last: dict[int, tuple[Source, Made]] = {}
+        """By the value's id, which is no other's while the value is held here."""
+
+    def of(self, sources: Iterable[Source]) -> list[Made]:
+        """What is made of each, in their order. What is not among them this time is forgotten."""
+        last, self._last = self._last, {}
+        for source in sources:
+            found = last.get(id(source))
+            self._last[id(source)] = (source, self._make(source)) if found is None else found
+        return [made for _, made in self._last.values()]
+
+
+# The agent's status to the wire: a pure function from facts to StatusResponse.
+
+LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
+DISABLED = wire.Status(state="Disabled")
+NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
+OFF = wire.Switch()
+NOT_MASQUERADED = wire.Masquerading()
+
+
+ACCELERATIONS = {"disabled": "Disabled", "native": "Native", "best-effort": "Best-Effort"}
+
+
+class ServiceFacts(msgspec.Struct, frozen=True):
+    """What is served of what kube-proxy does."""
+
+    settings: ServiceSettings
+    node_ports: tuple[int, ...]
+    """The first and the last."""
+    table_size: int
+    """Of Maglev."""
+    sockets: bool
+    """Whether services are served at sockets."""
+    direct_routing_device: str
+    acceleration: str = "disabled"
+    """As the setting bpf-lb-acceleration has it."""
+    tunnelled: bool = False
+    """Whether packets reach other nodes through a tunnel."""
+
+
+NOTHING_SERVED = ServiceFacts(ServiceSettings(), (), 0, sockets=False, direct_routing_device="")
+
+
+def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]]) -> wire.ProxyReplacement:
+    """The state of the kube-proxy replacement."""
+    settings = facts.settings
+    node_port = wire.NodePortFeature()
+    if settings.node_ports:
+        first, last = facts.node_ports
+        node_port = wire.NodePortFeature(
+            enabled=True,
+            mode=settings.bpf_lb_mode.upper() if settings.bpf_lb_mode != "hybrid" else "Hybrid",
+            algorithm=settings.bpf_lb_algorithm.capitalize(),
+            acceleration=ACCELERATIONS.get(facts.acceleration, "Generic"),
+            port_min=first,
+            port_max=last,
+            lut_size=facts.table_size if settings.bpf_lb_algorithm == "maglev" else 0,
+        )
+    return wire.ProxyReplacement(
+        mode="True" if settings.kube_proxy_replacement else "False",
+        features=wire.ProxyReplacementFeatures(
+            node_port=node_port,
+            host_port=wire.Switch(settings.host_ports),
+            external_ips=wire.Switch(settings.external_ips),
+            socket_lb=wire.Switch(facts.sockets),
+            socket_lb_tracing=OFF,
+            session_affinity=wire.Switch(settings.session_affinity),
+            graceful_termination=wire.Switch(settings.enable_k8s_terminating_endpoint),
+            nat46x64=OFF,
+            annotations=sorted(_annotations(settings, tunnelled=facts.tunnelled)),
+        ),
+        devices=list(uplinks),
+        device_list=[
+            wire.ProxyReplacementDevice(name=device, ip=list(addresses))
+            for device, addresses in uplinks.items()
+        ],
+        direct_routing_device=facts.direct_routing_device if settings.outside else "",
+    )
+
+
+def _annotations(settings: ServiceSettings, *, tunnelled: bool) -> Iterator[str]:
+    """Of services, those that they may use."""
+    names = {
+        "type": settings.node_ports,
+        "node": settings.node_ports,
+        "node-selector": settings.node_ports,
+        "src-ranges-policy": settings.node_ports and settings.enable_svc_source_range_check,
+        "lb-algorithm": settings.node_ports and settings.bpf_lb_algorithm_annotation,
+        "forwarding-mode": settings.node_ports and settings.services_choose_mode(tunnelled=tunnelled),
+    }
+    return (f"service.cilium.io/{name}" for name, is_read in names.items() if is_read)
+
+
+class StatusFacts(msgspec.Struct, frozen=True):
+    """What the status is made of besides the verdict."""
+
+    version: str
+    revision: str
+    """What tells two builds of one version apart: the datapath's digest."""
+    cluster_name: str
+    node_name: str
+    node: NodeFacts
+    node_ips: Mapping[Family, IPAddress]
+    """The node's own addresses, by which others know it."""
+    nodes: Sequence[wire.NodeElement]
+    """The nodes of the cluster, this one among them."""
+    uplinks: Mapping[str, tuple[str, ...]]
+    """Addresses of each uplink, by its name."""
+    ipam_status: str
+    allocations: Mapping[str, str]
+    map_sizes: Mapping[str, int]
+    map_size_ratio: float
+    monitor: wire.MonitorStatus | None = None
+    """None when the monitor is off."""
+    kubernetes: wire.KubernetesStatus = NO_KUBERNETES
+    """How the API server is."""
+    kvstore: wire.Status = DISABLED
+    """How the store that nodes share is."""
+    masquerading: wire.Masquerading = NOT_MASQUERADED
+    services: ServiceFacts = NOTHING_SERVED
+    proxy: wire.ProxyStatus | None = None
+    """The proxy of layer 7; None where there is none."""
+    host_firewall: bool = False
+    """Whether the node has a policy of its own."""
+    host_routing: str = "Legacy"
+    """How packets get from devices to pods and back: BPF, past the stack, or Legacy."""
+
+
+def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
+    """The verdict; the message starts ``<version> (v<version>-<revision>)``, as tools cut it there."""
+    title = f"{version} (v{version}-{revision})"
+    message = f"{title}    {status.message}" if status.message else title
+    return wire.Status(state=status.state, msg=message)
+
+
+def uncontrolled(module: HealthStatus) -> ControllerStatus:
+    """A module in trouble as a failing controller: Cilium's clients show modules nowhere else."""
+    counts = ControllerCounts(
+        consecutive_failure_count=1,
+        failure_count=1,
+        last_failure_msg=trouble(module),
+        last_failure_timestamp=rfc3339(module.since),
+        last_success_timestamp=NEVER,
+    )
+    return ControllerStatus(name=module.module, status=counts)
+
+
+def module_health(module: HealthStatus) -> wire.ModuleHealth:
+    """One module, as it told last."""
+    return wire.ModuleHealth(
+        module_id=module.module,
+        level=LEVELS[module.level],
+        message=trouble(module),
+        last_updated=rfc3339(module.since),
+    )
+
+
+def trouble(module: HealthStatus) -> str:
+    """What a degraded module says, and the error behind it where that is not said already."""
+    if not module.error or module.error.partition(": ")[2] in module.message:
+        return module.message or module.error or ""
+    return f"{module.message}: {module.error}" if module.message else module.error
+
+
+def brief_response(status: AgentStatus, version: str, revision: str) -> wire.StatusResponse:
+    """What a probe reads: the verdict, and at most one failing controller."""
+    failing = (controller(each) for each in status.controllers if each.failures_in_a_row)
+    return wire.StatusResponse(
+        cilium=cilium_status(status, version, revision),
+        cluster=wire.ClusterStatus(cilium_health=DISABLED),
+        stale=stale(status),
+        controllers=list(islice(chain(failing, map(uncontrolled, status.uncontrolled)), 1)),
+    )
+
+
+def stale(status: AgentStatus) -> dict[str, str]:
+    """The probes that do not answer, and since when."""
+    return {name: rfc3339(since) for name, since in status.stale.items()}
+
+
+def cni_file(status: AgentStatus) -> wire.Status:
+    """The state of the CNI configuration file, as the module that writes it tells."""
+    if status.cni_config is None:
+        return DISABLED
+    if status.cni_config.level == "degraded":
+        return wire.Status(state="Failure", msg=trouble(status.cni_config))
+    return wire.Status(state="Ok", msg=status.cni_config.message)
+
+
+def _of(family: Family, addresses: Iterable[str]) -> list[str]:
+    """Those of the family."""
+    return [address for address in addresses if (":" in address) is (family is Family.IPV6)]
+
+
+class StatusModels:
+    """Models of controllers and modules; only those that changed since the last answer are built again."""
+
+    def __init__(self) -> None:
+        self.controllers = Kept(controller)
+        self.modules = Kept(module_health)
+
+
+def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModels) -> wire.StatusResponse:
+    """Everything the agent can say of itself.
+
+    ``features`` is complete though there are no services: ``cilium-dbg status --verbose`` dereferences
+    every part of it.
+    """
+    name = f"{facts.cluster_name}/{facts.node_name}"
+    return wire.StatusResponse(
+        cilium=cilium_status(status, facts.version, facts.revision),
+        cluster=wire.ClusterStatus(
+            self_name=name,
+            cilium_health=DISABLED,
+            nodes=list(facts.nodes),
+        ),
+        stale=stale(status),
+        controllers=[*models.controllers.of(status.controllers), *map(uncontrolled, status.uncontrolled)],
+        modules=models.modules.of(module for module in status.modules if module.level != "unknown"),
+        node_monitor=facts.monitor,
+        cni_file=cni_file(status),
+        kvstore=facts.kvstore,
+        kubernetes=facts.kubernetes,
+        kube_proxy_replacement=proxy_replacement(facts.services, facts.uplinks),
+        host_firewall=wire.HostFirewall(
+            mode="Enabled" if facts.host_firewall else "Disabled",
+            devices=sorted(facts.uplinks) if facts.host_firewall else [],
+        ),
+        encryption=wire.Mode(mode="Disabled"),
+        cni_chaining=wire.Mode(mode=facts.node.chaining),
+        clock_source=wire.Mode(mode="ktime"),
+        srv6=OFF,
+        ipv4_big_tcp=OFF,
+        ipv6_big_tcp=OFF,
+        bandwidth_manager=OFF,
+        masquerading=facts.masquerading,
+        proxy=facts.proxy,
+        routing=wire.Routing(
+            inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
+            intra_host_routing_mode=facts.host_routing,
+            tunnel_protocol=facts.node.tunnel_protocol,
+        ),
+        datapath_mode=DATAPATH_MODE,
+        attach_mode="tc",
+        ipam=wire.IPAMStatus(
+            status=facts.ipam_status,
+            allocations=dict(facts.allocations),
+            ipv4=sorted(_of(Family.IPV4, facts.allocations)),
+            ipv6=sorted(_of(Family.IPV6, facts.allocations)),
+        ),
+        identity_range=wire.IdentityRange(min_identity=CLUSTER[0], max_identity=CLUSTER[-1]),
+        bpf_maps=wire.BPFMapStatus(
+            maps=[wire.BPFMapProperties(name=name, size=size) for name, size in facts.map_sizes.items()],
+            dynamic_size_ratio=facts.map_size_ratio,
+        ),
+        auth_certificate_provider=DISABLED,
+    )
+
+
+# Node information in the API's answers.
+
+
+class NodeStatus(Protocol):
+    """Node information in answers, besides endpoints and addresses."""
+
+    def node(self) -> config_mapping.NodeFacts:
+        """Routers, pod CIDRs and MTU."""
+        ...
+
+    def audited(self) -> bool:
+        """Whether the node's policy drops nothing and only tells what it would drop."""
+        ...
+
+    def set_notifications(self, notifications: MonitorNotifications) -> None:
+        """Have the datapath tell this of packets from now on; raises OSError."""
+        ...
+
+    def log_debug(self, on: bool) -> None:
+        """Have the agent log what helps to find a fault, or no longer."""
+        ...
+
+    def settings(self) -> Mapping[str, object]:
+        """The daemon's configuration, for people."""
+        ...
+
+    def version(self) -> tuple[str, str]:
+        """The agent's version, and what tells two builds of it apart."""
+        ...
+
+    def status(self) -> StatusFacts:
+        """What GET /healthz tells besides the verdict."""
+        ...

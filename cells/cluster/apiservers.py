@@ -1,0 +1,85 @@
+"""Whose address is an API server's: ``toEntities: [kube-apiserver]`` selects it, node or not.
+
+Source: the EndpointSlices of the Service default/kubernetes in; labels of their addresses out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from ipaddress import ip_network
+from typing import Final
+
+from cells.cluster.ipcache.rows import Prefix, Source
+from cells.cluster.prefix_labels import PrefixLabels, PrefixMetadata
+from cells.kubernetes.objects.core import EndpointSlice
+from lifecycle import Jobs, Logger, Table, invoke, module, provide_private
+
+__all__ = ["cell"]
+
+
+# Addresses of API servers have the label of API servers, beside what else they are.
+#
+# Source: Cilium 1.17, the watcher of the Service default/kubernetes.
+#
+# The host stays the host and gets the label, another node becomes identity 7, a pod stays a pod. What is
+# outside has an identity of this node's own, with the labels of the nearest prefix that rules name.
+
+SERVICE: Final = ("default", "kubernetes")
+RESOURCE: Final = "endpointslices/default/kubernetes"
+LABEL: Final = "reserved:kube-apiserver"
+
+
+def addresses_of(slices: Iterable[EndpointSlice]) -> Iterator[Prefix]:
+    """The addresses of API servers that answer."""
+    for one in slices:
+        for endpoint in one.endpoints or ():
+            if endpoint.conditions.ready is not False:
+                for text in endpoint.addresses or ():
+                    try:
+                        yield str(ip_network(text))
+                    except ValueError:  # of type FQDN, or nonsense
+                        continue
+
+
+class ApiServerLabels:
+    """Says which addresses these are."""
+
+    def __init__(
+        self, slices: Table[EndpointSlice], metadata: PrefixMetadata, *, jobs: Jobs, log: Logger
+    ) -> None:
+        self._slices = slices
+        self._metadata = metadata
+        self._log = log
+        self._servers: set[Prefix] = set()
+        self._first = metadata.table.initializer("kube-apiserver")
+        jobs.observe("API servers", self._rounds, self._follow)
+
+    async def _rounds(self) -> AsyncIterator[None]:
+        """Once at the beginning, then after every change."""
+        await self._slices.wait_initialized()
+        changes = self._slices.changes(self._slices.revision)
+        yield
+        async for _ in changes:
+            yield
+
+    async def _follow(self, _: None) -> None:
+        servers = set(addresses_of(self._slices.by("service").get(SERVICE)))
+        if servers != self._servers:
+            gone, self._servers = self._servers - servers, servers
+            self._log.info("addresses of API servers", addresses=sorted(servers))
+            self._metadata.remove(RESOURCE, gone)
+            self._metadata.upsert(
+                *(
+                    PrefixLabels(prefix=one, resource=RESOURCE, source=Source.KUBE_APISERVER, labels=(LABEL,))
+                    for one in servers
+                )
+            )
+        self._first.done()
+
+
+cell = module(
+    "kube-apiserver",
+    "Addresses of API servers",
+    provide_private(ApiServerLabels),
+    invoke(ApiServerLabels),
+)

@@ -1,0 +1,338 @@
+"""Routes to the pods of other nodes over a network they share (auto-direct-node-routes).
+
+Reconciler: the table ``nodes`` in, routes of the main table out; ``direct-routes`` tells which are wanted,
+            ``direct-routes-status`` which are there.
+Why:        without a tunnel, only routes say which node has a pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import ip_address, ip_network
+from socket import AF_INET, AF_INET6
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+from anyio import to_thread
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.nodes.node import ClusterNode
+from cells.node.devices import Device
+from cells.node.netlink import news
+from cells.node.netlink.connection import ForeignRouteError, NetlinkError
+from cells.node.netlink.rows import foreign_routes
+from lifecycle import (
+    BatchError,
+    HiveError,
+    Jobs,
+    Logger,
+    ReadTable,
+    Reconciler,
+    Settings,
+    Table,
+    Tables,
+    after,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+    provide_private,
+)
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
+
+__all__ = ["DirectRoute", "DirectRouteSettings", "DirectRoutes", "RouteKernel", "cell", "wanted"]
+
+
+# Whether this node routes to other nodes' pods by itself.
+
+
+class DirectRouteSettings(Settings, frozen=True):
+    """Settings of the routes to other nodes."""
+
+    auto_direct_node_routes: bool = False
+    """Install a route to every other node's pods via that node, for nodes that share a network."""
+
+    direct_routing_skip_unreachable: bool = False
+    """Skip nodes that are behind a router, with a warning; otherwise that is an error."""
+
+    def validate(self) -> None:
+        """Refuse what has no meaning; raises ValueError."""
+        if self.direct_routing_skip_unreachable and not self.auto_direct_node_routes:
+            raise ValueError("direct-routing-skip-unreachable needs auto-direct-node-routes")
+
+
+# Which routes there should be, and their keeping.
+#
+# Source: Cilium 1.17, the Linux node handler's direct routes.
+
+SWEEP: Final = minutes(1)
+HINT: Final = "set direct-routing-skip-unreachable to leave such nodes out"
+
+_RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x40, 0x400
+_RTM_DELROUTE: Final = 25
+_TABLE, _PROTOCOL, _TYPE = 20, 21, 23
+"""Of an rtmsg, behind the header of 16 bytes."""
+REMOVED: Final = news.passing(
+    (
+        news.kinds(_RTM_DELROUTE),
+        news.Field(news.LOAD_BYTE, _TABLE, (254,)),
+        news.Field(news.LOAD_BYTE, _PROTOCOL, (2,)),
+        news.Field(news.LOAD_BYTE, _TYPE, (1,)),
+    )
+)
+"""A unicast route of the main table with our protocol is gone."""
+
+
+class DirectRoute(msgspec.Struct, frozen=True):
+    """A range of another node's pods, and the way there."""
+
+    destination: IPNetwork
+    gateway: IPAddress | None
+    """The node's own address; None when it has none of the family."""
+    node: str
+    """``cluster/name``."""
+
+
+class RouteKernel(Protocol):
+    """The node's main routing table, as far as this cell touches it. Methods raise OSError."""
+
+    async def routes(self) -> Mapping[IPNetwork, IPAddress]:
+        """Our routes: gateway by destination."""
+        ...
+
+    async def put(self, routes: Mapping[IPNetwork, IPAddress]) -> Mapping[IPNetwork, Exception]:
+        """Set routes over gateways on a link of the node; those that failed: Unreachable, OSError."""
+        ...
+
+    async def drop(self, destinations: Collection[IPNetwork]) -> None:
+        """Remove our routes; gone already is fine."""
+        ...
+
+
+class UnreachableError(HiveError):
+    """Raised for a node that is behind a router: it would have to know of our pods."""
+
+
+def wanted(nodes: Iterable[ClusterNode]) -> dict[IPNetwork, DirectRoute]:
+    """A route for each range of each other node; the table ``nodes`` gives no two nodes the same."""
+    return {
+        cidr: DirectRoute(cidr, node.node_ip(Family.of(cidr)), node.full_name)
+        for node in nodes
+        if not node.local
+        for cidr in node.all_cidrs()
+    }
+
+
+class Routes:
+    """The kernel as a reconciler's target; only routes of ours are seen."""
+
+    def __init__(
+        self, table: ReadTable[DirectRoute], kernel: RouteKernel, log: Logger, *, skip_unreachable: bool
+    ) -> None:
+        self._table = table
+        self._kernel = kernel
+        self._log = log
+        self._skip = skip_unreachable
+        self._told: set[str] = set()
+
+    async def dump(self) -> Mapping[IPNetwork, DirectRoute]:
+        """The routes there are: those that are as wanted, and others without a node."""
+        found = {}
+        for destination, gateway in (await self._kernel.routes()).items():
+            row = self._table.get(destination)
+            same = row is not None and row.gateway == gateway
+            found[destination] = row if row is not None and same else DirectRoute(destination, gateway, "")
+        return found
+
+    async def put(self, batch: Mapping[IPNetwork, DirectRoute]) -> None:
+        """Set them. Raises BatchError."""
+        failures: dict[IPNetwork, Exception] = {}
+        ways: dict[IPNetwork, IPAddress] = {}
+        for destination, route in batch.items():
+            if route.gateway is None:
+                text = f"node {route.node} has no {Family.of(destination).text} address"
+                failures[destination] = HiveError(f"{text} to reach {destination} by")
+            else:
+                ways[destination] = route.gateway
+        for destination, error in (await self._kernel.put(ways)).items():
+            if self._skip and isinstance(error, UnreachableError):
+                self._tell(f"{batch[destination].node} is left out: {error}")
+            else:
+                failures[destination] = error
+        for destination, error in failures.items():
+            hint = f"; {HINT}" if isinstance(error, UnreachableError) else ""
+            self._tell(f"no route to {destination} of {batch[destination].node}: {error}{hint}", wrong=True)
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[IPNetwork]) -> None:
+        """Remove them."""
+        await self._kernel.drop(batch)
+        self._told.clear()
+
+    def _tell(self, text: str, *, wrong: bool = False) -> None:
+        """Once: it is tried again and again."""
+        if text not in self._told:
+            self._told.add(text)
+            (self._log.error if wrong else self._log.warning)(text)
+
+
+class DirectRoutes:
+    """Maintains the routes if the setting asks for them. Removed ones are restored at once."""
+
+    def __init__(
+        self,
+        settings: DirectRouteSettings,
+        nodes: ReadTable[ClusterNode],
+        devices: Table[Device],
+        kernel: RouteKernel,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        if not settings.auto_direct_node_routes:
+            return
+        table = nodes.derive(wanted, name="direct-routes")
+        target = Routes(table, kernel, log, skip_unreachable=settings.direct_routing_skip_unreachable)
+        self._reconciler = Reconciler(table, target, full_every=SWEEP)
+        tables.add(table, self._reconciler.statuses)
+        jobs.observe("reconcile", self._reconciler)
+        jobs.observe("watch devices", devices.changes, self._look)
+        jobs.observe("watch routes", self._hints, self._look)
+
+    async def _hints(self) -> AsyncIterator[None]:
+        async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
+            yield hint
+
+    async def _look(self, _: object) -> None:
+        self._reconciler.trigger()
+
+
+# The routes in the kernel, by pyroute2 in worker threads.
+#
+# Source: rtnetlink(7). Our routes have a gateway and the kernel's own protocol number, as Cilium's have: the
+#         kernel makes none with a gateway, and systemd-networkd takes no such route for its own.
+
+RTPROT_KERNEL: Final = 2
+RT_TABLE_MAIN: Final = 254
+RTN_UNICAST: Final = 1
+_GONE: Final = frozenset({3, 19, 101})  # ESRCH, ENODEV, ENETUNREACH
+
+
+class KernelRoutes:
+    """The real :class:`~cells.cluster.direct_routes.RouteKernel`."""
+
+    async def routes(self) -> Mapping[IPNetwork, IPAddress]:
+        """Gateways by destination. Raises NetlinkError."""
+        return await to_thread.run_sync(_routes)
+
+    async def put(self, routes: Mapping[IPNetwork, IPAddress]) -> Mapping[IPNetwork, Exception]:
+        """Set each in place of another one to there; what failed."""
+        return await to_thread.run_sync(_put, routes) if routes else {}
+
+    async def drop(self, destinations: Collection[IPNetwork]) -> None:
+        """Remove those with a gateway and our protocol. Raises NetlinkError."""
+        await to_thread.run_sync(_drop, destinations)
+
+
+@contextmanager
+def _opened() -> Iterator[IPRoute]:
+    from pyroute2 import IPRoute
+    from pyroute2 import NetlinkError as Refused
+
+    try:
+        with IPRoute(strict_check=True) as ip:
+            yield ip
+    except Refused as error:
+        raise NetlinkError(error.code, "list routes") from error
+
+
+def _ours(ip: IPRoute) -> Iterator[tuple[IPNetwork, IPAddress]]:
+    for family in (AF_INET, AF_INET6):
+        for row in ip.get_routes(family=family, table=RT_TABLE_MAIN, proto=RTPROT_KERNEL, type=RTN_UNICAST):
+            gateway, destination = row.get_attr("RTA_GATEWAY"), row.get_attr("RTA_DST")
+            if gateway and destination:
+                yield ip_network(f"{destination}/{row['dst_len']}"), ip_address(gateway)
+
+
+def _routes() -> dict[IPNetwork, IPAddress]:
+    with _opened() as ip:
+        return dict(_ours(ip))
+
+
+def _put(routes: Mapping[IPNetwork, IPAddress]) -> dict[IPNetwork, Exception]:
+    from pyroute2 import NetlinkError as Refused
+
+    failures: dict[IPNetwork, Exception] = {}
+    foreign = foreign_routes()
+    with _opened() as ip:
+        links: dict[IPAddress, int | Exception] = {}
+        for destination, gateway in routes.items():
+            if destination in foreign:
+                failures[destination] = ForeignRouteError(destination, foreign[destination])
+                continue
+            if gateway not in links:
+                links[gateway] = _link(ip, gateway)
+            link = links[gateway]
+            if isinstance(link, Exception):
+                failures[destination] = link
+                continue
+            way: dict[str, Any] = {"dst": str(destination), "gateway": str(gateway), "oif": link}
+            try:
+                ip.route("replace", proto=RTPROT_KERNEL, table=RT_TABLE_MAIN, **way)
+            except Refused as error:
+                failures[destination] = NetlinkError(error.code, f"set route {destination} via {gateway}")
+    return failures
+
+
+def _link(ip: IPRoute, gateway: IPAddress) -> int | Exception:
+    """The link on which the address is; why there is none."""
+    from pyroute2 import NetlinkError as Refused
+
+    try:
+        (row,) = ip.route("get", dst=str(gateway))
+    except Refused as error:
+        return NetlinkError(error.code, f"look up the route to {gateway}")
+    via = row.get_attr("RTA_GATEWAY")
+    if via is not None and ip_address(via) != gateway:
+        return UnreachableError(f"route to {gateway} contains gateway {via}, must be directly reachable")
+    return int(row.get_attr("RTA_OIF"))
+
+
+def _drop(destinations: Collection[IPNetwork]) -> None:
+    from pyroute2 import NetlinkError as Refused
+
+    with _opened() as ip:
+        for destination, gateway in list(_ours(ip)):
+            if destination not in destinations:
+                continue
+            try:
+                ip.route("del", dst=str(destination), gateway=str(gateway), proto=RTPROT_KERNEL)
+            except Refused as error:
+                if error.code not in _GONE:
+                    raise NetlinkError(error.code, f"remove route {destination} via {gateway}") from error
+
+
+def kernel() -> RouteKernel:
+    """The node's routes."""
+    return KernelRoutes()
+
+
+@after(DirectRoutes)
+def keep() -> None:
+    """The routes are kept whether or not anybody asks."""
+
+
+cell = module(
+    "direct-routes",
+    "Routes to other nodes' pods",
+    config(DirectRouteSettings),
+    provide(DirectRoutes),
+    provide_private(kernel),
+    invoke(keep),
+)

@@ -1,0 +1,205 @@
+"""The node claims its own addresses, for the datapath to know them; and the world, in the ipcache.
+
+Reconciler: reads Table[Device] and the router's address, and claims them by LocalAddresses and Ipcache.
+Why:        the datapath takes an address for the node's, and its traffic for the host's, only by these
+            entries.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Final
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.identity.numbers import HOST, WORLD, WORLD_IPV4, WORLD_IPV6
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
+from cells.node.devices import Device
+from cells.node.local_addresses import LocalAddresses
+from cells.node.router import Router
+from lifecycle import (
+    BatchFailures,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReconcileError,
+    Reconciler,
+    Settings,
+    Table,
+    Tables,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
+
+__all__ = ["HostIPSync", "cell"]
+
+
+# Which of the node's addresses are not taken for the host's.
+
+
+class HostIPSettings(Settings, frozen=True):
+    """Settings of the host address sync."""
+
+    exclude_local_address: tuple[str, ...] = ()
+    """Networks whose addresses on this node do not count as the host's."""
+
+    def validate(self) -> None:
+        """Refuse what is no network; raises ValueError."""
+        self.excluded()
+
+    def excluded(self) -> list[IPv4Network | IPv6Network]:
+        """The networks; raises ValueError that names the setting."""
+        found = []
+        for text in self.exclude_local_address:
+            try:
+                found.append(ip_network(text))
+            except ValueError as error:
+                raise ValueError(
+                    f"exclude-local-address={text}: expected a network such as 192.0.2.0/24: {error}"
+                ) from None
+        return found
+
+
+# Claims the node's own addresses, and the world in the ipcache.
+#
+# Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), and its reserved identities.
+
+RESOURCE: Final = "daemon//reserved"
+"""Whose the claims are in the ipcache."""
+WORLDS: Final = {Family.IPV6: WORLD_IPV6, Family.IPV4: WORLD_IPV4}
+"""Identities of everything outside where both families are on; with one of them it is WORLD."""
+EVERYWHERE: Final[Mapping[Family, IPNetwork]] = {
+    Family.IPV6: IPv6Network("::/0"),
+    Family.IPV4: IPv4Network("0.0.0.0/0"),
+}
+INTERVAL: Final = minutes(1)
+
+
+def worlds(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
+    """The identity of everything outside, for each family of which the router has an address."""
+    on = {Family.of(ip) for ip in routers}
+    return {
+        prefix: WORLDS[family] if len(on) > 1 else WORLD
+        for family, prefix in EVERYWHERE.items()
+        if family in on
+    }
+
+
+def wanted(
+    devices: Iterable[Device], routers: Collection[IPAddress], excluded: Collection[IPNetwork] = ()
+) -> dict[IPNetwork, int]:
+    """The identity of each prefix this node answers for: the world, and its own addresses.
+
+    These are the router's, one of each family that is on, and of these families those of every device but
+    loopback and link-local IPv6 ones, and what is excluded.
+    """
+    world = worlds(routers)
+    found = {address.ip for device in devices for address in device.addresses} | set(routers)
+    ours = [ip for ip in found if ip in routers or _counts(ip, world, excluded)]
+    return world | {ip_network(ip): HOST for ip in sorted(ours, key=lambda ip: (-ip.version, int(ip)))}
+
+
+def _counts(ip: IPAddress, world: Collection[IPNetwork], excluded: Collection[IPNetwork]) -> bool:
+    """Whether an address of a device is the host's."""
+    if EVERYWHERE[Family.of(ip)] not in world or ip.is_loopback or (ip.version == 6 and ip.is_link_local):
+        return False
+    return not any(ip in each for each in excluded)
+
+
+class HostEntries:
+    """One reconciler's target: the node's claims in the ipcache, and of addresses."""
+
+    def __init__(self, local: LocalAddresses, ipcache: Ipcache, log: Logger) -> None:
+        self._local = local
+        self._ipcache = ipcache
+        self._log = log
+        self._claimed: dict[IPNetwork, int] = {}
+        """What this cell claims, and as which identity."""
+
+    async def dump(self) -> Mapping[IPNetwork, int]:
+        """What is claimed."""
+        return dict(self._claimed)
+
+    async def put(self, batch: Mapping[IPNetwork, int]) -> None:
+        """Claim. Raises BatchError."""
+        self._each(batch, lambda prefix: self._put(prefix, batch[prefix]))
+
+    async def drop(self, batch: Collection[IPNetwork]) -> None:
+        """Withdraw what is the node's no more. Raises BatchError."""
+        self._each(batch, self._drop)
+
+    def _put(self, prefix: IPNetwork, identity: int) -> None:
+        if identity == HOST:
+            self._local.put_host(prefix.network_address)
+        self._ipcache.upsert(
+            IpcacheEntry(prefix=str(prefix), identity=identity, source=Source.LOCAL, resource=RESOURCE)
+        )
+        self._claimed[prefix] = identity
+
+    def _drop(self, prefix: IPNetwork) -> None:
+        # What says that it is ours goes last: broken off in between, it is tried again.
+        self._ipcache.withdraw(RESOURCE, [str(prefix)])
+        if self._claimed.get(prefix) == HOST:
+            self._local.drop_host(prefix.network_address)
+            self._log.info("address is no longer this node's", ip=str(prefix.network_address))
+        self._claimed.pop(prefix, None)
+
+    @staticmethod
+    def _each(batch: Iterable[IPNetwork], do: Callable[[IPNetwork], None]) -> None:
+        with BatchFailures(OSError) as failures:
+            for prefix in batch:
+                with failures.of(prefix):
+                    do(prefix)
+
+
+class HostIPSync:
+    """Makes the maps hold :func:`wanted`. The first run is part of the start: if it fails, so does the start.
+
+    Nothing is written before the devices are known: an address that is missing then means nothing.
+    """
+
+    def __init__(
+        self,
+        local: LocalAddresses,
+        devices: Table[Device],
+        router: Router,
+        ipcache: Ipcache,
+        settings: HostIPSettings,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        excluded = settings.excluded()
+        addresses = devices.derive(
+            lambda rows: wanted(rows, router.gateways, excluded), name="host-addresses"
+        )
+        entries = HostEntries(local, ipcache, log)
+        self._claimed = [each.table.initializer("host-ip-sync") for each in (ipcache, local)]
+        self._reconciler = Reconciler(addresses, entries, full_every=INTERVAL)
+        tables.add(addresses, self._reconciler.statuses)
+        lifecycle.append(Hook("sync host addresses", self._first))
+        jobs.observe("sync", self._reconciler)
+
+    async def _first(self) -> None:
+        try:
+            await self._reconciler.sweep()
+        except (OSError, ReconcileError) as error:
+            cause = next(iter(error.failures.values())) if isinstance(error, ReconcileError) else error
+            raise HiveError(f"Failed to sync host IPs: {cause}") from error
+        for claimed in self._claimed:
+            claimed.done()
+
+
+cell = module(
+    "host-ip-sync",
+    "Addresses of the node in the datapath's maps",
+    config(HostIPSettings),
+    provide(HostIPSync),
+    invoke(HostIPSync),
+)

@@ -1,0 +1,312 @@
+"""Labels by prefix: each source adds what it knows, and all labels together make up the identity.
+
+Controller: the table ``prefix-labels``, which any source may add to, and the claims of the ipcache in; claims
+            of the ipcache, and labels of the host's identity, out.
+Why:        an address may be another node's and an API server's, or one of a network that a policy names. No
+            source knows of the others, and packets have one identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from functools import partial
+from ipaddress import ip_network
+from typing import Final
+
+import msgspec
+
+from cells.base.addresses import IPNetwork
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import (
+    HOST,
+    REMOTE_NODE,
+    RESERVED_IDENTITIES,
+    WORLD,
+    WORLD_IPV4,
+    WORLD_IPV6,
+    Scope,
+    scope_for,
+    scope_of,
+)
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source
+from cells.config import AgentConfig
+from lifecycle import Change, Jobs, Table, invoke, module, provide, provide_private
+
+__all__ = ["Known", "PrefixLabels", "PrefixMetadata", "cell", "resolved"]
+
+
+# What sources say of prefixes.
+#
+# Source: Cilium 1.17, the ipcache's metadata: UpsertLabels, RemoveLabels, OverrideIdentity.
+
+
+class PrefixLabels(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resource says of a prefix; a row of the table ``prefix-labels``."""
+
+    prefix: Prefix
+    resource: str
+    """``<kind>/<namespace>/<name>``. It has one word on a prefix."""
+    source: Source
+    labels: tuple[str, ...]
+    """``source:key[=value]``."""
+    override: bool = False
+    """Whether these are all the labels there are, whatever others say of the prefix."""
+
+
+class PrefixMetadata:
+    """Where sources put what they know.
+
+    A source that has something to say from the start announces itself by ``table.initializer()`` in its
+    constructor. Until all of them are done no leftover of the ipcache goes for want of a claim.
+    """
+
+    def __init__(self, table: Table[PrefixLabels]) -> None:
+        self.table = table
+
+    def upsert(self, *rows: PrefixLabels) -> None:
+        """Say this, each instead of what its resource said of the prefix before.
+
+        Raises ValueError for labels that make an identity of the cluster's, as a pod's do: prefixes have ones
+        of this node's own, which are there without waiting.
+        """
+        for row in rows:
+            if scope_for(row.labels) is Scope.CLUSTER:
+                raise ValueError(
+                    f"labels of {row.prefix} by {row.resource}: {', '.join(row.labels)}: expected sources"
+                    " reserved, cidr, cidrgroup or fqdn, or labels of a node with reserved:remote-node"
+                )
+        with self.table.txn() as txn:
+            for row in rows:
+                txn.put(row)
+
+    def remove(self, resource: str, prefixes: Iterable[Prefix]) -> None:
+        """The resource says nothing more of these prefixes; of some it need not have."""
+        with self.table.txn() as txn:
+            for prefix in prefixes:
+                if self.table.get((prefix, resource)) is not None:
+                    txn.delete((prefix, resource))
+
+
+# Which labels make a prefix's identity, of all that is said of it.
+#
+# Source: Cilium 1.17, the ipcache's resolution of labels.
+
+_WORLD: Final = frozenset({"reserved:world", "reserved:world-ipv4", "reserved:world-ipv6"})
+_IN_CLUSTER: Final = frozenset({"reserved:remote-node", "reserved:health", "reserved:ingress"})
+_OUTSIDE: Final = ("cidr:", "fqdn:", "cidrgroup:")
+"""Sources of labels that only what is outside has, or a node whose own identity says so."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What else is known of a prefix."""
+
+    identity: int = 0
+    """By the strongest claim of the ipcache that is not made of labels; 0 without one."""
+    labels: tuple[str, ...] = ()
+    """Those of that identity."""
+    around: tuple[str, ...] = ()
+    """Of the nearest prefix around it, or itself, that rules name; without those of the world."""
+    world: tuple[str, ...] = ("reserved:world",)
+    """Of what is outside, in the prefix's family."""
+
+
+def resolved(said: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
+    """The sorted labels of the prefix's identity; None where it has the one of its claims.
+
+    That is so without labels, for a pod, which keeps its own, and for this node, whose identity
+    gets the labels: see labels_of().
+    """
+    overriding = sorted(row.resource for row in said if row.override)
+    if overriding:  # several contradict each other: the first by name
+        return next(tuple(sorted(set(row.labels))) for row in said if row.resource == overriding[0])
+    if not said or known.identity == HOST:
+        return None
+    labels = labels_of(said)
+    scope = scope_of(known.identity)
+    node = known.identity == REMOTE_NODE or scope is Scope.REMOTE_NODE
+    if node or labels & _IN_CLUSTER:
+        inside = {one for one in labels if one not in _WORLD and not one.startswith(_OUTSIDE)}
+        return tuple(sorted(inside | set(known.labels) if node else inside))
+    if known.identity and scope is not Scope.LOCAL and not _WORLD.intersection(known.labels):
+        return None
+    return tuple(sorted({*labels, *known.around, *known.world}))
+
+
+def labels_of(said: Iterable[PrefixLabels]) -> set[str]:
+    """What all of them say together."""
+    return {label for row in said for label in row.labels}
+
+
+# Identities of prefixes that have labels: their claims in the ipcache.
+#
+# Each is an identity of this node's own, unless its labels are a reserved one's.
+
+RESOURCE: Final = "prefix-labels"
+"""Whose the claims are in the ipcache."""
+_STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
+
+
+def contains(outer: IPNetwork, inner: IPNetwork) -> bool:
+    """Whether every address of ``inner`` lies in ``outer``."""
+    return outer.version == inner.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
+
+
+class PrefixClaims:
+    """Keeps the claims. Until all sources of labels are known no leftover of the map goes for want of one."""
+
+    def __init__(
+        self,
+        metadata: PrefixMetadata,
+        ipcache: Ipcache,
+        identities: Identities,
+        agent: AgentConfig,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._said = metadata.table
+        self._ipcache = ipcache
+        self._identities = identities
+        self._dual_stack = agent.ipv4 and agent.ipv6
+        self._claimed: dict[Prefix, IpcacheEntry] = {}
+        self._generated: dict[Prefix, IPNetwork] = {}
+        """Prefixes that rules name."""
+        self._of_host: dict[Prefix, frozenset[str]] = {}
+        """What is said of this node's own addresses."""
+        self._first = ipcache.table.initializer(RESOURCE)
+        jobs.observe("labels", self._said.changes, self._follow_labels)
+        jobs.one_shot("first", self._complete)
+        claims = partial(ipcache.table.changes, only=self._matters)
+        jobs.observe("claims of others", claims, self._follow_claims)
+
+    async def _complete(self) -> None:
+        await self._said.wait_initialized()
+        self._settle(list(self._prefixes()))
+        self._first.done()
+
+    async def _follow_labels(self, changes: list[Change[PrefixLabels]]) -> None:
+        self._settle(list(dict.fromkeys(str(change.key[0]) for change in changes)))  # type: ignore[index]
+
+    def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
+        """Whether rules name the prefix, or did, or a source has labels for it."""
+        of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
+        return of_rules or bool(self._said.by("prefix").get(str(key)))
+
+    async def _follow_claims(self, changes: list[Change[IpcacheEntry]]) -> None:
+        touched: set[Prefix] = set()
+        for change in changes:
+            prefix = str(change.key)
+            if change.row is not None and change.row.is_of(Source.GENERATED):
+                around = None if prefix in self._generated else ip_network(prefix)
+                if around is not None:
+                    self._generated[prefix] = around
+            else:
+                around = self._generated.pop(prefix, None)
+            if around is not None:
+                touched |= {one for one in self._prefixes() if contains(around, ip_network(one))}
+            elif self._said.by("prefix").get(prefix):
+                touched.add(prefix)
+        self._settle(touched)
+
+    def _prefixes(self) -> set[Prefix]:
+        return {row.prefix for row in self._said.all()}
+
+    def _settle(self, prefixes: Iterable[Prefix]) -> None:
+        """Claim what these should have now. Raises OSError where the kernel refuses: it is tried again."""
+        for prefix in prefixes:
+            said = list(self._said.by("prefix").get(prefix))
+            base = self._others(prefix)
+            labels = resolved(said, self._known(prefix, base)) if said else None
+            if labels is not None:
+                self._claim(prefix, labels, said, base)
+            elif (claimed := self._claimed.pop(prefix, None)) is not None:
+                try:
+                    self._ipcache.withdraw(RESOURCE, [prefix])
+                finally:
+                    self._identities.release(claimed.identity)
+            if said and labels is None and base is not None and base.identity == HOST:
+                self._of_host[prefix] = frozenset(labels_of(said))
+            else:
+                self._of_host.pop(prefix, None)
+        self._identities.label_host(RESOURCE, frozenset[str]().union(*self._of_host.values()))
+
+    def _known(self, prefix: Prefix, base: IpcacheEntry | None) -> Known:
+        network = ip_network(prefix)
+        world = (WORLD_IPV4 if network.version == 4 else WORLD_IPV6) if self._dual_stack else WORLD
+        identity = self._identities.get(base.identity) if base is not None else None
+        return Known(
+            base.identity if base is not None else 0,
+            identity.labels if identity is not None else (),
+            tuple(self._around(network)),
+            RESERVED_IDENTITIES[world],
+        )
+
+    def _claim(
+        self,
+        prefix: Prefix,
+        labels: tuple[str, ...],
+        said: list[PrefixLabels],
+        base: IpcacheEntry | None,
+    ) -> None:
+        """Claim the prefix, as a source that is as strong as the strongest that has a say in it."""
+        sources = [row.source for row in said] + ([base.source] if base is not None else [])
+        claimed = self._claimed.get(prefix)
+        identity = self._identities.acquire_now(labels)
+        assert identity is not None  # noqa: S101  # this node gives it
+        claim = IpcacheEntry(
+            prefix=prefix,
+            identity=identity.id,
+            source=min(sources, key=_STRENGTH.__getitem__),
+            resource=RESOURCE,
+        )
+        if base is not None:
+            claim = msgspec.structs.replace(
+                claim,
+                tunnel_endpoint=base.tunnel_endpoint,
+                encrypt_key=base.encrypt_key,
+                skip_tunnel=base.skip_tunnel,
+            )
+        row = self._ipcache.table.get(prefix)
+        try:
+            if claim != claimed or (row is not None and row.resource != RESOURCE):
+                self._ipcache.upsert(claim)
+                self._claimed[prefix] = claim
+        finally:
+            taken = self._claimed.get(prefix) is claim
+            former = claimed if taken else claim
+            if former is not None:
+                self._identities.release(former.identity)
+
+    def _others(self, prefix: Prefix) -> IpcacheEntry | None:
+        """The strongest claim that is not ours."""
+        row = self._ipcache.table.get(prefix)
+        return next((one for one in row.claims if one.resource != RESOURCE), None) if row else None
+
+    def _around(self, network: IPNetwork) -> Iterator[str]:
+        """The labels of the nearest prefix around it that rules name, without those of the world."""
+        found = [one for one in self._generated.values() if contains(one, network)]
+        for nearest in sorted(found, key=lambda one: -one.prefixlen):
+            row = self._ipcache.table.get(str(nearest))
+            claims = [one for one in row.claims if one.source is Source.GENERATED] if row else []
+            for claim in claims:
+                if (known := self._identities.get(claim.identity)) is not None:
+                    yield from (text for text in known.labels if not text.startswith("reserved:"))
+                    return
+
+
+def table() -> Table[PrefixLabels]:
+    """The table ``prefix-labels``, by prefix and resource."""
+    return Table(
+        "prefix-labels",
+        key=lambda row: (row.prefix, row.resource),
+        indexes={"prefix": lambda row: (row.prefix,)},
+    )
+
+
+cell = module(
+    "prefix-labels",
+    "Labels of prefixes",
+    provide(table, PrefixMetadata),
+    provide_private(PrefixClaims),
+    invoke(PrefixClaims),
+)

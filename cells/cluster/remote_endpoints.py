@@ -1,0 +1,387 @@
+"""How nodes learn of each other's pods.
+
+Source: Cilium 1.17: disable-endpoint-crd counts with a kvstore only, and is put back to false without one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import anyio.lowlevel
+import msgspec
+
+from cells.base.addresses import IPAddress
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import INIT, Scope, scope_of
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
+from cells.cluster.nodes.node import ClusterNode
+from cells.config import ChainingMode
+from cells.kubernetes.objects.cilium_endpoint import (
+    KNOWN_ENDPOINT_SLICES,
+    KNOWN_ENDPOINTS,
+    KnownEndpoint,
+    KnownEndpointSlice,
+)
+from cells.kubernetes.objects.kind import Key
+from cells.kubernetes.resources import Resources
+from cells.kvstore.settings import KVStoreSettings
+from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Settings, Table
+
+__all__ = ["ClusterEndpointSettings", "EndpointObjects", "RemoteEndpoint", "RemoteEndpoints"]
+
+
+class ClusterEndpointSettings(Settings, frozen=True):
+    """How nodes learn of each other's pods."""
+
+    enable_cilium_endpoint_slice: bool = False
+    """Read other nodes' pods from CiliumEndpointSlices, which the operator writes, not CiliumEndpoints."""
+
+    disable_endpoint_crd: bool = False
+    """Publish pods in the kvstore only: CiliumEndpoints are neither written nor used. Needs a kvstore;
+    without one it is reset to false, with a warning."""
+
+
+class EndpointObjects(msgspec.Struct, frozen=True):
+    """Whether CiliumEndpoints are written and used."""
+
+    served: bool = True
+
+
+def endpoint_objects(
+    settings: ClusterEndpointSettings, store: KVStoreSettings | None, log: Logger
+) -> EndpointObjects:
+    """What the settings say."""
+    if not settings.disable_endpoint_crd:
+        return EndpointObjects()
+    if store is None or not store.enabled:
+        log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
+        return EndpointObjects()
+    return EndpointObjects(served=False)
+
+
+# CiliumEndpoints of other nodes to claims in the ipcache.
+#
+# Source: the kinds KNOWN_ENDPOINTS or KNOWN_ENDPOINT_SLICES in; Table[RemoteEndpoint] and claims out. Objects
+#         and rows are the same values: there is one of each pod.
+# Source: Cilium 1.17, CiliumEndpoint watcher. An address that two nodes claim is the latest one's.
+# Why:    Cilium believes them all. Here an object is refused that takes what is not its node's: an address of
+#         a node, or of another node's range, or an identity that no pod has.
+
+Item = TypeVar("Item")
+STRETCH: Final = 50
+"""Endpoints taken in before others get their turn on the event loop: a few milliseconds."""
+
+
+RemoteEndpoint = KnownEndpoint
+"""A row of the table ``remote-endpoints``: a pod of another node."""
+
+
+def remote_endpoints() -> Table[RemoteEndpoint]:
+    """The ``remote-endpoints`` table, by namespace and name."""
+    return Table("remote-endpoints", key=lambda one: one.key)
+
+
+def resource_of(endpoint: RemoteEndpoint) -> str:
+    """Whose the claims are."""
+    return f"cep/{endpoint.namespace}/{endpoint.name}"
+
+
+def claims_of(endpoint: RemoteEndpoint) -> Iterator[IpcacheEntry]:
+    """Each of its addresses, by way of its node."""
+    resource = resource_of(endpoint)
+    for prefix in endpoint.prefixes:
+        yield IpcacheEntry(
+            prefix=prefix,
+            identity=endpoint.identity,
+            source=Source.CUSTOM_RESOURCE,
+            resource=resource,
+            tunnel_endpoint=_tunnel_endpoint(endpoint.node),
+            encrypt_key=endpoint.encrypt_key,
+        )
+
+
+class AddressHolders:
+    """Which node has an address, or the range that an address is in, by the table of nodes."""
+
+    def __init__(self, nodes: ReadTable[ClusterNode]) -> None:
+        self._nodes = nodes
+        self._revision = -1
+        self._ranges: dict[tuple[int, int], dict[int, ClusterNode]] = {}
+        """(family, bits that are shifted out) -> network -> node."""
+
+    def at(self, ip: IPAddress) -> ClusterNode | None:
+        """The node whose own address it is."""
+        return next(iter(self._nodes.by("address").get(ip)), None)
+
+    def of_range(self, ip: IPAddress) -> ClusterNode | None:
+        """The node of whose pods it is; ranges of nodes do not overlap."""
+        if self._revision != self._nodes.revision:
+            self._revision = self._nodes.revision
+            self._ranges.clear()
+            for node in self._nodes.all():
+                for cidr in node.all_cidrs():
+                    shift = cidr.max_prefixlen - cidr.prefixlen
+                    of_length = self._ranges.setdefault((cidr.version, shift), {})
+                    of_length[int(cidr.network_address) >> shift] = node
+        number = int(ip)
+        for (version, shift), networks in self._ranges.items():
+            if version == ip.version and (found := networks.get(number >> shift)) is not None:
+                return found
+        return None
+
+
+class RemoteEndpoints:
+    """Follows objects once all of them, and this node, are known; no leftover of the map goes before."""
+
+    def __init__(
+        self,
+        settings: ClusterEndpointSettings,
+        objects: EndpointObjects,
+        resources: Resources,
+        nodes: ReadTable[ClusterNode],
+        table: Table[RemoteEndpoint],
+        *,
+        identities: Identities,
+        ipcache: Ipcache,
+        modes: list[Member[ChainingMode]],
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self.table = table
+        self._log = log
+        self._health = health.child("claims")
+        self._nodes = nodes
+        self._holders = AddressHolders(nodes)
+        self._own_addresses = all(mode.own_links for mode in modes)
+        """Whether pods' addresses are of their nodes' ranges: another plugin gives others."""
+        self._refused: dict[object, dict[Key, str]] = {}
+        """By object: its endpoints that are refused, and why."""
+        self._identities = identities
+        self._ipcache = ipcache
+        self._claimed = ipcache.table.initializer("cluster-endpoints")
+        self._first = table.initializer("cluster-endpoints")
+        self._slices = settings.enable_cilium_endpoint_slice
+        self._told: dict[object, tuple[tuple[str, str], ...]] = {}
+        """By slice: the endpoints in it."""
+        self._tellers: Counter[tuple[str, str]] = Counter()
+        """By endpoint: how many slices contain it; two while it moves from one to another."""
+        self._here: dict[str, bool] = {}
+        """Whether an address is one of this node's, as of a revision of the table of nodes."""
+        self._here_at = -1
+        if not objects.served:
+            self._claimed.done()
+            self._first.done()
+            return
+        kind = KNOWN_ENDPOINT_SLICES if settings.enable_cilium_endpoint_slice else KNOWN_ENDPOINTS
+        self._objects: Table[Any] = resources.table(kind)
+        jobs.observe(kind.plural, self._rounds, self._follow)
+        jobs.observe("places of endpoints", self._moves, self._check_again)
+
+    async def _rounds(self) -> AsyncIterator[Sequence[Change[Any]] | None]:
+        """None at the beginning: everything is to be looked at.
+
+        Identities come first: by a number whose labels are unknown no rule would deny.
+        """
+        await self._identities.table.wait_initialized()
+        await self._objects.wait_initialized()
+        await self._nodes.wait_initialized()
+        changes = self._objects.changes(self._objects.revision)
+        yield None
+        async for batch in changes:
+            yield batch
+
+    async def _follow(self, changes: Sequence[Change[Any]] | None) -> None:
+        if changes is None:
+            await self._all()
+            self._claimed.done()
+            self._first.done()
+            return
+        for stretch in stretches(changes):
+            self._take({change.key: self._endpoints_of(change.key) for change in stretch})
+            await anyio.lowlevel.checkpoint()
+        self._report()
+
+    async def _all(self) -> None:
+        self._refused = {key: refused for key, refused in self._refused.items() if key in self._objects}
+        known = self._told if self._slices else self.table.keys()
+        gone = [key for key in known if key not in self._objects]
+        for lost in stretches(gone):
+            self._take(dict.fromkeys(lost, ()))
+            await anyio.lowlevel.checkpoint()
+        for keys in stretches(list(self._objects.keys())):
+            self._take({key: self._endpoints_of(key) for key in keys})
+            await anyio.lowlevel.checkpoint()
+        self._report()
+
+    async def _moves(self) -> AsyncIterator[Sequence[Change[ClusterNode]]]:
+        """Nodes whose addresses or ranges change, once all objects have been looked at."""
+        await self.table.wait_initialized()
+        async for changes in self._nodes.changes(self._nodes.revision):
+            if any(_place(change.old) != _place(change.row) for change in changes):
+                yield changes
+
+    async def _check_again(self, _: object) -> None:
+        """What was refused for its node may be right now, and the other way round."""
+        for keys in stretches(list(self._objects.keys())):
+            found = {key: self._endpoints_of(key) for key in keys}
+            differ = {
+                key: rows for key, rows in found.items() if {one.key for one in rows} != self._held(key)
+            }
+            if differ:
+                self._take(differ)
+            await anyio.lowlevel.checkpoint()
+        self._report()
+
+    def _held(self, key: Any) -> set[Key]:
+        """The endpoints of an object that are believed."""
+        names = self._told.get(key, ()) if self._slices else (key,)
+        return {name for name in names if name in self.table}
+
+    def _endpoints_of(self, key: Any) -> tuple[RemoteEndpoint, ...]:
+        """The endpoints of an object that are believed; what is refused is reported when it is new."""
+        row: KnownEndpoint | KnownEndpointSlice | None = self._objects.get(key)
+        found = () if row is None else row.endpoints if isinstance(row, KnownEndpointSlice) else (row,)
+        reached = [one for one in found if one.is_reached and not self._is_here(one.node)]
+        reasons = {one.key: _wrong_identity(one) or self._wrong_place(one) for one in reached}
+        refused = {name: reason for name, reason in reasons.items() if reason}
+        before = self._refused.pop(key, {})
+        if refused:
+            self._refused[key] = refused
+        for name, reason in refused.items():
+            if before.get(name) != reason:
+                self._log.warning("refusing a CiliumEndpoint", endpoint="/".join(name), reason=reason)
+        return tuple(one for one in reached if not reasons[one.key])
+
+    def _wrong_place(self, endpoint: RemoteEndpoint) -> str:
+        """Why its addresses cannot be those of a pod on its node; empty where they can.
+
+        A node that is named by the object (NODE_NAME) must be known, with the address and ranges that the
+        object uses. Objects of Cilium name none: theirs must only not be another node's.
+        """
+        at = _address(endpoint.node)
+        node = self._holders.at(at) if at is not None else None
+        named = endpoint.node_name
+        if named and (node is None or node.name != named):
+            return f"its node {named} is not known with the address {endpoint.node}"
+        for prefix in endpoint.prefixes:
+            ip = _address(prefix.partition("/")[0])
+            if ip is None:
+                continue
+            if (taken := self._holders.at(ip)) is not None:
+                return f"{ip} is an address of node {taken.name}"
+            if not self._own_addresses:
+                continue
+            holder = self._holders.of_range(ip)
+            if holder is not None and (node is None or holder.full_name != node.full_name):
+                return f"{ip} is in the pods' range of node {holder.name}"
+            if holder is None and named and node is not None and _has_range(node, ip):
+                return f"{ip} is in no range of its node {named}"
+        return ""
+
+    def _report(self) -> None:
+        refused = {name: reason for several in self._refused.values() for name, reason in several.items()}
+        if not refused:
+            self._health.ok("no CiliumEndpoint claims what is not its own")
+            return
+        name, reason = next(iter(refused.items()))
+        more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        self._health.degraded(f"refused CiliumEndpoints: {'/'.join(name)}: {reason}{more}")
+
+    def _take(self, told: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
+        """Set the endpoints that these objects contain. Raises OSError if the ipcache cannot be updated."""
+        now = {one.key: one for found in told.values() for one in found}
+        names = {name for key in told for name in self._told.get(key, ())} if self._slices else told.keys()
+        gone = [row for name in names if name not in now and (row := self._last(name, told)) is not None]
+        self._claim([one for name, one in now.items() if self.table.get(name) != one])
+        for row in gone:
+            self._ipcache.withdraw(resource_of(row), row.prefixes)
+        with self.table.txn() as rows:
+            for row in gone:
+                rows.delete(row.key)
+            for one in now.values():
+                rows.put(one)
+        if self._slices:
+            self._note(told)
+
+    def _last(self, name: Any, told: Mapping[Any, object]) -> RemoteEndpoint | None:
+        """The row of an endpoint that these objects no longer contain, unless others do."""
+        if self._slices:
+            before = sum(name in self._told.get(key, ()) for key in told)
+            if self._tellers[name] > before:
+                return None
+        return self.table.get(name)
+
+    def _note(self, told: Mapping[Any, tuple[RemoteEndpoint, ...]]) -> None:
+        for key, found in told.items():
+            names = tuple(one.key for one in found)
+            for name in self._told.pop(key, ()):
+                self._tellers[name] -= 1
+                if not self._tellers[name]:
+                    del self._tellers[name]
+            self._tellers.update(names)
+            if names:
+                self._told[key] = names
+
+    def _claim(self, endpoints: Collection[RemoteEndpoint]) -> None:
+        for one in endpoints:
+            before = self.table.get(one.key)
+            if before is not None and (left := set(before.prefixes).difference(one.prefixes)):
+                self._ipcache.withdraw(resource_of(one), left)
+        self._ipcache.upsert(*(claim for one in endpoints for claim in claims_of(one)))
+
+    def _is_here(self, node: str) -> bool:
+        if self._here_at != self._nodes.revision:
+            self._here.clear()
+            self._here_at = self._nodes.revision
+        found = self._here.get(node)
+        if found is None:
+            ip = _address(node)
+            own = ip is not None and any(one.local for one in self._nodes.by("address").get(ip))
+            found = self._here[node] = own
+        return found
+
+
+def stretches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """The items, so many at a time as may be taken in at once."""
+    rest = iter(items)
+    while stretch := list(islice(rest, STRETCH)):
+        yield stretch
+
+
+def _wrong_identity(endpoint: RemoteEndpoint) -> str:
+    """Who writes a CiliumEndpoint must not make an address the host's, the API server's or a node's."""
+    number = endpoint.identity
+    if number == INIT or scope_of(number) in (Scope.CLUSTER, Scope.WELL_KNOWN):
+        return ""
+    return f"identity {number} is none that a pod has"
+
+
+def _place(node: ClusterNode | None) -> tuple[object, ...]:
+    """What decides whether endpoints are of a node."""
+    if node is None:
+        return ()
+    return node.addresses, node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
+
+
+def _has_range(node: ClusterNode, ip: IPAddress) -> bool:
+    return bool(node.ipv6_alloc_cidrs if isinstance(ip, IPv6Address) else node.ipv4_alloc_cidrs)
+
+
+def _address(text: str) -> IPAddress | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=8192)
+def _tunnel_endpoint(node: str) -> IPv4Address:
+    ip = _address(node)
+    return ip if isinstance(ip, IPv4Address) else IPv4Address(0)

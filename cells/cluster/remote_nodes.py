@@ -1,0 +1,276 @@
+"""Addresses and ranges of other nodes, claimed in the ipcache.
+
+Reconciler: the table ``nodes`` in, claims in the ipcache out; ``remote-node-prefixes`` tells which.
+Why:        what comes from another node's own address is that node's, not the world's; and a packet to a pod
+            that is not known yet can be reached on its node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from ipaddress import IPv4Address, ip_network
+from typing import Final
+
+import msgspec
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.labels import CIDR, Label, cidr_label, parse, texts
+from cells.cluster.identity.numbers import (
+    HEALTH,
+    INGRESS,
+    REMOTE_NODE,
+    RESERVED_IDENTITIES,
+    WORLD,
+    WORLD_IPV4,
+    WORLD_IPV6,
+)
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source, prefix_of
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
+from cells.cluster.nodes.parse import NodeSettings
+from cells.config import AgentConfig
+from lifecycle import (
+    Health,
+    Jobs,
+    ReadTable,
+    Reconciler,
+    Tables,
+    after,
+    invoke,
+    minutes,
+    module,
+    provide,
+    provide_private,
+)
+
+__all__ = ["NodeClaim", "RemoteNodes", "cell", "claims_of"]
+
+
+# Whose the addresses of other nodes are: claims, made and withdrawn as nodes come, change and go.
+#
+# Source: Cilium 1.17, NodeManager.nodeUpdated.
+
+NOWHERE: Final = IPv4Address(0)
+NODE: Final = "node"
+"""The source of nodes' labels."""
+SWEEP: Final = minutes(5)
+
+Key = tuple[Prefix, str]
+"""A prefix, and the node that has it: two nodes may say they have one."""
+
+
+class NodeClaim(msgspec.Struct, frozen=True):
+    """A prefix of another node."""
+
+    prefix: Prefix
+    node: str
+    """``cluster/name``."""
+    identity: int
+    source: Source
+    tunnel_endpoint: IPv4Address = NOWHERE
+    """The node's own address, where what is sent there goes through the tunnel if there is one."""
+    labels: tuple[str, ...] = ()
+    """With labels of nodes: the labels of the identity to use instead of ``identity``."""
+
+    @property
+    def key(self) -> Key:
+        """Of its row."""
+        return self.prefix, self.node
+
+    @property
+    def resource(self) -> str:
+        """Whose claim it is in the ipcache."""
+        return f"node//{self.node}"
+
+    @property
+    def entry(self) -> IpcacheEntry:
+        """As the ipcache takes it."""
+        return IpcacheEntry(
+            prefix=self.prefix,
+            identity=self.identity,
+            source=self.source,
+            resource=self.resource,
+            tunnel_endpoint=self.tunnel_endpoint,
+        )
+
+
+def node_labels(node: ClusterNode, ip: IPAddress, *, labelled: bool, by_cidr: bool) -> tuple[str, ...]:
+    """The labels of another node's identity at this address; nothing where it is that of all nodes."""
+    own = [Label(NODE, key, value) for key, value in node.labels.items()] if labelled else []
+    if by_cidr:
+        own.append(Label(CIDR, cidr_label(ip_network(ip))))
+    return texts([*own, *map(parse, RESERVED_IDENTITIES[REMOTE_NODE])]) if labelled or own else ()
+
+
+def claims_of(
+    node: ClusterNode, worlds: Mapping[Family, int], *, labelled: bool = False, by_cidr: bool = False
+) -> Iterator[NodeClaim]:
+    """What another node has: its addresses, and ranges of pods as the weakest of all claims.
+
+    ``worlds`` is the identity of addresses outside, by enabled family. A pod that is not known yet
+    counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity;
+    ``by_cidr``: its address does, for networks of policies to select it.
+    """
+    if node.local:
+        return
+    reached = node.node_ip(Family.IPV4)
+    peer = reached if isinstance(reached, IPv4Address) else NOWHERE
+    found: dict[Prefix, NodeClaim] = {}
+    for cidr in node.all_cidrs():
+        if Family.of(cidr) in worlds:
+            world = worlds[Family.of(cidr)]
+            found[str(cidr)] = NodeClaim(str(cidr), node.full_name, world, Source.UNSPEC, peer)
+    behind = [(ip, HEALTH) for ip in node.health] + [(ip, INGRESS) for ip in node.ingress]
+    for ip, identity in behind:
+        if Family.of(ip) in worlds:
+            found[prefix_of(ip)] = NodeClaim(prefix_of(ip), node.full_name, identity, node.source, peer)
+    for address in node.addresses:
+        if Family.of(address.ip) not in worlds:
+            continue
+        prefix = prefix_of(address.ip)
+        to = peer if address.type == CILIUM_INTERNAL_IP else NOWHERE
+        labels = node_labels(node, address.ip, labelled=labelled, by_cidr=by_cidr)
+        found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to, labels)
+    yield from found.values()
+
+
+def worlds_of(agent: AgentConfig) -> dict[Family, int]:
+    """The identity of everything outside, by family: WORLD where one family is on."""
+    if agent.ipv4 and agent.ipv6:
+        return {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
+    return {Family.IPV4 if agent.ipv4 else Family.IPV6: WORLD}
+
+
+class Contested(msgspec.Struct, frozen=True):
+    """A claim, and this node's own ranges."""
+
+    claim: NodeClaim
+    own: tuple[IPNetwork, ...]
+
+    @property
+    def stands(self) -> bool:
+        """Whether the prefix lies outside of our ranges: our pods stay ours whatever others say."""
+        inner = ip_network(self.claim.prefix)
+        return self.claim.source is not Source.UNSPEC or not any(
+            inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
+            for outer in self.own
+        )
+
+
+def node_claims(
+    nodes: ReadTable[ClusterNode], agent: AgentConfig, settings: NodeSettings, tables: Tables
+) -> ReadTable[NodeClaim]:
+    """The table ``remote-node-prefixes``."""
+    labelled, by_cidr = settings.enable_node_selector_labels, settings.matched_by_cidr
+    worlds = worlds_of(agent)
+    told = nodes.flat_map(
+        lambda node: claims_of(node, worlds, labelled=labelled, by_cidr=by_cidr),
+        key=lambda one: one.key,
+        name="published-node-prefixes",
+    )
+    own = nodes.filter(lambda node: node.local, name="own-node").map(
+        lambda node: tuple(node.all_cidrs()), name="own-ranges"
+    )
+    contested = told.left_join(
+        own,
+        lambda claim, ranges: Contested(claim, ranges or ()),
+        on=lambda _: f"{agent.cluster_name}/{agent.node_name}",  # not before the start: it asks the host
+        name="contested-prefixes",
+    )
+    found = contested.filter(lambda one: one.stands, name="uncontested-prefixes").map(
+        lambda one: one.claim, name="remote-node-prefixes"
+    )
+    tables.add(found)
+    return found
+
+
+class ClaimTarget:
+    """The ipcache as a reconciler's target: what this cell has claimed of it."""
+
+    def __init__(self, ipcache: Ipcache, identities: Identities) -> None:
+        self._ipcache = ipcache
+        self._identities = identities
+        self._claimed: dict[Key, NodeClaim] = {}
+        self._numbers: dict[Key, int] = {}
+        """The identities of nodes by their labels, which are held."""
+
+    async def dump(self) -> Mapping[Key, NodeClaim]:
+        """What is claimed."""
+        return dict(self._claimed)
+
+    async def put(self, batch: Mapping[Key, NodeClaim]) -> None:
+        """Claim them all. Raises OSError when the kernel refuses one: then none is claimed."""
+        entries: list[IpcacheEntry] = []
+        numbers: dict[Key, int] = {}
+        for key, claim in batch.items():
+            entry = claim.entry
+            if claim.labels:
+                identity = self._identities.acquire_now(claim.labels)
+                assert identity is not None  # noqa: S101  # this node gives it
+                numbers[key] = identity.id
+                entry = msgspec.structs.replace(entry, identity=identity.id)
+            entries.append(entry)
+        try:
+            self._ipcache.upsert(*entries)
+        except BaseException:
+            self._release(numbers)
+            raise
+        self._claimed.update(batch)
+        self._release({key: self._numbers.pop(key) for key in batch if key in self._numbers})
+        self._numbers |= numbers
+
+    async def drop(self, batch: Collection[Key]) -> None:
+        """Take claims back. Raises OSError: they are gone, and the rows follow with the ipcache's sweep."""
+        gone = [claim for key in batch if (claim := self._claimed.pop(key, None)) is not None]
+        numbers = {key: self._numbers.pop(key) for key in batch if key in self._numbers}
+        try:
+            for claim in gone:
+                self._ipcache.withdraw(claim.resource, [claim.prefix])
+        finally:
+            self._release(numbers)
+
+    def _release(self, numbers: Mapping[Key, int]) -> None:
+        for number in numbers.values():
+            self._identities.release(number)
+
+
+class RemoteNodes:
+    """Keeps the claims. Until all nodes are known nothing of the ipcache goes for want of one."""
+
+    def __init__(
+        self,
+        claims: ReadTable[NodeClaim],
+        ipcache: Ipcache,
+        identities: Identities,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+        health: Health,
+    ) -> None:
+        self._first = ipcache.table.initializer("remote-nodes")
+        self._reconciler: Reconciler[Key, NodeClaim] = Reconciler(
+            claims, ClaimTarget(ipcache, identities), full_every=SWEEP
+        )
+        self._health = health
+        tables.add(self._reconciler.statuses)
+        jobs.one_shot("claim", self._run)
+
+    async def _run(self) -> None:
+        await self._reconciler.sweep()
+        self._first.done()
+        await self._reconciler.run(self._health.child("claims"))
+
+
+@after(RemoteNodes)
+def keep() -> None:
+    """They are claimed whether or not anybody asks."""
+
+
+cell = module(
+    "remote-nodes",
+    "Other nodes in the ipcache",
+    provide(RemoteNodes),
+    provide_private(node_claims),
+    invoke(keep),
+)

@@ -1,0 +1,260 @@
+"""Addresses of pods told through the store: what a key says, and what is to be said of an endpoint.
+
+Source: Cilium 1.17, IPIdentityPair as JSON, below ip/v1/default/: an address, or a prefix, is the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source
+from cells.cluster.nodes.node import ClusterNode, NodeIP
+from cells.cluster.nodes.parse import parse_ip
+from cells.endpoint import Endpoint
+from cells.kvstore.model import IPS, NODES
+from cells.kvstore.own_keys import OwnKey
+
+
+class NamedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
+    """A port of a pod, by name."""
+
+    name: str = ""
+    port: int = 0
+    protocol: str = ""
+
+
+class Pair(msgspec.Struct, frozen=True, rename="pascal"):
+    """The value of an address."""
+
+    ip: str = msgspec.field(name="IP", default="")
+    mask: bytes | None = None
+    host_ip: str | None = msgspec.field(name="HostIP", default=None)
+    id: int = msgspec.field(name="ID", default=0)
+    key: int = 0
+    metadata: str = ""
+    namespace: str = msgspec.field(name="K8sNamespace", default="")
+    pod_name: str = msgspec.field(name="K8sPodName", default="")
+    named_ports: list[NamedPort] | UnsetType | None = UNSET
+
+
+class SharedAddress(msgspec.Struct, frozen=True, gc=False):
+    """A row of the table ``shared-addresses``: an address of a pod, as its node tells."""
+
+    address: str
+    """The key: an address, or a prefix."""
+    prefix: Prefix
+    identity: int
+    node: str
+    """The address of its node; empty if that is not said."""
+    value: str
+    """The whole, as it was read."""
+    encrypt_key: int = 0
+    namespace: str = ""
+    pod: str = ""
+    ports: tuple[NamedPort, ...] = ()
+
+    @property
+    def claim(self) -> IpcacheEntry:
+        """It, by way of its node."""
+        return IpcacheEntry(
+            prefix=self.prefix,
+            identity=self.identity,
+            source=Source.KVSTORE,
+            resource=resource_of(self.address),
+            tunnel_endpoint=_tunnel_endpoint(self.node),
+            encrypt_key=self.encrypt_key,
+        )
+
+
+def resource_of(address: str) -> str:
+    """Whose the claim of an address is."""
+    return f"kvstore//{address}"
+
+
+_ENCODE_ADDRESS = msgspec.json.Encoder()
+_DECODE_ADDRESS = msgspec.json.Decoder(Pair)
+
+
+def read_address(key: str, value: bytes) -> SharedAddress | None:
+    """The parsed key; None if it has no address or no identity."""
+    try:
+        told = _DECODE_ADDRESS.decode(value)
+        prefix = ip_network(key)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    if not told.id:
+        return None
+    return SharedAddress(
+        address=key,
+        prefix=str(prefix),
+        identity=told.id,
+        node=told.host_ip or "",
+        value=value.decode(),
+        encrypt_key=told.key & 0xFF,
+        namespace=told.namespace,
+        pod=told.pod_name,
+        ports=tuple(told.named_ports) if told.named_ports else (),
+    )
+
+
+def address_keys(
+    endpoint: Endpoint, node: str, host: IPAddress | None, ports: Iterable[NamedPort], key: int
+) -> Iterator[OwnKey]:
+    """The keys of an endpoint whose identity is known, one for each address."""
+    for ip in endpoint.addresses:
+        pair = Pair(
+            ip=str(ip),
+            host_ip=str(host) if host is not None else None,
+            id=endpoint.identity,
+            key=key,
+            metadata=f"cilium-global:default:{node}:{endpoint.id}",
+            namespace=endpoint.pod_namespace,
+            pod_name=endpoint.pod_name,
+            named_ports=list(ports) or UNSET,
+        )
+        yield OwnKey(f"{IPS}{ip}", _ENCODE_ADDRESS.encode(pair).decode())
+
+
+def _tunnel_endpoint(node: str) -> IPv4Address:
+    try:
+        ip = ip_address(node)
+    except ValueError:
+        return IPv4Address(0)
+    return ip if isinstance(ip, IPv4Address) else IPv4Address(0)
+
+
+# Nodes told through the store: this one's key, and what the others' say.
+#
+# Source: Cilium 1.17, pkg/node/types.Node as JSON: a network is Go's net.IPNet, its mask bytes as base64.
+
+
+class Network(msgspec.Struct, frozen=True):
+    """Go's net.IPNet."""
+
+    ip: str = msgspec.field(name="IP", default="")
+    mask: bytes = msgspec.field(name="Mask", default=b"")
+
+    @classmethod
+    def of(cls, network: IPNetwork) -> Network:
+        """A network as Go has it."""
+        return cls(str(network.network_address), network.netmask.packed)
+
+    @property
+    def network(self) -> IPNetwork | None:
+        """The network; None for what is none."""
+        bits = "".join(f"{byte:08b}" for byte in self.mask)
+        if "01" in bits:
+            return None
+        try:
+            found = ip_network(f"{self.ip}/{bits.count('1')}", strict=False)
+        except ValueError:
+            return None
+        return found if found.max_prefixlen == len(bits) else None
+
+
+class Address(msgspec.Struct, frozen=True):
+    """An address of a node."""
+
+    type: str = msgspec.field(name="Type", default="")
+    ip: str = msgspec.field(name="IP", default="")
+
+
+class WireNode(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=False):
+    """A node's value."""
+
+    name: str = ""
+    cluster: str = ""
+    addresses: list[Address] | None = msgspec.field(name="IPAddresses", default=None)
+    ipv4_alloc_cidr: Network | None = msgspec.field(name="IPv4AllocCIDR", default=None)
+    ipv4_more: list[Network] | None = msgspec.field(name="IPv4SecondaryAllocCIDRs", default=None)
+    ipv6_alloc_cidr: Network | None = msgspec.field(name="IPv6AllocCIDR", default=None)
+    ipv6_more: list[Network] | None = msgspec.field(name="IPv6SecondaryAllocCIDRs", default=None)
+    ipv4_health: str | None = msgspec.field(name="IPv4HealthIP", default="")
+    ipv6_health: str | None = msgspec.field(name="IPv6HealthIP", default="")
+    ipv4_ingress: str | None = msgspec.field(name="IPv4IngressIP", default="")
+    ipv6_ingress: str | None = msgspec.field(name="IPv6IngressIP", default="")
+    cluster_id: int = msgspec.field(name="ClusterID", default=0)
+    source: str = "local"
+    encryption_key: int = 0
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    node_identity: int = 0
+    wireguard_key: str = msgspec.field(name="WireguardPubKey", default="")
+    boot_id: str = msgspec.field(name="BootID", default="")
+
+
+_ENCODE_NODE = msgspec.json.Encoder()
+_DECODE_NODE = msgspec.json.Decoder(WireNode)
+
+
+def node_key(node: ClusterNode) -> OwnKey:
+    """This node's key."""
+    return OwnKey(f"{NODES}{node.full_name}", _ENCODE_NODE.encode(_wire(node)).decode())
+
+
+def _wire(node: ClusterNode) -> WireNode:
+    ipv4, ipv6 = node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
+    return WireNode(
+        name=node.name,
+        cluster=node.cluster,
+        addresses=[Address(each.type, str(each.ip)) for each in node.addresses],
+        ipv4_alloc_cidr=Network.of(ipv4[0]) if ipv4 else None,
+        ipv4_more=[Network.of(each) for each in ipv4[1:]] or None,
+        ipv6_alloc_cidr=Network.of(ipv6[0]) if ipv6 else None,
+        ipv6_more=[Network.of(each) for each in ipv6[1:]] or None,
+        ipv4_health=_of(node.health, Family.IPV4),
+        ipv6_health=_of(node.health, Family.IPV6),
+        ipv4_ingress=_of(node.ingress, Family.IPV4),
+        ipv6_ingress=_of(node.ingress, Family.IPV6),
+        encryption_key=node.encryption_key,
+        labels=dict(node.labels) or None,
+        annotations=dict(node.annotations) or None,
+        node_identity=node.node_identity,
+        boot_id=node.boot_id,
+    )
+
+
+def _of(addresses: Iterable[IPAddress], family: Family) -> str:
+    return next((str(ip) for ip in addresses if Family.of(ip) is family), "")
+
+
+def read_node(key: str, value: bytes) -> ClusterNode | None:
+    """The node of a key, ``cluster/name``; None for what is none, or another one than the key says."""
+    try:
+        told = _DECODE_NODE.decode(value)
+    except msgspec.MsgspecError:
+        return None
+    if f"{told.cluster}/{told.name}" != key:
+        return None
+    return ClusterNode(
+        cluster=told.cluster,
+        name=told.name,
+        source=Source.KVSTORE,
+        addresses=tuple(
+            NodeIP(each.type, ip) for each in told.addresses or () if (ip := parse_ip(each.ip)) is not None
+        ),
+        ipv4_alloc_cidrs=_cidrs(IPv4Network, told.ipv4_alloc_cidr, told.ipv4_more),
+        ipv6_alloc_cidrs=_cidrs(IPv6Network, told.ipv6_alloc_cidr, told.ipv6_more),
+        health=_ips(told.ipv4_health, told.ipv6_health),
+        ingress=_ips(told.ipv4_ingress, told.ipv6_ingress),
+        encryption_key=told.encryption_key & 0xFF,
+        labels=told.labels or {},
+        annotations=told.annotations or {},
+        boot_id=told.boot_id,
+        node_identity=told.node_identity,
+    )
+
+
+def _cidrs(kind: type[Any], first: Network | None, more: list[Network] | None) -> tuple[IPNetwork, ...]:
+    told = [each for each in (first, *(more or ())) if each is not None]
+    return tuple(found for each in told if isinstance(found := each.network, kind))
+
+
+def _ips(*texts: str | None) -> tuple[IPAddress, ...]:
+    return tuple(ip for text in texts if text and (ip := parse_ip(text)) is not None)

@@ -1,0 +1,197 @@
+"""One ADD, from its request to its answer: tried until it works, or taken back whole.
+
+For:    CniServer. Needs: Attacher, PolicyPool. Gives: Addition, AddTools, INTERNAL.
+What meets nothing unusual is prepare() and attach(), both synchronous; what has to wait is finish().
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import anyio
+import msgspec
+
+from cells.base.addresses import text_of
+from cells.cni.attach import AddressesLeaving, Attacher, NameTaken, PodSide, Prepared
+from cells.cni.attachment import Attachment, PolicyPool, Undo
+from cells.cni.protocol import TRY_AGAIN, CniError, encode_reply
+from cells.cni.request import Call
+from cells.cni.transport import Connection
+from cells.maps.policy_maps import PoolEmpty
+from lifecycle import HiveError, Logger
+
+INTERNAL: Final = "internal error in the agent: see its log"
+_TRIES = 5
+_ADDRESS_SECONDS = 30.0
+"""How long an ADD waits for the addresses of pods on their way out: as long as the plugin for an agent."""
+
+T = TypeVar("T")
+
+
+class AddTools(msgspec.Struct, frozen=True):
+    """What all ADDs share."""
+
+    attacher: Attacher
+    pool: PolicyPool
+    log: Logger
+    turn: Callable[[], Awaitable[None]]
+    """Waits for a round of the loop that has time for a call."""
+    settle: Callable[[], object]
+    """Finishes the ADD whose link is being made."""
+
+
+class Addition(msgspec.Struct, eq=False):
+    """An ADD under way."""
+
+    tools: AddTools
+    connection: Connection
+    call: Call
+    side: PodSide
+    undo: Undo = msgspec.field(default_factory=Undo)
+    error: CniError | None = None
+    before_retry: Callable[[], Awaitable[object]] | None = None
+    """What to wait for before the next try."""
+    full: CniError | None = None
+    """What to say when no address is freed in time."""
+    prepared: Prepared | None = None
+    attachment: Attachment | None = None
+    """What waits for an identity before it can be completed."""
+    answered: bool = False
+
+    def prepare(self) -> bool:
+        """Choose what the pod gets; whether its link can be made now."""
+        self.prepared = self._step(self._prepare)
+        return self.prepared is not None and self.prepared.pair is not None
+
+    def begin_link(self) -> bool:
+        """Have the link made meanwhile, of one pod at a time; False when that does not work: see error."""
+        return self._step(self._begin_link) is not None
+
+    def await_link(self) -> None:
+        """Wait until the link that was begun is there; what went wrong is met by attach()."""
+        assert self.prepared is not None  # noqa: S101  (its link was begun)
+        self.tools.attacher.await_link(self.prepared)
+
+    def attach(self) -> None:
+        """Do the rest, unless something is in the way; without prepare() having worked, nothing."""
+        if self.prepared is not None:
+            self._step(self._attach)
+
+    def rest(self) -> Callable[[], Awaitable[object]] | None:
+        """What is left to be waited for. Raises CniError when there is nothing to take back."""
+        if self.error is not None and not self.undo:
+            raise self.error
+        return None if self.answered else self.finish
+
+    async def finish(self) -> None:
+        """Complete what waits for its identity; else roll back, wait, try again; or raise why not."""
+        await self._identify()
+        tries, until = 0, anyio.current_time() + _ADDRESS_SECONDS
+        while not self.answered:
+            tries += self.full is None  # others may take what is freed: only time ends waiting for that
+            await self._roll_back()
+            if self.full is not None and anyio.current_time() >= until:
+                self.error = self.full
+            if self.error is not None:
+                raise self.error
+            if tries > _TRIES:
+                raise self._made_again()
+            if self.before_retry is None or self.connection.gone():
+                self.connection.refused = True
+                self.tools.log.warning(
+                    "pod not added: the plugin went away", attachment=self.call.attachment_id
+                )
+                return
+            self.tools.settle()  # what is being made for another must not be taken for a leftover
+            try:
+                with anyio.CancelScope(deadline=until if self.full is not None else math.inf):
+                    await self.before_retry()
+                await self.tools.turn()
+            except HiveError as error:
+                raise CniError(f"unable to create endpoint: {error}") from error
+            if self.connection.gone():
+                continue
+            await self._try_again()
+
+    async def _try_again(self) -> None:
+        self.undo, self.before_retry, self.full = Undo(), None, None
+        self.prepare()
+        self.attach()
+        await self._identify()
+
+    def _made_again(self) -> CniError:
+        text = (
+            f"unable to set up veth on host side: interface {self.call.ifname} is made again by someone else"
+        )
+        return CniError(text, code=TRY_AGAIN)
+
+    async def _roll_back(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.undo.roll_back(self.tools.log)
+
+    def _prepare(self) -> Prepared:
+        return self.tools.attacher.prepare(self.call, self.side, self.undo)
+
+    def _begin_link(self) -> bool:
+        assert self.prepared is not None  # noqa: S101  (as prepare() said)
+        self.tools.attacher.begin_link(self.prepared)
+        return True
+
+    def _attach(self) -> None:
+        assert self.prepared is not None  # noqa: S101  (as attach() sees to)
+        attachment = self.tools.attacher.attach(self.prepared, self.undo)
+        if attachment.identified:
+            self._complete(attachment)
+        else:
+            self.attachment = attachment
+
+    def _complete(self, attachment: Attachment) -> None:
+        endpoint, stdout = self.tools.attacher.complete(attachment)
+        self.answered = self.connection.send(encode_reply(0, stdout))
+        if self.answered:
+            self.undo.forget()
+            ips = ", ".join(map(text_of, endpoint.addresses))
+            self.tools.log.info("pod added", endpoint=endpoint.id, pod=endpoint.title, ips=ips)
+
+    async def _identify(self) -> None:
+        """Wait for the identity of a new endpoint, and complete it."""
+        attachment, self.attachment = self.attachment, None
+        if attachment is None:
+            return
+        try:
+            await self.tools.attacher.identify(attachment)
+            await self.tools.turn()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                await self._roll_back()
+                raise
+            self._failed(error)
+            return
+        if not self.connection.gone():
+            self._step(lambda: self._complete(attachment))
+
+    def _step(self, step: Callable[[], T]) -> T | None:
+        """Take a step; what keeps it from working is kept here, and None comes back."""
+        try:
+            return step()
+        except PoolEmpty:
+            self.before_retry = self.tools.pool.ready
+        except AddressesLeaving as leaving:
+            self.before_retry, self.full = leaving.wait, leaving.error
+        except NameTaken:
+            self.before_retry = self._clear_the_way
+        except Exception as error:  # noqa: BLE001  # whatever it is, the ADD must be undone
+            self._failed(error)
+        return None
+
+    async def _clear_the_way(self) -> None:
+        await self.tools.attacher.clear_the_way(self.call, self.side)
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, CniError):
+            self.error = error
+            return
+        self.tools.log.error("pod not added", attachment=self.call.attachment_id, exc_info=error)
+        self.error = CniError(INTERNAL)

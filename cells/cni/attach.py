@@ -1,0 +1,391 @@
+"""The ADD of a pod: address, pair, endpoint, link up, pod configured; or nothing at all.
+
+Needs: the edges (Links, Addresses, Endpoints), LinkTeardown.   Gives: Attacher, Prepared, NameTaken.
+Source: the CNI specification, section 4 (ADD). The link comes up last, when every map row is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+
+import anyio
+
+from cells.base.addresses import IPAddress
+from cells.cni.attachment import (
+    MODES,
+    NO_ENDPOINT,
+    Addresses,
+    Attachment,
+    Endpoints,
+    Links,
+    MacPair,
+    PodEnd,
+    Undo,
+    begun,
+    macs_of,
+)
+from cells.cni.chained_attach import ChainedAttacher
+from cells.cni.detach import LinkTeardown, PodAddress
+from cells.cni.protocol import TRY_AGAIN, Attached, CniError, Explained, Wish, kernel_reason, result_json
+from cells.cni.request import Call, Pod, check_add, delegated_addresses, pod_of
+from cells.endpoint import DatapathConfiguration, Endpoint, EndpointRequest, NewEndpoint
+from cells.node.ipam.ranges import IpamError, IpamLaterError
+from cells.node.netlink.connection import NetlinkError
+from cells.node.netlink.links import CreatedLink
+from cells.node.netlink.messages import VethPair
+from lifecycle import HiveError, Logger
+
+ALIAS = "hive endpoint"
+"""Alias of the links made here, followed by the endpoint's number; set by the message that brings them up."""
+
+IDENTITY_SECONDS = 60.0
+"""How long an ADD waits for the identity of its pod's labels."""
+_HOST_SIDE = Explained(NetlinkError, "unable to set up veth on host side")
+_SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
+
+
+class NameTaken(Exception):  # noqa: N818  # not a failure: clear_the_way() and try again
+    """A name is taken, in the pod or on the node."""
+
+
+class AddressesLeaving(Exception):  # noqa: N818  # not a failure: wait() and try again
+    """No address is free, but some may be in a moment; ``error`` is what to say when that takes too long."""
+
+    def __init__(self, error: CniError, wait: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.wait = wait
+        """Comes back when it is worth another try."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodSide:
+    """The pod's namespace, as the plugin handed it over; the descriptors are the connection's."""
+
+    netns_fd: int
+    cookie: int
+    """Identifies the namespace while the node is up; 0 when the kernel does not tell."""
+    link: PodEnd
+
+
+@dataclass(slots=True)
+class Prepared:
+    """An ADD of which is known what the pod gets."""
+
+    call: Call
+    pod: Pod
+    side: PodSide
+    pair: VethPair | None = None
+    """The link to make; None in a chain, where it is there."""
+    allocated: tuple[PodAddress, ...] = ()
+    begun: bool = False
+    """Whether the link is being made: await_link()."""
+    link: CreatedLink | None = None
+    failure: NetlinkError | None = None
+
+
+def host_link_name(container_id: str, ifname: str) -> str:
+    """Name of the node's end: ``lxc`` and 12 hex digits, 15 characters as a link name may have."""
+    return "lxc" + sha256(f"{container_id}:{ifname}".encode()).hexdigest()[:12]
+
+
+def netns_cookie(netlink_fd: int) -> int:
+    """Cookie of the namespace a socket was opened in; 0 when the kernel does not tell."""
+    with socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE, fileno=netlink_fd
+    ) as borrowed:
+        try:
+            return int.from_bytes(borrowed.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8), "little")
+        except OSError:
+            return 0
+        finally:
+            borrowed.detach()
+
+
+class Attacher:
+    """Attaches pods. All but identify() is synchronous, so no two of them ever mix."""
+
+    def __init__(
+        self,
+        links: Links,
+        addresses: Addresses,
+        endpoints: Endpoints,
+        teardown: LinkTeardown,
+        *,
+        gateways: Callable[[], Sequence[IPAddress]],
+        mtu: Callable[[], int],
+        state: Path,
+        log: Logger,
+        route_mtu: Callable[[], int] | None = None,
+        route_mtu_in_chains: bool = False,
+        delegated: bool = False,
+    ) -> None:
+        """``delegated``: another IPAM plugin gives the addresses."""
+        self._links = links
+        self._addresses = addresses
+        self._endpoints = endpoints
+        self._teardown = teardown
+        self._gateways = gateways
+        self._mtu = mtu
+        self._route_mtu = route_mtu or mtu
+        self._state = state
+        self._delegated = delegated
+        self._log = log
+        self._chained = ChainedAttacher(
+            links, endpoints, gateways=gateways, mtu=self._route_mtu, route_mtu=route_mtu_in_chains, log=log
+        )
+
+    def problem(self) -> str:
+        """What keeps every ADD from working at the moment; "" when nothing is known to."""
+        if not os.access(self._state, os.W_OK | os.X_OK):
+            return f"state directory {self._state} cannot be written"
+        try:
+            self._mtu()
+            return "" if self._gateways() else "the router has no addresses"
+        except HiveError as error:
+            return str(error)
+
+    def prepare(self, call: Call, pod_side: PodSide, undo: Undo) -> Prepared:
+        """Choose what the pod gets; nothing of the kernel is changed. Then attach().
+
+        ``undo`` is given the opposite of each step as it is taken, also when this raises: the caller rolls
+        back. Raises CniError, AddressesLeaving when no address is free yet.
+        """
+        previous = check_add(call, delegated=self._delegated)
+        pod = pod_of(call.args)
+        if self._endpoints.by_attachment(call.container_id, call.ifname) is not None:
+            raise _exists(call.attachment_id)
+        if previous is not None:
+            return Prepared(call, pod, pod_side)
+        macs, mtu = self._macs(call, pod), self._mtu()
+        allocated = self._given(call) if self._delegated else self._allocate(pod, undo)
+        pair = VethPair(
+            host_name=host_link_name(call.container_id, call.ifname),
+            host_mac=macs.host,
+            pod_name=call.ifname,
+            pod_mac=macs.pod,
+            mtu=mtu,
+            netns_fd=pod_side.netns_fd,
+        )
+        return Prepared(call, pod, pod_side, pair, allocated)
+
+    def begin_link(self, prepared: Prepared) -> bool:
+        """Have the link made while others go on, of one pod at a time; False where none is to be made."""
+        if prepared.pair is None:
+            return False
+        self._links.begin_veth(prepared.pair)
+        prepared.begun = True
+        return True
+
+    def await_link(self, prepared: Prepared) -> None:
+        """Wait until the link in progress exists; attach() raises errors."""
+        try:
+            prepared.link = self._links.created_veth()
+        except NetlinkError as error:
+            prepared.failure = error
+
+    def attach(self, prepared: Prepared, undo: Undo) -> Attachment:
+        """Attach the pod up to its endpoint's identity; then identify() if need be, and complete().
+
+        ``undo`` as for prepare(). Raises CniError, NameTaken when a name is taken, PoolEmpty when there is no
+        policy map yet.
+        """
+        call, pod, pod_side, pair, allocated = (
+            prepared.call,
+            prepared.pod,
+            prepared.side,
+            prepared.pair,
+            prepared.allocated,
+        )
+        if pair is None:
+            return self._chained.attach(call, pod, pod_side.link, undo)
+        route_mtu = self._route_mtu()
+        addresses = tuple(each.ip for each in allocated)
+        routers = {router.version: router for router in self._gateways()}
+        gateways = tuple(routers[ip.version] for ip in addresses)
+        created = self._create(prepared, undo)
+        new = self._register(call, pod, pair, created, allocated=allocated, cookie=pod_side.cookie, undo=undo)
+        attached = Attached(
+            pair.host_name,
+            pair.host_mac,
+            call.ifname,
+            pair.pod_mac,
+            call.netns,
+            addresses,
+            gateways,
+            route_mtu,
+        )
+
+        def finish(endpoint: Endpoint) -> bytes:
+            # Neither end may lose the pod's first packets: a lost first ARP costs it a second. The pod's end
+            # comes up second and so has its queue at once; the node's end is given its own by sync_carrier().
+            with _HOST_SIDE:
+                self._links.activate(created.host_ifindex, f"{ALIAS} {endpoint.id}")
+                self._endpoints.route(endpoint)
+            self._configure(
+                pod_side.link, created.pod_ifindex, call.ifname, addresses, gateways, mtu=route_mtu
+            )
+            with _HOST_SIDE:
+                self._links.sync_carrier(created.host_ifindex)
+            return result_json(attached, call.conf.cni_version)
+
+        return Attachment(new, finish)
+
+    async def identify(self, attachment: Attachment) -> None:
+        """Wait for the endpoint's identity; raises CniError when there is none in time."""
+        with anyio.move_on_after(IDENTITY_SECONDS) as waiting, NO_ENDPOINT:
+            await self._endpoints.identify(attachment.new)
+        if waiting.cancelled_caught:
+            text = f"no identity for its labels within {IDENTITY_SECONDS:g} s"
+            raise CniError(f"unable to create endpoint: {text}", code=TRY_AGAIN)
+
+    def complete(self, attachment: Attachment) -> tuple[Endpoint, bytes]:
+        """Bring the endpoint and its link up; it, and what the plugin prints. Raises CniError."""
+        with NO_ENDPOINT:
+            endpoint = self._endpoints.complete(attachment.new)
+        return endpoint, attachment.finish(endpoint)
+
+    def _macs(self, call: Call, pod: Pod) -> MacPair:
+        mode = call.conf.mac_addr_mode
+        if mode not in MODES:
+            self._log.warning("macAddrMode is not known: MAC addresses are random", mode=mode, pod=pod.owner)
+        return macs_of(call.conf, pod, call.ifname)
+
+    def _given(self, call: Call) -> tuple[PodAddress, ...]:
+        """The addresses of the delegated plugin, of the node's families; it is asked for them first."""
+        if not call.addresses:
+            raise CniError(
+                "the agent's ipam is delegated-plugin, and no address came with the request:"
+                " install the plugin that came with the agent",
+                wish=Wish.ADDRESSES,
+            )
+        families = {gateway.version for gateway in self._gateways()}
+        found = tuple(PodAddress(ip, "") for ip in delegated_addresses(call) if ip.version in families)
+        if not found:
+            raise CniError("IPAM did provide neither IPv4 nor IPv6 address")
+        return found
+
+    def _allocate(self, pod: Pod, undo: Undo) -> tuple[PodAddress, ...]:
+        """An address of each family, IPv6 first."""
+        try:
+            taken = self._addresses.allocate_next(pod.owner)
+        except IpamError as error:
+            refused = CniError(f"unable to allocate IP via local cilium agent: {error.text}")
+            if self._teardown.under_way:
+                raise AddressesLeaving(refused, self._teardown.freed) from error
+            if isinstance(error, IpamLaterError):
+                raise AddressesLeaving(refused, error.wait) from error
+            raise refused from error
+        addresses = tuple(PodAddress(each.ip, each.pool) for each in taken)
+        undo.push("addresses", partial(self._teardown.release, *addresses))
+        return addresses
+
+    def _configure(
+        self,
+        pod_link: PodEnd,
+        ifindex: int,
+        ifname: str,
+        addresses: Sequence[IPAddress],
+        gateways: Sequence[IPAddress],
+        *,
+        mtu: int,
+    ) -> None:
+        """Addresses and routes of the pod; IPv6 that is off there is for the plugin to switch on."""
+        families = " and ".join(f"IPv{ip.version}" for ip in addresses)
+        what = f"unable to configure interfaces in container namespace: error configuring {families}"
+        try:
+            pod_link.configure(ifindex, ifname, addresses, gateways, mtu)
+        except NetlinkError as error:
+            off = error.errno == errno.EACCES and any(ip.version == 6 for ip in addresses)
+            raise CniError(f"{what}: {error}", wish=Wish.IPV6 if off else Wish.NONE) from error
+
+    def _create(self, prepared: Prepared, undo: Undo) -> CreatedLink:
+        assert prepared.pair is not None  # noqa: S101  (asked for by attach)
+        try:
+            if prepared.failure is not None:
+                raise prepared.failure
+            created = prepared.link or self._links.create_veth(prepared.pair)
+        except NetlinkError as error:
+            if error.errno == errno.EEXIST:
+                raise NameTaken from error
+            raise CniError(
+                f"unable to set up veth on host side: unable to create veth pair: {kernel_reason(error)}"
+            ) from error
+        undo.forget()  # from here on the addresses leave with the link, never before it
+        undo.push("link", partial(self._teardown.finish, created.host_ifindex, *prepared.allocated))
+        return created
+
+    def _register(
+        self,
+        call: Call,
+        pod: Pod,
+        pair: VethPair,
+        created: CreatedLink,
+        *,
+        allocated: Sequence[PodAddress],
+        cookie: int,
+        undo: Undo,
+    ) -> NewEndpoint:
+        by_family = {each.ip.version: each for each in allocated}
+        four, six = by_family.get(4), by_family.get(6)
+        request = EndpointRequest(
+            container_id=call.container_id,
+            container_ifname=call.ifname,
+            ifname=pair.host_name,
+            ifindex=created.host_ifindex,
+            pod_mac=pair.pod_mac,
+            host_mac=pair.host_mac,
+            ipv4=four.ip if four is not None and isinstance(four.ip, IPv4Address) else None,
+            pool=four.pool if four is not None else "",
+            ipv6=six.ip if six is not None and isinstance(six.ip, IPv6Address) else None,
+            ipv6_pool=six.pool if six is not None else "",
+            network=call.conf.name,
+            pod_name=pod.name,
+            pod_namespace=pod.namespace,
+            pod_uid=pod.uid,
+            netns_cookie=cookie,
+            datapath=DatapathConfiguration(external_ipam=self._delegated),
+        )
+        return begun(self._endpoints, request, undo)
+
+    async def clear_the_way(self, call: Call, pod_side: PodSide) -> None:
+        """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.
+
+        A link on its way out is waited for. In the pod, a link of that name without an endpoint is replaced
+        (as Cilium's plugin does); on the node only one that carries our alias is.
+        """
+        if await self._teardown.settled():
+            return
+        self.refuse_in_use(call.ifname, pod_side.cookie)
+        try:
+            await anyio.to_thread.run_sync(pod_side.link.delete, call.ifname)
+            found = self._links.find(host_link_name(call.container_id, call.ifname))
+            if found is None:
+                return
+            if not found.alias.startswith(ALIAS) or found.ifindex in {
+                e.ifindex for e in self._endpoints.all()
+            }:
+                raise CniError("unable to set up veth on host side: unable to create veth pair: file exists")
+            await self._links.reap((found.ifindex,))
+        except NetlinkError as error:
+            raise CniError(f"unable to remove a leftover of interface {call.ifname}: {error}") from error
+
+    def refuse_in_use(self, ifname: str, cookie: int) -> None:
+        """Raise CniError when a live endpoint, of any container, has this interface of this namespace."""
+        for endpoint in self._endpoints.all():
+            if cookie and endpoint.netns_cookie == cookie and endpoint.container_ifname == ifname:
+                raise _exists(endpoint.attachment_id)
+
+
+def _exists(attachment_id: str) -> CniError:
+    return CniError(
+        f"unable to create endpoint: endpoint for CNI attachment ID {attachment_id} already exists"
+    )

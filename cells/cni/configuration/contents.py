@@ -1,0 +1,299 @@
+"""What the CNI configuration file holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from cells.config import ChainingMode
+from cells.node.netlink.rows import mac_text, parse_mac
+from lifecycle import Settings, refuse
+from lifecycle.settings import read_regular
+
+# The CNI configurations we write ourselves.
+#
+# Source: Cilium 1.17, the CNI configuration manager's templates.
+
+Plugin = dict[str, object]
+"""One entry of ``plugins``."""
+
+PORTMAP: Final[Plugin] = {"type": "portmap", "capabilities": {"portMappings": True}}
+FLANNEL: Final[Plugin] = {"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}}
+
+TEMPLATES: Final[dict[str, tuple[str, Callable[[Plugin], list[Plugin]]]]] = {
+    "none": ("cilium", lambda ours: [ours]),
+    "portmap": ("portmap", lambda ours: [ours, PORTMAP]),
+    "flannel": ("flannel", lambda ours: [FLANNEL, PORTMAP, ours]),
+}
+"""Chaining mode -> name of the network, and its plugins around ours. Other modes need a target."""
+
+
+def conflist(mode: str, ours: Plugin) -> str:
+    """Text of the configuration of a mode that has a template."""
+    name, plugins = TEMPLATES[mode]
+    if mode == "flannel":
+        ours = {"type": ours["type"], "chaining-mode": mode, **ours}
+    return json.dumps({"cniVersion": "0.3.1", "name": name, "plugins": plugins(ours)}, indent=2) + "\n"
+
+
+# Another network's configuration with our plugin in it.
+#
+# Source: Cilium 1.17, the CNI configuration manager: chaining onto a target.
+
+SUFFIXES: Final = (".conflist", ".conf", ".json", ".cilium_bak")
+"""A configuration that an exclusive agent renamed still counts as a network."""
+
+_BLANKS = " \t\r\n"
+_decode = json.JSONDecoder().raw_decode
+
+
+class NoTargetError(Exception):
+    """No configuration of that network is there yet."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "could not find existing CNI config for chaining: no matching CNI configurations found"
+            " (will retry)"
+        )
+
+
+def find_target(directory: Path, network: str, own: str, skipped: Callable[[str], None]) -> str:
+    """The text of the network's configuration, as a list of plugins; ``*`` is the first there is.
+
+    Files are taken by name, without ``own``; what cannot be read goes to ``skipped``, a line each.
+    Raises NoTargetError, OSError for the directory.
+    """
+    for path in sorted(directory.iterdir()):
+        if path.name == own or path.suffix not in SUFFIXES:
+            continue
+        try:
+            text = read_regular(path).decode()
+            found = json.loads(text)
+        except (OSError, ValueError, RecursionError) as error:
+            skipped(f"{path}: {error}")
+            continue
+        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            continue
+        if network not in {"*", found["name"]}:
+            continue
+        if isinstance(found.get("plugins"), list) and found["plugins"]:
+            return text
+        return json.dumps(_listed(found, network), indent=2) + "\n"
+    raise NoTargetError
+
+
+def _listed(single: dict[str, Any], network: str) -> dict[str, Any]:
+    """A configuration of one plugin as a list. It keeps its own name: ``*`` is none."""
+    name = single["name"] if network == "*" else network
+    return {"name": name, "cniVersion": single.get("cniVersion", "0.3.1"), "plugins": [single]}
+
+
+def splice(text: str, ours: Plugin) -> str:
+    """The list with our plugin in the place of an entry of our type, or at the end; else byte for byte.
+
+    ``text`` is a JSON object with a non-empty ``plugins``.
+    """
+    entry = json.dumps(ours)
+    end = 0
+    for begin, end, plugin in _plugins(text):
+        if isinstance(plugin, dict) and plugin.get("type") == ours["type"]:
+            return text[:begin] + entry + text[end:]
+    return text[:end] + ", " + entry + text[end:]
+
+
+def _plugins(text: str) -> Iterator[tuple[int, int, Any]]:
+    """Where each entry of ``plugins`` begins and ends in the text, and what it is."""
+    at = _skip(text, _skip(text, 0) + 1)
+    while text[at] != "}":
+        key, at = _decode(text, at)
+        at = _skip(text, _skip(text, at) + 1)
+        if key == "plugins":
+            break
+        _, at = _decode(text, at)
+        at = _next(text, at)
+    at = _skip(text, at + 1)
+    while text[at] != "]":
+        plugin, end = _decode(text, at)
+        yield at, end, plugin
+        at = _next(text, end)
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at] in _BLANKS:
+        at += 1
+    return at
+
+
+def _next(text: str, at: int) -> int:
+    """Past a comma, if there is one."""
+    at = _skip(text, at)
+    return _skip(text, at + 1) if text[at] == "," else at
+
+
+# Settings of the CNI configuration file, under Cilium's names.
+
+CHAINING_MODES = ("none", "aws-cni", "azure", "flannel", "generic-veth", "portmap")
+MAC_MODES = ("", "random", "deterministic")
+
+
+class CniConfigSettings(Settings, frozen=True):
+    """The CNI configuration file for the container runtime."""
+
+    write_cni_conf_when_ready: str = ""
+    """Path of the CNI configuration file, written once pods can be added; empty: none."""
+
+    read_cni_conf: str = ""
+    """File whose contents are written there unchanged; empty: our own configuration."""
+
+    cni_exclusive: bool = False
+    """Rename the directory's other CNI configurations to *.cilium_bak, and put ours back when touched."""
+
+    cni_chaining_mode: str = "none"
+    """How the plugin is chained: none, portmap, flannel, or generic-veth with cni-chaining-target."""
+
+    cni_chaining_target: str = ""
+    """Name of the network in that directory to add our plugin to; *: the first one."""
+
+    cni_log_file: str = "/var/run/cilium/cilium-cni.log"
+    """Log file of the plugin, besides stderr."""
+
+    cni_mac_addr_mode: str = ""
+    """MAC addresses of pods: random, or deterministic, computed from namespace and name."""
+
+    cni_fixed_mac: str = ""
+    """MAC address of every pod; takes precedence over the mode."""
+
+    cni_prefix_mac_map: str = ""
+    """JSON object from pod name prefixes to MAC addresses; the longest match wins, over the mode too."""
+
+    @property
+    def chaining_mode(self) -> str:
+        """The mode in force: a target alone means generic-veth."""
+        mode = self.cni_chaining_mode.lower() or "none"
+        return "generic-veth" if mode == "none" and self.cni_chaining_target else mode
+
+    @property
+    def makes_links(self) -> bool:
+        """Whether pods' links are ours: no other plugin has made them."""
+        return ChainingMode(self.chaining_mode).own_links
+
+    @property
+    def chaining_target(self) -> str:
+        """The network our plugin is added to; the mode aws-cni has one of its own."""
+        return self.cni_chaining_target or ("aws-cni" if self.chaining_mode == "aws-cni" else "")
+
+    def mac_keys(self) -> dict[str, object]:
+        """What the plugin's configuration says of MAC addresses: only what is set."""
+        keys: dict[str, object] = {}
+        if self.cni_mac_addr_mode:
+            keys["macAddrMode"] = self.cni_mac_addr_mode
+        if self.cni_fixed_mac:
+            keys["fixedMac"] = mac_text(parse_mac(self.cni_fixed_mac))
+        if self.cni_prefix_mac_map:
+            pairs = _prefix_macs(self.cni_prefix_mac_map).items()
+            keys["prefixMacMap"] = {prefix: mac_text(mac) for prefix, mac in pairs}
+        return keys
+
+    def validate(self) -> None:
+        """Refuse what is not there or cannot work; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for name in ("write_cni_conf_when_ready", "read_cni_conf", "cni_log_file"):
+            value: str = getattr(self, name)
+            if value and not PurePosixPath(value).is_absolute():
+                yield f"{name.replace('_', '-')}={value}: expected an absolute path, or nothing"
+        if self.chaining_mode not in CHAINING_MODES:
+            yield f"cni-chaining-mode={self.cni_chaining_mode}: expected one of {', '.join(CHAINING_MODES)}"
+        elif self.chaining_mode not in TEMPLATES and not self.chaining_target and not self.read_cni_conf:
+            yield (
+                f"cni-chaining-mode={self.cni_chaining_mode}: set cni-chaining-target too, the network our"
+                " plugin is added to"
+            )
+        if self.chaining_mode == "portmap" and self.chaining_target:
+            yield (
+                "cni-chaining-mode=portmap: leave cni-chaining-target out, since portmap comes behind our own"
+                " link; expected generic-veth to have our plugin behind another one"
+            )
+        yield from self._wrong_macs()
+
+    def _wrong_macs(self) -> Iterator[str]:
+        if self.cni_mac_addr_mode not in MAC_MODES:
+            yield f"cni-mac-addr-mode={self.cni_mac_addr_mode}: expected random, deterministic, or nothing"
+        try:
+            if self.cni_fixed_mac:
+                _unicast("cni-fixed-mac", self.cni_fixed_mac)
+        except ValueError as error:
+            yield str(error)
+        try:
+            if self.cni_prefix_mac_map:
+                _prefix_macs(self.cni_prefix_mac_map)
+        except ValueError as error:
+            yield str(error)
+
+
+def _unicast(name: str, text: str) -> bytes:
+    """A MAC an interface can have; raises ValueError."""
+    try:
+        mac = parse_mac(text)
+    except ValueError as error:
+        raise ValueError(f"{name}={text}: expected a MAC address such as aa:bb:cc:00:00:02") from error
+    if mac[0] & 1 or mac == bytes(6):
+        raise ValueError(f"{name}={text}: expected the address of one interface, not of a group, not zero")
+    return mac
+
+
+def _prefix_macs(text: str) -> Mapping[str, bytes]:
+    given = f"cni-prefix-mac-map={text}"
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{given}: expected a JSON object: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError(f"{given}: expected a JSON object of prefixes and MAC addresses")
+    return {prefix: _unicast(f"{given}: {prefix}", mac) for prefix, mac in found.items()}
+
+
+POD_ANNOTATIONS: Final = {"io.kubernetes.cri.pod-annotations": True}
+"""Has containerd and CRI-O tell the plugin of the pod's annotations; one may name its MAC address."""
+
+DEFAULT_SOCKET: Final = Path("/var/run/cilium/cni.sock")
+
+
+class Contents:
+    """The file's contents, by the settings."""
+
+    def __init__(self, settings: CniConfigSettings, socket: Path, *, debug: bool = False) -> None:
+        self._settings = settings
+        self._socket = socket
+        self._debug = debug
+
+    def plugin(self) -> Plugin:
+        """Our entry; the socket only where the plugin would not look for it."""
+        settings, chained = self._settings, bool(self._settings.chaining_target)
+        plugin: Plugin = {"type": "cilium-cni"}
+        if chained:
+            plugin["chaining-mode"] = settings.chaining_mode
+        plugin |= {"enable-debug": self._debug, "log-file": settings.cni_log_file}
+        if not chained and settings.chaining_mode != "flannel":  # a chained plugin makes no interface
+            plugin |= settings.mac_keys()
+            if settings.mac_keys():
+                plugin["capabilities"] = POD_ANNOTATIONS
+        if self._socket != DEFAULT_SOCKET:
+            plugin["agent-socket"] = str(self._socket)
+        return plugin
+
+    def read(self, own: Path, skipped: Callable[[str], None]) -> bytes:
+        """The bytes for the file ``own``. Raises OSError, NoTargetError.
+
+        ``skipped`` is called for each other configuration that cannot be read.
+        """
+        settings = self._settings
+        if settings.read_cni_conf:
+            return read_regular(settings.read_cni_conf)
+        if not settings.chaining_target:
+            return conflist(settings.chaining_mode, self.plugin()).encode()
+        target = find_target(own.parent, settings.chaining_target, own.name, skipped)
+        return splice(target, self.plugin()).encode()

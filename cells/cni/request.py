@@ -1,0 +1,270 @@
+"""What a runtime asks for: environment, CNI_ARGS and network configuration, read and checked.
+
+Needs: protocol (the packet).   Gives: Call, read_call, check_add, delegated_addresses, pod_of, chain_of.
+Source: CNI spec 1.1 sections 2 and 5; texts and codes as recorded from the original plugin.
+"""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_interface
+from typing import Any, Final
+
+import msgspec
+
+from cells.base.addresses import IPAddress
+from cells.cni.protocol import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError, Packet
+
+SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
+_KNOWN_ARGS: Final = frozenset(
+    {"IgnoreUnknown", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID", "K8S_POD_INFRA_CONTAINER_ID"}
+)
+
+
+class IpamConf(msgspec.Struct, frozen=True, gc=False):
+    """``ipam`` of the network configuration."""
+
+    type: str = ""
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """A container's interface, as the runtime names those that a GC must leave."""
+
+    container_id: str = msgspec.field(name="containerID")
+    ifname: str
+
+
+class RuntimeConf(msgspec.Struct, frozen=True, gc=False):
+    """``runtimeConfig``: what the runtime adds for plugins that say they are capable of it."""
+
+    annotations: dict[str, str] | None = msgspec.field(default=None, name="io.kubernetes.cri.pod-annotations")
+    """The pod's, from containerd and CRI-O."""
+
+
+class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The network configuration on stdin, as far as it matters here; other keys are ignored."""
+
+    cni_version: str = msgspec.field(default="0.1.0", name="cniVersion")
+    name: str = ""
+    chaining_mode: str = ""
+    enable_route_mtu: bool = False
+    """In a chain: give the pod's routes our MTU."""
+    ipam: IpamConf = IpamConf()
+    prev_result: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="prevResult")
+    mac_addr_mode: str = msgspec.field(default="", name="macAddrMode")
+    fixed_mac: str = msgspec.field(default="", name="fixedMac")
+    prefix_mac_map: dict[str, str] = msgspec.field(default_factory=dict, name="prefixMacMap")
+    runtime_config: RuntimeConf = msgspec.field(default=RuntimeConf(), name="runtimeConfig")
+    valid_attachments: list[Attachment] | msgspec.UnsetType | None = msgspec.field(
+        default=msgspec.UNSET, name="cni.dev/valid-attachments"
+    )
+    """Of a GC; null is what Go makes of an empty list."""
+
+    @property
+    def chain(self) -> str:
+        """The chaining mode, said or implied by the network's name; empty when there is none."""
+        return self.chaining_mode or (self.name if self.name in CHAINING_MODES else "")
+
+
+class PrevInterface(msgspec.Struct, frozen=True):
+    """An interface of a result."""
+
+    name: str = ""
+    sandbox: str = ""
+
+
+class PrevAddress(msgspec.Struct, frozen=True):
+    """An address of a result, and the position of its interface."""
+
+    address: str = ""
+    interface: int | None = None
+
+
+class PrevResult(msgspec.Struct, frozen=True):
+    """The result of an ADD, as the runtime gives it back from version 0.3.0 on."""
+
+    interfaces: list[PrevInterface] | None = None
+    ips: list[PrevAddress] | None = None
+    routes: list[dict[str, Any]] | None = None
+    code: int = 0
+    """Of an error that was taken for a result."""
+
+
+class LegacyAddress(msgspec.Struct, frozen=True):
+    """An address of a result before 0.3.0."""
+
+    ip: str
+
+
+class IpamResult(msgspec.Struct, frozen=True):
+    """What a delegated IPAM plugin prints."""
+
+    ips: list[PrevAddress] | None = None
+    ip4: LegacyAddress | None = None
+    ip6: LegacyAddress | None = None
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One invocation of the plugin."""
+
+    command: str
+    container_id: str
+    ifname: str
+    netns: str
+    """Path of the pod's namespace as the runtime names it: for the result, never opened here."""
+    args: str
+    conf: NetConf
+    stdin: bytes
+    repeated: bool = False
+    """An agent died over this very request: what it left of the attachment may be replaced."""
+    addresses: bytes = b""
+    """The result of the delegated IPAM plugin; empty while it has not been called."""
+
+    @property
+    def attachment_id(self) -> str:
+        """``<container id>:<interface>``."""
+        return f"{self.container_id}:{self.ifname}"
+
+
+class Pod(msgspec.Struct, frozen=True):
+    """Who the attachment is for; all empty outside Kubernetes."""
+
+    name: str
+    namespace: str
+    uid: str
+
+    @property
+    def owner(self) -> str:
+        """The address's owner, ``<namespace>/<name>``."""
+        return f"{self.namespace}/{self.name}"
+
+
+_decode_conf = msgspec.json.Decoder(NetConf).decode
+
+
+def read_call(packet: Packet) -> Call:
+    """The call in a packet; the plugin has checked the environment. Raises CniError.
+
+    Bytes that are no UTF-8 are read as U+FFFD, as encoding/json does.
+    """
+    stdin = packet.stdin
+    try:
+        try:
+            conf = _decode_conf(stdin)
+        except UnicodeDecodeError:
+            stdin = stdin.decode(errors="replace").encode()
+            conf = _decode_conf(stdin)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CniError(f"error unmarshall network config: {error}", code=DECODING_FAILURE) from error
+    if conf.cni_version not in SERVED_VERSIONS:
+        supported = " ".join(f'"{version}"' for version in SERVED_VERSIONS)
+        raise CniError(
+            "incompatible CNI versions",
+            code=INCOMPATIBLE_VERSION,
+            details=f'config is "{conf.cni_version}", plugin supports [{supported}]',
+        )
+    get = packet.environment.get
+    return Call(
+        command=get("CNI_COMMAND", ""),
+        container_id=get("CNI_CONTAINERID", ""),
+        ifname=get("CNI_IFNAME", ""),
+        netns=get("CNI_NETNS", ""),
+        args=get("CNI_ARGS", ""),
+        conf=conf,
+        stdin=stdin,
+        repeated=packet.repeated,
+        addresses=packet.addresses,
+    )
+
+
+def chain_of(conf: NetConf) -> str:
+    """The chaining mode, "" for none; raises CniError for an unknown one."""
+    if conf.chain and conf.chain not in CHAINING_MODES:
+        raise CniError(f"invalid chaining-mode {conf.chain}")
+    return conf.chain
+
+
+def check_add(call: Call, *, delegated: bool) -> PrevResult | None:
+    """The result of the plugin whose link the ADD is to take over, None for one that gets a link of its own.
+
+    ``delegated``: another IPAM plugin gives the addresses. Raises CniError for an ADD that asks for what is
+    not there. A chaining mode without a previous result is no chain: there is no link yet.
+    """
+    conf = call.conf
+    chain = chain_of(conf)
+    previous = prev_result_of(call)
+    if previous is not None and not chain:
+        raise CniError(
+            "CNI PrevResult supplied, but not in chaining mode -- this is invalid,"
+            " please set chaining-mode in CNI configuration"
+        )
+    if previous is None and conf.ipam.type and not delegated:
+        raise CniError(
+            f"network configuration {conf.name}: ipam.type={conf.ipam.type}, and the agent's ipam is not"
+            " delegated-plugin: remove the one, or set the other",
+            code=INVALID_CONFIG,
+        )
+    return previous
+
+
+def delegated_addresses(call: Call) -> tuple[IPAddress, ...]:
+    """The first address of each family that the delegated plugin gave, IPv6 first. Raises CniError."""
+    try:
+        told = msgspec.json.decode(call.addresses, type=IpamResult)
+        texts = [each.address for each in told.ips or ()]
+        texts += [each.ip for each in (told.ip6, told.ip4) if each is not None]
+        found = [ip_interface(text).ip for text in texts]
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise CniError(
+            f"could not interpret delegated IPAM result for CNI version {call.conf.cni_version}: {error}"
+        ) from error
+    first = (next((ip for ip in found if ip.version == version), None) for version in (6, 4))
+    return tuple(ip for ip in first if ip is not None)
+
+
+def prev_result_of(call: Call) -> PrevResult | None:
+    """The result the runtime gave back, None when it gave none; raises CniError for what is no result."""
+    if not call.conf.prev_result:
+        return None
+    try:
+        found = msgspec.json.decode(call.conf.prev_result, type=PrevResult | None)
+        if found is not None and found.code:
+            raise msgspec.ValidationError("it is an error, not a result")
+    except (msgspec.MsgspecError, RecursionError) as error:
+        text = json.dumps(call.stdin.decode(errors="replace"))
+        raise CniError(
+            f"unable to parse CNI configuration {text}: could not parse prevResult: {error}"
+        ) from error
+    return found
+
+
+def pod_of(args: str) -> Pod:
+    """The pod in CNI_ARGS (``K=V;K=V``); raises CniError for what the CNI library's LoadArgs refuses."""
+    values: dict[str, str] = {}
+    unknown: list[str] = []
+    for pair in args.split(";") if args else ():
+        key, equals, value = pair.partition("=")
+        if not equals or "=" in value:
+            raise CniError(f"unable to extract CNI arguments: ARGS: invalid pair {json.dumps(pair)}")
+        if key in _KNOWN_ARGS:
+            values[key] = value
+        else:
+            unknown.append(pair)
+    if unknown and not _is_true(values.get("IgnoreUnknown", "")):
+        shown = " ".join(map(json.dumps, unknown))
+        raise CniError(f"unable to extract CNI arguments: ARGS: unknown args [{shown}]")
+    return Pod(
+        values.get("K8S_POD_NAME", ""), values.get("K8S_POD_NAMESPACE", ""), values.get("K8S_POD_UID", "")
+    )
+
+
+def _is_true(text: str) -> bool:
+    if text.lower() in {"1", "true"}:
+        return True
+    if text.lower() in {"", "0", "false"}:
+        return False
+    raise CniError(
+        f'unable to extract CNI arguments: ARGS: error parsing value of pair "IgnoreUnknown={text}":'
+        f" boolean unmarshal error: invalid input {text}"
+    )

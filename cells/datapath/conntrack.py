@@ -1,0 +1,294 @@
+"""Removes ended connections from the conntrack maps, at intervals that fit the traffic.
+
+Job: walks the maps with programs in the kernel, off the event loop.
+Why: the datapath only renews lifetimes; without this, ended connections would push live ones out of full
+     maps.
+
+Settings: conntrack-gc-interval, conntrack-gc-max-interval.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+import anyio
+import msgspec
+
+from cells.datapath.collector import Collected, Collector
+from cells.endpoint.restore import ExposedEndpoints
+from cells.observe import Collector as MetricsCollector
+from cells.observe import Family, Histogram, counter, gauge, histogram
+from lifecycle import (
+    Duration,
+    Health,
+    Jobs,
+    Member,
+    Settings,
+    Table,
+    after,
+    config,
+    invoke,
+    module,
+    provide,
+    provide_private,
+    seconds,
+)
+
+__all__ = ["ConntrackGC", "ConntrackMap", "Passes", "Walk", "cell"]
+
+
+# How often ended connections are removed.
+
+
+class ConntrackSettings(Settings, frozen=True):
+    """Settings of the conntrack cell."""
+
+    conntrack_gc_interval: Duration = seconds(0)
+    """Time between two passes over the conntrack maps; 0: 10s to 12h, by how much the last one removed."""
+
+    conntrack_gc_max_interval: Duration = seconds(0)
+    """The longest that an interval by itself may become; 0: 12h."""
+
+    def validate(self) -> None:
+        """Refuse times that cannot be waited for; raises ValueError with one line."""
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if value < 0 or 0 < value < 1:
+                raise ValueError(f"{field.replace('_', '-')}={value}: expected 0, or 1s and more")
+
+
+# How long to wait between two passes over the conntrack maps.
+#
+# Source: Cilium 1.17, conntrack garbage collection (the interval follows from the share of entries removed).
+
+START: Final = 300.0
+SHORTEST: Final = 10.0
+LONGEST: Final = 12 * 3600.0
+
+MANY: Final = 0.25
+"""A larger share removed makes the interval shorter."""
+FEW: Final = 0.05
+"""A smaller share, though not none, makes it longer."""
+MOST: Final = 0.9
+"""Larger shares count as this one."""
+GROWTH: Final = 1.5
+
+
+def next_interval(expected: float, removed: float, actual: float | None = None) -> float:
+    """Seconds to wait after a pass that removed this share (0 to 1) of the fullest map's capacity.
+
+    ``expected`` is the interval that was to pass before it, ``actual`` the one that did, None for a first
+    pass: one that came early has had less time to find something, so its share counts for more.
+    A share of 0 says that there is no traffic, and changes nothing.
+    """
+    share = removed
+    if actual is not None and 0 < actual < expected:
+        share *= expected / actual
+    if share > MANY:
+        return max(whole(expected * (1 - min(share, MOST))), SHORTEST)
+    if 0 < share < FEW:
+        return min(whole(expected * GROWTH), LONGEST)
+    return expected
+
+
+def whole(seconds: float) -> float:
+    """Rounded to a second, halves up."""
+    return float(math.floor(seconds + 0.5))
+
+
+# Passes over the conntrack maps, one after another.
+
+
+class ConntrackMap(msgspec.Struct, frozen=True):
+    """What the last pass found in one map, and all passes together removed. Times in seconds."""
+
+    map: str
+    max_entries: int
+    seen: int
+    alive: int
+    deleted: int
+    deleted_so_far: int
+    passes: int
+    at: float
+    """When the pass ended, since the epoch."""
+    took: float
+    interval: float
+    """Until the next one."""
+
+
+class Walk(Protocol):
+    """The conntrack maps in the kernel, as far as this cell touches them."""
+
+    async def collect(self) -> tuple[Collected, ...]:
+        """Remove the connections whose lifetime is over; raises OSError or HiveError."""
+        ...
+
+
+def conntrack_table() -> Table[ConntrackMap]:
+    """The ``conntrack`` table, by map."""
+    return Table("conntrack", key=lambda row: row.map)
+
+
+class Passes:
+    """How the passes so far went."""
+
+    def __init__(self) -> None:
+        self.durations = Histogram()
+        """Of those that came to their end, in seconds."""
+        self.failed = 0
+
+
+@after(ExposedEndpoints)
+class ConntrackGC:
+    """Removes what has ended: once endpoints are restored, then at intervals that fit the traffic.
+
+    A pass that fails is tried again after a growing pause, and shows as degraded health.
+    """
+
+    def __init__(
+        self,
+        settings: ConntrackSettings,
+        walk: Walk,
+        table: Table[ConntrackMap],
+        passes: Passes,
+        jobs: Jobs,
+        health: Health,
+    ) -> None:
+        self._fixed = float(settings.conntrack_gc_interval)
+        self._most = float(settings.conntrack_gc_max_interval)
+        self._walk = walk
+        self._table = table
+        self._passes = passes
+        self._health = health.child("passes")
+        self._interval = self._fixed or self._capped(START)
+        self._last: float | None = None
+        jobs.observe("collect", self._due, self._pass)
+
+    async def _due(self) -> AsyncIterator[None]:
+        while True:
+            yield
+            await anyio.sleep(self._interval)
+
+    async def _pass(self, _: None) -> None:
+        began = anyio.current_time()
+        try:
+            found = await self._walk.collect()
+        except Exception:
+            self._passes.failed += 1
+            raise
+        actual = None if self._last is None else began - self._last
+        self._last = began
+        if not self._fixed:
+            removed = max((one.deleted / one.max_entries for one in found), default=0.0)
+            self._interval = self._capped(next_interval(self._interval, removed, actual))
+        took = anyio.current_time() - began
+        self._passes.durations.observe(took)
+        self._tell(found, took)
+
+    def _capped(self, interval: float) -> float:
+        return min(interval, self._most) if self._most else interval
+
+    def _tell(self, found: Sequence[Collected], took: float) -> None:
+        with self._table.txn() as rows:
+            for one in found:
+                before = self._table.get(one.map)
+                row = ConntrackMap(
+                    *(one.map, one.max_entries, one.seen, one.alive, one.deleted),
+                    deleted_so_far=one.deleted + (before.deleted_so_far if before else 0),
+                    passes=1 + (before.passes if before else 0),
+                    at=time.time(),
+                    took=took,
+                    interval=self._interval,
+                )
+                rows.put(row)
+        seen, deleted = (sum(each) for each in ([one.seen for one in found], [one.deleted for one in found]))
+        self._health.ok(f"{deleted} of {seen} connections had ended; next pass in {Duration(self._interval)}")
+
+
+# Passes over the conntrack maps as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_datapath_conntrack_gc_*, and cilium_bpf_map_pressure of these maps.
+
+_MAPS: Final = {
+    "cilium_ct4_global": ("ipv4", "TCP"),
+    "cilium_ct_any4_global": ("ipv4", "non-TCP"),
+    "cilium_ct6_global": ("ipv6", "TCP"),
+    "cilium_ct_any6_global": ("ipv6", "non-TCP"),
+}
+_NAT: Final = {"cilium_snat_v4_external": "ipv4", "cilium_snat_v6_external": "ipv6"}
+
+
+def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[Family]:
+    """How often connections were removed, how long that took, how many there are."""
+    all_maps = list(rows)
+    found = {_MAPS[row.map]: row for row in all_maps if row.map in _MAPS}
+    runs = {(*what, "completed"): row.passes for what, row in found.items()}
+    runs |= {(*what, "uncompleted"): passes.failed for what in _MAPS.values()} if passes.failed else {}
+    entries: dict[tuple[str, str, str], int] = {}
+    for what, row in found.items():
+        entries |= {(*what, "alive"): row.alive, (*what, "deleted"): row.deleted}
+    labels = "family protocol status"
+    yield counter(
+        "cilium_datapath_conntrack_gc_runs_total",
+        "Number of times that the conntrack garbage collector process was run",
+        runs,
+        labels,
+    )
+    yield gauge(
+        "cilium_datapath_conntrack_gc_entries",
+        "The number of alive and deleted conntrack entries at the end of a garbage collector run",
+        entries,
+        labels,
+    )
+    nat = {_NAT[row.map]: row for row in all_maps if row.map in _NAT}
+    yield gauge(
+        "hive_nat_gc_entries",
+        "Alive and deleted entries of translated flows, two a flow, at the end of a garbage collector run",
+        {
+            (family, state): getattr(row, state)
+            for family, row in nat.items()
+            for state in ("alive", "deleted")
+        },
+        "family status",
+    )
+    yield histogram(
+        "cilium_datapath_conntrack_gc_duration_seconds",
+        "Duration in seconds of the garbage collector process; one walk goes over all maps",
+        {(*what, "completed"): passes.durations for what in found},
+        labels,
+    )
+    yield gauge(
+        "cilium_bpf_map_pressure",
+        "Fill percentage of map, tagged by map name",
+        {row.map.removeprefix("cilium_"): row.alive / row.max_entries for row in all_maps if row.alive},
+        "map_name",
+        fixed=True,
+    )
+
+
+def walk(collector: Collector) -> Walk:
+    """The node's conntrack maps."""
+    return collector
+
+
+def conntrack_metrics(table: Table[ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
+    """The passes as metrics."""
+
+    async def collect() -> Iterable[Family]:
+
+        return families(table.all(), passes)
+
+    return MetricsCollector("conntrack", collect)
+
+
+cell = module(
+    "conntrack",
+    "Removal of ended connections",
+    config(ConntrackSettings),
+    provide(conntrack_table, conntrack_metrics),
+    provide_private(walk, ConntrackGC, Passes),
+    invoke(ConntrackGC),
+)

@@ -1,0 +1,282 @@
+"""What of endpoints can be set, and changed while the agent runs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from cells.cluster.identity.identities import Identity
+from cells.cluster.identity.labels import Label
+from cells.endpoint.labels import EndpointLabels, labels_of, of_pod, with_custom
+from cells.endpoint.manager import Endpoints
+from cells.endpoint.model import Endpoint, EndpointError, Level, State
+from cells.endpoint.pods import KubernetesPods
+from cells.endpoint.regeneration import Regenerations
+from cells.kubernetes.objects.core import Namespace, Pod
+from cells.policy import Enforcement
+from cells.policy.maps import NodePolicy
+from lifecycle import Backoff, Change, Health, Jobs, Logger, Settings, Table
+
+# Settings of the endpoint cell.
+
+
+class EndpointSettings(Settings, frozen=True):
+    """Source addresses and routes of endpoints."""
+
+    enable_source_ip_verification: bool = True
+    """Drop what a pod sends from an address that is not its own."""
+
+    enable_endpoint_routes: bool = False
+    """Give each pod a route of its own over its link, so that packets pass the host's stack, also between
+    pods of this node. Running pods get theirs at the next start."""
+
+
+# What can be changed of one endpoint while it lives: a user's labels, and whether its source is verified.
+#
+# Source: Cilium 1.17, PATCH /endpoint/{id}/labels and /config.
+
+
+class EndpointChanges:
+    """Changes an endpoint, and has it built; what went wrong with that is tried again."""
+
+    def __init__(self, endpoints: Endpoints, regenerations: Regenerations) -> None:
+        self._endpoints = endpoints
+        self._regenerations = regenerations
+        self._keep = endpoints.identities.filter
+
+    async def relabel(self, endpoint: Endpoint, wanted: Iterable[str]) -> str:
+        """Make these all the labels that a user put on it; what its build failed with, if it did.
+
+        Raises EndpointError 500.
+        """
+        custom = tuple(wanted)
+        if not await self._endpoints.relabel(endpoint.id, lambda now: with_custom(now, custom, self._keep)):
+            return ""
+        return await self._built(endpoint, "updated security labels")
+
+    def is_outdated(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> bool:
+        """Whether its pod's labels, if they are known, or its identity are no longer what it has."""
+        if labels is not None and of_pod(endpoint, labels, self._keep) != labels_of(endpoint):
+            return True
+        return not self._endpoints.identities.stands_for(endpoint.identity, endpoint.labels)
+
+    async def follow_pod(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> str:
+        """Make these the labels of its pod, what a user put on it stays; what its build failed with.
+
+        None leaves the labels; an identity that does not stand for them any more is changed in any case.
+        Raises EndpointError 500.
+        """
+        pod = None if labels is None else tuple(labels)
+
+        def wanted(now: Endpoint) -> EndpointLabels:
+            return labels_of(now) if pod is None else of_pod(now, pod, self._keep)
+
+        if not await self._endpoints.relabel(endpoint.id, wanted):
+            return ""
+        return await self._built(endpoint, "updated security labels")
+
+    async def verify_source(self, endpoint: Endpoint, verify: bool) -> str:
+        """Have it send from its own addresses only, or from any; what its build failed with."""
+        if endpoint.datapath.disable_sip_verification is not verify:
+            return ""
+        self._endpoints.verify_source(endpoint.id, verify)
+        return await self._built(endpoint, "endpoint options changed via API")
+
+    async def _built(self, endpoint: Endpoint, reason: str) -> str:
+        return await self._regenerations.request(endpoint.id, Level.DATAPATH, reason).result()
+
+
+# Changes what is enforced while the agent runs, and has endpoints follow.
+#
+# Source: Cilium 1.17, the daemon's configuration.
+
+
+class Enforced(msgspec.Struct, frozen=True):
+    """What can be changed while the agent runs."""
+
+    enforcement: Enforcement
+    source_ip_verification: bool
+
+
+class PolicyEnforcement:
+    """Makes endpoints follow what is enforced."""
+
+    def __init__(
+        self, policy: NodePolicy, endpoints: Endpoints, regenerations: Regenerations, log: Logger
+    ) -> None:
+        self._policy = policy
+        self._endpoints = endpoints
+        self._regenerations = regenerations
+        self._log = log
+
+    @property
+    def now(self) -> Enforced:
+        """What is enforced."""
+        return Enforced(self._policy.enforcement, self._endpoints.source_ip_verification)
+
+    def refusal(self, wanted: Enforced) -> str:
+        """Why this cannot be enforced now, in one line; empty when it can.
+
+        Restored endpoints keep their policies until all rules are known, in whichever mode: without the rules
+        nobody can tell what a mode leaves open.
+        """
+        policies = self._endpoints.policies
+        keeping = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())
+        if wanted.enforcement is self.now.enforcement or not keeping:
+            return ""
+        return (
+            f"policy enforcement is not changed: {keeping} restored endpoints keep their policies"
+            f" until these are known: {policies.unknown_rules()}; ask again then"
+        )
+
+    async def change(self, wanted: Enforced) -> list[int]:
+        """Enforce this from now on; the endpoints for which that failed, which are tried again.
+
+        Nothing happens when it is enforced already; refusal() was asked before. When it returns, every
+        endpoint's maps say so, or what a later change wants.
+        """
+        if wanted == self.now:
+            return []
+        self._endpoints.source_ip_verification = wanted.source_ip_verification
+        self._policy.enforce(wanted.enforcement)
+        self._log.info(
+            "configuration changed",
+            enforcement=wanted.enforcement.value,
+            source_ip_verification=wanted.source_ip_verification,
+            revision=self._policy.revision,
+        )
+        reason = "agent configuration update"
+        asked = [
+            self._regenerations.request(endpoint.id, Level.POLICY, reason)
+            for endpoint in self._endpoints.all()
+        ]
+        wrong = [one.endpoint_id for one in asked if await one.result()]
+        return [number for number in wrong if self._endpoints.get(number) is not None]
+
+
+# Endpoints follow the labels of their pods and namespaces.
+#
+# Controller: tables of pods, namespaces, identities and endpoints in, changes of endpoints out.
+# Source:     Cilium 1.17, updates of pods and namespaces.
+
+RETRY: Final = Backoff(first=1.0, maximum=30.0)
+
+
+class PodLabelsWatch:
+    """Looks again at the endpoints of what has changed, each on its own: one may wait for its identity."""
+
+    def __init__(
+        self,
+        pods: KubernetesPods,
+        changes: EndpointChanges,
+        endpoints: Table[Endpoint],
+        *,
+        pod_table: Table[Pod],
+        namespaces: Table[Namespace],
+        identities: Table[Identity],
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._pods = pods
+        self._changes = changes
+        self._endpoints = endpoints
+        self._health = health.child("pod-labels")
+        self._log = log
+        self._due: set[int] = set()
+        self._busy: set[int] = set()
+        self._failing: dict[int, str] = {}
+        self._asked = anyio.Event()
+        jobs.observe("pods", pod_table.changes, self._follow_pods)
+        jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
+        jobs.observe("identities", identities.changes, self._follow_identities)
+        jobs.observe("endpoints", partial(endpoints.changes, only=self._lags), self._follow_endpoints)
+        jobs.one_shot("rules", self._follow_rules)
+        jobs.one_shot("pod-labels", self._run)
+
+    async def _follow_rules(self) -> None:
+        """Labels count from the moment on that the rules are known."""
+        await self._pods.ready()
+        self._look(one.id for one in self._endpoints.all())
+
+    async def _follow_pods(self, changes: list[Change[Pod]]) -> None:
+        self._look_at({change.key for change in changes}, lambda one: (one.pod_namespace, one.pod_name))
+
+    async def _follow_namespaces(self, changes: list[Change[Namespace]]) -> None:
+        self._look_at({change.key for change in changes}, lambda one: ("", one.pod_namespace))
+
+    async def _follow_endpoints(self, changes: list[Change[Endpoint]]) -> None:
+        """One that was begun or restored may have missed a change of its pod."""
+        self._look(change.row.id for change in changes if change.row is not None)
+
+    def _lags(self, _key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
+        return row is not None and self._is_outdated(row.id)
+
+    async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
+        """One whose labels or number have changed is not kept."""
+        self._look_at({change.key for change in changes}, lambda one: one.identity)
+
+    def _look_at(self, keys: set[Any], key_of: Any) -> None:
+        self._look(one.id for one in self._endpoints.all() if key_of(one) in keys)
+
+    def _look(self, numbers: Iterable[int]) -> None:
+        self._due.update(numbers)
+        if self._due:
+            self._asked.set()
+
+    async def _run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            while True:
+                if not self._due - self._busy:
+                    self._asked = anyio.Event()
+                    await self._asked.wait()
+                for number in self._due - self._busy:
+                    self._due.discard(number)
+                    if self._is_outdated(number):
+                        self._busy.add(number)
+                        tasks.start_soon(self._follow, number)
+                await anyio.lowlevel.checkpoint()
+
+    def _is_outdated(self, number: int) -> bool:
+        endpoint = self._endpoints.get(number)
+        if endpoint is None or endpoint.state is not State.READY:
+            return False
+        return self._changes.is_outdated(endpoint, self._labels(endpoint))
+
+    def _labels(self, endpoint: Endpoint) -> list[Label] | None:
+        """Those of its pod, None where there is nothing new to know of it."""
+        if not endpoint.pod_name:
+            return None
+        return self._pods.of(endpoint.pod_namespace, endpoint.pod_name, endpoint.pod_uid)
+
+    async def _follow(self, number: int) -> None:
+        failures = 0
+        try:
+            while (endpoint := self._endpoints.get(number)) is not None:
+                try:
+                    await self._changes.follow_pod(endpoint, self._labels(endpoint))
+                    break
+                except EndpointError as error:
+                    failures += 1
+                    self._tell(number, f"{endpoint.title}: {error.text}")
+                    await anyio.sleep(RETRY.pause(failures))
+            self._tell(number, "")
+        finally:
+            self._busy.discard(number)
+            self._look([number])
+
+    def _tell(self, number: int, error: str) -> None:
+        if not error:
+            self._failing.pop(number, None)
+        elif self._failing.get(number) != error:
+            self._failing[number] = error
+            self._log.warning("labels of a pod not followed", endpoint=number, error=error)
+        if self._failing:
+            more = f" and {len(self._failing) - 1} more" if len(self._failing) > 1 else ""
+            self._health.degraded(f"{next(iter(self._failing.values()))}{more}")
+        else:
+            self._health.ok("endpoints have the labels of their pods")

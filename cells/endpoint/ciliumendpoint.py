@@ -1,0 +1,508 @@
+"""A CiliumEndpoint for every pod of this node: its address and identity, for all other nodes.
+
+Controller and reconciler: endpoints, pods, policies and this node in, the table ``ciliumendpoint`` out, which
+        objects of an API server are made equal to. From manifests it is only shown.
+
+Why: other nodes know a pod's packets by it. It goes with its pod, and is written only when it differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from cells.base.addresses import Family
+from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.remote_endpoints import EndpointObjects
+from cells.endpoint import Endpoint, State
+from cells.endpoint.restore import ExposedEndpoints
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.cilium_endpoint import (
+    CILIUM_ENDPOINTS,
+    KNOWN_ENDPOINTS,
+    NODE_NAME,
+    CiliumEndpoint,
+    CiliumEndpointStatus,
+    KnownEndpoint,
+    NamedPort,
+    owner_of,
+    said,
+)
+from cells.kubernetes.objects.core import Pod
+from cells.kubernetes.objects.kind import Key
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.sink import ForgottenObject
+from cells.policy.maps import RealizedPolicy
+from lifecycle import (
+    Backoff,
+    BatchError,
+    Change,
+    Jobs,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    after,
+    invoke,
+    minutes,
+    module,
+    provide,
+    provide_private,
+)
+
+__all__ = ["PodEndpoint", "cell"]
+
+
+# What the CiliumEndpoint of a pod says.
+#
+# Source: Cilium 1.17, CiliumEndpoint: all but metadata is in its status.
+
+SHOWN_AS_READY = frozenset(
+    {
+        State.RESTORING,
+        State.WAITING_TO_REGENERATE,
+        State.REGENERATING,
+        State.READY,
+        State.DISCONNECTING,
+        State.DISCONNECTED,
+    }
+)
+"""States that come and go with every build: telling each would be a write each."""
+
+
+class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table ``ciliumendpoint``: what the object of a pod is to say."""
+
+    namespace: str
+    name: str
+    pod: str
+    """The owner, with its UID; both are empty where the pod's object has none."""
+    pod_uid: str
+    node_name: str
+    """The node whose agent writes it."""
+    labels: Mapping[str, str]
+    status: CiliumEndpointStatus
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+    @property
+    def said(self) -> int:
+        """All of it as a number, to compare with KnownEndpoint."""
+        return said(self.labels, self.pod, self.pod_uid, self.node_name, self.status)
+
+
+def pod_endpoint(
+    endpoint: Endpoint, pod: Pod, policy: RealizedPolicy | None, node: ClusterNode | None
+) -> PodEndpoint | None:
+    """The object to write for an endpoint; None while it has no identity, or if it is not a pod."""
+    if not endpoint.identity or pod.spec.host_network or node is None:
+        return None
+    name = endpoint.cep_name
+    wire: dict[str, Any] = {
+        "id": endpoint.id,
+        "state": _state(endpoint),
+        "identity": {"id": endpoint.identity, "labels": list(endpoint.labels)},
+        "networking": {"addressing": [_addresses(endpoint)], "node": _node_ip(node)},
+        "encryption": {"key": node.encryption_key},
+        "external-identifiers": {
+            "cni-attachment-id": endpoint.attachment_id,
+            "container-id": endpoint.container_id,
+            "k8s-namespace": endpoint.pod_namespace,
+            "k8s-pod-name": endpoint.pod_name,
+            "pod-name": endpoint.pod,
+        },
+    }
+    if ports := sorted(named_ports(pod), key=lambda one: (one.name, one.port)):
+        wire["named-ports"] = [msgspec.to_builtins(one) for one in ports]
+    if policy is not None:
+        wire["policy"] = {
+            "ingress": _direction(enforced=policy.ingress_enforced),
+            "egress": _direction(enforced=policy.egress_enforced),
+        }
+    return PodEndpoint(
+        namespace=endpoint.pod_namespace,
+        name=name,
+        pod=endpoint.pod_name if pod.metadata.uid else "",
+        pod_uid=pod.metadata.uid,
+        node_name=node.name,
+        labels=pod.labels,
+        status=msgspec.convert(wire, CiliumEndpointStatus),
+    )
+
+
+def named_ports(pod: Pod) -> Iterator[NamedPort]:
+    """The ports that a pod's containers name."""
+    for port in pod.named_ports:
+        yield NamedPort(name=port.name, port=port.container_port, protocol=port.protocol)
+
+
+def body(wanted: PodEndpoint) -> dict[str, Any]:
+    """The whole object, for who creates it; it goes with its pod."""
+    return {
+        "apiVersion": CILIUM_ENDPOINTS.api_version,
+        "kind": CILIUM_ENDPOINTS.kind,
+        "metadata": {
+            "name": wanted.name,
+            "namespace": wanted.namespace,
+            "labels": dict(wanted.labels),
+            "annotations": {NODE_NAME: wanted.node_name},
+            "ownerReferences": owners(wanted),
+        },
+        "status": status(wanted),
+    }
+
+
+def owners(wanted: PodEndpoint) -> list[dict[str, Any]]:
+    """The pod, if it has a UID: a static pod's call may come before its object."""
+    if not wanted.pod_uid:
+        return []
+    return [{"apiVersion": "v1", "kind": "Pod", "name": wanted.pod, "uid": wanted.pod_uid}]
+
+
+def status(wanted: PodEndpoint) -> dict[str, Any]:
+    """The status as it is written; ``enforcing`` must be there, also when it is false."""
+    wire: dict[str, Any] = msgspec.to_builtins(wanted.status)
+    for direction in wire.get("policy", {}).values():
+        direction.setdefault("enforcing", False)
+    return wire
+
+
+def of_object(row: CiliumEndpoint) -> PodEndpoint:
+    """What an object says, to compare."""
+    pod, pod_uid = owner_of(row)
+    return PodEndpoint(
+        namespace=row.namespace,
+        name=row.name,
+        pod=pod,
+        pod_uid=pod_uid,
+        node_name=row.annotations.get(NODE_NAME, ""),
+        labels=row.labels,
+        status=row.status,
+    )
+
+
+def _state(endpoint: Endpoint) -> str:
+    return (State.READY if endpoint.state in SHOWN_AS_READY else endpoint.state).value
+
+
+def _addresses(endpoint: Endpoint) -> dict[str, str]:
+    return {f"ipv{ip.version}": str(ip) for ip in endpoint.addresses}
+
+
+def _node_ip(node: ClusterNode) -> str:
+    found = node.node_ip(Family.IPV4) or node.node_ip(Family.IPV6)
+    return str(found) if found is not None else ""
+
+
+def _direction(*, enforced: bool) -> dict[str, Any]:
+    return {"enforcing": enforced, "state": "enforcing" if enforced else "non-enforcing"}
+
+
+# The table ``ciliumendpoint``: what other nodes are to know of this node's pods.
+#
+# Controller: endpoints, pods, realized policies and this node in; Table[PodEndpoint] out.
+
+
+def pod_endpoints() -> Table[PodEndpoint]:
+    """The ``ciliumendpoint`` table, by namespace and name."""
+    return Table("ciliumendpoint", key=lambda one: one.key)
+
+
+@after(ExposedEndpoints)
+class PodEndpoints:
+    """Keeps the table; it is complete once restored endpoints, pods and this node are known."""
+
+    def __init__(
+        self,
+        table: Table[PodEndpoint],
+        endpoints: Table[Endpoint],
+        pods: Table[Pod],
+        policies: Table[RealizedPolicy],
+        nodes: ReadTable[ClusterNode],
+        jobs: Jobs,
+    ) -> None:
+        self._table = table
+        self._endpoints = endpoints
+        self._pods = pods
+        self._policies = policies
+        self._nodes = nodes
+        self._own = ""
+        """The name of this node's row."""
+        self._first = table.initializer("endpoints and their pods")
+        self._names: dict[int, tuple[str, str]] = {}
+        """The objects to write, by endpoint."""
+        jobs.observe("endpoints", partial(endpoints.changes, only=self._matters), self._follow)
+        jobs.observe("policies", partial(policies.changes, only=self._differs), self._follow)
+        jobs.observe("pods", pods.changes, self._follow_pods)
+        jobs.observe("node", self._own_row, self._follow_node)
+
+    async def _own_row(self) -> AsyncIterator[None]:
+        await self._pods.wait_initialized()
+        await self._nodes.wait_initialized()
+        self._own = next((node.full_name for node in self._nodes.all() if node.local), "")
+        seen = self._nodes.get(self._own)
+        yield
+        while True:
+            seen = await self._nodes.wait_changed(self._own, seen)
+            yield
+
+    async def _follow_node(self, _: None) -> None:
+        self._tell(one.id for one in self._endpoints.all())
+        self._first.done()
+
+    def _matters(self, number: Hashable, _old: object, _row: object) -> bool:
+        """Whether the endpoint has, or may get, an object: without pods there is none."""
+        return number in self._names or len(self._pods) > 0
+
+    def _differs(self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None) -> bool:
+        """Whether an object has to say something else; one that is yet to be made will read the policy."""
+        return number in self._names and _enforced(old) != _enforced(row)
+
+    async def _follow(self, changes: Sequence[Change[Any]]) -> None:
+        self._tell(int(str(change.key)) for change in changes)
+
+    async def _follow_pods(self, changes: Sequence[Change[Pod]]) -> None:
+        changed: set[Any] = {change.key for change in changes}
+        self._tell(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
+
+    def _tell(self, numbers: Iterable[int]) -> None:
+        found = {number: self._row(number) for number in numbers}
+        with self._table.txn() as rows:
+            for number, row in found.items():
+                before = self._names.pop(number, None)
+                if before is not None and (row is None or row.key != before):
+                    rows.delete(before)
+                if row is not None:
+                    rows.put(row)
+                    self._names[number] = row.key
+
+    def _row(self, number: int) -> PodEndpoint | None:
+        endpoint = self._endpoints.get(number)
+        if endpoint is None or not endpoint.pod_name:
+            return None
+        pod = self._pods.get((endpoint.pod_namespace, endpoint.pod_name))
+        if pod is None:
+            return None
+        return pod_endpoint(endpoint, pod, self._policies.get(number), self._nodes.get(self._own))
+
+
+def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:
+    """All that an object says of it."""
+    return None if policy is None else (policy.ingress_enforced, policy.egress_enforced)
+
+
+# Keeps the CiliumEndpoint objects of this node's pods up to date.
+#
+# Reconciler: Table[PodEndpoint] in, objects of an API server out.
+# Source:     Cilium 1.17, sync-to-k8s-ciliumendpoint: updates test the UID, lest another object is changed.
+
+SWEEP: Final = minutes(5)
+BATCH: Final = 16
+"""Objects written before others are looked at again."""
+
+
+class CiliumEndpointObjects:
+    """The reconciler's target: the objects of pods on this node."""
+
+    def __init__(
+        self,
+        api: KubernetesAPI,
+        wanted: Table[PodEndpoint],
+        table: Table[KnownEndpoint],
+        nodes: ReadTable[ClusterNode],
+        forgotten: Table[ForgottenObject],
+    ) -> None:
+        self._wanted = wanted
+        self._forgotten = forgotten
+        self._api = api
+        self._table = table
+        self._nodes = nodes
+
+    async def dump(self) -> Mapping[Key, PodEndpoint]:
+        """What the objects that say they are of this node say."""
+        own = self._own_addresses()
+        lost = {
+            (one.namespace, one.name) for one in self._forgotten.by("kind").get(CILIUM_ENDPOINTS.qualified)
+        }
+        found = [row for row in self._table.all() if row.node in own and row.key not in lost]
+        return {row.key: self._shown(row) for row in found}
+
+    def _shown(self, row: KnownEndpoint) -> PodEndpoint:
+        """What is wanted, where the object says that; else something that is not."""
+        wanted = self._wanted.get(row.key)
+        if wanted is not None and wanted.said == row.said:
+            return wanted
+        nothing = CiliumEndpointStatus()
+        return PodEndpoint(
+            namespace=row.namespace,
+            name=row.name,
+            pod="",
+            pod_uid="",
+            node_name="",
+            labels={},
+            status=nothing,
+        )
+
+    def _own_addresses(self) -> set[str]:
+        return {str(each.ip) for node in self._nodes.all() if node.local for each in node.addresses}
+
+    async def put(self, batch: Mapping[Key, PodEndpoint]) -> None:
+        """Create objects, or change their status. Raises BatchError."""
+        await self._each(batch, batch)
+
+    async def drop(self, batch: Collection[Key]) -> None:
+        """Delete them; only the object that was seen. Raises BatchError."""
+        await self._each(batch, {})
+
+    async def _each(self, keys: Collection[Key], wanted: Mapping[Key, PodEndpoint]) -> None:
+        from cells.kubernetes.client.errors import KubernetesError  # loaded where there is a server
+
+        failures: dict[Key, Exception] = {}
+        for key in keys:
+            await self._api.reachable()
+            try:
+                if (one := wanted.get(key)) is not None:
+                    await self._write(one)
+                else:
+                    await self._drop(key)
+            except KubernetesError as error:
+                failures[key] = error
+        if failures:
+            raise BatchError(failures)
+
+    async def _write(self, wanted: PodEndpoint) -> None:
+        from cells.kubernetes.client.errors import ConflictError, NotFoundError
+
+        client = self._api.client
+        if wanted.key not in self._table:
+            try:
+                await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+            except ConflictError:  # the watch is late, or a former pod of the name left it
+                pass
+            else:
+                return
+        try:
+            there = await client.get(CILIUM_ENDPOINTS, wanted.name, wanted.namespace)
+        except NotFoundError:
+            await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+            return
+        held = of_object(there)
+        if held == wanted:
+            return
+        if held.pod_uid and held.pod_uid != wanted.pod_uid:
+            await self._delete(wanted.key, there.metadata.uid)
+            await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+            return
+        changes: list[dict[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": there.metadata.uid},
+            {"op": "add", "path": "/status", "value": status(wanted)},
+        ]
+        if held.node_name != wanted.node_name:
+            marked = {**there.annotations, NODE_NAME: wanted.node_name}
+            changes.append({"op": "add", "path": "/metadata/annotations", "value": marked})
+        if (held.labels, held.pod_uid) != (wanted.labels, wanted.pod_uid):
+            changes += [
+                {"op": "add", "path": "/metadata/labels", "value": dict(wanted.labels)},
+                {"op": "add", "path": "/metadata/ownerReferences", "value": owners(wanted)},
+            ]
+        try:
+            await client.patch(CILIUM_ENDPOINTS, wanted.name, changes, wanted.namespace, how="json")
+        except NotFoundError:
+            await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
+
+    async def _drop(self, key: Key) -> None:
+        """Delete the object, if it still says that it is of this node."""
+        from cells.kubernetes.client.errors import NotFoundError
+
+        try:
+            there = await self._api.client.get(CILIUM_ENDPOINTS, key[1], key[0])
+        except NotFoundError:
+            return
+        networking = there.status.networking
+        if networking is not None and networking.node in self._own_addresses():
+            await self._delete(key, there.metadata.uid)
+
+    async def _delete(self, key: Key, uid: str) -> None:
+        from cells.kubernetes.client.errors import ConflictError
+
+        try:
+            await self._api.client.delete(CILIUM_ENDPOINTS, key[1], key[0], uid=uid)
+        except ConflictError:  # another one has the name by now: nothing of ours
+            return
+
+
+@after(PodEndpoints)
+class CiliumEndpointSync:
+    """Has objects follow, where there is an API server; nothing is deleted before all of them are known."""
+
+    def __init__(
+        self,
+        settings: KubernetesSettings,
+        api: KubernetesAPI,
+        wanted: Table[PodEndpoint],
+        resources: Resources,
+        nodes: ReadTable[ClusterNode],
+        forgotten: Table[ForgottenObject],
+        told: EndpointObjects | None,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        self._wanted = wanted
+        if told is not None and not told.served:
+            return
+        self._table: Table[KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
+        if not settings.asks_api_server:
+            return
+        objects = CiliumEndpointObjects(api, wanted, self._table, nodes, forgotten)
+        backoff = Backoff(first=1.0, maximum=60.0)
+        self._reconciler: Reconciler[Key, PodEndpoint] = Reconciler(
+            wanted,
+            objects,
+            full_every=SWEEP,
+            after=self._table.wait_initialized,
+            batch=BATCH,
+            backoff=backoff,
+        )
+        tables.add(self._reconciler.statuses)
+        jobs.observe("sync-to-k8s-ciliumendpoint", self._reconciler)
+        jobs.observe("changed by others", self._changes, self._look)
+        jobs.observe("lost objects", forgotten.changes, self._write_lost)
+
+    async def _changes(self) -> AsyncIterator[Sequence[Change[KnownEndpoint]]]:
+        await self._table.wait_initialized()
+        async for changes in self._table.changes(self._table.revision):
+            yield changes
+
+    async def _write_lost(self, _: object) -> None:
+        """What the server has lost is written again."""
+        self._reconciler.trigger()
+
+    async def _look(self, changes: Sequence[Change[KnownEndpoint]]) -> None:
+        """Objects of ours that were changed are corrected."""
+        for change in changes:
+            wanted = self._wanted.get(change.key)
+            if wanted is not None and (change.row is None or change.row.said != wanted.said):
+                self._reconciler.trigger()
+                return
+
+
+@after(CiliumEndpointSync)
+def keep() -> None:
+    """Objects are written whether or not anybody asks."""
+
+
+cell = module(
+    "cilium-endpoint",
+    "CiliumEndpoints of this node's pods",
+    provide(pod_endpoints),
+    provide_private(PodEndpoints, CiliumEndpointSync),
+    invoke(keep),
+)

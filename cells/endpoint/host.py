@@ -1,0 +1,172 @@
+"""The node itself as an endpoint: what it may send and get, by policies with a nodeSelector.
+
+Kernel edge: a policy map, and whether the programs go by it.
+
+Why: a policy map outlives the agent, and stays in force meanwhile: restore must not take it for a pod's that
+     is gone.
+
+Settings: enable-host-firewall.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from cells.cluster.identity.numbers import HOST, RESERVED_IDENTITIES
+from cells.datapath.datapath import Datapath, HostPolicy
+from cells.endpoint import Code, Endpoint, State, StatusLog, Subject
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps, PoolEmpty
+from cells.policy import PolicySettings
+from cells.policy.maps import EndpointPolicies
+from lifecycle import HiveError, Hook, Lifecycle, Logger, module, provide
+
+__all__ = ["HostEndpoint", "HostPrograms", "cell"]
+
+
+# The host endpoint: its number, its policy map, and whether it is in force.
+#
+# Source: Cilium 1.17, the host endpoint.
+
+IFNAME: Final = "cilium_host"
+NO_MAC: Final = bytes(6)
+CREATED: Final = "Endpoint creation"
+COMPLETED: Final = "Completed endpoint regeneration with no pending regeneration requests"
+
+
+class HostPrograms(Protocol):
+    """The node's programs; cells.datapath.Datapath."""
+
+    @property
+    def host_policy(self) -> HostPolicy:
+        """Whose policy the node itself has."""
+        ...
+
+    def set_host_policy(self, policy: HostPolicy) -> None:
+        """Have it go by this one. Raises BpfError."""
+        ...
+
+
+class HostEndpoint:
+    """The node as an endpoint, while ``enable-host-firewall`` is set."""
+
+    def __init__(
+        self,
+        settings: PolicySettings,
+        policies: EndpointPolicies,
+        pool: PolicyMaps,
+        programs: HostPrograms,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self.enabled = settings.enable_host_firewall
+        self.status = StatusLog()
+        """What happened to it."""
+        self._policies = policies
+        self._pool = pool
+        self._programs = programs
+        self._log = log
+        self._row: Endpoint | None = None
+        lifecycle.append(Hook("take the host endpoint", self._start))
+
+    @property
+    def row(self) -> Endpoint | None:
+        """As other endpoints are listed; None where the node has no policy."""
+        return self._row
+
+    @property
+    def shown_state(self) -> State:
+        """Whether its policy map is as its rules say."""
+        wrong = self._row is not None and self._policies.status(self._row.id).error
+        return State.NOT_READY if wrong else State.READY
+
+    @property
+    def audited(self) -> bool:
+        """Whether what its policy refuses is let through and reported."""
+        return self._programs.host_policy.audited
+
+    def audit(self, on: bool) -> None:
+        """Let through what its policy refuses, or no longer, from the next packet on. Raises BpfError."""
+        self._programs.set_host_policy(HostPolicy(self._programs.host_policy.endpoint_id, audited=on))
+
+    def relabel(self, labels: Iterable[str]) -> None:
+        """These are its labels now."""
+        if self._row is not None:
+            self._row = replace(self._row, labels=tuple(labels))
+
+    def put_in_force(self) -> None:
+        """Make its map what the rules say, then have the programs go by it. Raises HiveError, OSError."""
+        row = self._row
+        if row is None:
+            return
+        self._policies.follow_host(row.id)
+        self._policies.realize(row.id, HOST, row.labels)
+        self._programs.set_host_policy(HostPolicy(row.id, audited=self.audited))
+        self.status.add(Code.OK, Subject.OTHER, COMPLETED, State.READY)
+        self._log.info("the node has a policy of its own", endpoint=row.id, labels=row.labels)
+
+    async def _start(self) -> None:
+        former = self._programs.host_policy
+        if not self.enabled:
+            self._programs.set_host_policy(HostPolicy())
+            return
+        number = self._adopted(former.endpoint_id)
+        if not number:  # until the rules are known the node may do everything
+            self._programs.set_host_policy(HostPolicy(audited=former.audited))
+            number = await self._acquired()
+        self._row = Endpoint(
+            id=number,
+            container_id="",
+            container_ifname="",
+            ifname=IFNAME,
+            ifindex=0,
+            pod_mac=NO_MAC,
+            host_mac=NO_MAC,
+            ipv4=None,
+            pool="",
+            identity=HOST,
+            labels=RESERVED_IDENTITIES[HOST],
+            pod_name="",
+            pod_namespace="",
+            pod_uid="",
+            netns_cookie=0,
+            state=State.READY,
+            created=time.time(),
+        )
+        self.status.add(Code.OK, Subject.OTHER, CREATED, State.WAITING_FOR_IDENTITY)
+
+    def _adopted(self, number: int) -> int:
+        """The number it had, if its policy map has outlived the agent; else 0."""
+        if not number:
+            return 0
+        try:
+            self._policies.adopt(number)
+        except (HiveError, OSError) as error:
+            self._log.warning("the host endpoint is created again", endpoint=number, error=str(error))
+            return 0
+        if any(one.endpoint_id == number and one.entries for one in self._pool.used):
+            return number
+        self._policies.release(number)
+        return 0
+
+    async def _acquired(self) -> int:
+        while True:
+            try:
+                return self._policies.acquire()
+            except PoolEmpty:
+                await self._pool.ready()
+
+
+def host_programs(datapath: Datapath, maps: Maps, settings: PolicySettings) -> HostPrograms:
+    """The node's datapath, as the host endpoint uses it; the node has IPv6 though its pods have none."""
+    if settings.enable_host_firewall:
+        maps.use("ct4_tcp", "ct4_any", "ct6_tcp", "ct6_any", "fragments4", "fragments6", both_families=True)
+    return datapath
+
+
+cell = module("host-endpoint", "The node itself as an endpoint", provide(host_programs, HostEndpoint))

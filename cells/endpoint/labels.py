@@ -1,0 +1,208 @@
+"""The labels of an endpoint: what the requester says, and what its pod's objects say.
+
+Source: Cilium 1.17, PUT /endpoint and the labels of pods.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+import anyio
+from msgspec.structs import replace
+
+from cells.cluster.identity.identities import Identities, Identity, NoIdentityError
+from cells.cluster.identity.labels import RESERVED, Label, LabelFilter, parse, texts
+from cells.cluster.identity.numbers import INIT_LABELS
+from cells.endpoint import model
+from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest, State
+from cells.endpoint.registry import Registry
+
+
+class EndpointLabels(NamedTuple):
+    """Labels by what they are for, each sorted."""
+
+    identity: tuple[str, ...]
+    info: tuple[str, ...] = ()
+    custom: tuple[str, ...] = ()
+    """Those for the identity that a user put on the endpoint."""
+
+
+INIT = EndpointLabels(INIT_LABELS)
+"""Of an endpoint of which nothing is known."""
+
+
+def called_labels(request: EndpointRequest, cluster: str, keep: LabelFilter) -> EndpointLabels:
+    """The labels of an endpoint by its request alone; the name of the ``cluster`` is on every pod.
+
+    Raises EndpointError 400.
+    """
+    if not request.labels:
+        return _namespace_labels(request.pod_namespace, cluster) if request.pod_namespace else INIT
+    own = _of_namespace(request.pod_namespace, cluster) if request.pod_namespace else []
+    given = _given(request)
+    identity, info = keep.split(given.values())
+    if not identity:
+        raise EndpointError(400, "no valid labels provided")
+    keys = {label.key for label in own}
+    return EndpointLabels(texts([*(label for label in identity if label.key not in keys), *own]), texts(info))
+
+
+@lru_cache(maxsize=1024)
+def _namespace_labels(namespace: str, cluster: str) -> EndpointLabels:
+    return EndpointLabels(texts(_of_namespace(namespace, cluster)))
+
+
+def _of_namespace(namespace: str, cluster: str) -> list[Label]:
+    """What every pod of the namespace has."""
+    return [
+        Label("k8s", "io.kubernetes.pod.namespace", namespace),
+        Label("k8s", "io.cilium.k8s.policy.cluster", cluster),
+    ]
+
+
+def merged_labels(request: EndpointRequest, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
+    """The labels of an endpoint by its pod; the request's are added where the pod has no such key.
+
+    Raises EndpointError 400.
+    """
+    known = {label.key: label for label in pod}
+    identity, info = keep.split((_given(request) | known).values())
+    return EndpointLabels(texts(identity) or INIT_LABELS, texts(info))
+
+
+def of_pod(endpoint: Endpoint, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
+    """The labels of an endpoint there is, whose pod has these; a user's stay unless the pod has the key."""
+    identity, info = keep.split(pod)
+    keys = {label.key for label in identity}
+    custom = [label for label in map(parse, endpoint.custom_labels) if label.key not in keys]
+    return EndpointLabels(texts([*identity, *custom]) or INIT_LABELS, texts(info), texts(custom))
+
+
+def with_custom(endpoint: Endpoint, wanted: Iterable[str], keep: LabelFilter) -> EndpointLabels:
+    """The labels of an endpoint there is, once a user wants these on it.
+
+    A label whose key the pod has already changes nothing, nor does one that makes no identity. Raises
+    EndpointError 500 for reserved ones that are added or taken away.
+    """
+    before, after = set(map(parse, endpoint.custom_labels)), set(map(parse, wanted))
+    reserved = texts(label for label in before ^ after if label.source == RESERVED)
+    if reserved:
+        raise EndpointError(500, f"Not allowed to add reserved labels: {','.join(reserved)}")
+    own = [parse(text) for text in endpoint.pod_labels]
+    keys = {label.key for label in own}
+    custom: dict[str, Label] = {
+        label.key: label
+        for label in sorted(after)
+        if label.key and label.key not in keys and keep.counts(label)
+    }
+    return EndpointLabels(texts([*own, *custom.values()]), endpoint.info_labels, texts(custom.values()))
+
+
+def _given(request: EndpointRequest) -> dict[str, Label]:
+    given = {label.key: label for label in map(parse, request.labels)}
+    reserved = texts(label for label in given.values() if label.source == RESERVED)
+    if reserved:
+        raise EndpointError(400, f"not allowed to add reserved labels: {','.join(reserved)}")
+    return given
+
+
+# Gives an endpoint that lives other labels, and the identity they stand for, without a gap in its traffic.
+#
+# Source: Cilium 1.17, change of an endpoint's identity.
+#
+# The new identity is in the policy maps of every peer before the endpoint's packets carry it, and the old one
+# leaves them after: a flow that both allow loses no packet.
+
+
+class Relabel:
+    """Changes labels; ``carry`` makes the kernel follow a row, and raises OSError where it refuses."""
+
+    def __init__(
+        self, registry: Registry, identities: Identities, carry: Callable[[Endpoint], object]
+    ) -> None:
+        self._registry = registry
+        self._identities = identities
+        self._carry = carry
+
+    async def run(self, endpoint_id: int, wanted: Callable[[Endpoint], EndpointLabels]) -> bool:
+        """Have the endpoint have the labels ``wanted`` of it; whether anything changed.
+
+        It waits for the identity as long as it takes, and goes on with the one it has until then; what
+        changes meanwhile is taken into account. The state file follows with the next build. Raises
+        EndpointError 500, with nothing changed, when no identity is left, or the kernel refuses.
+        """
+        asked = self._registry.get(endpoint_id)
+        if asked is None or (
+            labels_of(asked) == wanted(asked) and self._identities.stands_for(asked.identity, asked.labels)
+        ):
+            return False
+        resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, model.RELABELLED)
+        outcome = model.NOT_IDENTIFIED
+        try:
+            while (now := self._still(asked)) is not None:
+                labels = wanted(now)
+                identity = await self._identities.acquire(labels.identity)
+                await self._let_others_know(identity)
+                if self._applied(asked, identity, labels, wanted):
+                    outcome = model.IDENTIFIED
+                    return True
+        except (NoIdentityError, OSError) as error:
+            raise EndpointError(500, str(error)) from error
+        finally:
+            if resolving and self._still(asked) is not None:
+                self._registry.set_state(endpoint_id, State.READY, outcome)
+        return False
+
+    async def _let_others_know(self, identity: Identity) -> None:
+        """Wait while other nodes may not know it yet: they cannot be asked, and would drop its packets."""
+        if (seconds := self._identities.grace(identity.id)) > 0:
+            try:
+                await anyio.sleep(seconds)
+            except BaseException:
+                self._identities.release(identity.id)
+                raise
+
+    def _applied(
+        self,
+        asked: Endpoint,
+        identity: Identity,
+        labels: EndpointLabels,
+        wanted: Callable[[Endpoint], EndpointLabels],
+    ) -> bool:
+        """Give it the identity, unless it is gone or other labels are wanted now; raises OSError."""
+        before = self._still(asked)
+        if before is None or wanted(before) != labels:
+            self._identities.release(identity.id)
+            return False
+        changed = replace(
+            before,
+            labels=labels.identity,
+            info_labels=labels.info,
+            custom_labels=labels.custom,
+            identity=identity.id,
+        )
+        try:
+            self._carry(changed)
+        except OSError:
+            self._back(before)
+            self._identities.release(identity.id)
+            raise
+        self._registry.put(changed)
+        self._identities.release(before.identity)
+        return True
+
+    def _back(self, before: Endpoint) -> None:
+        try:
+            self._carry(before)
+        except OSError:  # what is wrong now is put right by the endpoint's next build and the maps' sweeps
+            return
+
+    def _still(self, asked: Endpoint) -> Endpoint | None:
+        """The endpoint, unless it is gone; another one may have its number."""
+        now = self._registry.get(asked.id)
+        return now if now is not None and now.created == asked.created else None
+
+
+def labels_of(endpoint: Endpoint) -> EndpointLabels:
+    """The labels it has."""
+    return EndpointLabels(endpoint.labels, endpoint.info_labels, endpoint.custom_labels)

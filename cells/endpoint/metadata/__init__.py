@@ -1,1 +1,0 @@
-"""What pods' and namespaces' objects say of endpoints: their labels."""

@@ -1,1 +1,0 @@
-"""What of endpoints can be set, and changed while the agent runs."""

@@ -1,0 +1,133 @@
+"""Endpoints made right in kernel and state file: the queue of builds, and the recovery of failed ones."""
+
+import os
+from collections.abc import Collection
+
+import anyio
+import anyio.lowlevel
+
+from cells.endpoint.creation import RegenerationRecovery
+from cells.endpoint.manager import Endpoints
+from cells.endpoint.model import Level
+from lifecycle import Jobs
+
+# The queue of endpoints that are to be made right again in kernel and state file.
+#
+# Source: Cilium 1.17, endpoint regeneration: a bounded number of builders, one build of an endpoint at a
+#         time.
+
+GONE = "the endpoint no longer exists"
+
+
+def builders() -> int:
+    """Builds that are done before others get their turn on the event loop: one for each CPU, 2 at least."""
+    return max(2, len(os.sched_getaffinity(0)))
+
+
+class Regeneration:
+    """A requested build; several requests for one endpoint are merged while they wait."""
+
+    def __init__(self, endpoint_id: int, created: float, level: Level, reason: str) -> None:
+        self.endpoint_id = endpoint_id
+        self.created = created
+        """Of the endpoint that is meant: another one may get its number."""
+        self.level = level
+        self.reasons = [reason]
+        self._over = anyio.Event()
+        self._error = ""
+
+    def join(self, level: Level, reason: str) -> None:
+        """Do this as well."""
+        self.level = max(self.level, level)
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+    def finish(self, error: str) -> None:
+        """Notify all waiters."""
+        self._error = error
+        self._over.set()
+
+    async def result(self) -> str:
+        """Wait for the build; what went wrong, empty when it worked."""
+        await self._over.wait()
+        return self._error
+
+
+class Regenerations:
+    """Builds endpoints one after the other, in the order they were asked for.
+
+    A failed build is tried again by the controller ``endpoint-<id>-regeneration-recovery``.
+    """
+
+    def __init__(self, endpoints: Endpoints, recovery: RegenerationRecovery, jobs: Jobs) -> None:
+        self._endpoints = endpoints
+        self._recovery = recovery
+        self._waiting: dict[int, Regeneration] = {}
+        self._asked = anyio.Event()
+        endpoints.policies.regenerate = self.follow_policy
+        jobs.one_shot("regenerate endpoints", self._build)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The endpoints whose turn is to come."""
+        return tuple(self._waiting)
+
+    def request(self, endpoint_id: int, level: Level, reason: str) -> Regeneration:
+        """Have the endpoint built soon; await the result(), or do not."""
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None:
+            return _refused(endpoint_id, GONE)
+        if self._endpoints.is_new(endpoint_id):
+            return _refused(endpoint_id, "")  # its first build is to come, with all that is wanted now
+        known = self._waiting.get(endpoint_id)
+        if known is not None and known.created == endpoint.created:
+            known.join(level, reason)
+            return known
+        if not self._endpoints.announce_build(endpoint_id, reason):
+            return _refused(endpoint_id, f"the endpoint is {endpoint.state.value}")
+        wanted = self._waiting[endpoint_id] = Regeneration(endpoint_id, endpoint.created, level, reason)
+        if known is not None:
+            known.finish(GONE)
+        self._asked.set()
+        return wanted
+
+    def follow_policy(self, endpoint_ids: Collection[int], reason: str) -> None:
+        """The policies of these endpoints have changed: have them realized."""
+        for endpoint_id in endpoint_ids:
+            if not self._endpoints.realize_policy(endpoint_id):
+                self.request(endpoint_id, Level.POLICY, reason)
+
+    async def _build(self) -> None:
+        while True:
+            if not self._waiting:
+                self._asked = anyio.Event()
+                await self._asked.wait()
+            for endpoint_id in list(self._waiting)[: builders()]:
+                self._one(self._waiting.pop(endpoint_id))
+            await anyio.lowlevel.checkpoint()
+
+    def _one(self, wanted: Regeneration) -> None:
+        error = "the build was given up"
+        try:
+            endpoint = self._endpoints.get(wanted.endpoint_id)
+            if endpoint is None or endpoint.created != wanted.created:
+                error = GONE
+                return
+            error = self._endpoints.build(wanted.endpoint_id, wanted.level, ", ".join(wanted.reasons))
+            if error:
+                self._recovery.recover(wanted.endpoint_id, self._retry)
+        finally:
+            wanted.finish(error)
+
+    async def _retry(self, endpoint_id: int) -> str:
+        """Build once more after a failure; nothing is wrong when another build is to come, or needs none."""
+        if endpoint_id in self._waiting or self._endpoints.get(endpoint_id) is None:
+            return ""
+        return await self.request(endpoint_id, Level.DATAPATH, "retrying regeneration").result()
+
+
+def _refused(endpoint_id: int, why: str) -> Regeneration:
+    """A build that does not happen; ``why`` is empty when none is needed."""
+    refused = Regeneration(endpoint_id, 0.0, Level.POLICY, "")
+    refused.finish(why)
+    return refused

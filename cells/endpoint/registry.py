@@ -1,0 +1,220 @@
+"""Which endpoints there are, under which names, and what happened to each.
+
+Source: Cilium 1.17, endpoint states and names.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from typing import Final
+
+from msgspec.structs import replace
+
+from cells.base.addresses import text_of
+from cells.endpoint.model import (
+    Code,
+    Endpoint,
+    EndpointError,
+    IPAddress,
+    State,
+    StatusLog,
+    Subject,
+    Verdict,
+    displayed,
+    judge,
+)
+from lifecycle import Logger, Table
+
+# Endpoint ids as people and programs write them: ``<prefix>:<rest>``.
+#
+# Source: Cilium 1.17, endpoint id prefixes.
+
+LOCAL: Final = "cilium-local"
+GLOBAL: Final = "cilium-global"
+MAX_ENDPOINT_ID: Final = 65535
+_NAMES: Final = frozenset(
+    {
+        "container-id",
+        "cni-attachment-id",
+        "docker-endpoint",
+        "container-name",
+        "pod-name",
+        "cep-name",
+        "ipv4",
+        "ipv6",
+    }
+)
+
+
+def parse_id(text: str) -> int | str:
+    """The endpoint number, or the name under which the endpoint is registered (see :func:`names_of`).
+
+    Raises EndpointError 400 for an unknown or unsupported prefix and for a bad number.
+    """
+    prefix, colon, rest = text.partition(":")
+    if not colon:
+        return _number(text)
+    if prefix == LOCAL:
+        return _number(rest)
+    if prefix == GLOBAL:
+        raise EndpointError(400, "endpoint IDs with prefix cilium-global are not supported")
+    if prefix not in _NAMES:
+        raise EndpointError(400, f'unknown endpoint ID prefix "{prefix}"')
+    if prefix in {"pod-name", "cep-name"}:
+        rest = rest.replace(":", "/", 1)
+    elif prefix in {"ipv4", "ipv6"}:
+        try:
+            rest = text_of(IPv4Address(rest) if prefix == "ipv4" else IPv6Address(rest))
+        except AddressValueError as error:
+            raise EndpointError(400, f'invalid IPv{prefix[-1]} address "{rest}"') from error
+    return f"{prefix}:{rest}"
+
+
+def _number(text: str) -> int:
+    octal = len(text) > 1 and text[0] == "0" and text[1].isdigit()
+    try:
+        number = int(text, 8 if octal else 0)
+    except ValueError as error:
+        raise EndpointError(400, f'invalid numeric cilium id: "{text}" is not a number') from error
+    if number < 0:
+        raise EndpointError(400, f"invalid numeric cilium id: {number} is negative")
+    if number > MAX_ENDPOINT_ID:
+        raise EndpointError(400, f"endpoint id too large: {number}")
+    return number
+
+
+def address_name(address: IPAddress) -> str:
+    """The name an endpoint has by one of its addresses."""
+    return f"ipv{address.version}:{text_of(address)}"
+
+
+def names_of(endpoint: Endpoint) -> list[str]:
+    """The names an endpoint is registered under.
+
+    The legacy ones (container id, container name, pod name) are left out where the requester says so:
+    in a pod with several interfaces they are ambiguous.
+    """
+    names = []
+    if endpoint.container_id:
+        names.append(f"cni-attachment-id:{endpoint.attachment_id}")
+    names.extend(map(address_name, endpoint.addresses))
+    if endpoint.pod_name:
+        names.append(f"cep-name:{endpoint.pod_namespace}/{endpoint.cep_name}")
+    if not endpoint.disable_legacy_identifiers:
+        if endpoint.container_id:
+            names.append(f"container-id:{endpoint.container_id}")
+        if endpoint.container_name:
+            names.append(f"container-name:{endpoint.container_name}")
+        if endpoint.pod_name:
+            names.append(f"pod-name:{endpoint.pod}")
+    return names
+
+
+NAME: Final = "name"
+CONTAINER: Final = "container"
+INDEXES: Final[Mapping[str, Callable[[Endpoint], Iterable[Hashable]]]] = {
+    NAME: names_of,
+    CONTAINER: lambda endpoint: [endpoint.container_id] if endpoint.container_id else [],
+}
+"""Of the ``endpoints`` table."""
+
+
+class Registry:
+    """The ``endpoints`` table and the status logs, kept together."""
+
+    def __init__(self, table: Table[Endpoint], log: Logger) -> None:
+        self.table = table
+        self._log = log
+        self._status: dict[int, StatusLog] = {}
+
+    def get(self, endpoint_id: int) -> Endpoint | None:
+        """The endpoint with this number."""
+        return self.table.get(endpoint_id)
+
+    def lookup(self, id_text: str) -> Endpoint | None:
+        """The endpoint of an id such as ``12`` or ``ipv4:10.0.1.77``; None if there is none.
+
+        Raises EndpointError 400 for an id that cannot be understood.
+        """
+        wanted = parse_id(id_text)
+        return self.table.get(wanted) if isinstance(wanted, int) else self.named(wanted)
+
+    def named(self, name: str) -> Endpoint | None:
+        """The endpoint registered under ``prefix:rest``; of several the one that took the name last."""
+        found = self.table.by(NAME).get(name)
+        return found[-1] if found else None
+
+    def by_container(self, container_id: str) -> list[Endpoint]:
+        """All endpoints of a container."""
+        return self.table.by(CONTAINER).get(container_id)
+
+    def check_unused(self, attachment: str, addresses: Iterable[IPAddress]) -> None:
+        """Raise EndpointError 400 if an endpoint has the attachment id ("" never matches) or an address."""
+        names = self.table.by(NAME)
+        if attachment and f"cni-attachment-id:{attachment}" in names:
+            raise EndpointError(400, f"endpoint for CNI attachment ID {attachment} already exists")
+        for name in map(address_name, addresses):
+            if name in names:
+                raise EndpointError(400, f"IP {name} is already in use")
+
+    def add(self, endpoint: Endpoint) -> StatusLog:
+        """Make the endpoint visible; returns its new, empty status log."""
+        self.put(endpoint)
+        return self.open_log(endpoint.id)
+
+    def add_all(self, endpoints: Iterable[Endpoint]) -> list[StatusLog]:
+        """Make endpoints visible, all at the same moment; their status logs."""
+        added = list(endpoints)
+        with self.table.txn() as rows:
+            for endpoint in added:
+                rows.put(endpoint)
+        return [self.open_log(endpoint.id) for endpoint in added]
+
+    def open_log(self, endpoint_id: int) -> StatusLog:
+        """The status log of an endpoint to be, empty."""
+        status = self._status[endpoint_id] = StatusLog()
+        return status
+
+    def put(self, endpoint: Endpoint) -> None:
+        """Replace the row of an endpoint."""
+        self.table.put(endpoint)
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Nobody finds the endpoint any more."""
+        with self.table.txn() as rows:
+            rows.delete(endpoint.id)
+        self._status.pop(endpoint.id, None)
+
+    def status(self, endpoint_id: int) -> StatusLog:
+        """What happened to the endpoint; an empty log for one that does not exist."""
+        status = self._status.get(endpoint_id)
+        return StatusLog() if status is None else status
+
+    def shown_state(self, endpoint: Endpoint) -> State:
+        """The state as the API shows it: ``not-ready`` when ready but the last thing went wrong."""
+        return displayed(endpoint.state, self.status(endpoint.id))
+
+    def set_state(self, endpoint_id: int, state: State, reason: str, *, builder: bool = False) -> bool:
+        """Move the endpoint to ``state`` if that is allowed; the status log says why, or why not.
+
+        ``builder`` asks on behalf of a regeneration, which has transitions of its own.
+        """
+        endpoint = self.table.get(endpoint_id)
+        if endpoint is None:
+            return False
+        status = self._status[endpoint_id]
+        match judge(endpoint.state, state, builder=builder):
+            case Verdict.ACCEPTED:
+                status.add(Code.OK, Subject.OTHER, reason, state)
+                self.put(replace(endpoint, state=state))
+                return True
+            case Verdict.SKIPPED:
+                message = f"Skipped invalid state transition to {state} due to: {reason}"
+                status.add(Code.WARNING, Subject.OTHER, message, endpoint.state)
+                self._log.info(
+                    "Invalid state transition skipped",
+                    endpoint=endpoint_id,
+                    state=endpoint.state.value,
+                    wanted=state.value,
+                    reason=reason,
+                )
+        return False

@@ -1,1 +1,0 @@
-"""Endpoints on disk: the state directory, and what is in its files."""

@@ -1,0 +1,253 @@
+"""Endpoints on disk: the state directory, and what is in its files."""
+
+import binascii
+import ctypes
+import errno
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cells.endpoint.model import Endpoint
+from cells.endpoint.saved import (
+    NO_NAMES,
+    NamesJSON,
+    SavedEndpoint,
+    SavedNames,
+    UnreadableError,
+    decode,
+    encode,
+)
+from lifecycle.settings import read_regular
+
+# The older form of saved state: JSON in a comment of the C header an endpoint's programs were compiled with.
+#
+# Source: Cilium before 1.16, ep_config.h: a line `` * CILIUM_BASE64_<base64 version>:<base64 JSON>``.
+
+_MARK: Final = b"CILIUM_BASE64_"
+
+
+def json_in_header(header: bytes) -> bytes:
+    """The JSON, to be decoded as that of the other form; raises UnreadableError."""
+    line = next((line for line in header.splitlines() if _MARK in line), None)
+    if line is None:
+        raise UnreadableError(f"no line with {_MARK.decode()}")
+    parts = line.split(b":")
+    if len(parts) != 2:
+        raise UnreadableError(
+            f"the line with {_MARK.decode()} should have a single ':', it has {len(parts) - 1}"
+        )
+    try:
+        return binascii.a2b_base64(parts[1].strip(), strict_mode=True)
+    except binascii.Error as error:
+        raise UnreadableError(f"the line with {_MARK.decode()} is not base64: {error}") from error
+
+
+# The state directory: one directory for each endpoint, switched as a whole.
+#
+# Source: Cilium 1.17, the endpoints' state directories.
+#
+# Nothing is synced to the disk: a reboot voids the state anyway, and the page cache outlives kill -9.
+
+JSON_NAME: Final = "ep_config.json"
+HEADER_NAME: Final = "ep_config.h"
+_DIRECTORY = re.compile(r"([1-9][0-9]{0,4})(_next|_next_fail)?")
+_LARGEST: Final = 64 << 20
+"""Bytes of a file that are read at most: of 10000 addresses with many names there are some."""
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2  # linux/fs.h
+
+
+class Scan(msgspec.Struct):
+    """What a state directory holds."""
+
+    endpoints: dict[int, SavedEndpoint] = msgspec.field(default_factory=dict)
+    """What could be read, by endpoint id."""
+    unreadable: dict[int, str] = msgspec.field(default_factory=dict)
+    """Why the state of these ids could not be read; their directories are left as they are."""
+    removed: list[str] = msgspec.field(default_factory=list)
+    """Left-overs of an interrupted write or delete, now gone."""
+    ignored: list[str] = msgspec.field(default_factory=list)
+    """Directories whose endpoint another directory has the better claim to; left as they are."""
+
+
+class StateFiles:
+    """Keeps ``<directory>/<id>/ep_config.json`` for every endpoint."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._base = str(directory)
+        self._names: dict[int, NamesJSON] = {}
+
+    def names(self, endpoint_id: int) -> SavedNames:
+        """What the endpoint had asked DNS for, as it was saved; raises ValueError for what cannot be read."""
+        return self._names.get(endpoint_id, NO_NAMES).read()
+
+    def keep_names(self, endpoint: Endpoint, names: SavedNames) -> None:
+        """Save with the endpoint, from now on, what it has asked DNS for. Raises OSError."""
+        self._names[endpoint.id] = NamesJSON.of(names)
+        if (self.directory / str(endpoint.id)).exists():  # else it is being made
+            self.refresh(endpoint)
+
+    def write(self, endpoint: Endpoint) -> None:
+        """Save the endpoint: a reader sees its former state or this one, nothing between.
+
+        It is built in ``<id>_next`` and moved into place; an existing directory is exchanged with it,
+        keeping what other files it has. Raises OSError, with the former state untouched.
+        """
+        final = f"{self._base}/{endpoint.id}"
+        building = final + "_next"
+        try:
+            os.mkdir(building, 0o750)  # noqa: PTH102  (hot path)
+        except FileExistsError:
+            shutil.rmtree(building)
+            os.mkdir(building, 0o750)  # noqa: PTH102
+        try:
+            _write(f"{building}/{JSON_NAME}", self._encoded(endpoint))
+            if _moved(building, final):
+                return
+            _adopt_files(final, building)
+            _exchange(building, final)
+        except OSError:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        shutil.rmtree(building)
+        shutil.rmtree(final + "_next_fail", ignore_errors=True)
+
+    def refresh(self, endpoint: Endpoint) -> None:
+        """Save the endpoint unless it is saved as it is already; raises OSError."""
+        try:
+            saved = read_regular(self.directory / str(endpoint.id) / JSON_NAME, _LARGEST)
+        except FileNotFoundError:
+            saved = b""
+        if saved != self._encoded(endpoint):
+            self.write(endpoint)
+
+    def _encoded(self, endpoint: Endpoint) -> bytes:
+        return encode(endpoint, self._names.get(endpoint.id, NO_NAMES))
+
+    def remove(self, endpoint_id: int) -> None:
+        """Forget the endpoint; nothing happens if it is not there. Raises OSError."""
+        self._names.pop(endpoint_id, None)
+        base = f"{self._base}/{endpoint_id}"
+        with suppress(FileNotFoundError):
+            os.unlink(f"{base}/{JSON_NAME}")  # noqa: PTH108  (hot path)
+        for directory in (base, base + "_next_fail", base + "_next"):
+            try:
+                os.rmdir(directory)  # noqa: PTH106  (hot path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in _NOT_EMPTY:
+                    raise
+                shutil.rmtree(directory)
+
+    def scan(self) -> Scan:
+        """Read every endpoint's directory, finishing or removing what was interrupted.
+
+        A ``_next`` without its endpoint is that endpoint's only state: it is moved into place if it can be
+        read and removed if it was never finished. Directories with other names are not looked at.
+        """
+        scan = Scan()
+        names = {entry.name for entry in os.scandir(self.directory) if entry.is_dir(follow_symlinks=False)}
+        found = [match for name in sorted(names) if (match := _DIRECTORY.fullmatch(name))]
+        for match in sorted(found, key=lambda match: match[2] is not None):
+            self._read_directory(match[0], int(match[1]), bool(match[2]), scan)
+        return scan
+
+    def _read_directory(self, name: str, number: int, half: bool, scan: Scan) -> None:
+        directory = self.directory / name
+        if not 1 <= number <= 65535:
+            return
+        if half and (self.directory / str(number)).exists():
+            self._discard(directory, scan)
+            return
+        try:
+            saved = _read(directory)
+        except FileNotFoundError:  # neither form
+            self._discard(directory, scan)
+            return
+        except (OSError, UnreadableError) as error:
+            if half:
+                self._discard(directory, scan)
+            else:
+                scan.unreadable[number] = f"{directory}: {error}"
+            return
+        self._claim(directory, saved, scan)
+
+    def _claim(self, directory: Path, saved: SavedEndpoint, scan: Scan) -> None:
+        """Take the state for its endpoint, under the directory's proper name."""
+        number = saved.endpoint.id
+        proper = self.directory / str(number)
+        if directory != proper:
+            if proper.exists():
+                scan.ignored.append(directory.name)
+                return
+            try:
+                directory.rename(proper)
+            except OSError as error:
+                scan.unreadable[number] = f"{directory}: {error}"
+                return
+        scan.endpoints[number] = saved
+        self._names[number] = saved.names
+
+    def _discard(self, directory: Path, scan: Scan) -> None:
+        shutil.rmtree(directory, ignore_errors=True)
+        scan.removed.append(directory.name)
+
+
+_NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+
+
+def _read(directory: Path) -> SavedEndpoint:
+    """The newer form, or the older one where that does not exist; raises FileNotFoundError without either."""
+    path = directory / JSON_NAME
+    try:
+        data = read_regular(path, _LARGEST)
+    except FileNotFoundError:
+        path = directory / HEADER_NAME
+        data = json_in_header(read_regular(path, _LARGEST))
+    try:
+        return decode(data, path.stat().st_mtime)
+    except UnreadableError as error:
+        raise UnreadableError(f"{path.name}: {error}") from error
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    finally:
+        os.close(fd)
+
+
+def _moved(source: str, target: str) -> bool:
+    """Rename a directory; False if ``target`` is there and holds something."""
+    try:
+        os.rename(source, target)  # noqa: PTH104  (hot path)
+    except OSError as error:
+        if error.errno in _NOT_EMPTY:
+            return False
+        raise
+    return True
+
+
+def _adopt_files(source: str, target: str) -> None:
+    """Hard link into ``target`` what only ``source`` has."""
+    for entry in os.scandir(source):
+        if entry.is_file(follow_symlinks=False):
+            with suppress(FileExistsError):
+                Path(target, entry.name).hardlink_to(entry.path)
+
+
+def _exchange(one: str, other: str) -> None:
+    """Swap two paths at once (renameat2(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), one, None, other)

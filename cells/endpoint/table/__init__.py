@@ -1,1 +1,0 @@
-"""The table of endpoints: its rows, their states, and what finds and changes them."""

@@ -1,0 +1,328 @@
+"""HTTP/1.1 as a client: connections that are kept, read by llhttp, over TCP, TLS and proxies.
+
+Why: an event of a watch is a chunk of its own: framing them in Python costs more than decoding them.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from typing import Final, Protocol
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from cells.kubernetes.client.errors import UnreachableError
+
+__all__ = ["Connection"]
+
+
+# What has come of an answer, as llhttp understands it.
+#
+# Source: RFC 9112 (HTTP/1.1).
+
+MOST_HEAD: Final = 100 * 1024
+"""Bytes of a head, or of anything else between two parts of a body."""
+
+
+class HeadTooLongError(Exception):
+    """A head of more bytes than any server sends."""
+
+
+class Incoming:
+    """One answer as it comes in: its head, then parts of its body, which the reader takes away."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.parts: list[bytes] = []
+        self.begun = False
+        """Whether the head is there."""
+        self.complete = False
+        self.kept = False
+        """Whether the connection may be used again after it."""
+        self._size = 0
+        self._since = 0
+        self.on_body = self.parts.append
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """These bytes came; none at the end of the stream. Raises UnreachableError."""
+        if self._parser is None or not data:
+            return self._end()
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if isinstance(error.__context__, HeadTooLongError):
+                raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes") from error
+            if not self.complete:
+                raise UnreachableError(f"an answer that is no HTTP/1.1: {error}") from error
+            self.kept = False  # more came than was asked for
+        if self.parts or self.complete:
+            self._since = 0
+        else:
+            self._since += len(data)
+            if self._since > MOST_HEAD:
+                raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes")
+        return None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first of this name, in lower case."""
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+    def release(self) -> None:
+        """Nothing more is read: parser and answer no longer hold each other."""
+        self._parser = None
+
+    def _end(self) -> None:
+        framed = self.header(b"content-length") or self.header(b"transfer-encoding")
+        if self.complete:
+            self.kept = False
+        elif self.begun and not framed:
+            self.complete = True  # the body lasts until the connection ends (RFC 9112, 6.3)
+        else:
+            where = "in the middle of" if self.begun else "without"
+            raise UnreachableError(f"the server closed the connection {where} an answer")
+
+    # ---- called by llhttp; what is raised here ends in feed()
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise HttpParserError("more than one answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value)
+        if self._size > MOST_HEAD:
+            raise HeadTooLongError
+        if not self.begun:  # what follows the body is not asked for
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None  # noqa: S101  # it is what calls
+        self.status = self._parser.get_status_code()
+        if self.status >= 200:
+            self.begun = True
+            self.kept = self._parser.should_keep_alive()
+
+    def on_message_complete(self) -> None:
+        if self.begun:
+            self.complete = True
+        else:  # an interim one: the answer is yet to come
+            self.headers.clear()
+
+
+# Bytes to a server and back: over TCP, or TLS on top of that.
+#
+# Why: anyio's stream of TLS gives one record at a time; a server that sends an event sends a record.
+
+READ: Final = 256 * 1024
+"""Bytes that are read at once."""
+
+
+class Stream(Protocol):
+    """Both directions of a connection."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether unexpected data has arrived, most likely the end of the stream."""
+
+    async def receive(self) -> bytes:
+        """What has come; nothing at the end. Raises anyio's BrokenResourceError, ssl.SSLError."""
+
+    async def send(self, data: bytes) -> None:
+        """Write all of it. Raises anyio's BrokenResourceError."""
+
+    async def aclose(self) -> None:
+        """At once, without a word to the other side."""
+
+
+UNANSWERED_PROBES: Final = 3
+"""So many probes without an answer end a silent connection."""
+
+
+class TcpStream:
+    """A connection of TCP, watched by the kernel while it is silent."""
+
+    def __init__(self, stream: SocketStream, keep_alive: float) -> None:
+        self._stream = stream
+        self._socket = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  # of anyio
+        if keep_alive >= 1:
+            seconds = int(keep_alive)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNANSWERED_PROBES)
+
+    @property
+    def readable(self) -> bool:
+        """See Stream."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def receive(self) -> bytes:
+        """See Stream."""
+        try:
+            return await self._stream.receive(READ)
+        except anyio.EndOfStream:
+            return b""
+
+    async def send(self, data: bytes) -> None:
+        """See Stream."""
+        await self._stream.send(data)
+
+    async def aclose(self) -> None:
+        """See Stream."""
+        with anyio.CancelScope(shield=True):
+            await self._stream.aclose()
+
+
+class TlsStream:
+    """TLS over another stream; everything that has come is given at once."""
+
+    def __init__(self, below: Stream, context: ssl.SSLContext, name: str) -> None:
+        self._below = below
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_hostname=name)
+
+    @property
+    def readable(self) -> bool:
+        """See Stream."""
+        return bool(self._in.pending) or self._below.readable
+
+    async def handshake(self) -> None:
+        """Raises ssl.SSLError, and what the stream below raises."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await self._flush()
+                await self._fill()
+            except ssl.SSLError:
+                await self._flush()  # sends the alert that says why
+                raise
+            else:
+                return await self._flush()
+
+    async def receive(self) -> bytes:
+        """See Stream."""
+        while True:
+            found: list[bytes] = []
+            try:
+                while part := self._tls.read(READ):
+                    found.append(part)
+            except ssl.SSLWantReadError:
+                if not found:
+                    await self._flush()
+                    await self._fill()
+                    continue
+            except ssl.SSLZeroReturnError:
+                pass
+            return found[0] if len(found) == 1 else b"".join(found)
+
+    async def send(self, data: bytes) -> None:
+        """See Stream."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._tls.write(rest) :]
+            except ssl.SSLWantReadError:  # the other side wants new keys first
+                await self._flush()
+                await self._fill()
+        await self._flush()
+
+    async def aclose(self) -> None:
+        """See Stream."""
+        await self._below.aclose()
+
+    async def _fill(self) -> None:
+        if data := await self._below.receive():
+            self._in.write(data)
+        else:
+            self._in.write_eof()
+
+    async def _flush(self) -> None:
+        if self._out.pending:
+            await self._below.send(self._out.read())
+
+
+# One connection to a server: a request, its answer, and the next one.
+
+
+class Connection:
+    """Carries one request at a time."""
+
+    def __init__(self, server: str, stream: Stream) -> None:
+        self.server = server
+        self.idle_since = 0.0
+        """In seconds of the monotonic clock."""
+        self._stream = stream
+        self._answer = Incoming()
+        self._quiet: float | None = None
+
+    @property
+    def answer(self) -> Incoming:
+        """The answer that comes in."""
+        return self._answer
+
+    @property
+    def reusable(self) -> bool:
+        """Whether its answer was read to the end, and the server keeps it open."""
+        return self._answer.complete and self._answer.kept
+
+    @property
+    def stale(self) -> bool:
+        """Whether the server has let go of it while it was idle."""
+        return self._stream.readable
+
+    async def ask(self, message: bytes, *, within: float, quiet: float | None) -> Incoming:
+        """Send a request within so many seconds, and read the head of its answer.
+
+        Parts of the answer may be ``quiet`` seconds apart. Raises UnreachableError.
+        """
+        self._answer = answer = Incoming()
+        self._quiet = quiet
+        try:
+            with anyio.fail_after(within):
+                await self._stream.send(message)
+        except TimeoutError as error:
+            raise UnreachableError(f"the request could not be sent within {within:g} s") from error
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            pass  # a server may refuse before it has read all: then its answer says why, or that it is gone
+        while not answer.begun:
+            await self._more()
+        return answer
+
+    async def part(self) -> bytes:
+        """What has come of the body since; nothing when it is complete. Raises UnreachableError."""
+        answer = self._answer
+        while not answer.parts and not answer.complete:
+            await self._more()
+        found = answer.parts[0] if len(answer.parts) == 1 else b"".join(answer.parts)
+        answer.parts.clear()
+        return found
+
+    async def rest(self) -> bytes:
+        """All that is left of the body. Raises UnreachableError."""
+        answer = self._answer
+        while not answer.complete:
+            await self._more()
+        return await self.part()
+
+    async def aclose(self) -> None:
+        """Break it off."""
+        self._answer.kept = False
+        await self._stream.aclose()
+
+    async def _more(self) -> None:
+        try:
+            with anyio.fail_after(self._quiet):
+                data = await self._stream.receive()
+        except TimeoutError as error:
+            raise UnreachableError(f"the server was silent for {self._quiet:g} s") from error
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError) as error:
+            what = str(error.__cause__ or error) or "broken off"
+            raise UnreachableError(f"the connection ended: {what}") from error
+        self._answer.feed(data)

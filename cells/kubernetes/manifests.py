@@ -1,0 +1,203 @@
+"""A folder of manifests as the source of objects: the embedded default, without any API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import KubernetesSettings
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table
+
+if TYPE_CHECKING:
+    from asyncinotify import Event
+
+__all__ = ["ManifestFile", "ManifestsSource", "manifest_files"]
+
+
+# One file of a folder of manifests.
+
+
+class ManifestFile(msgspec.Struct, frozen=True):
+    """One file of the folder."""
+
+    name: str
+    objects: int
+    """As many as are in force of it."""
+    error: str = ""
+    """What is wrong with the file as it is now: ``file:line:column: what``."""
+    left_out: str = ""
+    """The first object of a kind that may be a mistake: ``file:line:column: what``, and how many more."""
+    others: tuple[str, ...] = ()
+    """Kinds in it that are for other programs: ``Deployment``."""
+
+
+# Keeps the tables of objects equal to a folder of manifests.
+#
+# Source: watches a folder (inotify), fills the tables of objects and Table[ManifestFile].
+
+SETTLE: Final = 0.02
+"""Seconds in which several changes are one."""
+FILLED: Final = 10.0
+"""Seconds without another change after which a folder that was emptied counts as filled again."""
+
+
+def manifest_files() -> Table[ManifestFile]:
+    """The files of the folder, by name."""
+    return Table("manifests", key=lambda one: one.name)
+
+
+class ManifestsSource:
+    """Reads the folder when it starts, and each file again when it changes.
+
+    A file counts as a whole: one that cannot be read keeps its last good objects. The tables are initialized
+    once every file has been good: what a broken one holds is not known, so its absence means nothing.
+
+    A folder that loses all of several manifests at once, or is another one and empty, was emptied or is not
+    mounted: that is no wish to have nothing. What was in force stays so until there are manifests again, and
+    for as long as more of them come.
+    """
+
+    def __init__(
+        self,
+        settings: KubernetesSettings,
+        resources: Resources,
+        files: Table[ManifestFile],
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._resources = resources
+        self._files = files
+        self._emptied = False
+        """Whether the folder lost everything, and has not been filled again."""
+        self._changed = anyio.Event()
+        self._log = log
+        if not settings.manifests_dir:
+            return
+        self._health = health.child("manifests")
+        self._path = Path(settings.manifests_dir)
+        from cells.kubernetes.manifest_parser import Folder  # PyYAML is loaded where there are manifests
+
+        self._folder = Folder(self._path, resources.kinds)
+        lifecycle.append(Hook("read the manifests", self._start))
+        jobs.one_shot("manifests", self._keep)
+        jobs.one_shot("manifests-filled", self._wait_filled)
+
+    async def _start(self) -> None:
+        for sink in self._resources.sinks():
+            sink.begin()
+        await anyio.Path(self._path).mkdir(parents=True, exist_ok=True)
+        await self._read(None)
+
+    async def _keep(self) -> None:
+        """Follow the folder, for ever; raises OSError when it cannot be watched."""
+        async for names in self._changes():
+            await self._read(names)
+
+    async def _read(self, names: set[str] | None) -> None:
+        try:
+            await to_thread.run_sync(self._folder.read, names)
+        except OSError as error:
+            self._health.degraded(f"{self._path}: {error.strerror}; what was read last stays in force", error)
+            raise
+        if self._folder.empty and not self._emptied and len(self._files) > (0 if names is None else 1):
+            self._emptied = True
+            self._log.error("the folder of manifests is empty, objects stay in force", path=str(self._path))
+        self._tell()
+
+    async def _wait_filled(self) -> None:
+        """For ever: what a folder lacks that was emptied goes when it is filled again, and quiet."""
+        while True:
+            changed = self._changed
+            with anyio.move_on_after(None if not self._emptied or self._folder.empty else FILLED) as quiet:
+                await changed.wait()
+            if quiet.cancelled_caught:
+                self._emptied = False
+                self._log.info("the folder of manifests is filled again", path=str(self._path))
+                self._tell()
+
+    def _tell(self) -> None:
+        found = self._folder.objects()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+        if self._emptied:
+            for sink in self._resources.sinks():
+                sink.change(found.get(sink.kind.qualified, {}), state="synced")
+        elif self._folder.complete:
+            for sink in self._resources.sinks():
+                sink.replace(found.get(sink.kind.qualified, {}), state="synced")
+        else:  # what is missing is not known to be gone
+            for sink in self._resources.sinks():
+                sink.change(found.get(sink.kind.qualified, {}), state="waiting")
+        self._tell_files()
+
+    def _tell_files(self) -> None:
+        now = self._folder.files()
+        for one in now:
+            before = self._files.get(one.name)
+            if one.error and (before is None or before.error != one.error):
+                self._log.warning("manifest cannot be read, its last good objects stay", error=one.error)
+            if one.left_out and (before is None or before.left_out != one.left_out):
+                self._log.warning("manifest has objects of kinds that are not read", left_out=one.left_out)
+        with self._files.txn() as txn:
+            txn.replace_all(now)
+        if self._emptied:
+            there = (
+                f"has {len(now)} manifests again"
+                if now
+                else "is empty; write an empty manifest if this is intended"
+            )
+            self._health.degraded(f"{self._path} lost all manifests and {there}; all objects stay in force")
+            return
+        wrong = [one.error for one in now if one.error]
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            self._health.degraded(f"{wrong[0]}{more}; its last good objects stay in force")
+        else:
+            left_out = "".join(f"; left out: {one.left_out}" for one in now if one.left_out)
+            self._health.ok(f"{sum(one.objects for one in now)} objects of {len(now)} files{left_out}")
+
+    async def _changes(self) -> AsyncIterator[set[str] | None]:
+        """None once the folder is watched and when anything may have changed, else the names that have."""
+        from asyncinotify import Inotify, Mask
+
+        from cells.kubernetes.manifest_parser import is_manifest
+
+        gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+        changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB
+        with Inotify() as inotify:
+            inotify.add_watch(self._path, gone | changed | Mask.ONLYDIR)
+            yield None
+            while True:
+                events = [await inotify.get()]
+                with anyio.move_on_after(SETTLE):
+                    while True:
+                        events.append(await inotify.get())
+                if any(event.mask & (gone | Mask.IGNORED | Mask.Q_OVERFLOW) for event in events):
+                    yield None
+                    if any(event.mask & (gone | Mask.IGNORED) for event in events):
+                        raise FileNotFoundError(2, "is gone", str(self._path))
+                    continue
+                names = {
+                    str(event.name) for event in events if event.name is not None and self._counts(event)
+                }
+                if any(name.startswith("..") for name in names):  # a mounted ConfigMap is swapped as a whole
+                    yield None
+                elif names := {name for name in names if is_manifest(name)}:
+                    yield names
+
+    def _counts(self, event: Event) -> bool:
+        """A file that is created is empty yet; only a link is all there at once."""
+        from asyncinotify import Mask
+
+        if not event.mask & Mask.CREATE:
+            return True
+        return event.name is not None and (self._path / event.name).is_symlink()

@@ -1,0 +1,407 @@
+"""An API server as the source of objects."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Final, Generic, Literal, TypeVar
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from cells.kubernetes.objects.core import NODES
+from cells.kubernetes.objects.kind import Key, Kind, Object
+from cells.observe import Family, counter
+from lifecycle import Health, Logger, ReadTable, Table
+
+__all__ = ["ForgottenObject", "Sink", "SourceStatus"]
+
+
+# How the source of each kind of objects is.
+
+State = Literal["waiting", "synced", "watching", "failing", "absent"]
+
+
+class SourceStatus(msgspec.Struct, frozen=True):
+    """How the source of one kind is."""
+
+    kind: str
+    """``pods``, ``ciliumnodes.cilium.io``."""
+    state: State
+    """``waiting`` for its first list, ``watching`` (or ``synced``: a folder), ``failing``, ``absent`` when no
+    server serves the kind."""
+    objects: int
+    synced: bool
+    """Whether everything there was has been seen once."""
+    changed: float
+    """When something was last heard of it, in seconds since the epoch; 0 for never."""
+    error: str = ""
+    broken: tuple[str, ...] = ()
+    """Objects that cannot be read, with what is wrong; their last good rows stay."""
+
+
+# What sources have told of objects, as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_kubernetes_events_received_total and cilium_kubernetes_events_total.
+
+
+class ObjectEvents:
+    """Counts objects that came, changed or went, by their kind."""
+
+    def __init__(self) -> None:
+        self.received: Counter[tuple[str, str, str, str]] = Counter()
+        """(kind, action, valid, equal) -> how many."""
+        self.processed: Counter[tuple[str, str, str]] = Counter()
+        """(kind, action, status) -> how many."""
+
+    def changed(self, kind: str, old: Object | None, new: Object | None) -> None:
+        """A row is about to be put, or deleted where ``new`` is None."""
+        if new is None:
+            if old is None:
+                return
+            action, equal = "delete", "false"
+        elif old is None:
+            action, equal = "create", "false"
+        else:
+            action, equal = "update", "true" if old == new else "false"
+        self.received[kind, action, "true", equal] += 1
+        self.processed[kind, action, "success"] += 1
+
+    def unreadable(self, kind: str, count: int) -> None:
+        """So many objects could not be read."""
+        if count:
+            self.received[kind, "update", "false", "false"] += count
+            self.processed[kind, "update", "failed"] += count
+
+
+def families(events: ObjectEvents) -> Iterator[Family]:
+    """Events as metrics."""
+    yield counter(
+        "cilium_kubernetes_events_received_total",
+        "Number of Kubernetes events received labeled by scope, action, valid data and equality",
+        dict(events.received),
+        "scope action valid equal",
+    )
+    yield counter(
+        "cilium_kubernetes_events_total",
+        "Number of Kubernetes events processed labeled by scope, action and execution result",
+        dict(events.processed),
+        "scope action status",
+    )
+
+
+# Objects that an API server has lost: most of a kind at once, as when its store is emptied and filled again.
+#
+# Source: what lists leave out. The rows stay in force until the store has been filled again: nothing of a
+#         node may be torn down because a list came too early.
+# Why:    a watch reports deleted objects. A list that lacks more than half of what was known means a server
+#         whose store was replaced, by an old copy or an empty one.
+
+SETTLE: Final = 10.0
+"""Seconds without another object after which the store counts as filled."""
+
+
+class ForgottenObject(msgspec.Struct, frozen=True):
+    """An object that is in force here, and that the server does not know."""
+
+    kind: str
+    """``pods``, ``ciliumnodes.cilium.io``."""
+    namespace: str
+    name: str
+
+    @property
+    def row_key(self) -> tuple[str, str, str]:
+        """Of its row."""
+        return self.kind, self.namespace, self.name
+
+
+def forgotten_objects() -> Table[ForgottenObject]:
+    """The table ``k8s-forgotten``."""
+    return Table("k8s-forgotten", key=lambda one: one.row_key, indexes={"kind": lambda one: (one.kind,)})
+
+
+class Forgotten:
+    """The one writer of the table; takes rows out of force when the store has been filled."""
+
+    def __init__(
+        self, table: Table[ForgottenObject], statuses: ReadTable[SourceStatus], health: Health, log: Logger
+    ) -> None:
+        self.table = table
+        self._statuses = statuses
+        self._health = health.child("forgotten")
+        self._log = log
+        self.node = ""
+        """The name of this node."""
+        self._drop: dict[str, Callable[[Collection[Key]], None]] = {}
+        self._news = anyio.Event()
+
+    def lost(
+        self, kind: str, keys: Collection[Key], left: int, drop: Callable[[Collection[Key]], None]
+    ) -> None:
+        """A list has ``left`` objects of a kind and lacks these; ``drop`` takes rows out of force."""
+        self._drop[kind] = drop
+        with self.table.txn() as txn:
+            for one in self.table.by("kind").get(kind):
+                if (one.namespace, one.name) not in keys:
+                    txn.delete(one.row_key)
+            for namespace, name in keys:
+                txn.put(ForgottenObject(kind, namespace, name))
+        self._log.error(
+            "the API server has lost objects, they stay in force", kind=kind, lost=len(keys), left=left
+        )
+        self._tell()
+
+    def told(self, kind: str, keys: Collection[Key]) -> None:
+        """The server has reported these objects, existing or deleted."""
+        if kind not in self._drop:
+            return
+        with self.table.txn() as txn:
+            for namespace, name in keys:
+                txn.delete((kind, namespace, name))
+        self._tell()
+
+    def listed(self, kind: str) -> None:
+        """A list told all there is, as it should be."""
+        if self._drop.pop(kind, None) is not None:
+            with self.table.txn() as txn:
+                for one in self.table.by("kind").get(kind):
+                    txn.delete(one.row_key)
+            self._tell()
+
+    async def run(self) -> None:
+        """For ever: take lost objects out of force once the store is a cluster's again, and quiet.
+
+        Not while some kind cannot be followed: then its objects are unknown.
+        """
+        while True:
+            news = self._news
+            if not len(self.table):
+                self._health.ok("nothing is lost")
+                await news.wait()
+                continue
+            with anyio.move_on_after(None if self._is_empty() else SETTLE) as quiet:
+                await news.wait()
+            if quiet.cancelled_caught and not any(one.state == "failing" for one in self._statuses.all()):
+                self._release()
+
+    def _is_empty(self) -> bool:
+        """Whether the store has not been filled yet: this node is one of the objects it lacks."""
+        return (NODES.qualified, "", self.node) in self.table
+
+    def _release(self) -> None:
+        kinds = {one.kind for one in self.table.all()}
+        for kind in sorted(kinds):
+            keys = [(one.namespace, one.name) for one in self.table.by("kind").get(kind)]
+            self._log.warning("lost objects are no longer in force", kind=kind, objects=len(keys))
+            self._drop[kind](keys)
+        self._drop.clear()
+        with self.table.txn() as txn:
+            txn.replace_all([])
+
+    def _tell(self) -> None:
+        if count := len(self.table):
+            kinds = ", ".join(sorted({one.kind for one in self.table.all()}))
+            self._health.degraded(f"the API server has lost {count} objects ({kinds}), which stay in force")
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+
+# Where a source puts the objects of one kind: its table, and the row that says how the source is.
+
+T = TypeVar("T", bound=Object)
+
+PART = 500
+"""Objects of a list that are taken in at once."""
+MOST_TOLD = 10
+"""How many broken objects are listed per kind."""
+
+
+class Sink(Generic[T]):
+    """The one writer of a table of objects."""
+
+    def __init__(
+        self,
+        kind: Kind[T],
+        table: Table[T],
+        statuses: Table[SourceStatus],
+        health: Health,
+        log: Logger,
+        forgotten: Forgotten | None = None,
+        events: ObjectEvents | None = None,
+    ) -> None:
+        self._kind = kind
+        self._events = events or ObjectEvents()
+        self._forgotten = forgotten
+        self._table = table
+        self._statuses = statuses
+        self._parent = health
+        self._log = log
+        self._first = table.initializer(f"first list of {kind.qualified}")
+        self._broken: dict[str, str] = {}
+        self._synced = False
+
+    @property
+    def kind(self) -> Kind[T]:
+        """The kind."""
+        return self._kind
+
+    @cached_property
+    def _health(self) -> Health:
+        return self._parent.child(self._kind.plural)
+
+    def begin(self) -> None:
+        """There is a source: its status is shown from now on."""
+        self._status(SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0))
+        self._health.ok("waiting for the first list")
+
+    def without_source(self) -> None:
+        """There is none: the table is complete."""
+        self._first.done()
+
+    def known(self, key: Key) -> T | None:
+        """The row there is."""
+        return self._table.get(key)
+
+    def replace(self, rows: Mapping[Key, T], broken: Sequence[str] = (), state: State = "watching") -> None:
+        """Make these the rows: a list came whole."""
+        self._count({**dict.fromkeys(self._gone(rows)), **rows}, broken)
+        with self._table.txn() as txn:
+            txn.replace_all(rows.values())
+        self._complete(broken, state)
+
+    def _gone(self, rows: Mapping[Key, T]) -> list[Key]:
+        """What is known and not among these."""
+        return [row.key for row in self._table.all() if row.key not in rows]
+
+    def _count(self, rows: Mapping[Key, T | None], broken: Sequence[str]) -> None:
+        kind, events = self._kind.kind, self._events
+        for key, row in rows.items():
+            events.changed(kind, self._table.get(key), row)
+        events.unreadable(kind, len(broken))
+
+    def _complete(self, broken: Sequence[str], state: State) -> None:
+        self._broken = dict(_split(one) for one in broken)
+        self._synced = True
+        self._first.done()
+        self._heard(state)
+
+    async def listed(self, rows: Mapping[Key, T], broken: Sequence[str] = ()) -> None:
+        """A server's list came whole. If it lacks most of what is known, that stays in force for now.
+
+        Of a long list a part is taken in at a time, so that others have their turn: first what is new, last
+        what is gone.
+        """
+        gone = self._gone(rows)
+        if self._forgotten is None or not self._synced or 2 * len(gone) <= len(self._table):
+            rest = iter(rows.values())
+            for _ in range((len(rows) - 1) // PART):
+                part = list(islice(rest, PART))
+                self._count({row.key: row for row in part}, ())
+                with self._table.txn() as txn:
+                    for row in part:
+                        txn.put(row)
+                if self._forgotten is not None:  # lest they are taken out of force meanwhile
+                    self._forgotten.told(self._kind.qualified, [row.key for row in part])
+                await anyio.lowlevel.checkpoint()
+            last = list(rest)
+            self._count({**{row.key: row for row in last}, **dict.fromkeys(gone)}, broken)
+            with self._table.txn() as txn:
+                for row in last:
+                    txn.put(row)
+                for key in gone:
+                    txn.delete(key)
+            self._complete(broken, "watching")
+            if self._forgotten is not None:
+                self._forgotten.listed(self._kind.qualified)
+            return
+        self._broken.clear()
+        self.change(rows, broken)
+        self._forgotten.lost(self._kind.qualified, gone, len(rows), self._drop)
+
+    def _drop(self, keys: Collection[Key]) -> None:
+        """These are gone after all."""
+        self._count(dict.fromkeys(keys), ())
+        with self._table.txn() as txn:
+            for key in keys:
+                txn.delete(key)
+        self._heard("watching")
+
+    def change(
+        self, rows: Mapping[Key, T | None], broken: Sequence[str] = (), state: State = "watching"
+    ) -> None:
+        """Put and delete rows: None for one that is gone."""
+        self._count(rows, broken)
+        with self._table.txn() as txn:
+            for key, row in rows.items():
+                if row is None:
+                    txn.delete(key)
+                else:
+                    txn.put(row)
+        for key in rows:
+            self._broken.pop(_name(self._kind, key), None)
+        self._broken.update(_split(one) for one in broken)
+        if self._forgotten is not None and rows:
+            self._forgotten.told(self._kind.qualified, rows.keys())
+        self._heard(state)
+
+    def watching(self) -> None:
+        """A watch has begun."""
+        self._heard("watching")
+
+    def absent(self) -> None:
+        """No server serves the kind: the table is complete, and empty."""
+        self._first.done()
+        before = self._now
+        self._status(msgspec.structs.replace(before, state="absent", error="", objects=len(self._table)))
+        self._health.ok("not served")
+
+    def failed(self, error: Exception) -> None:
+        """The source has trouble; what is known stays in force."""
+        before = self._now
+        text = str(error) or type(error).__name__
+        if before.error != text:
+            self._log.warning("objects cannot be followed", kind=self._kind.qualified, error=text)
+        self._status(msgspec.structs.replace(before, state="failing", error=text, objects=len(self._table)))
+        heard = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(before.changed)) if before.changed else ""
+        self._health.degraded(
+            f"{self._kind.qualified}: {text}; {f'last event {heard}' if heard else 'nothing heard yet'}"
+        )
+
+    @property
+    def _now(self) -> SourceStatus:
+        found = self._statuses.get(self._kind.qualified)
+        return found or SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0)
+
+    def _heard(self, state: State) -> None:
+        told = tuple(f"{name}: {why}" for name, why in sorted(self._broken.items()))
+        before = self._now
+        for one in told:
+            if one not in before.broken:
+                self._log.warning("object cannot be read", object=one)
+        status = SourceStatus(
+            self._kind.qualified, state, len(self._table), self._synced, time.time(), "", told[:MOST_TOLD]
+        )
+        self._status(status)
+        if told:
+            more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+            self._health.degraded(f"cannot be read: {told[0]}{more}; the last good one stays in force")
+        else:
+            self._health.ok(f"{status.objects} {self._kind.plural}")
+
+    def _status(self, status: SourceStatus) -> None:
+        with self._statuses.txn() as txn:
+            txn.put(status)
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, _, why = text.partition(": ")
+    return name, why
+
+
+def _name(kind: Kind[T], key: Key) -> str:
+    namespace, name = key
+    return f"{kind.plural}/{namespace}/{name}" if namespace else f"{kind.plural}/{name}"

@@ -1,0 +1,46 @@
+"""The key-value store that nodes share what they know by: etcd, with the keys that Cilium documents.
+
+Edge: a connection to etcd, with leases, locks and watches, for cells that share something through it.
+Needs:  KVStoreSettings.   Gives: KVStore; PrefixWatch to follow keys, keep_keys() to have some.
+Why:    a cluster needs no API server for what its nodes tell each other. While etcd is down everything
+        stays as it was, health and status say so, and what this node tells is written once it is back.
+"""
+
+from collections.abc import Iterable
+
+from cells.kvstore.etcd import StoreMetrics
+from cells.kvstore.settings import KVStoreSettings
+from cells.kvstore.store import KVStore
+from cells.observe import Collector, Family
+from cells.observe.health import Dependency, State
+from lifecycle import Member, config, invoke, module, provide
+
+__all__ = ["cell"]
+
+
+def store_metrics(metrics: StoreMetrics) -> Member[Collector]:
+    """The store as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        return metrics.families()
+
+    return Collector("kvstore", collect)
+
+
+def store_dependency(store: KVStore) -> Member[Dependency]:
+    """The store as something that the agent needs."""
+
+    def state() -> tuple[State, str]:
+        found = store.state()
+        return found.state, found.message
+
+    return Dependency("Kvstore service", state)
+
+
+cell = module(
+    "kvstore",
+    "The store that nodes share",
+    config(KVStoreSettings),
+    provide(KVStore, StoreMetrics, store_metrics, store_dependency),
+    invoke(KVStore),
+)

@@ -1,0 +1,472 @@
+"""Requests to etcd over one connection, which moves to the next address when one does not answer.
+
+Source: etcd 3.4's API, https://etcd.io/docs/v3.4/learning/api/. Only the messages are aetcd's: its client
+        supports neither TLS nor several addresses, and does not resume a broken watch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from cells.kvstore.model import (
+    CompactedError,
+    Compare,
+    Event,
+    KeyValue,
+    LeaseLostError,
+    Operation,
+    Outcome,
+    StoreError,
+    StoreUnavailableError,
+    range_end,
+)
+from cells.kvstore.settings import (
+    EtcdAccess,
+    StoreConfigError,
+    StoreOptions,
+    read_access,
+    target,
+    tls_credentials,
+)
+from cells.observe import Family, Histogram, counter, gauge, histogram
+
+__all__ = ["EtcdClient", "StoreMetrics"]
+
+
+# What the store costs, as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_kvstore_*.
+
+
+class StoreMetrics:
+    """Counts and measures requests, and what of the store is known."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[str, str, str, str], Histogram] = {}
+        self._quorum: Counter[str] = Counter()
+        self._read: dict[tuple[str, str, str], int] = {}
+
+    def asked(self, kind: str, took: float, *, failed: bool) -> None:
+        """A request was answered, or failed, after so many seconds."""
+        key = ("store", kind, "request", "fail" if failed else "success")
+        self._times.setdefault(key, Histogram()).observe(took)
+
+    def no_quorum(self, why: str) -> None:
+        """The store did not agree upon anything."""
+        self._quorum[why] += 1
+
+    def synchronised(self, scope: str, *, done: bool) -> None:
+        """Whether all keys of a scope have been read once."""
+        self._read[(scope, "local", "read")] = int(done)
+
+    def families(self) -> Iterator[Family]:
+        """All of them; without series where there is no store."""
+        yield histogram(
+            "cilium_kvstore_operations_duration_seconds",
+            "Duration in seconds of kvstore operations",
+            self._times,
+            "scope kind action outcome",
+        )
+        yield counter(
+            "cilium_kvstore_quorum_errors_total", "Number of quorum errors", dict(self._quorum), "error"
+        )
+        yield gauge(
+            "cilium_kvstore_initial_sync_completed",
+            "Whether the initial synchronization from/to the kvstore has completed",
+            self._read,
+            "scope source_cluster action",
+        )
+
+
+# Conversions between aetcd's messages and the types of this cell.
+
+
+def load_messages() -> Any:
+    """The module with etcd's messages."""
+    from aetcd import rpc
+
+    return rpc
+
+
+def request_errors() -> Any:
+    """What a request fails with: closing the connection cancels it as if its task were cancelled."""
+    from grpc import aio
+
+    return aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError, asyncio.CancelledError
+
+
+def end_of_stream() -> Any:
+    """What reading a stream that has ended returns."""
+    from grpc import aio
+
+    return aio.EOF
+
+
+def key_value(found: Any) -> KeyValue:
+    """From an ``mvccpb.KeyValue``."""
+    return KeyValue(
+        found.key.decode(errors="surrogateescape"),
+        found.value,
+        found.create_revision,
+        found.mod_revision,
+        found.lease,
+    )
+
+
+def change(event: Any) -> Event:
+    """From an ``mvccpb.Event``."""
+    found = key_value(event.kv)
+    return Event(found.key, None if event.type == event.DELETE else found, found.mod_revision)
+
+
+def comparison(each: Compare) -> Any:
+    """To an ``etcdserverpb.Compare``."""
+    kinds = load_messages().Compare
+    key = each.key.encode(errors="surrogateescape")
+    match each.what:
+        case "create":
+            return kinds(key=key, target=kinds.CREATE, create_revision=each.equals)
+        case "mod":
+            return kinds(key=key, target=kinds.MOD, mod_revision=each.equals)
+        case "lease":
+            return kinds(key=key, target=kinds.LEASE, lease=each.equals)
+        case "value":
+            return kinds(key=key, target=kinds.VALUE, value=each.equals)
+
+
+def request_op(each: Operation) -> Any:
+    """To an ``etcdserverpb.RequestOp``."""
+    rpc = load_messages()
+    key = each.key.encode(errors="surrogateescape")
+    match each.what:
+        case "get":
+            return rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
+        case "put":
+            return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=each.value, lease=each.lease))
+        case "delete":
+            return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+
+
+TIMEOUT: Final = 10.0
+"""Seconds to wait for an answer."""
+RECONNECT: Final = 2000
+"""Milliseconds between attempts to connect, at most."""
+LARGEST: Final = 64 << 20
+"""Largest answer, in bytes: events of a whole cluster may come at once."""
+
+Result = TypeVar("Result")
+
+
+class EtcdClient:
+    """Sends requests to etcd. Every method raises StoreError.
+
+    Nothing is retried; after a failure the next request goes to the next address.
+    """
+
+    def __init__(self, options: StoreOptions, metrics: StoreMetrics) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._access: EtcdAccess | None = None
+        self._active = 0
+        self._channel: Any = None
+        self._loaded = anyio.Event()
+        self._slots = anyio.Semaphore(options.max_inflight)
+        self._pace = _Pace(options.bootstrap_qps)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """All addresses."""
+        return self._access.endpoints if self._access is not None else ()
+
+    @property
+    def endpoint(self) -> str:
+        """The address in use."""
+        return self.endpoints[self._active]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """The connection, for the length of the block. Raises StoreConfigError; etcd need not be there.
+
+        gRPC is loaded in a thread, and only requests wait for it.
+        """
+        self._access = read_access(self._options)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._load)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                channel, self._channel = self._channel, None
+                if channel is not None:
+                    with anyio.CancelScope(shield=True):
+                        await channel.close()
+
+    async def _load(self) -> None:
+        await to_thread.run_sync(load_messages)
+        self._connect()
+        self._loaded.set()
+
+    def settle(self) -> None:
+        """The initial lists are complete: from now on the rate is ``etcd.qps``."""
+        self._pace = _Pace(self._options.qps)
+
+    async def lookup(self, key: str) -> KeyValue | None:
+        """The key, by a linearizable read."""
+        rpc = await self._messages()
+        answer = await self._ask("read", "KV/Range", rpc.RangeRequest(key=key.encode()), rpc.RangeResponse)
+        return key_value(answer.kvs[0]) if answer.kvs else None
+
+    async def first(self, prefix: str) -> KeyValue | None:
+        """The first key of the prefix."""
+        rpc = await self._messages()
+        request = rpc.RangeRequest(key=prefix.encode(), range_end=range_end(prefix), limit=1)
+        answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+        return key_value(answer.kvs[0]) if answer.kvs else None
+
+    async def oldest(self, prefix: str) -> KeyValue | None:
+        """The key of the prefix that was created first."""
+        rpc = await self._messages()
+        request = rpc.RangeRequest(
+            key=prefix.encode(),
+            range_end=range_end(prefix),
+            limit=1,
+            sort_order=rpc.RangeRequest.ASCEND,
+            sort_target=rpc.RangeRequest.CREATE,
+        )
+        answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+        return key_value(answer.kvs[0]) if answer.kvs else None
+
+    async def revision(self) -> int:
+        """The store's current revision."""
+        rpc = await self._messages()
+        request = rpc.RangeRequest(key=b"\0", count_only=True)
+        answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+        return int(answer.header.revision)
+
+    async def list_prefix(self, prefix: str) -> tuple[list[KeyValue], int]:
+        """All keys of the prefix at one revision, and that revision. CompactedError: it took too long."""
+        rpc = await self._messages()
+        found: list[KeyValue] = []
+        begin, revision = prefix.encode(), 0
+        while True:
+            request = rpc.RangeRequest(
+                key=begin, range_end=range_end(prefix), limit=self._options.limit, revision=revision
+            )
+            answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
+            revision = revision or answer.header.revision
+            found += map(key_value, answer.kvs)
+            if not answer.more:
+                return found, revision
+            begin = answer.kvs[-1].key + b"\0"
+
+    async def txn(self, *operations: Operation, when: Sequence[Compare] = ()) -> Outcome:
+        """Run the operations in one transaction if all comparisons hold. LeaseLostError: a lease ended."""
+        rpc = await self._messages()
+        request = rpc.TxnRequest(
+            compare=[comparison(each) for each in when], success=[request_op(each) for each in operations]
+        )
+        answer = await self._ask("modify", "KV/Txn", request, rpc.TxnResponse)
+        found = tuple(
+            key_value(each.response_range.kvs[0]) if each.response_range.kvs else None
+            for each in answer.responses
+            if each.WhichOneof("response") == "response_range"
+        )
+        return Outcome(answer.succeeded, found)
+
+    async def grant(self, ttl: float) -> int:
+        """A new lease, which expires unless it is kept alive within `ttl` seconds."""
+        rpc = await self._messages()
+        request = rpc.LeaseGrantRequest(TTL=round(ttl))
+        answer = await self._ask("lease", "Lease/LeaseGrant", request, rpc.LeaseGrantResponse)
+        return int(answer.ID)
+
+    async def keep(self, lease: int) -> None:
+        """Renew the lease for its whole TTL. Raises LeaseLostError."""
+        rpc = await self._messages()
+
+        async def once(channel: Any) -> int:
+            call = channel.stream_stream(
+                "/etcdserverpb.Lease/LeaseKeepAlive",
+                request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
+                response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+            )(timeout=TIMEOUT)
+            await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
+            answer = await call.read()
+            call.cancel()
+            return int(getattr(answer, "TTL", 0))
+
+        if await self._call("keepalive", once) <= 0:
+            raise LeaseLostError("requested lease not found")
+
+    async def revoke(self, lease: int) -> None:
+        """Revoke the lease and with it the keys attached to it. LeaseLostError: it has ended already."""
+        rpc = await self._messages()
+        request = rpc.LeaseRevokeRequest(ID=lease)
+        await self._ask("lease", "Lease/LeaseRevoke", request, rpc.LeaseRevokeResponse)
+
+    async def describe(self) -> str:
+        """The address in use with its version, and whether it leads: as ``cilium-dbg status`` shows it."""
+        rpc = await self._messages()
+        answer = await self._ask("status", "Maintenance/Status", rpc.StatusRequest(), rpc.StatusResponse)
+        leads = " (Leader)" if answer.leader and answer.leader == answer.header.member_id else ""
+        return f"{self.endpoint} - {answer.version}{leads}"
+
+    async def watch(self, prefix: str, revision: int) -> AsyncGenerator[list[Event], None]:
+        """Changes to keys of the prefix from the revision on; an empty list comes first, once it is open.
+
+        StoreUnavailableError: the connection broke. CompactedError: the revision has been compacted away.
+        """
+        rpc = await self._messages()
+        create = rpc.WatchCreateRequest(
+            key=prefix.encode(), range_end=range_end(prefix), start_revision=revision, fragment=True
+        )
+        channel = await self._open_channel()
+        call = channel.stream_stream(
+            "/etcdserverpb.Watch/Watch",
+            request_serializer=rpc.WatchRequest.SerializeToString,
+            response_deserializer=rpc.WatchResponse.FromString,
+        )(metadata=(("hasleader", "true"),))
+        try:
+            await call.write(rpc.WatchRequest(create_request=create))
+            while True:
+                answer = await call.read()
+                if answer is end_of_stream():
+                    raise StoreUnavailableError("the watch was ended")
+                if answer.compact_revision:
+                    raise CompactedError(f"revision {revision} has been compacted")
+                if answer.canceled:
+                    raise StoreUnavailableError(answer.cancel_reason or "the watch was cancelled")
+                if answer.events or answer.created:
+                    yield [change(each) for each in answer.events]
+        except request_errors() as error:
+            raise self._translated(error, channel) from error
+        finally:
+            call.cancel()
+
+    # How a request is made
+
+    async def _messages(self) -> Any:
+        await self._loaded.wait()
+        return load_messages()
+
+    def _connect(self) -> None:
+        """A new connection to the active address."""
+        from grpc import aio
+
+        assert self._access is not None  # noqa: S101  # open() has read it
+        options = [
+            ("grpc.keepalive_time_ms", int(self._options.keepalive_heartbeat * 1000)),
+            ("grpc.keepalive_timeout_ms", int(self._options.keepalive_timeout * 1000)),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 500),
+            ("grpc.max_reconnect_backoff_ms", RECONNECT),
+            ("grpc.max_receive_message_length", LARGEST),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        address = target(self.endpoint)
+        if self._access.tls:
+            self._channel = aio.secure_channel(address, tls_credentials(self._access), options=options)
+        else:
+            self._channel = aio.insecure_channel(address, options=options)
+
+    async def _open_channel(self) -> Any:
+        await self._loaded.wait()
+        if self._channel is None:
+            raise StoreUnavailableError("the agent is ending")
+        return self._channel
+
+    async def _ask(self, kind: str, method: str, request: Any, answer: Any) -> Any:
+        path = f"/etcdserverpb.{method}"
+
+        async def once(channel: Any) -> Any:
+            return await channel.unary_unary(
+                path,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=answer.FromString,
+            )(request, timeout=TIMEOUT, metadata=(("hasleader", "true"),))
+
+        return await self._call(kind, once)
+
+    async def _call(self, kind: str, once: Callable[[Any], Any]) -> Any:
+        async with self._slots:
+            await anyio.sleep(self._pace.pause())
+            channel, began = await self._open_channel(), time.perf_counter()
+            try:
+                found = await once(channel)
+            except request_errors() as error:
+                self._metrics.asked(kind, time.perf_counter() - began, failed=True)
+                raise self._translated(error, channel) from error
+            self._metrics.asked(kind, time.perf_counter() - began, failed=False)
+            return found
+
+    def _translated(self, error: Any, channel: Any) -> StoreError:
+        """The error as a StoreError; when nobody answered, the next request goes to the next address."""
+        import grpc
+
+        if not isinstance(error, grpc.RpcError):  # the connection was given up under the request
+            if isinstance(error, asyncio.CancelledError) and channel is self._channel:
+                raise error
+            return StoreUnavailableError(f"{self.endpoint}: the connection was closed")
+        code, text = error.code(), error.details() or ""
+        if "requested lease not found" in text:
+            return LeaseLostError(text)
+        if "has been compacted" in text:
+            return CompactedError(text)
+        gone = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+        if code in gone:
+            self._next(channel)
+            return StoreUnavailableError(f"{self.endpoint}: {_brief(text) or code.name.lower()}")
+        return StoreError(f"{self.endpoint}: {text or code.name.lower()}")
+
+    def _next(self, failed: Any) -> None:
+        """Connect to the next address, with the certificates read again."""
+        if failed is not self._channel or self._access is None:
+            return
+        try:
+            now = read_access(self._options)
+        except StoreConfigError:  # the configuration read last stays in use; the next start reports the fault
+            now = self._access
+        if now == self._access and len(now.endpoints) == 1:
+            return  # gRPC connects again by itself
+        self._access, self._active = now, (self._active + 1) % len(now.endpoints)
+        self._connect()
+        _closing(failed)
+
+
+def _closing(channel: Any) -> None:
+    """Close it in the background."""
+    task = asyncio.ensure_future(channel.close(grace=None))
+    _CLOSING.add(task)
+    task.add_done_callback(_CLOSING.discard)
+
+
+_CLOSING: Final[set[Any]] = set()
+
+
+def _brief(text: str) -> str:
+    """gRPC's message without the address, which is in it twice."""
+    return re.sub(r"^UNKNOWN: \S+: ", "", text.rpartition("; last error: ")[2].strip())
+
+
+class _Pace:
+    """Limits calls per second, after a burst of that many."""
+
+    def __init__(self, calls: float) -> None:
+        self._interval = 1 / calls
+        self._next = 0.0
+
+    def pause(self) -> float:
+        """Seconds to wait before the next call, which is counted now."""
+        now = time.monotonic()
+        self._next = max(self._next, now - 1.0) + self._interval
+        return max(0.0, self._next - now)

@@ -1,0 +1,154 @@
+"""Keys of the store, what a transaction is made of, and how requests fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from lifecycle import HiveError
+
+__all__ = [
+    "CLUSTER_CONFIG",
+    "HEARTBEAT",
+    "HEARTBEAT_INTERVAL",
+    "IDS",
+    "INIT_LOCK",
+    "IPS",
+    "LOCKS",
+    "NODES",
+    "SYNCED",
+    "VALUES",
+    "CompactedError",
+    "Compare",
+    "KeyValue",
+    "LeaseLostError",
+    "StoreError",
+    "StoreUnavailableError",
+    "absent",
+    "delete",
+    "get",
+    "put",
+]
+
+
+# Where what is in the store.
+#
+# Source: Cilium 1.17, the keys of its kvstore; each reads what the other's agents write.
+
+HEARTBEAT: Final = "cilium/.heartbeat"
+"""A time, written by the operator every HEARTBEAT_INTERVAL."""
+HEARTBEAT_INTERVAL: Final = 60.0
+INIT_LOCK: Final = "cilium/.initlock"
+"""Taken once by who connects: so the store is known to take writes, too."""
+
+IDENTITIES: Final = "cilium/state/identities/v1"
+IDS: Final = f"{IDENTITIES}/id/"
+"""Number to labels: the master key of an identity, without a lease."""
+VALUES: Final = f"{IDENTITIES}/value/"
+"""Labels and a node's address to the number: leased, it says that the node uses the identity."""
+LOCKS: Final = f"{IDENTITIES}/locks/"
+
+IPS: Final = "cilium/state/ip/v1/default/"
+"""Address, or prefix, to whose it is."""
+NODES: Final = "cilium/state/nodes/v1/"
+"""Cluster and name to the node."""
+CLUSTER_CONFIG: Final = "cilium/cluster-config/"
+"""By name of a cluster: what its stores hold."""
+SYNCED: Final = "cilium/synced/"
+"""Canaries: cluster and prefix to the time at which all of it had been written."""
+
+
+MOST_OPERATIONS: Final = 100
+"""In one transaction; etcd allows 128."""
+
+
+class StoreError(HiveError):
+    """Raised when the store refuses a request, or does not answer."""
+
+
+class StoreUnavailableError(StoreError):
+    """Raised when nobody answers in time, or there is no quorum. A retry may succeed."""
+
+
+class CompactedError(StoreError):
+    """Raised when the requested revision has been compacted away: list everything again."""
+
+
+class LeaseLostError(StoreError):
+    """Raised when a lease has ended, and the keys attached to it are gone."""
+
+
+class KeyValue(msgspec.Struct, frozen=True, gc=False):
+    """A key as the store has it."""
+
+    key: str
+    value: bytes
+    create_revision: int = 0
+    mod_revision: int = 0
+    lease: int = 0
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """A key that was written, or deleted (``kv`` is None)."""
+
+    key: str
+    kv: KeyValue | None
+    revision: int
+
+
+class Compare(msgspec.Struct, frozen=True):
+    """A condition of a transaction: a key's create or mod revision, lease or value equals this."""
+
+    key: str
+    what: Literal["create", "mod", "lease", "value"]
+    equals: int | bytes
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A step of a transaction: read a key, put it, delete it."""
+
+    key: str
+    what: Literal["get", "put", "delete"]
+    value: bytes = b""
+    lease: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Result of a transaction: whether its comparisons held, and what each ``get`` found."""
+
+    succeeded: bool
+    found: tuple[KeyValue | None, ...]
+
+
+def get(key: str) -> Operation:
+    """Read a key."""
+    return Operation(key, "get")
+
+
+def put(key: str, value: bytes, lease: int = 0) -> Operation:
+    """Write a key, attached to the lease if there is one."""
+    return Operation(key, "put", value, lease)
+
+
+def delete(key: str) -> Operation:
+    """Delete a key; a missing one is no error."""
+    return Operation(key, "delete")
+
+
+def absent(key: str) -> Compare:
+    """There is no such key."""
+    return Compare(key, "create", 0)
+
+
+def range_end(prefix: str) -> bytes:
+    """The first key after all keys with the prefix."""
+    raw = prefix.encode()
+    return raw[:-1] + bytes([raw[-1] + 1])
+
+
+def batches(operations: Iterable[Operation]) -> list[list[Operation]]:
+    """The operations in lists that each fit into one transaction."""
+    rest = list(operations)
+    return [rest[begin : begin + MOST_OPERATIONS] for begin in range(0, len(rest), MOST_OPERATIONS)]

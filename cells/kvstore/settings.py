@@ -1,0 +1,241 @@
+"""Which key-value store nodes share what they know by, and how it is reached.
+
+Source: Cilium 1.17, kvstore, kvstore-opt and the options of its etcd client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from lifecycle import Duration, Settings, UsageError, minutes, refuse, seconds
+
+__all__ = ["KVStoreSettings", "StoreConfigError", "StoreOptions"]
+
+
+SHORTEST_LEASE: Final = seconds(25)
+LONGEST_LEASE: Final = Duration(24 * 3600)
+
+
+class StoreOptions(msgspec.Struct, frozen=True):
+    """``kvstore-opt``, read."""
+
+    addresses: tuple[str, ...] = ()
+    """``etcd.address``: where etcd is; several are separated by commas."""
+    config: str = ""
+    """``etcd.config``: path of etcd's own client configuration, YAML."""
+    qps: float = 20.0
+    """``etcd.qps``: requests a second in the long run, once everything is known."""
+    bootstrap_qps: float = 10000.0
+    """``etcd.bootstrapQps``: requests a second until then."""
+    max_inflight: int = 20
+    """``etcd.maxInflight``: requests at once."""
+    limit: int = 256
+    """``etcd.limit``: keys of one answer to a list."""
+    keepalive_heartbeat: Duration = seconds(15)
+    """``etcd.keepaliveHeartbeat``: how often a silent connection is asked whether it still is one."""
+    keepalive_timeout: Duration = seconds(25)
+    """``etcd.keepaliveTimeout``: how long it may take to answer."""
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError("expected a whole number above 0")
+    return int(text)
+
+
+def _path(text: str) -> str:
+    if not PurePosixPath(text).is_absolute():
+        raise ValueError("expected an absolute path")
+    return text
+
+
+def _addresses(text: str) -> tuple[str, ...]:
+    found = tuple(each.strip() for each in text.split(",") if each.strip())
+    if not found:
+        raise ValueError("expected an address, as in http://127.0.0.1:2379")
+    return found
+
+
+def _duration(text: str) -> Duration:
+    found = Duration.parse(text)
+    if found <= 0:
+        raise ValueError("expected a time above 0, as in 15s")
+    return found
+
+
+READ: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "etcd.address": ("addresses", _addresses),
+    "etcd.config": ("config", _path),
+    "etcd.qps": ("qps", _number),
+    "etcd.bootstrapQps": ("bootstrap_qps", _number),
+    "etcd.maxInflight": ("max_inflight", _number),
+    "etcd.limit": ("limit", _number),
+    "etcd.keepaliveHeartbeat": ("keepalive_heartbeat", _duration),
+    "etcd.keepaliveTimeout": ("keepalive_timeout", _duration),
+}
+
+
+class KVStoreSettings(Settings, frozen=True):
+    """The key-value store in which nodes share identities, nodes and pod addresses."""
+
+    kvstore: str = ""
+    """The store: etcd, or empty for none."""
+
+    kvstore_opt: Mapping[str, str] = {}
+    """How to reach it: etcd.address or etcd.config (a YAML file: endpoints, trusted-ca-file, cert-file,
+    key-file); further etcd.qps, etcd.bootstrapQps, etcd.maxInflight, etcd.limit, etcd.keepaliveHeartbeat and
+    etcd.keepaliveTimeout."""
+
+    kvstore_lease_ttl: Duration = minutes(15)
+    """TTL of this node's lease: how long its keys outlive its agent, from 25s to 24h."""
+
+    kvstore_periodic_sync: Duration = minutes(5)
+    """How often this node's keys are compared with the store."""
+
+    kvstore_connectivity_timeout: Duration = minutes(2)
+    """How long allocating an identity may take before it is retried."""
+
+    kvstore_max_consecutive_quorum_errors: int = 2
+    """How many checks of the store may fail in a row before the agent's status is a failure."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a store."""
+        return bool(self.kvstore)
+
+    @property
+    def options(self) -> StoreOptions:
+        """``kvstore-opt``, read."""
+        values = {READ[key][0]: READ[key][1](text) for key, text in self.kvstore_opt.items()}
+        return StoreOptions(**values)
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.kvstore not in {"", "etcd"}:
+            yield f"kvstore={self.kvstore}: expected etcd, or leave it unset"
+        for key, text in self.kvstore_opt.items():
+            if key not in READ:
+                yield f"kvstore-opt: {key}: expected one of {', '.join(READ)}"
+                continue
+            try:
+                READ[key][1](text)
+            except ValueError as error:
+                yield f"kvstore-opt: {key}={text}: {error}"
+        if self.kvstore == "etcd" and not {"etcd.address", "etcd.config"} & set(self.kvstore_opt):
+            yield "kvstore=etcd: expected where it is in kvstore-opt: etcd.address=URL or etcd.config=FILE"
+        if not SHORTEST_LEASE <= self.kvstore_lease_ttl <= LONGEST_LEASE:
+            yield f"kvstore-lease-ttl={self.kvstore_lease_ttl}: expected from 25s to 24h"
+        for name in ("kvstore_periodic_sync", "kvstore_connectivity_timeout"):
+            if getattr(self, name) <= 0:
+                yield f"{name.replace('_', '-')}={getattr(self, name)}: expected a time above 0"
+        if self.kvstore_max_consecutive_quorum_errors < 1:
+            count = self.kvstore_max_consecutive_quorum_errors
+            yield f"kvstore-max-consecutive-quorum-errors={count}: expected 1 or more"
+
+
+# Where etcd is and how it is spoken to: addresses, certificates.
+#
+# Source: etcd's client configuration (clientv3/yaml), as far as Cilium's documentation uses it.
+
+PORT: Final = 2379
+
+
+class StoreConfigError(UsageError):
+    """Raised when how to reach the store cannot be read: what is wrong, and in which file."""
+
+
+class EtcdAccess(msgspec.Struct, frozen=True):
+    """Addresses as URLs, and what TLS needs; PEM, empty where it is not used."""
+
+    endpoints: tuple[str, ...]
+    ca: bytes = b""
+    certificate: bytes = b""
+    key: bytes = b""
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted: the URLs say so."""
+        return self.endpoints[0].startswith("https:")
+
+
+class _File(msgspec.Struct, rename="kebab", forbid_unknown_fields=False):
+    endpoints: list[str] = []
+    trusted_ca_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    insecure_skip_tls_verify: bool = False
+
+
+def read_access(options: StoreOptions) -> EtcdAccess:
+    """Read the configuration and its certificates, which may have changed since. Raises StoreConfigError."""
+    if not options.config:
+        return EtcdAccess(_urls(options.addresses, "kvstore-opt etcd.address"))
+    path = Path(options.config)
+    try:
+        told = msgspec.yaml.decode(path.read_bytes() or b"{}", type=_File)
+    except OSError as error:
+        raise StoreConfigError(f"etcd.config={path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise StoreConfigError(f"etcd.config={path}: {' '.join(str(error).split())}") from error
+    if told.insecure_skip_tls_verify:
+        raise StoreConfigError(
+            f"etcd.config={path}: insecure-skip-tls-verify is not supported: give trusted-ca-file"
+        )
+    if bool(told.cert_file) != bool(told.key_file):
+        raise StoreConfigError(f"etcd.config={path}: cert-file and key-file belong together")
+    return EtcdAccess(
+        _urls(options.addresses or tuple(told.endpoints), f"etcd.config={path}: endpoints"),
+        _pem(told.trusted_ca_file or told.ca_file, path),
+        _pem(told.cert_file, path),
+        _pem(told.key_file, path),
+    )
+
+
+def _pem(name: str, path: Path) -> bytes:
+    if not name:
+        return b""
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise StoreConfigError(f"etcd.config={path}: {name}: {error.strerror}") from error
+
+
+def _urls(texts: tuple[str, ...], what: str) -> tuple[str, ...]:
+    if not texts:
+        raise StoreConfigError(f"{what}: expected at least one address, as in http://127.0.0.1:2379")
+    found = tuple(_url(text, what) for text in texts)
+    if len({url.partition(":")[0] for url in found}) > 1:
+        raise StoreConfigError(f"{what}: expected all with https, or all with http")
+    return found
+
+
+def _url(text: str, what: str) -> str:
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        host, port = parts.hostname, parts.port or PORT
+    except ValueError:
+        host, port = None, PORT
+    if parts.scheme not in {"http", "https"} or not host:
+        raise StoreConfigError(f"{what}: {text}: expected a URL, as in http://127.0.0.1:2379")
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def target(url: str) -> str:
+    """The URL as gRPC takes it."""
+    return url.partition("://")[2]
+
+
+def tls_credentials(access: EtcdAccess) -> Any:
+    """gRPC's credentials."""
+    import grpc
+
+    return grpc.ssl_channel_credentials(access.ca or None, access.key or None, access.certificate or None)

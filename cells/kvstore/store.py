@@ -1,0 +1,350 @@
+"""The store as its users see it: a connection, leases, and how it is.
+
+Source: Cilium 1.17, the status check of its etcd client. Unlike there an agent does not end when the store is
+        gone: what it knows stays in force.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.kvstore.etcd import EtcdClient, StoreMetrics
+from cells.kvstore.model import (
+    HEARTBEAT,
+    HEARTBEAT_INTERVAL,
+    INIT_LOCK,
+    Compare,
+    KeyValue,
+    LeaseLostError,
+    StoreError,
+    absent,
+    get,
+    put,
+)
+from cells.kvstore.settings import KVStoreSettings
+from cells.observe.health import State
+from lifecycle import Health, Jobs, Lifecycle, Logger
+
+__all__ = ["KVStore", "Lock", "StoreState", "lock"]
+
+
+# Leases: what this node tells stays in the store as long as its agent, or for a while after it.
+#
+# Source: Cilium 1.17, the lease manager: a lease has so many keys at most, and is kept every third of its
+#         time.
+
+MOST_KEYS: Final = 1000
+"""Of one lease: when it ends etcd deletes them all at once."""
+RETRY: Final = 2.0
+"""Seconds between attempts to keep a lease, while the store does not answer."""
+
+
+class Leases:
+    """As many leases as the keys need, kept alive; writers are notified when theirs is lost."""
+
+    def __init__(self, client: EtcdClient, ttl: float) -> None:
+        self._client = client
+        self._ttl = ttl
+        self._keys: dict[int, set[str]] = {}
+        self._kept: dict[int, float] = {}
+        self._lost: list[Callable[[], object]] = []
+        self._granting = anyio.Lock()
+        self._asked = anyio.Event()
+
+    def __contains__(self, lease: int) -> bool:
+        return lease in self._keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def on_lost(self, notified: Callable[[], object]) -> None:
+        """Call this when a lease was lost: keys are to be compared with what the store holds."""
+        self._lost.append(notified)
+
+    async def lease_for(self, key: str) -> int:
+        """The lease to write the key under. Raises StoreError."""
+        async with self._granting:
+            for lease, keys in self._keys.items():
+                if key in keys:
+                    return lease
+            for lease, keys in self._keys.items():
+                if len(keys) < MOST_KEYS:
+                    keys.add(key)
+                    return lease
+            lease = await self._client.grant(self._ttl)
+            self._keys[lease] = {key}
+            self._kept[lease] = time.monotonic()
+            return lease
+
+    def release(self, key: str) -> None:
+        """The key is deleted: it takes no room of a lease any more."""
+        for keys in self._keys.values():
+            keys.discard(key)
+
+    def lost(self, lease: int) -> None:
+        """The lease has ended, and with it its keys."""
+        self._kept.pop(lease, None)
+        if self._keys.pop(lease, None) is not None:
+            for notified in self._lost:
+                notified()
+
+    def look(self) -> None:
+        """The store was away: see now which leases it still knows."""
+        self._kept = dict.fromkeys(self._kept, -math.inf)
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Keep them all, for ever."""
+        while True:
+            pause = await self._keep_all()
+            with anyio.move_on_after(pause):
+                await self._asked.wait()
+            self._asked = anyio.Event()
+
+    async def _keep_all(self) -> float:
+        """Keep those that are due; seconds until the next one is."""
+        pause = self._ttl / 3
+        for lease, kept in list(self._kept.items()):
+            due = max(0.0, kept + self._ttl / 3 - time.monotonic())
+            if due <= 0:
+                due = self._ttl / 3 if await self._keep(lease) else RETRY
+            pause = min(pause, due)
+        return pause
+
+    async def _keep(self, lease: int) -> bool:
+        began = time.monotonic()
+        try:
+            await self._client.keep(lease)
+        except LeaseLostError:
+            self.lost(lease)
+            return True
+        except StoreError:  # the looks at the store tell; it may come back within the lease's time
+            return False
+        self._kept[lease] = began
+        return True
+
+
+# Locks: one client of the store at a time, as etcd's own clients and Cilium's take them.
+#
+# Source: etcd 3.4, concurrency.Mutex: below a prefix each waiter has a key named by its lease, and the one
+#         that was created first has the lock. Cilium 1.17: its lease lasts 25 s.
+
+LEASE: Final = 25.0
+"""Seconds after which the lock of a dead holder is free."""
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A lock that is held."""
+
+    key: str
+    create_revision: int
+
+    @property
+    def held(self) -> Compare:
+        """What a transaction compares, so that it does nothing once the lock is lost."""
+        return Compare(self.key, "create", self.create_revision)
+
+
+@asynccontextmanager
+async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
+    """Hold the lock of the path. Raises StoreError; holding it ends with its lease, whatever happens."""
+    prefix = f"{path}/"
+    lease = await client.grant(LEASE)
+    try:
+        key = f"{prefix}{lease:x}"
+        await client.txn(put(key, b"", lease), when=[absent(key)])
+        own = (await client.txn(get(key))).found[0]
+        if own is None:
+            raise StoreError(f"the lock {key} was taken away")
+        await _wait(client, prefix, own)
+        yield Lock(key, own.create_revision)
+    finally:
+        with anyio.CancelScope(shield=True), suppress(StoreError):  # else it ends with its lease
+            await client.revoke(lease)
+
+
+async def _wait(client: EtcdClient, prefix: str, own: KeyValue) -> None:
+    """Wait until no earlier waiter is left."""
+    while (first := await client.oldest(prefix)) is not None and first.key != own.key:
+        async with aclosing(client.watch(first.key, first.mod_revision + 1)) as changes:
+            async for events in changes:
+                if any(event.kv is None and event.key == first.key for event in events):
+                    break
+    if first is None:
+        raise StoreError(f"the lock {own.key} was taken away")
+
+
+INTERVAL: Final = 15.0
+"""Seconds between looks at the store."""
+LOCK_TIMEOUT: Final = 60.0
+"""Seconds that the lock of who connects may take: many may connect at once."""
+
+
+class StoreState(msgspec.Struct, frozen=True):
+    """How the store is: ``Ok``, ``Failure`` or ``Disabled``, and in words."""
+
+    state: State
+    message: str = ""
+
+
+class KVStore:
+    """The node's way to the store; without one configured nothing of it runs."""
+
+    def __init__(
+        self,
+        settings: KVStoreSettings,
+        metrics: StoreMetrics,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.client = EtcdClient(settings.options, metrics)
+        self.leases = Leases(self.client, settings.kvstore_lease_ttl)
+        self.lock_leases = 0
+        """Locks that are held or waited for."""
+        self.generation = 0
+        """Goes up when the store is found to be another one than before."""
+        self._replaced = anyio.Event()
+        self._returned: list[Callable[[], object]] = []
+        self._expected: set[object] = set()
+        self._health = health.child("connection")
+        self._log = log
+        self._error = "not connected yet"
+        """Why it is not reached; empty while it is."""
+        self._described = ""
+        self._errors = 0
+        self._takes_writes = False
+        """Whether it is known to, since it was last away."""
+        self._heartbeat = (0, time.monotonic())
+        """Its last change, and when that was seen."""
+        if settings.enabled:
+            lifecycle.enter("connect to the store", self.client.open)
+            self._timer = jobs.timer("look at the store", self._look, INTERVAL)
+            self._timer.trigger()
+            jobs.one_shot("keep leases", self.leases.run)
+            self.leases.on_lost(self._lease_lost)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is one."""
+        return self.settings.enabled
+
+    def state(self) -> StoreState:
+        """How it is, as ``cilium-dbg status`` shows it."""
+        if not self.enabled:
+            return StoreState("Disabled")
+        if self._errors > self.settings.kvstore_max_consecutive_quorum_errors:
+            return StoreState("Failure", f"quorum check failed {self._errors} times in a row: {self._error}")
+        if not self._described:
+            return StoreState("Failure", f"not able to connect to any etcd endpoints: {self._error}")
+        count = len(self.client.endpoints)
+        quorum = f"{self._error}, consecutive-errors={self._errors}" if self._error else "true"
+        return StoreState(
+            "Ok",
+            f"etcd: {int(not self._error)}/{count} connected, leases={len(self.leases)}, lock"
+            f" leases={self.lock_leases}, has-quorum={quorum}: {self._described}",
+        )
+
+    # What its users tell
+
+    def on_return(self, notified: Callable[[], object]) -> None:
+        """Call this when the store is reached again, or is another one, or a lease was lost."""
+        self._returned.append(notified)
+
+    def reached(self) -> None:
+        """It answered."""
+        if not self._error:
+            return
+        self._log.info("etcd is reached", endpoint=self.client.endpoint)
+        self._error, self._errors = "", 0
+        self._health.ok(f"connected to {self.client.endpoint}")
+        self._timer.trigger()
+        self.leases.look()
+        for notified in self._returned:
+            notified()
+
+    def failed(self, error: StoreError) -> None:
+        """It did not; everything stays as it was."""
+        if not self._error:
+            self._log.warning("etcd is not reached: what is known stays in force", error=str(error))
+            self._timer.trigger()
+        self._error = str(error)
+        self._health.degraded("etcd is not reached: what is known stays in force", error)
+
+    def replaced(self) -> None:
+        """It is another one, or an old copy: what it misses is written again, and read again."""
+        self._log.warning("etcd has lost keys: writing this node's keys again")
+        self.generation += 1
+        self._replaced.set()
+        self._replaced = anyio.Event()
+        for notified in self._returned:
+            notified()
+
+    async def wait_replaced(self, generation: int) -> None:
+        """Wait until it is another one than that of the generation."""
+        while self.generation == generation:
+            await self._replaced.wait()
+
+    def expect(self, watch: object) -> None:
+        """The watch will read keys; until all have, requests are not held back."""
+        self._expected.add(watch)
+
+    def was_read(self, watch: object) -> None:
+        """The watch has read all its keys."""
+        self._expected.discard(watch)
+        if not self._expected:
+            self.client.settle()
+
+    def _lease_lost(self) -> None:
+        self.replaced()
+
+    async def _look(self) -> None:
+        """See whether it answers and agrees. Whoever reaches it before the next look has it looked at."""
+        try:
+            described = await self.client.describe()
+            beat = await self.client.lookup(HEARTBEAT)  # takes a quorum
+            if beat is not None:
+                self._beaten(beat.mod_revision)
+            self._described = described
+            if not self._takes_writes:
+                await self._lock_once()
+        except StoreError as error:
+            self._takes_writes = False
+            self._errors += 1
+            self.metrics.no_quorum("timeout" if "exceeded" in str(error).lower() else "request")
+            self.failed(error)
+            return
+        self._errors = 0
+        self.reached()
+
+    async def _lock_once(self) -> None:
+        """Take the lock of who connects: a store without room still answers questions. Raises StoreError."""
+        self.lock_leases += 1
+        try:
+            with anyio.fail_after(LOCK_TIMEOUT):
+                async with lock(self.client, INIT_LOCK):
+                    self._takes_writes = True
+        except TimeoutError as error:
+            raise StoreError(f"no turn at the lock {INIT_LOCK} within {LOCK_TIMEOUT:g} s") from error
+        finally:
+            self.lock_leases -= 1
+
+    def _beaten(self, revision: int) -> None:
+        """Raises StoreError when no operator has written its heartbeat for too long."""
+        last, seen = self._heartbeat
+        now = time.monotonic()
+        if revision != last:
+            self._heartbeat = (revision, now)
+        elif now - seen > 2 * HEARTBEAT_INTERVAL:
+            raise StoreError(f"{now - seen:.0f}s since last heartbeat update has been received")

@@ -1,0 +1,345 @@
+"""bpf(2) for maps and programs: open, make, pin, read, write, run. Any map, of any system."""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from lifecycle import HiveError
+
+__all__ = [
+    "BpfError",
+    "LinkInfo",
+    "ProgramInfo",
+    "TestRun",
+    "attach_cgroup",
+    "detach",
+    "link_info",
+    "linked_device",
+    "open_link",
+    "open_program",
+    "pin",
+    "program_by_id",
+    "program_info",
+    "program_name",
+    "replace_pin",
+    "replace_program",
+    "run_program",
+    "test_run",
+    "unpin",
+    "unpin_unfinished",
+]
+
+
+# bpf(2) itself: one call, its errors, and pins.
+#
+# Source: include/uapi/linux/bpf.h (union bpf_attr) and kernel/bpf/syscall.c.
+#
+# Two ways into the kernel. Element operations take about a microsecond, less than handing the GIL to
+# another thread would, so they keep it (``quick``). Commands that may take long - creation, batches, test
+# runs, and maps of maps, whose updates wait for RCU - let other threads run (``sleeping``).
+
+NR_BPF: Final = ctypes.c_long(
+    {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}.get(os.uname().machine, -1)
+)
+
+OBJ_PIN: Final = 6
+OBJ_GET: Final = 7
+OBJ_INFO: Final = 15
+
+_PIN = struct.Struct("<QII")
+_UNFINISHED = "_new"  # bpffs reserves dots
+_INFO = struct.Struct("<IIQ")
+
+
+class BpfError(OSError, HiveError):
+    """A bpf command the kernel refused; ``errno`` says why, the text also which command on what."""
+
+    def __init__(self, code: int, operation: str, what: str) -> None:
+        super().__init__(code, os.strerror(code))
+        self.operation = operation
+        self.what = what
+
+    def __reduce__(self) -> tuple[type[Self], tuple[int, str, str]]:
+        return type(self), (self.errno or 0, self.operation, self.what)
+
+    def __str__(self) -> str:
+        name = errno.errorcode.get(self.errno or 0, str(self.errno))
+        return f"cannot {self.operation} {self.what}: {self.strerror} ({name})"
+
+
+def _entry(library: type[ctypes.CDLL]) -> "ctypes._NamedFuncPointer":
+    function = library(None, use_errno=True).syscall
+    function.restype = ctypes.c_long
+    return function
+
+
+quick = _entry(ctypes.PyDLL)
+sleeping = _entry(ctypes.CDLL)
+
+
+def command(
+    number: int,
+    attr: ctypes.Array[ctypes.c_char],
+    operation: str,
+    what: str,
+    *,
+    call: "ctypes._NamedFuncPointer" = quick,
+) -> int:
+    """Run one bpf command and return its result; raises BpfError.
+
+    ``attr`` ends with the command's last field: the kernel wants every byte after it to be zero.
+    """
+    result: int = call(NR_BPF, number, attr, len(attr))
+    if result < 0:
+        raise BpfError(ctypes.get_errno(), operation, what)
+    return result
+
+
+def buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
+    """A writable copy of ``data`` the kernel can be pointed to."""
+    return (ctypes.c_char * len(data)).from_buffer_copy(data)
+
+
+def pin(fd: int, path: Path | str) -> None:
+    """Keep a map or program alive under ``path``; BpfError EEXIST if that name is taken."""
+    name = buffer(os.fsencode(path) + b"\0")
+    command(OBJ_PIN, buffer(_PIN.pack(ctypes.addressof(name), fd, 0)), "pin", str(path))
+
+
+def replace_pin(fd: int, path: Path) -> None:
+    """Pin under ``path``, at once in place of what is pinned there. Cut short, see unpin_unfinished()."""
+    fresh = path.with_name(path.name + _UNFINISHED)
+    fresh.unlink(missing_ok=True)
+    pin(fd, fresh)
+    fresh.rename(path)
+
+
+def unpin_unfinished(directory: Path, names: Iterable[str]) -> None:
+    """Remove what a killed process pinned and had no time to put in the place of these names."""
+    unfinished = {name + _UNFINISHED for name in names}
+    for path in directory.glob("*" + _UNFINISHED):
+        if path.name in unfinished:
+            unpin(path)
+
+
+def unpin(path: Path) -> bool:
+    """Remove a pin; False if there was none. Programs that use the object keep it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def open_pin(path: Path) -> int:
+    """A descriptor of the map or program pinned at ``path``."""
+    name = buffer(os.fsencode(path) + b"\0")
+    return command(OBJ_GET, buffer(_PIN.pack(ctypes.addressof(name), 0, 0)), "open", str(path))
+
+
+def object_info(fd: int, info: ctypes.Array[ctypes.c_char], what: str) -> None:
+    """Fill ``info`` (struct bpf_map_info or bpf_prog_info) from an open object."""
+    command(OBJ_INFO, buffer(_INFO.pack(fd, len(info), ctypes.addressof(info))), "inspect", what)
+
+
+# bpf(2) for loaded programs: open, describe, and run one on a packet without any interface.
+#
+# Source: include/uapi/linux/bpf.h; net/bpf/test_run.c (bpf_prog_test_run_skb, bpf_prog_test_run_syscall).
+
+PROG_TEST_RUN: Final = 10
+PROG_FD_BY_ID: Final = 13
+
+_PROG_INFO = struct.Struct("<II8sIIQQQIIQ16s")
+_TEST_RUN = struct.Struct("<IIIIQQIIIIQQIII")
+_SKB_SIZE = 192  # struct __sk_buff
+_SKB_IFINDEX = 40
+_ROOM = 512  # how much longer a packet may have become
+
+
+class ProgramInfo(msgspec.Struct, frozen=True):
+    """A loaded program. ``tag`` is the kernel's digest of its instructions; ``load_time`` ns since boot."""
+
+    id: int
+    tag: str
+    name: str
+    load_time: int
+    map_ids: tuple[int, ...]
+
+
+class TestRun(msgspec.Struct, frozen=True):
+    """What a program did with a packet. ``retval`` is signed (TC_ACT_UNSPEC is -1); the time is per run."""
+
+    __test__ = False  # not a class of tests
+
+    retval: int
+    packet: bytes
+    duration_ns: int
+    ctx_out: bytes
+
+
+def open_program(path: Path) -> int:
+    """A descriptor of the program pinned at ``path``; the caller closes it."""
+    return open_pin(path)
+
+
+def program_by_id(id: int) -> int:  # noqa: A002  (the kernel's word)
+    """A descriptor of the program with this kernel id; the caller closes it."""
+    return command(PROG_FD_BY_ID, buffer(struct.pack("<III", id, 0, 0)), "open", f"program id {id}")
+
+
+def program_name(id: int) -> str | None:  # noqa: A002  (as above)
+    """Name of the loaded program with this id, at most 15 characters; None if there is none. BpfError."""
+    try:
+        descriptor = program_by_id(id)
+    except BpfError as error:
+        if error.errno != errno.ENOENT:  # else unloaded meanwhile
+            raise
+        return None
+    try:
+        return program_info(descriptor).name
+    finally:
+        os.close(descriptor)
+
+
+def program_info(fd: int) -> ProgramInfo:
+    """Describe the program behind ``fd``."""
+    room = 64
+    while True:
+        ids = (ctypes.c_uint32 * room)()
+        blank = _PROG_INFO.pack(0, 0, b"", 0, 0, 0, 0, 0, 0, room, ctypes.addressof(ids), b"")
+        info = buffer(blank)
+        object_info(fd, info, f"program fd {fd}")
+        _, id_, tag, _, _, _, _, load_time, _, count, _, name = _PROG_INFO.unpack(info.raw)
+        if count <= room:
+            text = name.rstrip(b"\0").decode(errors="replace")
+            return ProgramInfo(id_, tag.hex(), text, load_time, tuple(ids[:count]))
+        room = count
+
+
+def test_run(
+    fd: int,
+    packet: bytes,
+    *,
+    ifindex: int = 0,  # noqa: PT028  (the kernel's name for the command; not a test)
+    repeat: int = 1,  # noqa: PT028
+    ctx_in: bytes | None = None,  # noqa: PT028
+) -> TestRun:
+    """Run a tc program on an Ethernet frame; BpfError EINVAL for frames shorter than 14 bytes.
+
+    ``ifindex`` is the interface the frame seems to come from (of this network namespace; 0: none).
+    ``ctx_in`` is a struct __sk_buff where only mark, priority, ifindex, cb, tstamp and GSO fields may be set.
+    """
+    context = bytearray(ctx_in or bytes(_SKB_SIZE if ifindex else 0))
+    if ifindex:
+        struct.pack_into("<I", context, _SKB_IFINDEX, ifindex)
+    given, given_context = buffer(packet), buffer(bytes(context))
+    got, got_context = (
+        ctypes.create_string_buffer(len(packet) + _ROOM),
+        ctypes.create_string_buffer(_SKB_SIZE),
+    )
+    at_given, at_got, at_context, at_got_context = map(
+        ctypes.addressof, (given, got, given_context, got_context)
+    )
+    attr = buffer(
+        _TEST_RUN.pack(
+            *(fd, 0, len(packet), len(got), at_given, at_got, repeat, 0),
+            *(len(context), len(got_context), at_context if context else 0, at_got_context, 0, 0, 0),
+        )
+    )
+    what = f"program fd {fd} on a packet of {len(packet)} bytes"
+    command(PROG_TEST_RUN, attr, "run", what, call=sleeping)
+    fields = _TEST_RUN.unpack(attr.raw)
+    retval, size, duration, context_size = fields[1], fields[3], fields[7], fields[9]
+    signed = retval - (1 << 32) if retval >= 1 << 31 else retval
+    return TestRun(signed, got.raw[:size], duration, got_context.raw[:context_size])
+
+
+def run_program(fd: int, context: bytes) -> bytes:
+    """Run a program of type ``syscall``, outside the interpreter's lock; its context as it leaves it.
+
+    Raises BpfError, also with the error that the program returns.
+    """
+    given = buffer(context)
+    attr = buffer(_TEST_RUN.pack(fd, *(0,) * 7, len(given), 0, ctypes.addressof(given), *(0,) * 4))
+    what = f"program fd {fd}"
+    command(PROG_TEST_RUN, attr, "run", what, call=sleeping)
+    retval: int = _TEST_RUN.unpack(attr.raw)[1]
+    if retval:
+        raise BpfError((1 << 32) - retval, "run", what)
+    return given.raw
+
+
+# bpf(2) for links of programs: to control groups they are made, replaced, described; to devices, described.
+#
+# Source: include/uapi/linux/bpf.h (BPF_LINK_CREATE, struct bpf_link_info), kernel/bpf/{cgroup,tcx}.c.
+
+LINK_CREATE: Final = 28
+LINK_UPDATE: Final = 29
+LINK_DETACH: Final = 34
+_LINK_TYPE_CGROUP: Final = 3
+_LINK_TYPES_OF_DEVICES: Final = frozenset({6, 11, 13})
+"""BPF_LINK_TYPE_XDP, TCX, NETKIT."""
+
+_CREATE = struct.Struct("<IIII")
+_UPDATE = struct.Struct("<IIII")
+_LINK_INFO = struct.Struct("<III4xQI20x")
+
+
+class LinkInfo(msgspec.Struct, frozen=True):
+    """A link of a program to a control group."""
+
+    id: int
+    program: int
+    """Its kernel id."""
+    cgroup: int
+    """Id of the control group, the inode of its directory; 0 once detached."""
+
+
+def attach_cgroup(program: int, cgroup: int, attach_type: int) -> int:
+    """Run the program for every process of the control group beside others' programs; the link's descriptor.
+
+    All arguments are descriptors but the last, one of enum bpf_attach_type. Raises BpfError.
+    """
+    attr = buffer(_CREATE.pack(program, cgroup, attach_type, 0))
+    return command(LINK_CREATE, attr, "attach", f"program fd {program} to a control group", call=sleeping)
+
+
+def replace_program(link: int, program: int) -> None:
+    """Have the link run another program, from one call to the next. Raises BpfError."""
+    attr = buffer(_UPDATE.pack(link, program, 0, 0))
+    command(LINK_UPDATE, attr, "replace", f"the program of link fd {link}", call=sleeping)
+
+
+def detach(link: int) -> None:
+    """Detach the program, even if others hold the link open or pinned. Raises BpfError."""
+    command(LINK_DETACH, buffer(struct.pack("<I", link)), "detach", f"link fd {link}", call=sleeping)
+
+
+def open_link(path: Path) -> int:
+    """A descriptor of what is pinned at ``path``; the caller closes it. Raises BpfError."""
+    return open_pin(path)
+
+
+def link_info(fd: int) -> LinkInfo | None:
+    """Describe the link behind ``fd``; None if it is no link to a control group. Raises BpfError."""
+    info = buffer(bytes(_LINK_INFO.size))
+    object_info(fd, info, f"link fd {fd}")
+    kind, number, program, cgroup, _ = _LINK_INFO.unpack(info.raw)
+    return LinkInfo(number, program, cgroup) if kind == _LINK_TYPE_CGROUP else None
+
+
+def linked_device(fd: int) -> int:
+    """Index of the device that the link is at (XDP, tcx, netkit); 0 if it is gone, or it is another link.
+
+    Raises BpfError.
+    """
+    info = buffer(bytes(_LINK_INFO.size))
+    object_info(fd, info, f"link fd {fd}")
+    kind: int = _LINK_INFO.unpack(info.raw)[0]
+    return int.from_bytes(info.raw[16:20], "little") if kind in _LINK_TYPES_OF_DEVICES else 0

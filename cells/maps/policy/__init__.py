@@ -1,1 +1,0 @@
-"""Policy maps: a pool of endpoint ids with a map each, made before pods need them."""

@@ -1,0 +1,338 @@
+"""Policy maps: a pool of endpoint ids with a map each, made before pods need them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final, NamedTuple, TypeVar, overload
+
+from cells.maps.bpf import BpfError
+from cells.maps.map import Map
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+
+__all__ = ["EntryChanges", "PolicyEntryMap", "PolicyMap"]
+
+
+# The entries of a policy map as a value: changing some costs little, and so does telling two apart.
+#
+# Why: an identity that comes changes one entry of a thousand in each of a hundred maps, in most of them the
+#      same.
+
+_FAN: Final = 16
+"""Entries are in so many groups of as many slices, by their identity. Values that follow from one another
+share those that are alike; a copy has as few references as can be, as each is to another part of memory."""
+
+_T = TypeVar("_T")
+_Slice = dict[PolicyKey, PolicyEntry]
+_Group = list[_Slice]
+_NOTHING: Final[_Slice] = {}
+_NO_GROUP: Final[_Group] = [_NOTHING] * _FAN
+
+
+class Write(NamedTuple):
+    """An entry to be set, as values and as the kernel has it."""
+
+    key: PolicyKey
+    entry: PolicyEntry
+    packed: tuple[bytes, bytes]
+
+
+class EntryChanges:
+    """Entries that are set and keys that are taken out, packed once for all maps that get them."""
+
+    __slots__ = ("_by_group", "_writes", "gone", "new")
+
+    def __init__(self, new: Mapping[PolicyKey, PolicyEntry], gone: Iterable[PolicyKey]) -> None:
+        self.new = new
+        self.gone = tuple(gone)
+        self._writes: tuple[Write, ...] | None = None
+        self._by_group: _ByGroup | None = None
+
+    @classmethod
+    def of(cls, changes: Mapping[PolicyKey, PolicyEntry | None]) -> EntryChanges:
+        """From entries by key, None for those that are taken out."""
+        new = {key: entry for key, entry in changes.items() if entry is not None}
+        return cls(new, (key for key, entry in changes.items() if entry is None))
+
+    @property
+    def writes(self) -> tuple[Write, ...]:
+        """What is set, in the order in which it is written: denies before allows.
+
+        Where something is to pass a proxy, what decides a packet comes before what would let it through
+        otherwise.
+        """
+        if self._writes is None:
+            writes = [Write(key, entry, (key.pack(), entry.pack(key))) for key, entry in self.new.items()]
+            allows = [one for one in writes if not one.entry.deny]
+            if any(one.entry.proxy_port for one in allows):
+                allows.sort(key=lambda one: precedence(one.key), reverse=True)
+            self._writes = (*(one for one in writes if one.entry.deny), *allows)
+        return self._writes
+
+    @property
+    def by_group(self) -> _ByGroup:
+        """By group and slice of a PolicyEntryMap, those that are taken out as None."""
+        if self._by_group is None:
+            self._by_group = {}
+            for key, entry in chain(((key, None) for key in self.gone), self.new.items()):
+                slices = self._by_group.setdefault(key.identity % _FAN, {})
+                slices.setdefault(key.identity // _FAN % _FAN, []).append((key, entry))
+        return self._by_group
+
+
+def precedence(key: PolicyKey) -> tuple[int, bool, int]:
+    """Of two entries that are for a packet, that with the larger one decides (see policy_choose() in C)."""
+    return bool(key.protocol) + bool(key.port_bits), bool(key.identity), key.port_bits
+
+
+_ByGroup = dict[int, dict[int, list[tuple[PolicyKey, PolicyEntry | None]]]]
+"""Changes by group and slice."""
+
+
+class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
+    """Never changed: :meth:`changed` gives another one."""
+
+    __slots__ = ("changes", "former", "groups", "length", "version")
+
+    def __init__(self, entries: Mapping[PolicyKey, PolicyEntry] = _NOTHING) -> None:
+        groups = [_NO_GROUP] * _FAN
+        for key, entry in entries.items():
+            at, where = key.identity % _FAN, key.identity // _FAN % _FAN
+            group = groups[at]
+            if group is _NO_GROUP:
+                group = groups[at] = _NO_GROUP.copy()
+            if group[where] is _NOTHING:
+                group[where] = {}
+            group[where][key] = entry
+        self.groups = groups
+        self.length = len(entries)
+        self.version = object()
+        self.former: object = None
+        """The version that ``changes`` were made to."""
+        self.changes: EntryChanges | None = None
+
+    def changed(self, changes: EntryChanges) -> PolicyEntryMap:
+        """With these entries, and without those that are taken out."""
+        groups = self.groups.copy()
+        length = self.length
+        for at, slices in changes.by_group.items():
+            group = groups[at] = groups[at].copy()
+            for where, items in slices.items():
+                held = group[where] = group[where].copy()
+                length -= len(held)
+                for key, entry in items:
+                    if entry is None:
+                        held.pop(key, None)
+                    else:
+                        held[key] = entry
+                length += len(held)
+        made = PolicyEntryMap.__new__(PolicyEntryMap)
+        made.groups, made.length = groups, length
+        made.version, made.former, made.changes = object(), self.version, changes
+        return made
+
+    def difference(self, former: PolicyEntryMap) -> EntryChanges:
+        """Entries that ``former`` may not have, or otherwise, and keys of those that it may have alone."""
+        if self.changes is not None and self.former is former.version:  # as nearly always
+            return self.changes
+        new: _Slice = {}
+        gone: list[PolicyKey] = []
+        for ours, theirs in _different(self, former):
+            new.update((key, entry) for key, entry in ours.items() if theirs.get(key) != entry)
+            gone += (key for key in theirs if key not in ours)
+        return EntryChanges(new, gone)
+
+    def __getitem__(self, key: PolicyKey) -> PolicyEntry:
+        return self.groups[key.identity % _FAN][key.identity // _FAN % _FAN][key]
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, PolicyKey) and self.get(key) is not None
+
+    @overload
+    def get(self, key: PolicyKey, default: None = None, /) -> PolicyEntry | None: ...
+    @overload
+    def get(self, key: PolicyKey, default: PolicyEntry | _T, /) -> PolicyEntry | _T: ...
+    def get(self, key: PolicyKey, default: object = None, /) -> object:
+        """As of any mapping, but without an exception for what is not there."""
+        return self.groups[key.identity % _FAN][key.identity // _FAN % _FAN].get(key, default)
+
+    def __iter__(self) -> Iterator[PolicyKey]:
+        return (key for group in self.groups if group is not _NO_GROUP for one in group for key in one)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def items(self) -> ItemsView[PolicyKey, PolicyEntry]:
+        """As of any mapping, but without a search for each."""
+        return _Items(self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PolicyEntryMap):
+            return self.length == other.length and all(one == two for one, two in _different(self, other))
+        return Mapping.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]  # as dict
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self)!r})"
+
+
+def _different(one: PolicyEntryMap, other: PolicyEntryMap) -> Iterator[tuple[_Slice, _Slice]]:
+    """The slices that the two do not share."""
+    for ours, theirs in zip(one.groups, other.groups, strict=True):
+        if ours is not theirs:
+            yield from (pair for pair in zip(ours, theirs, strict=True) if pair[0] is not pair[1])
+
+
+class _Items(ItemsView[PolicyKey, PolicyEntry]):
+    _mapping: PolicyEntryMap
+
+    def __iter__(self) -> Iterator[tuple[PolicyKey, PolicyEntry]]:
+        groups = (group for group in self._mapping.groups if group is not _NO_GROUP)
+        return (item for group in groups for one in group if one for item in one.items())  # most are empty
+
+
+# One endpoint's policy map: made equal to what is wanted, by as few writes as possible.
+
+_FEW = 8  # up to so many entries, single writes are quicker than a batch
+
+
+class PolicyMap:
+    """An endpoint id and its policy map. An empty map allows nothing."""
+
+    __slots__ = ("_changed", "_present", "endpoint_id", "map")
+
+    def __init__(self, endpoint_id: int, table: Map, changed: Callable[[int], object]) -> None:
+        """``changed`` is called with the id after every change: Epochs.bump()."""
+        self.endpoint_id = endpoint_id
+        self.map = table
+        self._changed = changed
+        self._present: Mapping[PolicyKey, PolicyEntry] = {}
+        """What it has: as it was last made, or as the kernel told."""
+
+    def __repr__(self) -> str:
+        return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
+
+    def replace(
+        self, wanted: Mapping[PolicyKey, PolicyEntry], changed: Callable[[int], object] | None = None
+    ) -> None:
+        """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
+
+        So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
+        Nor does anything pass a proxy by that it is to read: where there is one, what decides first is
+        written first, and deleted last.
+
+        An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
+        flows are evaluated anew from the next packet on; with ``changed``, that is told instead, and theirs
+        to see to. Raises BpfError (ENOSPC: more entries than bpf-policy-map-max); what was written until
+        then stays.
+        """
+        differs = True
+        try:
+            differs = self._replace(wanted)
+            self._present = wanted if isinstance(wanted, PolicyEntryMap) else dict(wanted)
+        finally:
+            if differs:
+                (changed or self._changed)(self.endpoint_id)
+
+    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
+        try:
+            return self._write(self._difference(wanted))
+        except BpfError as error:
+            self.reload()
+            if error.errno != errno.ENOSPC:
+                raise
+            # Full: make room with what is no longer allowed. That may drop packets, but lets none through.
+            over = [key for key, old in self._present.items() if key not in wanted and not old.deny]
+            try:
+                self._drop(over)
+                self._present = {key: old for key, old in self._present.items() if key in wanted or old.deny}
+                self._write(self._difference(wanted))
+            except BpfError:
+                self.reload()
+                raise
+            return True
+
+    def _difference(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> EntryChanges:
+        """What the map may lack or have otherwise, or too much."""
+        present = self._present
+        if isinstance(present, PolicyEntryMap) and isinstance(wanted, PolicyEntryMap):
+            return wanted.difference(present)
+        missing = {
+            key: entry
+            for key, entry in wanted.items()
+            if (old := present.get(key)) is None or not old.same_verdict(entry)
+        }
+        return EntryChanges(missing, (key for key in present if key not in wanted))
+
+    @property
+    def entries(self) -> int:
+        """How many it has, as far as we wrote them."""
+        return len(self._present)
+
+    @property
+    def held(self) -> Mapping[PolicyKey, PolicyEntry]:
+        """What it has, as far as we wrote or read it; with the counters of that time."""
+        return self._present
+
+    def dump(self) -> dict[PolicyKey, PolicyEntry]:
+        """What the kernel has, with its counters."""
+        return {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in self.map.items()}
+
+    def reload(self) -> None:
+        """Take what the kernel has as the state to start from."""
+        self._present = self.dump()
+
+    def clear(self) -> None:
+        """Empty the map, whatever is in it."""
+        had = bool(self._present)
+        self._drop(list(self._present))
+        self._present = {}
+        if self.map.first_key() is not None:  # written by someone else
+            self.map.clear()
+            had = True
+        if had:
+            self._changed(self.endpoint_id)
+
+    def _write(self, changes: EntryChanges) -> bool:
+        """Whether anything had to be written."""
+        present = self._present
+        missing: Sequence[Write] = changes.writes
+        if present:
+            missing = [
+                one
+                for one in missing
+                if (old := present.get(one.key)) is None or not old.same_verdict(one.entry)
+            ]
+        self._put(missing)
+        if not changes.gone:
+            return bool(missing)
+        gone = [key for key in changes.gone if key in present]
+        if any(present[key].proxy_port for key in gone):
+            gone.sort(key=precedence)
+        self._drop(sorted(gone, key=lambda key: present[key].deny))
+        return bool(missing or gone)
+
+    def _put(self, writes: Sequence[Write]) -> None:
+        """Set entries, in their order."""
+        if len(writes) <= _FEW:
+            for one in writes:
+                self.map.update(*one.packed)
+        else:
+            self.map.update_batch([one.packed for one in writes])
+
+    def _drop(self, keys: list[PolicyKey]) -> None:
+        packed = [key.pack() for key in keys]
+        if len(packed) > _FEW:
+            try:
+                self.map.delete_batch(packed)
+            except BpfError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+                packed = [
+                    key for key in packed if self.map.delete(key)
+                ]  # one was gone already: the rest singly
+        else:
+            for key in packed:
+                self.map.delete(key)

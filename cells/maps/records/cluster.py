@@ -1,0 +1,278 @@
+"""Rows of cilium_ipcache: whose a prefix is, and where.
+
+Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in network order.
+
+struct.error on data of another size.
+"""
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from typing import ClassVar, Final, Self
+
+import msgspec
+
+from cells.maps.records import IPV4, IPV6, IPAddress, Layout, address_of, family_of
+from cells.maps.records.endpoints import LxcKey, LxcValue
+
+__all__ = [
+    "AGENT_LIVENESS",
+    "L2_RESPONDER_VALUE",
+    "TUNNEL_OWN_IDENTITIES",
+    "IpcacheKey",
+    "IpcacheValue",
+    "L2ResponderKey",
+    "NodeKey",
+    "NodeValue",
+    "TunnelConfig",
+    "TunnelKey",
+    "TunnelValue",
+    "ipcache_key",
+    "ipcache_prefix",
+    "row_text",
+]
+
+
+_ipcache_key = Layout("ipcache_key", prefixlen="I", cluster_id="H", pad="B", family="B", ip="16s")
+_ipcache_value = Layout("ipcache_info", identity="I", tunnel_endpoint="4s", pad="2x", key="B", flags="B")
+
+
+class IpcacheKey(msgspec.Struct, frozen=True):
+    """Key of cilium_ipcache, 24 bytes: a prefix. Make it with :meth:`host` or :meth:`of`."""
+
+    SIZE: ClassVar = _ipcache_key.size
+
+    ip: IPAddress
+    bits: int
+    """Length of the prefix in the address: 32 for one IPv4 address."""
+    cluster_id: int = 0
+
+    @classmethod
+    def host(cls, ip: IPAddress) -> Self:
+        """One address."""
+        return cls(ip, ip.max_prefixlen)
+
+    @classmethod
+    def of(cls, network: IPv4Network | IPv6Network) -> Self:
+        """A network."""
+        return cls(network.network_address, network.prefixlen)
+
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        """The prefix as a network."""
+        return ip_network((self.ip, self.bits))
+
+    def pack(self) -> bytes:
+        return _ipcache_key.pack(32 + self.bits, self.cluster_id, 0, family_of(self.ip), self.ip.packed)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        length, cluster_id, _, family, ip = _ipcache_key.unpack(data)
+        return cls(address_of(ip, family), length - 32, cluster_id)
+
+
+def ipcache_key(prefix: str) -> bytes:
+    """Key of cilium_ipcache for a prefix given as text, without the objects that IpcacheKey is made of."""
+    address, _, bits = prefix.partition("/")
+    family, kind = (IPV6, AF_INET6) if ":" in address else (IPV4, AF_INET)
+    return _ipcache_key.pack(32 + int(bits), 0, 0, family, inet_pton(kind, address))
+
+
+def ipcache_prefix(key: bytes) -> str:
+    """The prefix of such a key, as :mod:`ipaddress` writes it."""
+    length, _, _, family, ip = _ipcache_key.unpack(key)
+    address = inet_ntop(AF_INET, ip[:4]) if family == IPV4 else str(IPv6Address(ip))
+    return f"{address}/{length - 32}"
+
+
+class IpcacheValue(msgspec.Struct, frozen=True):
+    """Value of cilium_ipcache, 12 bytes: whose a prefix is and where."""
+
+    SIZE: ClassVar = _ipcache_value.size
+
+    identity: int
+    tunnel_endpoint: IPv4Address = IPv4Address(0)
+    """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
+    encrypt_key: int = 0
+    flags: int = 0
+
+    def pack(self) -> bytes:
+        return _ipcache_value.pack(self.identity, self.tunnel_endpoint.packed, self.encrypt_key, self.flags)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        identity, tunnel_endpoint, encrypt_key, flags = _ipcache_value.unpack(data)
+        return cls(identity, IPv4Address(tunnel_endpoint), encrypt_key, flags)
+
+
+# What is inside the maps of the tunnel and of the other nodes.
+#
+# Source: Cilium 1.17 for cilium_tunnel_map and cilium_node_map_v2; hive_tunnel is our own. Little endian, but
+#         addresses and ports in network order.
+
+TUNNEL_OWN_IDENTITIES: Final = 1
+"""Each node gives its pods numbers of its own: another's mean nothing here."""
+
+_config = Layout(
+    "tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", flags="I", reserved="12x"
+)
+_tunnel_key = Layout("tunnel_key", network="16s", family="B", pad="x", cluster_id="H")
+_tunnel_value = Layout("tunnel_value", node="16s", family="B", key="B", pad="2x")
+_node_key = Layout("node_key", pad="2x", pad2="x", family="B", ip="16s")
+_node_value = Layout("node_value", id="H", spi="B", pad="x")
+
+
+class TunnelConfig(msgspec.Struct, frozen=True):
+    """The one value of hive_tunnel, 32 bytes: the tunnel's device; all zero without a tunnel."""
+
+    SIZE: ClassVar = _config.size
+
+    ifindex: int = 0
+    mtu: int = 0
+    """Of the packets inside."""
+    port: int = 0
+    """UDP, of the packets outside."""
+    source: IPv4Address = IPv4Address(0)
+    """Of the packets outside; 0.0.0.0: whichever routing chooses."""
+    flags: int = 0
+    """TUNNEL_OWN_IDENTITIES."""
+
+    def pack(self) -> bytes:
+        return _config.pack(
+            self.ifindex, self.mtu, self.port.to_bytes(2, "big"), self.source.packed, self.flags
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ifindex, mtu, port, source, flags = _config.unpack(data)
+        return cls(ifindex, mtu, int.from_bytes(port, "big"), IPv4Address(source), flags)
+
+
+class TunnelKey(msgspec.Struct, frozen=True):
+    """Key of cilium_tunnel_map, 20 bytes: the network address of a node's pods."""
+
+    SIZE: ClassVar = _tunnel_key.size
+
+    network: IPAddress
+    cluster_id: int = 0
+
+    def pack(self) -> bytes:
+        return _tunnel_key.pack(self.network.packed, family_of(self.network), self.cluster_id)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        network, family, cluster_id = _tunnel_key.unpack(data)
+        return cls(address_of(network, family), cluster_id)
+
+
+class TunnelValue(msgspec.Struct, frozen=True):
+    """Value of cilium_tunnel_map, 20 bytes: the node that has the pods."""
+
+    SIZE: ClassVar = _tunnel_value.size
+
+    node: IPAddress
+    encrypt_key: int = 0
+
+    def pack(self) -> bytes:
+        return _tunnel_value.pack(self.node.packed, family_of(self.node), self.encrypt_key)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        node, family, key = _tunnel_value.unpack(data)
+        return cls(address_of(node, family), key)
+
+
+class NodeKey(msgspec.Struct, frozen=True):
+    """Key of cilium_node_map_v2, 20 bytes: an address of another node."""
+
+    SIZE: ClassVar = _node_key.size
+
+    ip: IPAddress
+
+    def pack(self) -> bytes:
+        return _node_key.pack(family_of(self.ip), self.ip.packed)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        family, ip = _node_key.unpack(data)
+        return cls(address_of(ip, family))
+
+
+class NodeValue(msgspec.Struct, frozen=True):
+    """Value of cilium_node_map_v2, 4 bytes: the number of the node, 1 to 65535, one for all its addresses."""
+
+    SIZE: ClassVar = _node_value.size
+
+    id: int
+    spi: int = 0
+
+    def pack(self) -> bytes:
+        return _node_value.pack(self.id, self.spi)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        return cls(*_node_value.unpack(data))
+
+
+# What is inside the maps by which the node answers for addresses of services.
+#
+# Source: Cilium 1.17 for cilium_l2_responder_v4 and cilium_runtime_config; bpf/netdev/announce.h. Addresses
+#         are in network order.
+
+_key = Layout("l2_responder_key", ipv4="4s", ifindex="I")
+_value = Layout("l2_responder_value", responses_sent="Q")
+
+L2_RESPONDER_VALUE: Final = _value
+"""Value of cilium_l2_responder_v4: how many have been answered; the programs' own."""
+AGENT_LIVENESS: Final = 1
+"""Index of cilium_runtime_config: when the agent was last alive, in nanoseconds of CLOCK_MONOTONIC."""
+
+
+class L2ResponderKey(msgspec.Struct, frozen=True):
+    """Key of cilium_l2_responder_v4, 8 bytes: an address, and the device by which it is asked for."""
+
+    SIZE: ClassVar = _key.size
+
+    ip: IPv4Address
+    ifindex: int
+
+    def pack(self) -> bytes:
+        return _key.pack(self.ip.packed, self.ifindex)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ip, ifindex = _key.unpack(data)
+        return cls(IPv4Address(ip), ifindex)
+
+
+# Rows of the maps that the agent writes, in the words of Cilium's tools.
+#
+# Source: Cilium 1.17, the text of keys and values of cilium_lxc and cilium_ipcache.
+
+
+def row_text(name: str, key: bytes, value: bytes | None) -> tuple[str, str]:
+    """Key and value; the value is empty where there is none. Rows of other maps are hexadecimal."""
+    if name == "cilium_lxc":
+        return f"{LxcKey.unpack(key).ip}:0", "" if value is None else _lxc(LxcValue.unpack(value))
+    if name == "cilium_ipcache":
+        return str(IpcacheKey.unpack(key).network), "" if value is None else _ipcache(
+            IpcacheValue.unpack(value)
+        )
+    return key.hex(), "" if value is None else value.hex()
+
+
+def _lxc(row: LxcValue) -> str:
+    if row.is_host:
+        return "(localhost)"
+    mac, node_mac = row.mac.hex(":").upper(), row.node_mac.hex(":").upper()
+    return (
+        f"id={row.endpoint_id:<5d} sec_id={row.identity:<5d} flags=0x{row.flags:04X} "
+        f"ifindex={row.ifindex:<3d} mac={mac} nodemac={node_mac}"
+    )
+
+
+def _ipcache(row: IpcacheValue) -> str:
+    flags = "skiptunnel" if row.flags & 1 else "<none>"
+    return (
+        f"identity={row.identity} encryptkey={row.encrypt_key} "
+        f"tunnelendpoint={row.tunnel_endpoint}, flags={flags}"
+    )

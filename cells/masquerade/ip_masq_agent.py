@@ -1,0 +1,194 @@
+"""ip-masq-agent's file: networks on the way to which pods keep their addresses.
+
+Source:     watches the file's directory (inotify), fills the table ``ip-masq-networks``.
+Reconciler: the table in, cilium_ipmasq_v4 and cilium_ipmasq_v6 out.
+Needs:      MasqueradeSettings, AgentConfig, Maps.   Gives: IpMasqAgent, Table[MasqueradedNetwork].
+Source:     https://github.com/kubernetes-sigs/ip-masq-agent, and Cilium 1.17's reading of its file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator, Collection, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.config import AgentConfig
+from cells.maps.map import Map
+from cells.maps.node_maps import Maps
+from cells.masquerade.devices import MasqueradeSettings
+from lifecycle import BatchFailures, Health, Hook, Jobs, Lifecycle, Logger, Reconciler, Table, Tables, seconds
+
+__all__ = ["MasqueradedNetwork"]
+
+
+IPNetwork = IPv4Network | IPv6Network
+
+INTERVAL: Final = seconds(30)
+SETTLE: Final = 0.05
+"""Seconds that changes are gathered after the first."""
+_PREFIX: Final = struct.Struct("<I")
+
+DEFAULTS: Final = tuple(
+    map(
+        ip_network,
+        (
+            *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "192.0.0.0/24"),
+            *("192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+            "240.0.0.0/4",
+        ),
+    )
+)
+"""While there is no file: private and reserved networks of IPv4."""
+LINK_LOCAL: Final = (ip_network("169.254.0.0/16"), ip_network("fe80::/10"))
+
+
+class MasqueradedNetwork(msgspec.Struct, frozen=True):
+    """A network to which nothing is masqueraded."""
+
+    network: IPNetwork
+
+
+def network_table() -> Table[MasqueradedNetwork]:
+    """The ``ip-masq-networks`` table, by network."""
+    return Table("ip-masq-networks", key=lambda row: row.network)
+
+
+class _File(msgspec.Struct, rename="camel"):
+    """The file, as ip-masq-agent and Cilium know it; other keys are left alone, as they do."""
+
+    non_masquerade_cidrs: list[str] = msgspec.field(default_factory=list, name="nonMasqueradeCIDRs")
+    masq_link_local: bool = False
+    masq_link_local_ipv6: bool = msgspec.field(default=False, name="masqLinkLocalIPv6")
+
+
+def read_networks(text: str | None) -> set[IPNetwork]:
+    """What the file says; None: there is none. ValueError if it says something else."""
+    if text is None:
+        return {*DEFAULTS, *LINK_LOCAL}
+    try:
+        found = msgspec.yaml.decode(text, type=_File) if text.strip() else _File()
+    except msgspec.MsgspecError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    networks: set[IPNetwork] = {ip_network(each, strict=False) for each in found.non_masquerade_cidrs}
+    masqueraded = (found.masq_link_local, found.masq_link_local_ipv6)
+    return networks | {network for network, asked in zip(LINK_LOCAL, masqueraded, strict=True) if not asked}
+
+
+class IpMasqAgent:
+    """Follows the file. One that says something else changes nothing, and shows as degraded."""
+
+    def __init__(
+        self,
+        settings: MasqueradeSettings,
+        maps: Maps,
+        table: Table[MasqueradedNetwork],
+        agent: AgentConfig,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._path = settings.ip_masq_agent_config_path
+        self._on = settings.enable_ip_masq_agent
+        self._families = (4,) * agent.ipv4 + (6,) * agent.ipv6
+        self._table = table
+        self._log = log
+        self._health = health.child("ip-masq-agent")
+        self._first = table.initializer("ip-masq-agent's file")
+        reconciler: Reconciler[IPNetwork, MasqueradedNetwork] = Reconciler(
+            table, NetworkTarget(maps), full_every=INTERVAL
+        )
+        tables.add(reconciler.statuses)
+        lifecycle.append(Hook("read ip-masq-agent's file", self._start))
+        jobs.observe("reconcile networks", reconciler)
+        if self._on:
+            maps.use("ipmasq4", "ipmasq6")
+            jobs.observe("watch ip-masq-agent's file", self._changes, self._look)
+
+    async def _start(self) -> None:
+        if self._on:
+            await self._look(None)
+        self._first.done()
+
+    async def _look(self, _: None) -> None:
+        try:
+            found = read_networks(_text(self._path))
+        except (ValueError, OSError) as error:
+            wrong = f"ip-masq-agent-config-path={self._path}: {error}; networks stay as they were"
+            self._log.warning(wrong)
+            self._health.degraded(wrong)
+            return
+        networks = [each for each in found if each.version in self._families]
+        with self._table.txn() as rows:
+            rows.replace_all(MasqueradedNetwork(each) for each in networks)
+        self._health.ok(f"{len(networks)} networks are not masqueraded to")
+
+    async def _changes(self) -> AsyncIterator[None]:
+        """One item at first, and after every burst of changes, of the nearest directory that there is."""
+        from asyncinotify import Inotify, Mask
+
+        changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
+        gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+        while True:
+            place = next(each for each in self._path.parents if each.is_dir())
+            with Inotify() as inotify:
+                inotify.add_watch(place, changed | gone | Mask.ONLYDIR)
+                yield
+                while place.is_dir() and (place == self._path.parent or not self._path.parent.is_dir()):
+                    await inotify.get()
+                    with anyio.move_on_after(SETTLE):
+                        while True:
+                            await inotify.get()
+                    yield
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+class NetworkTarget:
+    """cilium_ipmasq_v4 and cilium_ipmasq_v6 as the target of a reconciler."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    async def dump(self) -> Mapping[IPNetwork, MasqueradedNetwork]:
+        """What they list."""
+        keys = [key for table in (self._maps.ipmasq4, self._maps.ipmasq6) for key, _ in table.items()]
+        return {network: MasqueradedNetwork(network) for network in map(network_of, keys)}
+
+    async def put(self, batch: Mapping[IPNetwork, MasqueradedNetwork]) -> None:
+        """List networks. Raises BatchError."""
+        with BatchFailures(OSError) as failures:
+            for network in batch:
+                with failures.of(network):
+                    self._of(network).update(key_of(network), b"\1")
+
+    async def drop(self, batch: Collection[IPNetwork]) -> None:
+        """List them no more."""
+        for network in batch:
+            self._of(network).delete(key_of(network))
+
+    def _of(self, network: IPNetwork) -> Map:
+        return self._maps.ipmasq4 if network.version == 4 else self._maps.ipmasq6
+
+
+def key_of(network: IPNetwork) -> bytes:
+    """Its key in the map of its family."""
+    return _PREFIX.pack(network.prefixlen) + network.network_address.packed
+
+
+def network_of(key: bytes) -> IPNetwork:
+    """The network of a key."""
+    (length,) = _PREFIX.unpack_from(key)
+    return ip_network((key[_PREFIX.size :], length))

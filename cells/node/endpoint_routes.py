@@ -1,0 +1,226 @@
+"""Routes to this node's pods, each over its own link (enable-endpoint-routes).
+
+Reconciler: the table ``endpoints`` in, routes of the main table out; ``endpoint-routes`` tells which are
+            wanted, ``endpoint-routes-status`` which are there.
+Why:        addresses of another IPAM plugin lie in no range that one route could lead to. An endpoint's
+            routes are set with it; this restores removed routes, and removes those left from other settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from ipaddress import ip_network
+from typing import Final, Protocol
+
+import msgspec
+from anyio import to_thread
+
+from cells.base.addresses import IPAddress, IPNetwork
+from cells.config import AgentConfig
+from cells.endpoint import Endpoint, EndpointSettings
+from cells.endpoint.restore import ExposedEndpoints
+from cells.node.netlink import news
+from cells.node.netlink.links import HostLinks, all_routes
+from cells.node.netlink.rows import RouteInfo
+from cells.node.sysctl import Sysctls
+from lifecycle import (
+    BatchFailures,
+    Hook,
+    Jobs,
+    Lifecycle,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    after,
+    invoke,
+    minutes,
+    module,
+    provide,
+    provide_private,
+)
+
+__all__ = ["EndpointRoute", "EndpointRouteKeeper", "RouteKernel", "cell", "wanted"]
+
+
+# Which routes there should be, and their keeping.
+#
+# Source: Cilium 1.17, endpoint routes.
+
+SWEEP: Final = minutes(1)
+FORWARDING: Final = {"net/ipv4/ip_forward": "1"}
+"""Of IPv6 the router does it."""
+
+_RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x40, 0x400
+_RTM_DELROUTE: Final = 25
+_LENGTH, _TABLE, _TYPE = 17, 20, 23
+"""Of an rtmsg, behind the header of 16 bytes."""
+REMOVED: Final = news.passing(
+    (
+        news.kinds(_RTM_DELROUTE),
+        news.Field(news.LOAD_BYTE, _LENGTH, (32, 128)),
+        news.Field(news.LOAD_BYTE, _TABLE, (254,)),
+        news.Field(news.LOAD_BYTE, _TYPE, (1,)),
+    )
+)
+"""A unicast route of the main table to one address is gone."""
+
+
+class EndpointRoute(msgspec.Struct, frozen=True):
+    """A pod's address, and the link that leads there."""
+
+    destination: IPNetwork
+    ifindex: int
+    pod_mac: bytes
+    """Where the address is, on the link."""
+
+
+class RouteKernel(Protocol):
+    """The node's main routing table, as far as this cell touches it. Methods raise OSError."""
+
+    async def routes(self) -> list[RouteInfo]:
+        """All unicast routes."""
+        ...
+
+    def put(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
+        """Set one on the link, in place of another one to there; the address is at this MAC address."""
+        ...
+
+    def drop(self, ifindex: int, destination: IPNetwork) -> None:
+        """Remove one; gone already is fine."""
+        ...
+
+
+def wanted(endpoint: Endpoint) -> Iterator[EndpointRoute]:
+    """A route to each address of an endpoint that has its own; not before it is built, and its link is up."""
+    if endpoint.datapath.install_endpoint_route and endpoint.identity:
+        for address in endpoint.addresses:
+            yield EndpointRoute(ip_network(address), endpoint.ifindex, endpoint.pod_mac)
+
+
+def of_endpoints(endpoints: ReadTable[Endpoint]) -> ReadTable[EndpointRoute]:
+    """The routes that all of them want, by destination."""
+    return endpoints.flat_map(wanted, key=_destination, name="endpoint-routes")
+
+
+def _destination(route: EndpointRoute) -> IPNetwork:
+    return route.destination
+
+
+class Routes:
+    """The kernel as a reconciler's target; only routes over links of endpoints are seen."""
+
+    def __init__(self, endpoints: Table[Endpoint], kernel: RouteKernel) -> None:
+        self._endpoints = endpoints
+        self._kernel = kernel
+
+    async def dump(self) -> Mapping[IPNetwork, EndpointRoute]:
+        """The routes there are to single addresses over links that we made."""
+        found = await self._kernel.routes()
+        ours = {
+            each.ifindex: each.pod_mac for each in self._endpoints.all() if not each.datapath.on_anothers_link
+        }
+        return {
+            route.destination: EndpointRoute(route.destination, route.ifindex, ours[route.ifindex])
+            for route in found
+            if route.ifindex in ours and not route.by_kernel and route.destination.num_addresses == 1
+        }
+
+    async def put(self, batch: Mapping[IPNetwork, EndpointRoute]) -> None:
+        """Set them. Raises BatchError."""
+        with BatchFailures(OSError) as failures:
+            for route in batch.values():
+                with failures.of(route.destination):
+                    self._kernel.put(route.ifindex, route.destination.network_address, route.pod_mac)
+
+    async def drop(self, batch: Collection[IPNetwork]) -> None:
+        """Remove them. Raises BatchError."""
+        present = await self.dump()
+        with BatchFailures(OSError) as failures:
+            for destination in batch:
+                if (route := present.get(destination)) is not None:
+                    with failures.of(destination):
+                        self._kernel.drop(route.ifindex, destination)
+
+
+@after(ExposedEndpoints)
+class EndpointRouteKeeper:
+    """Maintains the routes of endpoints that have their own. Removed ones are restored at once.
+
+    It starts once all endpoints are known, and with them which links are pods'.
+    """
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        endpoints: Table[Endpoint],
+        kernel: RouteKernel,
+        agent: AgentConfig,
+        sysctls: Sysctls,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        self._enabled = settings.enable_endpoint_routes
+        self._ipv4 = agent.ipv4
+        self._sysctls = sysctls
+        # Without the setting there may be some of an earlier start: they go. No endpoint has others then, and
+        # nobody looks at each of them.
+        table = of_endpoints(endpoints) if self._enabled else Table("endpoint-routes", key=_destination)
+        every = SWEEP if self._enabled else math.inf
+        self._reconciler = Reconciler(table, Routes(endpoints, kernel), full_every=every)
+        tables.add(table, self._reconciler.statuses)
+        lifecycle.append(Hook("forward packets to pods", self._start))
+        jobs.observe("reconcile", self._reconciler)
+        if self._enabled:
+            jobs.observe("watch routes", self._hints, self._look)
+
+    async def _start(self) -> None:
+        if self._enabled and self._ipv4:
+            self._sysctls.keep(FORWARDING)
+        self._reconciler.trigger()
+
+    async def _hints(self) -> AsyncIterator[None]:
+        async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
+            yield hint
+
+    async def _look(self, _: None) -> None:
+        self._reconciler.trigger()
+
+
+# The routes over pods' links in the kernel.
+
+
+class KernelRoutes:
+    """The real :class:`~cells.node.endpoint_routes.RouteKernel`."""
+
+    def __init__(self, links: HostLinks) -> None:
+        self._links = links
+
+    async def routes(self) -> list[RouteInfo]:
+        """Of the whole main table; read in a worker thread. Raises OSError."""
+        return await to_thread.run_sync(all_routes)
+
+    def put(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
+        """On the link, in place of another one to there. Raises OSError."""
+        self._links.route_pod(ifindex, address, mac)
+
+    def drop(self, ifindex: int, destination: IPNetwork) -> None:
+        """Gone already is fine. Raises OSError."""
+        self._links.remove_route(ifindex, destination)
+
+
+def kernel(links: HostLinks) -> RouteKernel:
+    """The node's routes."""
+    return KernelRoutes(links)
+
+
+cell = module(
+    "endpoint-routes",
+    "Routes to this node's pods",
+    provide(EndpointRouteKeeper),
+    provide_private(kernel),
+    invoke(EndpointRouteKeeper),
+)

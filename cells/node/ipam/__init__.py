@@ -1,0 +1,335 @@
+"""Pod addresses of this node: an allocator over the ranges of each address family, or of pools of them.
+
+Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
+            ranges in use are kept in pod-ranges.json in the state directory, which auto goes on with: pods
+            keep their addresses though the node got another one. In mode multi-pool the ranges by pool are
+            what this node's CiliumNode says; what it asks of pools and gives back is the table
+            pod-pool-requests, which the CiliumNode is written from.
+
+Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool,
+          ipam-multi-pool-pre-allocation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from ipaddress import IPv4Network
+from typing import Final
+
+import anyio
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.config import AgentConfig
+from cells.node.devices import Device
+from cells.node.ipam.allocator import Allocator, Clock
+from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools, NodePools, PodPools, PoolRequest
+from cells.node.ipam.ranges import NEXT_FAILED, IpamError, IpamLaterError, PodRange
+from cells.node.ipam.settings import (
+    IpamSettings,
+    KeptRanges,
+    automatic_range,
+    keep_ranges,
+    kept_pools,
+    kept_ranges,
+    nested_range,
+)
+from cells.observe import Collector, counter, gauge
+from cells.observe import Family as MetricFamily
+from lifecycle import (
+    Health,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Member,
+    Table,
+    UsageError,
+    config,
+    group,
+    minutes,
+    module,
+    provide,
+    provide_private,
+)
+
+__all__ = ["Ipam", "cell"]
+
+
+# The allocator of this node: finds its ranges at start, releases what expires.
+
+DELEGATED: Final = "delegated-plugin"
+AGAIN: Final = minutes(1)
+"""How often requests for addresses are checked for pods that no longer wait."""
+
+
+class Ipam(Allocator):
+    """Hands out the addresses of the node's ranges. Synchronous: for the event loop only.
+
+    Whoever takes an Ipam starts after its hook, and so knows the ranges.
+    """
+
+    def __init__(
+        self,
+        settings: IpamSettings,
+        agent: AgentConfig,
+        devices: Table[Device],
+        clock: Clock,
+        table: Table[PodRange],
+        requests: Table[PoolRequest],
+        assigned: AssignedPodCIDRs | None = None,
+        pools: AssignedPools | None = None,
+        pods: PodPools | None = None,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        several = settings.ipam == "multi-pool"
+        super().__init__(settings.ipam_default_ip_pool, clock, several=several)
+        self.mode = settings.ipam
+        """Who decides which addresses are this node's, under Cilium's names."""
+        self.delegated = settings.ipam == DELEGATED
+        self._settings = settings
+        self._agent = agent
+        self._devices = devices
+        self._clock = clock
+        self._assigned = assigned
+        self._table = table
+        self._first = table.initializer("ranges of this node's pods")
+        self._log = log
+        self._armed: anyio.Event | None = None
+        self._node_pools: NodePools | None = None
+        jobs.one_shot("release expired addresses", self._expire)
+        if several:
+            child = health.child("pools")
+            self._node_pools = NodePools(self, settings, agent, pools, pods, requests, clock, child, log)
+            lifecycle.append(Hook("wait for pools", self._start_pools, start_timeout=math.inf))
+            jobs.timer("ask for addresses", self._ask, AGAIN)
+            if pools is not None:
+                jobs.observe("follow pools", pools.changes, self._look_at_pools)
+            return
+        requests.initializer("this node asks of no pools").done()
+        if self.delegated:
+            lifecycle.append(Hook("leave addresses to the delegated plugin", self._start_delegated))
+            return
+        lifecycle.append(Hook("find the range of pod addresses", self._start))
+        if assigned is not None:
+            jobs.observe("follow ranges", assigned.changes, self._look)
+
+    def arm_expiration(self, ip: IPAddress, pool: str) -> str:
+        """Release the address in 10 minutes; the uuid that prevents it. IpamError: a timer runs already."""
+        token = super().arm_expiration(ip, pool)
+        if self._armed is not None:
+            self._armed.set()
+        return token
+
+    def forget_retired(self) -> None:
+        """Forget retired networks without addresses in use: all claims have been made by now."""
+        super().forget_retired()
+        if self._node_pools is not None:
+            self._node_pools.claimed()
+
+    async def _start_pools(self) -> None:
+        for family in Family:
+            if self._settings.explicit_range(family) is not None:
+                self._log.warning(f"{family}-range is set, and ipam=multi-pool: pods get none of it")
+        if self._node_pools is not None:
+            self._ranges_changed()
+            self._first.done()
+            await self._node_pools.start()
+
+    async def _start_delegated(self) -> None:
+        families = [family for family, on in self._enabled.items() if on]
+        for family in families:
+            if self._settings.local_router(family) is None:
+                raise UsageError(
+                    f"--local-router-{family} must be provided when {family.text} is enabled with"
+                    f" --ipam={self.mode}"
+                )
+            if self._settings.explicit_range(family) is not None:
+                self._log.warning(f"{family}-range is set, and ipam={self.mode}: pods get none of it")
+        self.delegate(families)
+        self._first.done()
+
+    @property
+    def _enabled(self) -> dict[Family, bool]:
+        return {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
+
+    async def _ask(self) -> None:
+        await self._look_at_pools(None)
+
+    async def _look_at_pools(self, _: object) -> None:
+        if self._node_pools is not None:
+            self._node_pools.look()
+
+    def _pool_for(self, owner: str, family: Family) -> str:
+        return self._node_pools.pool_for(owner, family) if self._node_pools is not None else self._pool
+
+    def _unavailable(self, text: str, pool: str, family: Family, owner: str) -> IpamError:
+        if self._node_pools is None:
+            return super()._unavailable(text, pool, family, owner)
+        if refused := self._node_pools.wanted(pool, family, owner):
+            return IpamError(NEXT_FAILED, f"{text}: {refused}")
+        return IpamLaterError(text, self._node_pools.grown)
+
+    def _own(self, ip: IPAddress, owner: str, pool: str) -> None:
+        super()._own(ip, owner, pool)
+        if self._node_pools is not None:
+            self._node_pools.met(pool, Family.of(ip), owner)
+
+    def _use_changed(self) -> None:
+        if self._node_pools is not None:
+            self._node_pools.use_changed()
+
+    async def _start(self) -> None:
+        enabled = self._enabled
+        restored = kept_ranges(self._agent.state_dir, self._log)
+        kept = restored.primary
+        for family in Family:
+            if not enabled[family] and self._settings.explicit_range(family) is not None:
+                self._log.warning(f"{family}-range is set, and enable-{family} is not: pods get none of it")
+        assigned = self._assigned.current() if self._assigned is not None else {}
+        found = {
+            family: self._settings.explicit_range(family)
+            or next(iter(assigned.get(family, ())), None)
+            or kept.get(family)
+            for family in Family
+        }
+        if any(enabled[family] and network is None for family, network in found.items()):
+            await self._devices.wait_initialized()
+            self._choose(found)
+        missing = [family for family, network in found.items() if enabled[family] and network is None]
+        if missing:
+            name = missing[0].text
+            raise UsageError(
+                f"{name} allocation CIDR is not configured. Please specify --{missing[0]}-range: "
+                "auto needs a global IPv4 address on one of the node's devices, there is none"
+            )
+        used = {family: network for family, network in found.items() if enabled[family] and network}
+        others = [network for family in used for network in assigned.get(family, ()) if self._follows(family)]
+        retired = [
+            network for family, network in kept.items() if self._follows(family) and family in assigned
+        ]
+        for networks in kept_pools(self._agent.state_dir, self._log).values():  # of mode multi-pool
+            retired += [network for network in networks if network not in retired]
+        primary = list(used.values())
+        self.use(*primary, *(each for each in others if each not in primary), retired=retired)
+        self._first.done()
+        self._keep(used, {family for family in used if family in assigned and self._follows(family)})
+        self._log.info(
+            "pod address ranges", **{family: str(used[family]) for family in used}, pool=self.default_pool
+        )
+
+    def _follows(self, family: Family) -> bool:
+        """Whether the ranges of the family are those that were assigned: none is set."""
+        return self._settings.explicit_range(family) is None
+
+    async def _look(self, _: object) -> None:
+        """Go on with the ranges as they are assigned now; an object that is gone says nothing of them."""
+        if self._assigned is None:
+            return
+        for family, networks in self._assigned.current().items():
+            if self._follows(family) and self.follow(family, networks):
+                told = [str(network) for network in networks]
+                self._log.info("ranges of pods have changed", family=str(family), ranges=told)
+                self._keep({family: networks[0]}, {family})
+
+    def _keep(self, used: Mapping[Family, IPNetwork], assigned: Collection[Family]) -> None:
+        """Keep these ranges beside what is kept of other families; a family that was assigned stays so."""
+        kept = kept_ranges(self._agent.state_dir, self._log)
+        ranges = {**kept.primary, **used}
+        same = {family for family in kept.assigned if kept.primary[family] == ranges[family]}
+        now = KeptRanges(ranges, frozenset(assigned) | same)
+        if now != kept:
+            keep_ranges(self._agent.state_dir, now)
+
+    def _ranges_changed(self) -> None:
+        with self._table.txn() as txn:
+            txn.replace_all(self.pod_ranges())
+        if self._node_pools is not None and self._families:
+            self._node_pools.keep()
+
+    def _choose(self, found: dict[Family, IPNetwork | None]) -> None:
+        """Fill in what is missing from the node's own addresses, as far as they tell."""
+        ipv4 = found[Family.IPV4] = found[Family.IPV4] or automatic_range(self._devices.all())
+        if found[Family.IPV6] is None and isinstance(ipv4, IPv4Network):
+            found[Family.IPV6] = nested_range(self._settings.cluster_alloc_network(), ipv4)
+
+    async def _expire(self) -> None:
+        while True:
+            pause = self.next_expiration()
+            if pause is None:
+                self._armed = anyio.Event()
+                await self._armed.wait()
+                continue
+            await self._clock.sleep(pause)  # timers armed meanwhile are due later
+            for lost in self.release_expired():
+                ip, owner, uuid = str(lost.ip), lost.owner, lost.expiration_uuid
+                self._log.warning("Released IP after expiration", ip=ip, owner=owner, uuid=uuid)
+
+
+# Addresses as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_ipam_capacity, cilium_ipam_events_total, cilium_ip_addresses.
+
+
+def families(ipam: Allocator) -> Iterator[MetricFamily]:
+    """How many addresses there are and who moved; of families that are on."""
+    usage = ipam.usage()
+    events = {
+        (action, family.value): counts[family]
+        for action, counts in (("allocate", ipam.allocated), ("release", ipam.released))
+        for family in usage
+    }
+    yield gauge(
+        "cilium_ipam_capacity",
+        "Total number of IPs in the IPAM pool labeled by family",
+        {family.value: capacity for family, (_, capacity) in usage.items()},
+        "family",
+    )
+    yield counter(
+        "cilium_ipam_events_total",
+        "Number of IPAM events received labeled by action and datapath family type",
+        events,
+        "action family",
+    )
+    yield gauge(
+        "cilium_ip_addresses",
+        "Number of allocated IP addresses",
+        {family.value: taken for family, (taken, _) in usage.items()},
+        "family",
+        fixed=True,
+    )
+
+
+def ipam_metrics(ipam: Ipam) -> Member[Collector]:
+    """Addresses as metrics."""
+
+    async def collect() -> Iterable[MetricFamily]:
+
+        return families(ipam)
+
+    return Collector("ipam", collect)
+
+
+def pod_ranges() -> Table[PodRange]:
+    """The table ``pod-ranges``, by network; Ipam fills it."""
+    return Table("pod-ranges", key=lambda row: row.network)
+
+
+def pool_requests() -> Table[PoolRequest]:
+    """The table ``pod-pool-requests``, by pool; Ipam fills it."""
+    return Table("pod-pool-requests", key=lambda row: row.pool)
+
+
+cell = group(
+    module("ipam-settings", "Where pod addresses come from", config(IpamSettings)),
+    module(
+        "ipam",
+        "Pod addresses",
+        provide(Ipam, pod_ranges, pool_requests, ipam_metrics),
+        provide_private(Clock),
+    ),
+)

@@ -1,0 +1,257 @@
+"""Where pod addresses come from: the options, and the range a node chooses by itself."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import field
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.node.devices import Device
+from lifecycle import HiveError, Logger, Settings
+from lifecycle.settings import read_regular
+
+__all__ = ["IpamSettings", "KeptRanges", "automatic_range", "kept_ranges", "nested_range"]
+
+
+MODES: Final = ("cluster-pool", "kubernetes", "multi-pool", "delegated-plugin")
+AHEAD: Final = 8
+"""Addresses of the default pool that are held ready."""
+_OTHER_MODES: Final = {
+    "crd",
+    "eni",
+    "azure",
+    "alibabacloud",
+}
+_PRIVATE: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))  # RFC 1918
+_NOT_FOR_PODS: Final = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))  # RFC 6890
+_NOT_FOR_PODS6: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "fe80::/10", "ff00::/8")))
+_OUR_DEVICES: Final = ("cilium_", "lxc")
+
+
+class IpamSettings(Settings, frozen=True):
+    """Settings of the ipam cell."""
+
+    ipam: str = "cluster-pool"
+    """Where this node's pod ranges come from: cluster-pool, its CiliumNode; kubernetes, its Node; multi-pool,
+    its CiliumNode, from the pools that pods choose; delegated-plugin, the IPAM plugin in the CNI
+    configuration. In the first two, ipv4-range and ipv6-range are used when they are set, or when there is no
+    source of objects."""
+
+    ipv4_range: str = "auto"
+    """Network of this node's pods; auto: the one used before, at first 10.X.0.0/16 where X is the last byte
+    of the node's address."""
+
+    ipv6_range: str = "auto"
+    """IPv6 network of this node's pods; auto: the one used before, at first made from ipv6-cluster-alloc-cidr
+    and the IPv4 network."""
+
+    ipv6_cluster_alloc_cidr: str = "f00d::/64"
+    """The /64 that ipv6-range=auto starts with; the next 32 bits are the IPv4 network's address."""
+
+    ipam_default_ip_pool: str = "default"
+    """Name of the pool that addresses come from, unless a pod chooses another in multi-pool."""
+
+    ipam_multi_pool_pre_allocation: dict[str, str] = field(default_factory=dict)
+    """How many free addresses to keep per pool in multi-pool, as POOL=COUNT; the start waits for them. Unset:
+    8 of the default pool."""
+
+    local_router_ipv4: str = ""
+    """IPv4 address of the pods' gateway, instead of one from the node's range; needs enable-endpoint-routes
+    and routing-mode=native."""
+
+    local_router_ipv6: str = ""
+    """The same for IPv6."""
+
+    def validate(self) -> None:
+        """Refuse modes that are not there, ranges that are none, and routers that are no hosts."""
+        if self.ipam in _OTHER_MODES:
+            raise ValueError(
+                f"ipam={self.ipam} is not supported yet: expected {', '.join(MODES[:-1])} or {MODES[-1]}"
+            )
+        if self.ipam not in MODES:
+            raise ValueError(
+                f"ipam={self.ipam}: unknown IPAM backend, expected {', '.join(MODES[:-1])} or {MODES[-1]}"
+            )
+        if not self.ipam_default_ip_pool:
+            raise ValueError("ipam-default-ip-pool is empty: expected a name")
+        self.pre_allocation()
+        for family in Family:
+            self.explicit_range(family)
+            self.local_router(family)
+        self.cluster_alloc_network()
+
+    def pre_allocation(self) -> dict[str, int]:
+        """How many addresses of each pool are held ready; raises ValueError."""
+        found = {}
+        for pool, text in self.ipam_multi_pool_pre_allocation.items():
+            if not (text.isascii() and text.isdigit()):
+                raise ValueError(
+                    f'ipam-multi-pool-pre-allocation: invalid value for pool "{pool}": {text}:'
+                    " expected a number"
+                )
+            found[pool] = int(text)
+        return found or {self.ipam_default_ip_pool: AHEAD}
+
+    def explicit_range(self, family: Family) -> IPNetwork | None:
+        """The range as configured, None for auto; raises ValueError. Host bits are ignored, as in Cilium."""
+        text = self.ipv4_range if family is Family.IPV4 else self.ipv6_range
+        return None if text == "auto" else parse_range(family, text)
+
+    def local_router(self, family: Family) -> IPAddress | None:
+        """The gateway's address as configured, None for one of the range; raises ValueError."""
+        text = self.local_router_ipv4 if family is Family.IPV4 else self.local_router_ipv6
+        if not text:
+            return None
+        try:
+            ip: IPAddress | None = ip_address(text)
+        except ValueError:
+            ip = None
+        if ip is None or Family.of(ip) is not family or _misplaced(ip_network(ip)):
+            example = "169.254.23.0" if family is Family.IPV4 else "fd00:23::1"
+            raise ValueError(
+                f"local-router-{family}={text}: expected an {family.text} address such as {example}"
+            )
+        return ip
+
+    def cluster_alloc_network(self) -> IPv6Network:
+        """The /64; raises ValueError."""
+        text = self.ipv6_cluster_alloc_cidr
+        try:
+            network: IPv6Network | None = IPv6Network(text, strict=False)
+        except ValueError:
+            network = None
+        if network is None or network.prefixlen != 64 or _misplaced(network):
+            raise ValueError(f"ipv6-cluster-alloc-cidr={text}: expected a /64 such as f00d::/64")
+        return network
+
+
+def parse_range(family: Family, text: str) -> IPNetwork:
+    """The network; raises ValueError that names the setting."""
+    given = f"{family}-range={text}"
+    try:
+        network = ip_network(text, strict=False)
+    except ValueError:
+        network = None
+    if network is None or Family.of(network) is not family or "/" not in text:
+        example = "10.5.0.0/16" if family is Family.IPV4 else "fd00:5::/112"
+        raise ValueError(f"{given}: expected auto or a network such as {example}")
+    if network.prefixlen < 2:
+        raise ValueError(f"{given}: too wide, expected at least a /2")
+    if network.prefixlen == network.max_prefixlen:
+        smallest = network.max_prefixlen - 1
+        raise ValueError(f"{given}: too small, expected at most a /{smallest}: the node takes one address")
+    if _misplaced(network):
+        raise ValueError(f"{given}: expected addresses that hosts may have")
+    return network
+
+
+def _misplaced(network: IPNetwork) -> bool:
+    """Whether some of the addresses are reserved: loopback, multicast and the like."""
+    if isinstance(network, IPv4Network):
+        return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS)
+    return any(network.overlaps(reserved) for reserved in _NOT_FOR_PODS6)
+
+
+def nested_range(base: IPv6Network, ipv4: IPv4Network) -> IPv6Network:
+    """The /96 below the /64 ``base`` that an IPv4 range stands for: its address is bits 64 to 95 (Cilium)."""
+    number = int(base.network_address) | int(ipv4.network_address) << 32
+    return IPv6Network((number, 96))
+
+
+def automatic_range(devices: Iterable[Device]) -> IPv4Network | None:
+    """10.<last byte of the node's first global address>.0.0/16, public addresses before private ones.
+
+    None if the node has no global address. Devices count in the order of their indexes, lo last; ours do not,
+    nor those that the setting ``devices`` leaves out.
+    """
+    found = list(_global_addresses(devices))
+    public = [ip for ip in found if not any(ip in network for network in _PRIVATE)]
+    for ip in public or found:
+        return IPv4Network((bytes([10, ip.packed[3], 0, 0]), 16))
+    return None
+
+
+def _global_addresses(devices: Iterable[Device]) -> Iterator[IPv4Address]:
+    for device in sorted(devices, key=lambda device: (device.name == "lo", device.ifindex)):
+        if device.name.startswith(_OUR_DEVICES) or not device.selected:
+            continue
+        for interface in device.addresses:
+            ip = interface.ip
+            if not isinstance(ip, IPv4Address):
+                continue
+            if not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified):
+                yield ip
+
+
+# The ranges in use, kept over a restart of the agent.
+
+FILE: Final = "pod-ranges.json"
+POOLS_FILE: Final = "pod-pools.json"
+
+
+class KeptRanges(NamedTuple):
+    """What an earlier run of the agent used."""
+
+    primary: Mapping[Family, IPNetwork]
+    """The range of each family that addresses came from."""
+    assigned: frozenset[Family]
+    """Families whose range was assigned by Kubernetes or the operator."""
+
+
+class _File(msgspec.Struct, omit_defaults=True):
+    ipv4: str = ""
+    ipv6: str = ""
+    assigned: tuple[Family, ...] = ()
+
+
+def kept_ranges(state_dir: Path, log: Logger) -> KeptRanges:
+    """What keep_ranges wrote; nothing if there is no file, or none that can be used, which is logged."""
+    path = state_dir / FILE
+    try:
+        kept = msgspec.json.decode(read_regular(path), type=_File)
+        told = {Family.IPV4: kept.ipv4, Family.IPV6: kept.ipv6}
+        ranges = {family: parse_range(family, text) for family, text in told.items() if text}
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        log.warning("pod ranges are chosen again", path=str(path), error=str(error))
+    else:
+        return KeptRanges(ranges, frozenset(kept.assigned) & ranges.keys())
+    return KeptRanges({}, frozenset())
+
+
+def keep_ranges(state_dir: Path, ranges: KeptRanges) -> None:
+    """Write them, whole or not at all. Raises HiveError."""
+    path = state_dir / FILE
+    ipv4, ipv6 = (str(ranges.primary.get(family, "")) for family in (Family.IPV4, Family.IPV6))
+    _write(path, _File(ipv4, ipv6, tuple(sorted(ranges.assigned))))
+
+
+def kept_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]]:
+    """The ranges by pool that keep_pools wrote; nothing if there is no file, or none that can be used."""
+    path = state_dir / POOLS_FILE
+    try:
+        kept = msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
+        return {pool: tuple(map(ip_network, texts)) for pool, texts in kept.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("ranges of earlier pools are not known", path=str(path), error=str(error))
+        return {}
+
+
+def keep_pools(state_dir: Path, pools: Mapping[str, Sequence[IPNetwork]]) -> None:
+    """Write them, whole or not at all. Raises HiveError."""
+    _write(state_dir / POOLS_FILE, {pool: [str(one) for one in networks] for pool, networks in pools.items()})
+
+
+def _write(path: Path, kept: object) -> None:
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.write_bytes(msgspec.json.encode(kept))
+        fresh.replace(path)
+    except OSError as error:
+        raise HiveError(f"cannot keep the ranges of pods' addresses in {path}: {error.strerror}") from error

@@ -1,0 +1,179 @@
+"""Kernel settings that other cells need, written and kept so.
+
+Reconciler: reads the table ``sysctls``, which Sysctls fills with what cells ask for, and writes /proc/sys.
+Why:        a configuration tool that resets rp_filter or forwarding would silently cut pods off. The kernel
+            reports changes of those two; everything is read again every 30 seconds.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cells.node.netlink import news
+from lifecycle import (
+    BatchError,
+    HiveError,
+    Jobs,
+    Logger,
+    Reconciler,
+    Table,
+    Tables,
+    module,
+    provide,
+    provide_private,
+    seconds,
+)
+
+__all__ = ["Sysctl", "SysctlFiles", "Sysctls", "cell", "sysctl_files"]
+
+
+# The kernel's settings as files.
+
+PROC: Final = Path("/proc/sys")
+HOST_PROC: Final = Path("/host/proc/sys")
+"""Where a container that is not privileged has the node's mounted: its own is read-only."""
+
+
+class SysctlFiles:
+    """Settings by their path below /proc/sys, such as ``net/ipv4/conf/all/rp_filter``."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or (HOST_PROC if HOST_PROC.is_dir() else PROC)
+
+    def read(self, name: str) -> str | None:
+        """The value, None if there is no such setting (of a device that is gone, say)."""
+        try:
+            return (self.root / name).read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+
+    def write(self, name: str, value: str) -> None:
+        """Write it. Raises HiveError, one line that says what to do."""
+        try:
+            (self.root / name).write_text(value, encoding="ascii")
+        except OSError as error:
+            raise HiveError(
+                f"cannot set {name.replace('/', '.')}={value}: {error.strerror}; "
+                f"make {self.root} writable for the agent, or set it on the node"
+            ) from error
+
+
+def sysctl_files() -> SysctlFiles:
+    """The node's."""
+    return SysctlFiles()
+
+
+# Settings that are kept: as a table, and in the kernel.
+#
+# Source: kernel Documentation/networking/ip-sysctl.rst; rtnetlink's RTM_NEWNETCONF (linux/netconf.h).
+
+INTERVAL: Final = seconds(30)
+
+_RTMGRP_IPV4_NETCONF: Final = 1 << 23
+_RTMGRP_IPV6_NETCONF: Final = 1 << 24
+_RTM_NEWNETCONF: Final = 80
+_ONE_SETTING: Final = 36
+"""Bytes of a message about one setting: header 16, netconfmsg 4, the device's index 8, the setting 8.
+
+Those about a new device tell all of its settings; each pod has one, which concerns nobody here.
+"""
+CHANGED: Final = news.passing(
+    (news.kinds(_RTM_NEWNETCONF), news.Field(news.LOAD_WORD, 0, (socket.htonl(_ONE_SETTING),)))
+)
+
+
+class Sysctl(msgspec.Struct, frozen=True):
+    """A setting, and the value it is to have."""
+
+    name: str
+    """Below /proc/sys: ``net/ipv4/conf/all/rp_filter``."""
+    value: str
+
+
+class Sysctls:
+    """Kernel settings of this node: cells register those they need, which are maintained from then on.
+
+    One that cannot be written leaves the module degraded, and is tried again.
+    """
+
+    def __init__(self, files: SysctlFiles, *, jobs: Jobs, tables: Tables, log: Logger) -> None:
+        self._files = files
+        self._log = log
+        self._table: Table[Sysctl] = Table("sysctls", key=lambda row: row.name)
+        self._reconciler = Reconciler(self._table, self, full_every=INTERVAL)
+        tables.add(self._table, self._reconciler.statuses)
+        jobs.observe("reconcile", self._reconciler)
+        jobs.observe("watch", self._hints, self._look)
+
+    def read(self, name: str) -> str | None:
+        """The value now, None if there is no such setting."""
+        return self._files.read(name)
+
+    def keep(self, settings: Mapping[str, str]) -> None:
+        """Write those settings that differ, in this order, and keep all of them so.
+
+        Raises HiveError, one line, for the first that cannot be written.
+        """
+        with self._table.txn() as rows:
+            for name, value in settings.items():
+                rows.put(Sysctl(name, value))
+        self.write(settings)
+
+    def write(self, settings: Mapping[str, str]) -> None:
+        """Write those settings that differ, in this order, once. Raises HiveError for the first refused."""
+        for name, value in settings.items():
+            if self._files.read(name) != value:
+                self._files.write(name, value)
+
+    def check(self) -> None:
+        """Compare everything with the kernel now, for example after a device was created again."""
+        self._reconciler.trigger()
+
+    # The reconciler's target
+
+    async def dump(self) -> Mapping[str, Sysctl]:
+        """What the settings are that are kept."""
+        found = {row.name: self._files.read(row.name) for row in self._table.all()}
+        return {name: Sysctl(name, value) for name, value in found.items() if value is not None}
+
+    async def put(self, batch: Mapping[str, Sysctl]) -> None:
+        """Write what differs, in the order the settings were asked for. Raises BatchError."""
+        failures: dict[str, Exception] = {}
+        for row in [row for row in self._table.all() if row.name in batch]:
+            now = self._files.read(row.name)
+            if now == row.value:
+                continue
+            try:
+                self._files.write(row.name, row.value)
+            except HiveError as error:
+                failures[row.name] = error
+            else:
+                name = row.name.replace("/", ".")
+                self._log.warning(
+                    "kernel setting was changed, put right", setting=name, was=now, now=row.value
+                )
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """Nothing: what is not kept any more stays as it is. No setting leaves the table."""
+        del batch
+
+    async def _hints(self) -> AsyncIterator[None]:
+        groups = _RTMGRP_IPV4_NETCONF | _RTMGRP_IPV6_NETCONF
+        async for hint in news.hints(groups, CHANGED):
+            yield hint
+
+    async def _look(self, _: None) -> None:
+        self.check()
+
+
+cell = module(
+    "sysctl",
+    "Kernel settings, restored when others change them",
+    provide(Sysctls),
+    provide_private(sysctl_files),
+)

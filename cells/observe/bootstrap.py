@@ -1,0 +1,154 @@
+"""How long each part of the agent's start took, in the words of Cilium: its bootstrap scopes.
+
+Source: sums up what the hive measured of every hook; one log line once probes are answered.
+Why:    dashboards that compare agents or upgrades use cilium_agent_bootstrap_seconds, and no hook needs a
+        timer of its own for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from cells.observe import Collector, Family, Histogram, histogram
+from cells.observe.health import HealthServer
+from lifecycle import Hook, Lifecycle, Logger, Member, Profile, Timing, after, invoke, module, provide
+
+__all__ = ["Bootstrap", "cell"]
+
+
+# Which hook belongs to which bootstrap scope, and what each scope took.
+#
+# Source: Cilium 1.17, bootstrapStatistics. A scope without time is not told; one may add up several hooks, of
+#         which some run beside each other, so that all scopes together may be more than ``overall``.
+
+OVERALL: Final = "overall"
+"""From the process's start until probes are answered."""
+EARLY: Final = "earlyInit"
+"""Until the first hook: interpreter, imports, settings, constructors; and the claim on the node."""
+OTHER: Final = "daemonInit"
+"""What has no scope of its own."""
+
+SCOPES: Final = {
+    "api": "initAPI",
+    "bootstrap": "initDaemon",
+    "cni-config": "initDaemon",
+    "cni-server": "initAPI",
+    "cni-server/drain the delete queue": "deleteQueue",
+    "cni-server/lock the delete queue": "deleteQueue",
+    "config": EARLY,
+    "conntrack": "enableConntrack",
+    "datapath": "bpfBase",
+    "endpoint-restore": "restore",
+    "health": "healthCheck",
+    "host-ip-sync": "initDaemon",
+    "ipam": "ipam",
+    "maps": "mapsInit",
+    "metrics": "initAPI",
+    "router": "bpfBase",
+}
+"""Scope by module, or by module and hook."""
+
+
+class Scopes(msgspec.Struct, frozen=True):
+    """Seconds by scope, in the order in which the scopes began."""
+
+    succeeded: dict[str, float]
+    failed: dict[str, float]
+    """What was spent on starts of hooks that came to nothing."""
+
+
+def scopes_of(profile: Profile, before: float, overall: float | None = None) -> Scopes:
+    """What every scope has taken so far; ``before``: seconds until there was a hive."""
+    early = before + sum(one.took for one in profile.timings if one.kind in {"construct", "invoke"})
+    starts = sorted((one for one in profile.timings if one.kind == "start"), key=lambda one: one.began)
+    begun = {EARLY: early} if overall is None else {OVERALL: overall, EARLY: early}
+    return Scopes(_sums(starts, begun), _sums(profile.failed, {}))
+
+
+def _sums(starts: Iterable[Timing], begun: dict[str, float]) -> dict[str, float]:
+    sums: defaultdict[str, float] = defaultdict(float, begun)
+    for one in starts:
+        module = one.module.rpartition(".")[2]
+        scope = SCOPES.get(f"{module}/{one.name}") or SCOPES.get(module, OTHER)
+        sums[scope] += one.took
+    return {scope: seconds for scope, seconds in sums.items() if seconds > 0}
+
+
+# The bootstrap scopes as Cilium's metric.
+#
+# Source: Cilium 1.17, cilium_agent_bootstrap_seconds.
+
+
+def families(scopes: Scopes) -> Iterator[Family]:
+    """One histogram for each scope, with the one value there is of a start."""
+    series: dict[tuple[str, str], Histogram] = {}
+    for outcome, found in (("success", scopes.succeeded), ("fail", scopes.failed)):
+        for scope, seconds in found.items():
+            spread = series[scope, outcome] = Histogram()
+            spread.observe(seconds)
+    yield histogram(
+        "cilium_agent_bootstrap_seconds", "Duration of bootstrap sequence", series, "scope outcome"
+    )
+
+
+# Tells how the start went, once everything that pods and probes wait for has started.
+
+
+class Bootstrap:
+    """The bootstrap statistics of this start. Whoever takes it waits for nothing."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._before = 0.0
+        self._overall: float | None = None
+
+    def scopes(self) -> Scopes:
+        """Every scope so far; ``overall`` once probes are answered."""
+
+        return scopes_of(self._profile, self._before, self._overall)
+
+    def complete(self) -> Scopes:
+        """Probes are answered from now on; what every scope took."""
+        from lifecycle.process import process_age
+
+        self._overall = process_age()
+        self._before = max(self._overall - (time.perf_counter() - self._profile.origin), 0.0)
+        scopes = self.scopes()
+        self._profile.sums.update(scopes.succeeded)
+        return scopes
+
+
+@after(HealthServer)
+def tell_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) -> None:
+    """Log the scopes in one line when the port that probes ask is served."""
+
+    async def tell() -> None:
+        scopes = bootstrap.complete().succeeded
+        log.info(
+            "Daemon initialization completed", **{scope: round(took, 4) for scope, took in scopes.items()}
+        )
+
+    lifecycle.append(Hook("report how the start went", tell))
+
+
+def bootstrap_metrics(bootstrap: Bootstrap) -> Member[Collector]:
+    """The scopes as metrics."""
+
+    async def collect() -> Iterable[Family]:
+
+        return families(bootstrap.scopes())
+
+    return Collector("bootstrap", collect)
+
+
+cell = module(
+    "bootstrap",
+    "How long the start took",
+    provide(Bootstrap, bootstrap_metrics),
+    invoke(tell_once_probed),
+)

@@ -1,0 +1,296 @@
+"""Controllers: named work that is done again and again, or until it works, by documented rules.
+
+Controller: the rules and counters over the jobs of the hive, which do the scheduling.
+Why:        operators look for them by name in ``cilium-dbg status`` and in an endpoint's status.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from operator import attrgetter
+from uuid import uuid4, uuid5
+
+import anyio
+import msgspec
+
+from cells.observe import Collector, Family, Histogram, counter, gauge, histogram
+from lifecycle import Health, HealthTree, JobMetrics, Jobs, JobStats, Logger, Member, module, provide
+
+__all__ = ["ControllerStatus", "Controllers", "Rules", "cell"]
+
+
+# When a controller runs again, and what is known of one: values.
+#
+# Source: Cilium 1.17, controllers: retries wait linearly longer.
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """When a controller runs again; all in seconds."""
+
+    interval: float = 0.0
+    """After a success; 0 waits until it is updated or triggered."""
+    retry_base: float = 1.0
+    """After n failures in a row it waits n times this."""
+    retry_maximum: float = 0.0
+    """The longest wait after a failure; 0 sets no bound."""
+    retries: bool = True
+    """Whether failures have waits of their own; without, the interval counts after them too."""
+
+    def pause(self, failures: int) -> float:
+        """The wait after so many failures in a row, 0 for a success; infinite until triggered."""
+        if failures and self.retries:
+            return min(failures * self.retry_base, self.retry_maximum or math.inf)
+        return self.interval or math.inf
+
+
+class ControllerStatus(msgspec.Struct, frozen=True):
+    """A controller as it is now; times are Unix seconds."""
+
+    name: str
+    uuid: str
+    owner: str
+    """What it works for, such as ``endpoint-7``; empty for the node."""
+    retries: bool
+    retry_base: float
+    """Seconds."""
+    interval: float
+    """Seconds; 0 when it does not run by the clock."""
+    successes: int = 0
+    failures: int = 0
+    failures_in_a_row: int = 0
+    last_error: str = ""
+    """What it failed with the last time, empty when it did not."""
+    last_success: float | None = None
+    last_failure: float | None = None
+
+
+# Runs controllers as jobs and shows their status; the hive's other jobs are shown in the same form.
+#
+# Source: Cilium 1.17, UpdateController, TriggerController, RemoveController and the ControllerStatus model.
+
+Work = Callable[[], Awaitable[object]]
+
+
+class _Controller:
+    def __init__(self, name: str, owner: str, work: Work, rules: Rules) -> None:
+        self.name = name
+        self.owner = owner
+        self.uuid = str(uuid4())
+        self.work = work
+        self.rules = rules
+        self.wake: anyio.Event | None = None
+        """While it runs or waits; a controller may be made before there is an event loop."""
+        self.scope: anyio.CancelScope | None = None
+        self.removed = False
+        self.successes = self.failures = self.in_a_row = 0
+        self.last_error = ""
+        self.last_success: float | None = None
+        self.last_failure: float | None = None
+        self.told: ControllerStatus | None = None
+        """Its status, created on demand and kept until it changes."""
+
+    def ask(self) -> None:
+        """Have it run now, or once more."""
+        if self.wake is not None:
+            self.wake.set()
+
+    def end(self) -> None:
+        """Have it end, in the middle of a run too."""
+        self.removed = True
+        if self.scope is not None:
+            self.scope.cancel()
+
+    def status(self) -> ControllerStatus:
+        if self.told is None:
+            self.told = ControllerStatus(
+                name=self.name,
+                uuid=self.uuid,
+                owner=self.owner,
+                retries=self.rules.retries,
+                retry_base=self.rules.retry_base,
+                interval=self.rules.interval,
+                successes=self.successes,
+                failures=self.failures,
+                failures_in_a_row=self.in_a_row,
+                last_error=self.last_error,
+                last_success=self.last_success,
+                last_failure=self.last_failure,
+            )
+        return self.told
+
+
+class Controllers:
+    """The controllers of the node, by name.
+
+    One runs at once and then by its rules, never twice at a time. What fails shows as degraded health under
+    its name until it works.
+    """
+
+    def __init__(
+        self, jobs: Jobs, metrics: JobMetrics, health: Health, tree: HealthTree, log: Logger
+    ) -> None:
+        self._jobs = jobs
+        self._metrics = metrics
+        self._health = health
+        self._tree = tree
+        self._log = log
+        self._known: dict[str, _Controller] = {}
+        self._owned: dict[str, dict[str, _Controller]] = {}
+        self.runs = {"success": Histogram(), "failure": Histogram()}
+        """Seconds that runs took, also of controllers that are no more."""
+        self._run = uuid4()
+        """Of this run of the agent: names its jobs' uuids."""
+        self._jobs_told: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        """The hive's other jobs by name: what each status was made of, and it."""
+
+    def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
+        """Run ``work`` now and then by the rules. One of that name gets both, keeping uuid and counters."""
+        known = self._known.get(name)
+        if known is not None:
+            known.work, known.rules, known.told = work, rules, None
+            known.ask()
+            return
+        controller = self._known[name] = _Controller(name, owner, work, rules)
+        self._owned.setdefault(owner, {})[name] = controller
+        self._jobs.one_shot(name, partial(self._live, controller))
+
+    def trigger(self, name: str) -> bool:
+        """Run it now, or once more when it is running; whether there is one of that name."""
+        known = self._known.get(name)
+        if known is not None:
+            known.ask()
+        return known is not None
+
+    def remove(self, name: str) -> bool:
+        """End it, in the middle of a run too; whether there was one of that name."""
+        known = self._known.pop(name, None)
+        if known is not None:
+            owned = self._owned[known.owner]
+            del owned[name]
+            if not owned:
+                del self._owned[known.owner]
+            known.end()
+        return known is not None
+
+    def remove_of(self, owner: str) -> None:
+        """End those of one owner."""
+        for known in self.of(owner):
+            self.remove(known.name)
+
+    def of(self, owner: str) -> tuple[ControllerStatus, ...]:
+        """The controllers of one owner, by name."""
+        owned = self._owned.get(owner)
+        return tuple(owned[name].status() for name in sorted(owned)) if owned else ()
+
+    def all(self) -> tuple[ControllerStatus, ...]:
+        """Every controller, by name; the hive's other jobs too, each under the id its health has."""
+        found = [known.status() for known in self._known.values()]
+        degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
+        told: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        for job in self._metrics.snapshot():
+            if job.name in self._known:
+                continue
+            name = f"{job.module}.{job.name}"
+            failing = name in degraded
+            last = self._jobs_told.get(name)
+            if last is None or last[0] is not job or last[1] is not failing:
+                last = (job, failing, self._job(name, job, failing))
+            told[name] = last
+            found.append(last[2])
+        self._jobs_told = told
+        found.sort(key=attrgetter("name"))
+        return tuple(found)
+
+    def _job(self, name: str, job: JobStats, failing: bool) -> ControllerStatus:
+        """A job that goes on after a failure may never end a run again: its health tells that it is well."""
+        return ControllerStatus(
+            name=name,
+            uuid=str(uuid5(self._run, name)),
+            owner="",
+            retries=True,
+            retry_base=job.retry_first,
+            interval=job.interval,
+            successes=job.runs - job.failures,
+            failures=job.failures,
+            failures_in_a_row=job.failures_in_a_row if failing else 0,
+            last_error=job.last_error if failing else "",
+            last_success=job.last_succeeded,
+            last_failure=job.last_failed,
+        )
+
+    async def _live(self, controller: _Controller) -> None:
+        with anyio.CancelScope() as controller.scope:
+            while not controller.removed:
+                wake = controller.wake = anyio.Event()
+                await self._once(controller)
+                pause = controller.rules.pause(controller.in_a_row)
+                with anyio.move_on_after(None if math.isinf(pause) else pause):
+                    await wake.wait()
+
+    async def _once(self, controller: _Controller) -> None:
+        """One run, counted. What it raises is what a controller is there to contain."""
+        health = self._health.child(controller.name)
+        began = anyio.current_time()
+        try:
+            await controller.work()
+        except Exception as error:  # noqa: BLE001  # counted, shown in health, and tried again
+            self.runs["failure"].observe(anyio.current_time() - began)
+            controller.failures += 1
+            controller.in_a_row += 1
+            before, told = controller.last_error, str(error) or type(error).__name__
+            controller.last_failure, controller.last_error = time.time(), told
+            pause = controller.rules.pause(controller.in_a_row)
+            tried = f"failed {controller.in_a_row} times"
+            again = "until it is asked for" if math.isinf(pause) else f"next try after {pause:g} s"
+            health.degraded(f"{tried}, {again}", error)
+            if told != before:  # a repeated failure is logged once
+                self._log.warning("controller failed", name=controller.name, error=told)
+        else:
+            self.runs["success"].observe(anyio.current_time() - began)
+            controller.successes += 1
+            controller.in_a_row = 0
+            controller.last_success, controller.last_error = time.time(), ""
+            health.ok()
+        controller.told = None
+
+
+# Controllers as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_controllers_*.
+#
+# The hive's other jobs, which the status shows in the same form, count among those that fail; their runs are
+# hive_job_runs_total.
+
+
+def families(controllers: Controllers) -> Iterator[Family]:
+    """How often controllers ran, how long that took, how many fail now."""
+    yield counter(
+        "cilium_controllers_runs_total",
+        "Number of times that a controller process was run labeled by completion status",
+        {status: spread.count for status, spread in controllers.runs.items()},
+        "status",
+    )
+    yield histogram(
+        "cilium_controllers_runs_duration_seconds",
+        "Duration in seconds of the controller process labeled by completion status",
+        controllers.runs,
+        "status",
+    )
+    failing = sum(status.failures_in_a_row > 0 for status in controllers.all())
+    yield gauge("cilium_controllers_failing", "Number of failing controllers", failing, fixed=True)
+
+
+def controller_metrics(controllers: Controllers) -> Member[Collector]:
+    """Controllers as metrics."""
+
+    async def collect() -> Iterable[Family]:
+
+        return families(controllers)
+
+    return Collector("controllers", collect)
+
+
+cell = module("controllers", "Named work with retries and counters", provide(Controllers, controller_metrics))

@@ -1,0 +1,214 @@
+"""The hive's own metrics: health, hooks, jobs, reconcilers, tables, the load of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from cells.observe import Family, Histogram, counter, gauge, histogram
+from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Tables
+from lifecycle.process import BOUNDS, LoopLag, process_age, trouble_logged
+
+COARSE = 4
+"""So many classes of stretches of the loop make one bucket: each is twice as long as the one before."""
+
+
+def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables) -> Iterator[Family]:
+    """Everything the framework knows."""
+    yield from _health(health)
+    yield from _hooks(profile)
+    yield from _jobs(jobs)
+    yield from _reconcilers(jobs)
+    yield from _tables(tables)
+    yield from _loop()
+
+
+def _health(health: HealthTree) -> Iterator[Family]:
+    statuses = health.snapshot()
+    levels = Counter(status.level for status in statuses)
+    yield gauge(
+        "cilium_hive_status",
+        "Modules and their parts by health.",
+        {level: levels[level] for level in ("ok", "degraded", "stopped")},
+        "status",
+    )
+    degraded: Mapping[str, float] = {
+        status.module: float(status.level == "degraded") for status in statuses if status.level != "unknown"
+    }
+    yield gauge("cilium_hive_degraded_status", "Whether it is degraded.", degraded, "module", on=False)
+
+
+def _hooks(profile: Profile) -> Iterator[Family]:
+    for kind, when in (("start", "started"), ("stop", "stopped")):
+        took: dict[tuple[str, ...], float] = {}
+        for timing in profile.timings:
+            if timing.kind == kind:
+                took[timing.module, timing.name] = timing.took
+        yield gauge(
+            f"hive_hook_{kind}_seconds", f"What each hook took when it last {when}.", took, "module hook"
+        )
+
+
+def _jobs(jobs: JobMetrics) -> Iterator[Family]:
+    totals = jobs.totals()
+    labels = "module job kind"
+    yield counter(
+        "hive_job_runs_total",
+        "Runs of background jobs that have ended, failed ones included; N stands for any number.",
+        {what: total.runs for what, total in totals.items()},
+        labels,
+    )
+    yield counter(
+        "hive_job_failures_total",
+        "Runs of background jobs that have failed.",
+        {what: total.failures for what, total in totals.items()},
+        labels,
+    )
+    yield counter(
+        "hive_job_seconds_total",
+        "Time background jobs have run for.",
+        {what: total.seconds for what, total in totals.items()},
+        labels,
+    )
+    yield gauge(
+        "hive_job_running",
+        "Background jobs that run at this moment.",
+        {what: total.running for what, total in totals.items()},
+        labels,
+    )
+
+
+def _reconcilers(jobs: JobMetrics) -> Iterator[Family]:
+    found = {module: one.statistics for module, _, one in jobs.observers() if isinstance(one, Reconciler)}
+    failing = {module: one.failing for module, _, one in jobs.observers() if isinstance(one, Reconciler)}
+    for name, text, values in (
+        ("count", "Batches written.", {module: one.batches for module, one in found.items()}),
+        ("errors_total", "Objects that failed.", {module: one.failures for module, one in found.items()}),
+        ("prune_count", "Comparisons of everything.", {module: one.sweeps for module, one in found.items()}),
+        (
+            "prune_errors_total",
+            "Comparisons of everything that failed.",
+            {module: one.failed_sweeps for module, one in found.items()},
+        ),
+    ):
+        yield counter(f"cilium_reconciler_{name}", text, values, "module_id", on=False)
+    yield gauge(
+        "cilium_reconciler_errors_current",
+        "Objects that differ and cannot be put right.",
+        failing,
+        "module_id",
+        on=False,
+    )
+    yield counter(
+        "hive_reconciler_drift_total",
+        "Objects found changed by someone else.",
+        {module: one.drift for module, one in found.items()},
+        "module_id",
+    )
+
+
+def _tables(tables: Tables) -> Iterator[Family]:
+    known: list[ReadTable[object]] = tables.all()
+    names = Counter(table.name for table in known)
+    alone = [table for table in known if names[table.name] == 1]
+    yield gauge(
+        "cilium_statedb_table_objects",
+        "Rows of a table.",
+        {table.name: len(table) for table in alone},
+        "table",
+        on=False,
+    )
+    yield gauge(
+        "cilium_statedb_table_revision",
+        "How often a table has changed.",
+        {table.name: table.revision for table in alone},
+        "table",
+        on=False,
+    )
+
+
+def _loop() -> Iterator[Family]:
+    lag = LoopLag.of(asyncio.get_running_loop())
+    if lag is None:  # not our event loop
+        return
+    counts = lag.stretches.counts
+    coarse = Histogram(BOUNDS[::COARSE])
+    for position, count in enumerate(counts):
+        coarse.counts[-(-position // COARSE)] += count
+    coarse.sum = lag.seconds
+    yield histogram(
+        "hive_loop_stretch_seconds",
+        "For how long at a stretch the event loop was busy, while others that were ready waited.",
+        coarse,
+    )
+    yield gauge("hive_loop_longest_seconds", "The longest stretch since the start.", lag.longest)
+
+
+# What the kernel knows of this process.
+#
+# Source: Prometheus's process collector, proc_pid_stat(5), getrlimit(2).
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+# fields of /proc/self/stat, counted from behind the command's name
+_USER, _SYSTEM, _VIRTUAL, _RESIDENT = 11, 12, 20, 21
+
+
+def process_families(prefix: str) -> Iterator[Family]:
+    """Time, memory, descriptors; and what was logged as warning or error. `prefix` begins every name."""
+    fields = _stat()
+    cpu = (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
+    facts = {
+        f"{prefix}_process_open_fds": ("Number of open file descriptors.", sum(1 for _ in os.scandir(_FDS))),
+        f"{prefix}_process_max_fds": (
+            "Maximum number of open file descriptors.",
+            _limit(resource.RLIMIT_NOFILE),
+        ),
+        f"{prefix}_process_virtual_memory_bytes": ("Virtual memory size in bytes.", int(fields[_VIRTUAL])),
+        f"{prefix}_process_virtual_memory_max_bytes": (
+            "Maximum amount of virtual memory available in bytes.",
+            _limit(resource.RLIMIT_AS),
+        ),
+        f"{prefix}_process_resident_memory_bytes": (
+            "Resident memory size in bytes.",
+            int(fields[_RESIDENT]) * _PAGE,
+        ),
+        f"{prefix}_process_start_time_seconds": (
+            "Start time of the process since unix epoch in seconds.",
+            time.time() - process_age(),
+        ),
+    }
+    yield counter(
+        f"{prefix}_process_cpu_seconds_total",
+        "Total user and system CPU time spent in seconds.",
+        cpu,
+        fixed=True,
+    )
+    for name, (text, value) in facts.items():
+        yield gauge(name, text, value, fixed=True)
+    logged: dict[tuple[str, ...], float] = {}
+    for (level, module), count in trouble_logged().items():
+        key = ("warning" if level == "warning" else "error", module.rpartition(".")[2] or "init")
+        logged[key] = logged.get(key, 0) + count
+    yield counter(
+        f"{prefix}_errors_warnings_total", "Lines logged as error or warning.", logged, "level subsystem"
+    )
+
+
+_FDS: Final = Path("/proc/self/fd")
+
+
+def _stat() -> list[str]:
+    text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def _limit(what: int) -> float:
+    soft = resource.getrlimit(what)[0]
+    return float(0xFFFFFFFFFFFFFFFF if soft == resource.RLIM_INFINITY else soft)

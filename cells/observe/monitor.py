@@ -1,0 +1,307 @@
+"""The monitor socket: the datapath's packet events for clients on the node.
+
+Edge: forwards events as they came to every client of ``<state-dir>/monitor1_2.sock``, which decodes them.
+Why:  an unmodified ``cilium-dbg monitor`` and ``hive monitor`` watch packets with it. Nothing is read from
+      the datapath while nobody is connected.
+
+Settings: enable-monitor.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from cells.config import AgentConfig
+from cells.observe.events import Events, Lost, Sample, Subscription
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, invoke, module, provide
+from lifecycle.http import listen
+
+__all__ = ["SOCKET", "GobError", "Monitor", "MonitorSettings", "Payloads", "cell"]
+
+
+# What travels over the monitor socket: Go's gob encoding of one struct.
+#
+# Source: Go's package encoding/gob; Cilium 1.17, version 1.2 of the monitor's protocol: the server sends the
+#         type ``Payload{Data []byte; CPU int; Lost uint64; Type int}`` once, then a value for each event; the
+#         client sends nothing.
+
+SAMPLE: Final = 9
+LOST: Final = 2
+_TYPE_ID: Final = 66
+_LONGEST: Final = 1 << 20
+"""Of a message; an event has less than 1 KiB."""
+
+
+class GobError(ValueError):
+    """What came is not what a monitor sends."""
+
+
+def _uint(value: int) -> bytes:
+    """An unsigned integer: as one byte below 128, else its bytes after the negated number of them."""
+    if value < 128:
+        return bytes((value,))
+    size = (value.bit_length() + 7) // 8
+    return bytes((256 - size,)) + value.to_bytes(size, "big")
+
+
+def _int(value: int) -> bytes:
+    """A signed integer: shifted left, its sign in the lowest bit."""
+    return _uint(~value << 1 | 1 if value < 0 else value << 1)
+
+
+def _message(content: bytes) -> bytes:
+    return _uint(len(content)) + content
+
+
+def _string(text: str) -> bytes:
+    return _uint(len(text)) + text.encode()
+
+
+_BYTES, _INT, _UINT = 5, 2, 3  # gob's ids of these types
+_FIELDS: Final = (("Data", _BYTES), ("CPU", _INT), ("Lost", _UINT), ("Type", _INT))
+
+
+def _definition() -> bytes:
+    """The type definition: a wireType whose third field, a structType, names the fields and their types.
+
+    Every number before a value is how many fields further it is; 0 ends a struct.
+    """
+    fields = b"".join(b"\1" + _string(name) + b"\1" + _int(kind) + b"\0" for name, kind in _FIELDS)
+    common = b"\1" + _string("Payload") + b"\1" + _int(_TYPE_ID) + b"\0"
+    return _int(-_TYPE_ID) + b"\3\1" + common + b"\1" + _uint(len(_FIELDS)) + fields + b"\0\0"
+
+
+PREFACE: Final = _message(_definition())
+"""What a connection begins with."""
+
+_VALUE: Final = _int(_TYPE_ID)
+_SAMPLE_END: Final = _int(SAMPLE) + b"\0"
+_LOST_END: Final = b"\1" + _int(LOST) + b"\0"
+
+
+def encode(event: Sample | Lost) -> bytes:
+    """One event as a message; fields that are zero are left out, as gob has it."""
+    if isinstance(event, Sample):
+        cpu = b"\1" + _int(event.cpu) + b"\2" if event.cpu else b"\3"
+        content = _VALUE + b"\1" + _uint(len(event.data)) + event.data + cpu + _SAMPLE_END
+    else:
+        cpu = b"\2" + _int(event.cpu) + b"\1" if event.cpu else b"\3"
+        content = _VALUE + cpu + _uint(event.count) + _LOST_END
+    return _uint(len(content)) + content
+
+
+class Payloads:
+    """Reads what a monitor sends, in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._begun = False
+
+    def feed(self, data: bytes) -> Iterator[Sample | Lost]:
+        """The events that are whole by now. Raises GobError; payloads of other types are passed over."""
+        self._rest += data
+        position = 0
+        while (found := _length(self._rest, position)) is not None:
+            start, size = found
+            if len(self._rest) < start + size:
+                break
+            message = self._rest[start : start + size]
+            position = start + size
+            if not self._begun:
+                if message != _definition():
+                    raise GobError("the socket does not speak version 1.2 of the monitor's protocol")
+                self._begun = True
+            elif (event := _event(message)) is not None:
+                yield event
+        self._rest = self._rest[position:]
+
+
+def _length(data: bytes, position: int) -> tuple[int, int] | None:
+    """Where a message begins, and its length; None if that has not come yet."""
+    try:
+        size, start = _read_uint(data, position)
+    except IndexError:
+        return None
+    if size > _LONGEST:
+        raise GobError(f"a message of {size} bytes")
+    return start, size
+
+
+def _event(message: bytes) -> Sample | Lost | None:
+    try:
+        kind, position = _read_uint(message, 0)
+        if kind != _TYPE_ID << 1:
+            raise GobError(f"a value of an unknown type, number {kind}")
+        data, numbers = _read_fields(message, position)
+    except IndexError:
+        raise GobError("a message that ends too early") from None
+    cpu, lost, what = (numbers.get(field, 0) for field in (1, 2, 3))
+    if what >> 1 == SAMPLE:
+        return Sample(cpu >> 1, data)
+    return Lost(lost, cpu >> 1) if what >> 1 == LOST else None
+
+
+def _read_fields(message: bytes, position: int) -> tuple[bytes, dict[int, int]]:
+    data = b""
+    numbers: dict[int, int] = {}
+    field = -1
+    while True:
+        step, position = _read_uint(message, position)
+        if step == 0:
+            return data, numbers
+        field += step
+        number, position = _read_uint(message, position)
+        if field == 0:
+            data = message[position : position + number]
+            position += number
+        elif field < len(_FIELDS):
+            numbers[field] = number
+        else:
+            raise GobError(f"a value with a field number {field}")
+
+
+def _read_uint(data: bytes, position: int) -> tuple[int, int]:
+    """A number, and where it ends. IndexError: there is not all of it."""
+    first = data[position]
+    if first < 128:
+        return first, position + 1
+    end = position + 1 + 256 - first
+    if end > len(data):
+        raise IndexError
+    return int.from_bytes(data[position + 1 : end], "big"), end
+
+
+# Sends events to everybody who is connected.
+#
+# Source: Cilium 1.17, the monitor's socket of protocol version 1.2.
+
+SOCKET: Final = "monitor1_2.sock"
+MOST_CLIENTS: Final = 64
+"""Connected at a time; one more is closed at once. Each costs a queue of events and what is being sent."""
+IN_FLIGHT: Final = 64 * 1024
+"""Bytes handed to a connection before it has to have taken them; the events after them wait in its queue."""
+_QUIET: Final = 60.0  # seconds between two lines in the log about too many clients
+
+
+class MonitorSettings(Settings, frozen=True):
+    """Settings of the monitor cell."""
+
+    enable_monitor: bool = True
+    """Serve the monitor socket."""
+
+
+class Monitor:
+    """Serves the monitor socket at ``path`` while the agent runs."""
+
+    def __init__(
+        self, path: Path, settings: MonitorSettings, events: Events, lifecycle: Lifecycle, log: Logger
+    ) -> None:
+        self.path = path
+        self._events = events
+        self._log = log
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+        self._quiet_until = 0.0
+        if settings.enable_monitor:
+            lifecycle.append(Hook("serve the monitor", self._start, self._stop))
+
+    @property
+    def watchers(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
+
+    async def _start(self) -> None:
+        listener = listen(self.path, group="cilium")
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        with anyio.CancelScope(shield=True):
+            self._server = await asyncio.start_unix_server(self._accepted, sock=listener)
+
+    async def _stop(self) -> None:
+        if self._server is None:
+            return
+        self.path.unlink(missing_ok=True)
+        self._server.close()
+        for client in self._clients:
+            client.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client until either side has gone."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("asyncio accepts in a task")
+        if len(self._clients) >= MOST_CLIENTS:
+            self._turn_away(writer)
+            return
+        self._clients.add(task)
+        try:
+            with self._events.subscribe() as subscription:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_until_gone, reader, tasks.cancel_scope)
+                    await _send(writer, subscription)
+                    tasks.cancel_scope.cancel()
+        except* (ConnectionError, asyncio.CancelledError):
+            pass  # the client has gone, or we stop: nobody waits for this connection any more
+        except* HiveError as errors:
+            reason = "; ".join(map(str, errors.exceptions))
+            self._log.warning("events cannot be read from the datapath", error=reason)
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    def _turn_away(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        now = anyio.current_time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _QUIET
+            self._log.warning("too many clients of the monitor: one is turned away", clients=MOST_CLIENTS)
+
+
+async def _send(writer: asyncio.StreamWriter, subscription: Subscription) -> None:
+    writer.write(PREFACE)
+    async for batch in subscription:
+        for piece in _pieces(batch):
+            writer.write(piece)
+            await writer.drain()
+
+
+def _pieces(batch: Iterable[Sample | Lost]) -> Iterator[bytes]:
+    """The events as messages, some IN_FLIGHT bytes at a time."""
+    messages: list[bytes] = []
+    size = 0
+    for event in batch:
+        message = encode(event)
+        messages.append(message)
+        size += len(message)
+        if size >= IN_FLIGHT:
+            yield b"".join(messages)
+            messages, size = [], 0
+    yield b"".join(messages)
+
+
+async def _until_gone(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:
+    """Read what no client should send, to hear of its end."""
+    while await reader.read(4096):
+        pass
+    scope.cancel()
+
+
+def monitor(
+    agent: AgentConfig, settings: MonitorSettings, events: Events, lifecycle: Lifecycle, log: Logger
+) -> Monitor:
+    """The node's monitor socket."""
+    return Monitor(agent.state_dir / SOCKET, settings, events, lifecycle, log)
+
+
+cell = module(
+    "monitor",
+    "Events of packets on the monitor socket",
+    config(MonitorSettings),
+    provide(monitor),
+    invoke(Monitor),
+)

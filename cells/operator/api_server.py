@@ -1,0 +1,142 @@
+"""The operator's way to the API server.
+
+Edge: finds the server, lends its client; every cell that writes needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from cells.kubernetes.api_server import access_of
+from cells.kubernetes.client import connect
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.settings import KubernetesSettings
+from lifecycle import (
+    Duration,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    NotStartedError,
+    Settings,
+    config,
+    module,
+    provide,
+    refuse,
+    seconds,
+)
+
+__all__ = ["ApiServerSettings", "ClusterAPI", "cell"]
+
+
+# The client of the API server that every part of the operator shares.
+
+USER_AGENT = "cilium-operator/1.17.0"
+"""What requests say they are from: the field manager of what is written, too."""
+
+
+class ApiServerSettings(Settings, frozen=True):
+    """Where the API server is, and how fast it may be asked."""
+
+    k8s_api_server: str = ""
+    """URL of the API server; empty takes the kubeconfig's, or that of the cluster it is a pod of."""
+
+    k8s_api_server_urls: tuple[str, ...] = ()
+    """URLs of several API servers, tried in turn when one does not answer."""
+
+    k8s_kubeconfig_path: str = ""
+    """Path of a kubeconfig; its current context is used."""
+
+    operator_k8s_client_qps: float = 100.0
+    """Requests per second on average; 0: no limit."""
+
+    operator_k8s_client_burst: int = 200
+    """Requests in a burst above that rate."""
+
+    k8s_client_connection_timeout: Duration = seconds(30)
+    """Time limit for connecting, and for an answer."""
+
+    k8s_client_connection_keep_alive: Duration = seconds(30)
+    """How long an idle connection is kept, and the interval of TCP keepalive probes."""
+
+    k8s_heartbeat_timeout: Duration = seconds(30)
+    """How long the API server may be silent before it is probed; without an answer the connections are
+    replaced. 0: never."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.operator_k8s_client_qps < 0:
+            yield f"operator-k8s-client-qps={self.operator_k8s_client_qps}: expected 0 or more"
+        if self.operator_k8s_client_burst < 1:
+            yield f"operator-k8s-client-burst={self.operator_k8s_client_burst}: expected 1 or more"
+        if self.k8s_heartbeat_timeout < 0:
+            yield f"k8s-heartbeat-timeout={self.k8s_heartbeat_timeout}: expected 0 or more"
+        yield from _reasons(self.where())
+
+    def where(self) -> KubernetesSettings:
+        """The same as the agent's settings say it."""
+        return KubernetesSettings(
+            k8s_api_server=self.k8s_api_server,
+            k8s_api_server_urls=self.k8s_api_server_urls,
+            k8s_kubeconfig_path=self.k8s_kubeconfig_path,
+        )
+
+
+def _reasons(settings: KubernetesSettings) -> Iterator[str]:
+    try:
+        settings.validate()
+    except ExceptionGroup as group:
+        yield from map(str, group.exceptions)
+    except ValueError as error:
+        yield str(error)
+
+
+class ClusterAPI:
+    """The API server. The start fails when none is named anywhere: an operator has nothing else to do."""
+
+    def __init__(self, settings: ApiServerSettings, *, lifecycle: Lifecycle, jobs: Jobs, log: Logger) -> None:
+        self._settings = settings
+        self._jobs = jobs
+        self._log = log
+        self._client: Client | None = None
+        lifecycle.append(Hook("find the API server", self._start, self._stop))
+
+    @property
+    def client(self) -> Client:
+        """Its client. Raises NotStartedError before the hook has run."""
+        if self._client is None:
+            raise NotStartedError("ClusterAPI: the API server is known once its hook has run")
+        return self._client
+
+    async def _start(self) -> None:
+        settings = self._settings
+        access = access_of(settings.where())
+        if access is None:
+            raise HiveError(
+                "no API server: set k8s-kubeconfig-path or k8s-api-server, or run as a pod of the cluster"
+            )
+        self._client = connect(
+            access,
+            agent=USER_AGENT,
+            qps=settings.operator_k8s_client_qps,
+            burst=settings.operator_k8s_client_burst,
+            timeout=settings.k8s_client_connection_timeout,
+            keep_alive=settings.k8s_client_connection_keep_alive,
+        )
+        self._jobs.one_shot("k8s-probe", self._client.probe)
+        if settings.k8s_heartbeat_timeout:
+            beat = partial(self._client.heartbeat, settings.k8s_heartbeat_timeout)
+            self._jobs.timer("k8s-heartbeat", beat, settings.k8s_heartbeat_timeout)
+        self._log.info("the API server is known", servers=list(access.servers))
+
+    async def _stop(self) -> None:
+        if self._client is not None:
+            await self._client.reset()
+
+
+cell = module("api-server", "The way to the API server", config(ApiServerSettings), provide(ClusterAPI))

@@ -1,0 +1,239 @@
+"""What a kvstore needs done once: its heartbeat, whose it is, the end of identities that nobody uses.
+
+Controller: keys of the store in, deletions, the heartbeat and the cluster's configuration out.
+Why:        agents know by the heartbeat that somebody writes to the store they read, and those of other
+            clusters by the configuration whose it is. Numbers are few, and who took one cannot tell whether
+            others use it by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from cells.kvstore.model import (
+    CLUSTER_CONFIG,
+    HEARTBEAT,
+    HEARTBEAT_INTERVAL,
+    IDS,
+    LOCKS,
+    VALUES,
+    Compare,
+    KeyValue,
+    delete,
+    put,
+)
+from cells.kvstore.own_keys import OwnKey, keep_keys
+from cells.kvstore.store import KVStore, lock
+from cells.observe import Collector, Family, gauge
+from cells.observe.metrics import Metrics
+from cells.operator.gc import GCSettings, IdentityPasses
+from cells.operator.objects import CLUSTER_IDENTITIES, ClusterObjects
+from cells.operator.options import OperatorOptions
+from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, invoke, module, provide
+
+__all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "cell"]
+
+
+# How far the two stores of identities agree, in the doublewrite modes: when the other one can be read.
+#
+# Source: Cilium 1.17, the operator's metrics doublewrite_identity_*.
+
+INTERVAL: Final = 60.0
+PREFIX: Final = "cilium_operator_doublewrite_identity"
+
+
+class IdentityComparison:
+    """Compares every minute, while this operator leads; what it finds are metrics."""
+
+    def __init__(
+        self,
+        options: OperatorOptions,
+        store: KVStore,
+        objects: ClusterObjects | None,
+        metrics: Metrics | None,
+        *,
+        jobs: Jobs,
+        lifecycle: Lifecycle,
+    ) -> None:
+        if objects is None or metrics is None or not (store.enabled and options.compares_identities):
+            return
+        self._store = store
+        self._objects = objects.table(CLUSTER_IDENTITIES)
+        self._in_objects: set[str] = set()
+        self._in_keys: set[str] = set()
+        collector = Collector("doublewrite", self._collect)
+
+        async def start() -> None:
+            metrics.add([collector])
+
+        async def stop() -> None:
+            metrics.remove([collector])
+
+        lifecycle.append(Hook("report metrics", start, stop))
+        jobs.timer("compare identities", self.compare, INTERVAL).trigger()
+
+    async def compare(self) -> None:
+        """Look at both. Raises StoreError."""
+        await self._objects.wait_initialized()
+        keys, _ = await self._store.client.list_prefix(IDS)
+        self._in_keys = {kv.key.removeprefix(IDS) for kv in keys}
+        self._in_objects = {row.name for row in self._objects.all()}
+
+    async def _collect(self) -> Iterable[Family]:
+        objects, keys = self._in_objects, self._in_keys
+        return [
+            gauge(f"{PREFIX}_crd_total_count", "Identities that are CiliumIdentities.", len(objects)),
+            gauge(f"{PREFIX}_kvstore_total_count", "Identities in the kvstore.", len(keys)),
+            gauge(f"{PREFIX}_crd_only_count", "CiliumIdentities not in the kvstore.", len(objects - keys)),
+            gauge(f"{PREFIX}_kvstore_only_count", "Identities in the kvstore only.", len(keys - objects)),
+        ]
+
+
+# Says in the store whose it is: the configuration of the cluster, for agents of others that read it.
+#
+# Source: Cilium 1.17, the key cilium/cluster-config/NAME. It promises no canaries (cilium/synced/NAME/...):
+#         to a store that every agent of a cluster writes to nobody could say that all is there.
+
+MOST_CLUSTERS: Final = 255
+"""Of a mesh, by the numbers that a cluster may have."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, rename="camel"):
+    """What readers may count on."""
+
+    max_connected_clusters: int = MOST_CLUSTERS
+    service_exports_enabled: bool = False
+
+
+class Configuration(msgspec.Struct, frozen=True):
+    """The value of the key."""
+
+    id: int | msgspec.UnsetType
+    """Unset for a cluster without a number, in no mesh."""
+    capabilities: Capabilities
+
+
+class ClusterConfig:
+    """Keeps the key under a lease, and puts right what others make of it."""
+
+    def __init__(self, store: KVStore, options: OperatorOptions, *, jobs: Jobs, tables: Tables) -> None:
+        if not store.enabled:
+            return
+        keys: Table[OwnKey] = Table("cluster-config-keys", key=lambda row: row.key)
+        value = msgspec.json.encode(Configuration(options.cluster_id or msgspec.UNSET, Capabilities()))
+        with keys.txn() as rows:
+            rows.put(OwnKey(f"{CLUSTER_CONFIG}{options.cluster_name}", value.decode()))
+        keep_keys(store, keys, jobs=jobs, tables=tables)
+
+
+# Writes the heartbeat, and deletes numbers that no node uses.
+#
+# Source: Cilium 1.17, RunGC of the kvstore's allocator: a number that has been without a node in two passes,
+#         and was not written between them, goes, under the lock of its labels.
+
+KVSTORE: Final = "kvstore"
+PATIENCE: Final = 60.0
+"""Seconds to wait for the lock of somebody who allocates just now."""
+
+
+class KVStoreGC:
+    """Looks every identity-gc-interval; does nothing without a store."""
+
+    def __init__(
+        self, store: KVStore, settings: GCSettings, passes: IdentityPasses, *, jobs: Jobs, log: Logger
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._log = log
+        self._unused: dict[str, int] = {}
+        """Numbers that no node used in the last pass, and when they had been written."""
+        self._passes = passes
+        if not store.enabled:
+            return
+        passes.expect(KVSTORE)
+        jobs.timer("heartbeat", self.beat, HEARTBEAT_INTERVAL).trigger()
+        if settings.identity_gc_interval:
+            jobs.timer("identities", self.collect, settings.identity_gc_interval)
+
+    async def beat(self) -> None:
+        """Write the time. Raises StoreError."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        await self._store.client.txn(put(HEARTBEAT, now.encode()))
+
+    async def collect(self) -> None:
+        """One pass. Raises StoreError."""
+        with self._passes.counted(KVSTORE):
+            await self._collect()
+
+    async def _collect(self) -> None:
+        client = self._store.client
+        numbers, _ = await client.list_prefix(IDS)
+        used, _ = await client.list_prefix(VALUES)
+        in_use = {kv.key.removeprefix(VALUES).rpartition("/")[0] for kv in used}
+        before, self._unused = self._unused, {}
+        deleted = 0
+        for kv in numbers:
+            if kv.value.decode(errors="replace") in in_use:
+                continue
+            if before.get(kv.key) != kv.mod_revision:
+                self._unused[kv.key] = kv.mod_revision
+            elif await self._delete(kv):
+                deleted += 1
+                if deleted % self._settings.identity_gc_rate_limit == 0:
+                    await anyio.sleep(self._settings.identity_gc_rate_interval)
+        self._passes.found(KVSTORE, alive=len(numbers) - deleted - len(self._unused), deleted=deleted)
+        if deleted:
+            self._log.info("identities that no node uses deleted", count=deleted)
+
+    async def _delete(self, master: KeyValue) -> bool:
+        """Delete the number, unless somebody uses it by now. Raises StoreError."""
+        client, labels = self._store.client, master.value.decode(errors="replace")
+        with anyio.move_on_after(PATIENCE):
+            async with lock(client, f"{LOCKS}{labels}.lock") as held:
+                if await client.first(f"{VALUES}{labels}/") is not None:
+                    return False
+                unchanged = Compare(master.key, "mod", master.mod_revision)
+                return (await client.txn(delete(master.key), when=[held.held, unchanged])).succeeded
+        return False
+
+
+# What the store costs the operator, under its own names.
+#
+# Source: Cilium 1.17: metrics of the store as the agent's, which begin with cilium_operator_.
+
+
+def tell(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycle) -> None:
+    """Tell it while this operator leads, where there is a store."""
+    if metrics is None or not store.enabled:
+        return
+    told = metrics
+
+    async def collect() -> Iterable[Family]:
+        return [
+            replace(one, name=one.name.replace("cilium_", "cilium_operator_", 1))
+            for one in store.metrics.families()
+        ]
+
+    collector = Collector("kvstore", collect)
+
+    async def start() -> None:
+        told.add([collector])
+
+    async def stop() -> None:
+        told.remove([collector])
+
+    lifecycle.append(Hook("report metrics", start, stop))
+
+
+cell = module(
+    "kvstore-gc",
+    "Heartbeat of the kvstore, the cluster's configuration, and unused identities",
+    provide(KVStoreGC, ClusterConfig, IdentityComparison),
+    invoke(KVStoreGC, ClusterConfig, IdentityComparison, tell),
+)

@@ -1,0 +1,167 @@
+"""One of several operators is the leader: it works, the others wait for its lease.
+
+Controller: the lease in, the leader's hive started and stopped.
+Why:        what the leader runs is a hive of its own: it starts with leadership, and is stopped before the
+            lease is let go of.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+from cells.kubernetes.leases import Election
+from cells.operator.api_server import ClusterAPI
+from cells.operator.options import OperatorOptions
+from lifecycle import (
+    Duration,
+    Health,
+    HiveError,
+    InnerHive,
+    Jobs,
+    Logger,
+    Settings,
+    after,
+    config,
+    invoke,
+    module,
+    provide,
+    refuse,
+    seconds,
+)
+
+__all__ = ["LeaderHive", "LeaderSettings", "Leadership", "cell"]
+
+
+# Runs the leader's hive for as long as the lease is held.
+#
+# Source: k8s.io/client-go/tools/leaderelection; Cilium 1.17 ends an operator that loses its lease.
+
+LEASE: Final = "cilium-operator-resource-lock"
+LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+"""What Kubernetes makes random names of."""
+
+
+class LeaderSettings(Settings, frozen=True):
+    """Settings of the election."""
+
+    leader_election_lease_duration: Duration = seconds(15)
+    """How long others wait for a leader that does not renew its lease."""
+
+    leader_election_renew_deadline: Duration = seconds(10)
+    """How long a leader goes on without having renewed its lease."""
+
+    leader_election_retry_period: Duration = seconds(2)
+    """How often the lease is asked for and renewed."""
+
+    def validate(self) -> None:
+        """Refuse durations that do not fit; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        lease, renew, retry = (
+            self.leader_election_lease_duration,
+            self.leader_election_renew_deadline,
+            self.leader_election_retry_period,
+        )
+        if retry <= 0:
+            yield f"leader-election-retry-period={retry}: expected more than 0"
+        if lease < 1:
+            yield f"leader-election-lease-duration={lease}: expected at least 1s"
+        if lease <= renew:
+            yield (
+                f"leader-election-lease-duration={lease}: expected more than"
+                f" leader-election-renew-deadline={renew}"
+            )
+        if renew <= 1.2 * retry:
+            yield (
+                f"leader-election-renew-deadline={renew}: expected more than 1.2 times"
+                f" leader-election-retry-period={retry}"
+            )
+
+
+class LeaderHive(InnerHive):
+    """What only the leader runs."""
+
+
+def _only(error: Exception) -> Exception:
+    """What went wrong, without the tasks around it, when it is one thing."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+class Leadership:
+    """This operator's part in the election."""
+
+    def __init__(
+        self,
+        hive: LeaderHive,
+        server: ClusterAPI,
+        options: OperatorOptions,
+        settings: LeaderSettings,
+        *,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._hive = hive
+        self._server = server
+        self._options = options
+        self._settings = settings
+        self._health = health
+        self._log = log
+        self._election: Election | None = None
+        self.identity = f"{socket.gethostname()}-{''.join(secrets.choice(LETTERS) for _ in range(10))}"
+        """Who we are in the lease."""
+        self.leads = False
+        """Whether the leader's work runs here."""
+        jobs.one_shot("lead", self._take_part, fatal=True)
+
+    @property
+    def leader(self) -> str:
+        """Who was last seen to hold the lease; empty for nobody."""
+        return self._election.leader if self._election is not None else ""
+
+    async def _take_part(self) -> None:
+        settings = self._settings
+        self._election = Election(
+            self._server.client,
+            LEASE,
+            self._options.namespace,
+            self.identity,
+            self._log,
+            duration=settings.leader_election_lease_duration,
+            deadline=settings.leader_election_renew_deadline,
+            retry=settings.leader_election_retry_period,
+        )
+        self._health.ok("waiting for the lease")
+        try:
+            await self._election.run(self._work)
+        except ExceptionGroup as group:
+            raise _only(group) from group
+        raise HiveError(f"leader election lost: {self.leader or 'nobody'} holds the lease {LEASE}")
+
+    async def _work(self) -> None:
+        self.leads = True
+        self._health.ok("leader")
+        try:
+            await self._hive.run()
+        finally:
+            self.leads = False
+
+
+@after(Leadership)
+def lead() -> None:
+    """Take part in the election."""
+
+
+cell = module(
+    "election",
+    "Election of the leader",
+    config(LeaderSettings),
+    provide(Leadership),
+    invoke(lead),
+)

@@ -1,0 +1,233 @@
+"""Nodes: the taint goes and the network counts as available once a node's agent is ready.
+
+Controller: Nodes and the agents' pods in, the table ``node-marks`` out: what a Node does not say yet.
+Reconciler: that table in, ``spec.taints`` and the condition NetworkUnavailable of Nodes out.
+Why:        pods that need a network are not to be scheduled where there is none yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from cells.kubernetes.client.errors import KubernetesError, NotFoundError
+from cells.kubernetes.objects.core import NODES, Node
+from cells.kubernetes.objects.kind import Selector
+from cells.operator.api_server import ClusterAPI
+from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
+from cells.operator.options import OperatorOptions
+from lifecycle import (
+    BatchError,
+    Jobs,
+    ReadTable,
+    Reconciler,
+    Settings,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
+
+__all__ = ["NodeMark", "NodeSettings", "cell"]
+
+
+# What is said of nodes whose agent is ready, and of those whose agent is not.
+#
+# Source: Cilium 1.17, options of the operator.
+
+
+class NodeSettings(Settings, frozen=True):
+    """Settings of the nodes cell."""
+
+    remove_cilium_node_taints: bool = True
+    """Take the taint from nodes whose agent is ready."""
+
+    set_cilium_node_taints: bool = False
+    """Put the taint on nodes whose agent is scheduled and not ready."""
+
+    set_cilium_is_up_condition: bool = True
+    """Say that the network of a node is available once its agent is ready."""
+
+    agent_not_ready_taint_key: str = "node.cilium.io/agent-not-ready"
+    """Key of the taint."""
+
+    cilium_pod_labels: str = "k8s-app=cilium"
+    """Which pods are agents, as a label selector."""
+
+    cilium_pod_namespace: str = ""
+    """Namespace of the agents' pods; that of the operator when empty."""
+
+    def validate(self) -> None:
+        """Refuse what is no selector, or one of all pods; raises ValueError of one line."""
+        try:
+            selector = self.agents
+        except ValueError as error:
+            raise ValueError(f"cilium-pod-labels={self.cilium_pod_labels}: {error}") from error
+        if not selector.match_expressions:
+            raise ValueError("cilium-pod-labels: expected the labels of the agents' pods, not none")
+
+    @property
+    def agents(self) -> Selector:
+        """The labels of the agents' pods."""
+        return selector_of(self.cilium_pod_labels)
+
+
+# Finds nodes that say something else than how their agent is.
+
+UNAVAILABLE: Final = "NetworkUnavailable"
+IS_UP: Final = "CiliumIsUp"
+
+
+class NodeMark(msgspec.Struct, frozen=True, gc=False):
+    """What is to be changed of a Node."""
+
+    name: str
+    untaint: bool = False
+    taint: bool = False
+    available: bool = False
+
+
+class Agents(msgspec.Struct, frozen=True, gc=False):
+    """The agents' pods of a node."""
+
+    node: str
+    ready: int = 0
+    waiting: int = 0
+
+
+def node_marks(
+    settings: NodeSettings, options: OperatorOptions, objects: ClusterObjects
+) -> ReadTable[NodeMark]:
+    """What Nodes do not say yet, by namespace and name; it follows nodes and the agents' pods."""
+    namespace = settings.cilium_pod_namespace or options.namespace
+    selector = settings.agents
+
+    def is_agent(pod: ClusterPod) -> bool:
+        return pod.namespace == namespace and bool(pod.spec.node_name) and selector.matches(pod.labels)
+
+    agents = (
+        objects.table(CLUSTER_PODS)
+        .filter(is_agent, name="agent-pods")
+        .aggregate(lambda pod: pod.spec.node_name, zero=Agents, add=_with, subtract=_without, name="agents")
+    )
+    pairs = objects.table(NODES).left_join(
+        agents, lambda node, found: (node, found), on=lambda node: node.name, name="nodes-and-agents"
+    )
+    return pairs.flat_map(partial(_marks, settings), key=lambda mark: mark.name, name="node-marks")
+
+
+def _with(agents: Agents, pod: ClusterPod) -> Agents:
+    return Agents(agents.node, agents.ready + pod.ready, agents.waiting + (not pod.ready))
+
+
+def _without(agents: Agents, pod: ClusterPod) -> Agents:
+    return Agents(agents.node, agents.ready - pod.ready, agents.waiting - (not pod.ready))
+
+
+def _marks(settings: NodeSettings, pair: tuple[Node, Agents | None]) -> Iterator[NodeMark]:
+    node, agents = pair
+    if agents is None:
+        return
+    ready = agents.ready > 0
+    tainted = any(one.key == settings.agent_not_ready_taint_key for one in node.spec.taints or ())
+    conditions = {one.type: one for one in node.status.conditions or ()}
+    told = conditions.get(UNAVAILABLE)
+    up = told is not None and told.status == "False" and told.reason == IS_UP
+    mark = NodeMark(
+        node.name,
+        untaint=ready and tainted and settings.remove_cilium_node_taints,
+        taint=not ready and not tainted and settings.set_cilium_node_taints,
+        available=ready and not up and settings.set_cilium_is_up_condition,
+    )
+    if mark.untaint or mark.taint or mark.available:
+        yield mark
+
+
+# Writes taints and the condition of nodes.
+#
+# Source: Cilium 1.17: a JSON patch that first tests that the taints are still those that were read, so that
+#         nobody else's taint is lost; then the condition, merged by its type.
+
+MERGE = b"application/strategic-merge-patch+json"
+
+
+class MarkWriter:
+    """Nodes, as far as the operator writes them: a Target."""
+
+    def __init__(self, server: ClusterAPI, taint: str) -> None:
+        self._server = server
+        self._taint = taint
+
+    async def dump(self) -> Mapping[str, NodeMark]:
+        """Nothing: a mark goes away once its node says it."""
+        return {}
+
+    async def put(self, batch: Mapping[str, NodeMark]) -> None:
+        """Write them. Raises BatchError."""
+        failures: dict[str, Exception] = {}
+        for name, mark in batch.items():
+            try:
+                if mark.untaint or mark.taint:
+                    await self._change_taints(mark)
+                if mark.available:
+                    await self._say_available(mark.name)
+            except NotFoundError:
+                continue
+            except KubernetesError as error:
+                failures[name] = error
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """A mark that is written, or whose node is gone, leaves nothing to do."""
+
+    async def _change_taints(self, mark: NodeMark) -> None:
+        live = json.loads(await self._server.client.raw("GET", NODES.path("", mark.name)))
+        old: list[dict[str, Any]] = live["spec"].get("taints") or []
+        new = [one for one in old if one.get("key") != self._taint]
+        if mark.taint:
+            new.append({"key": self._taint, "effect": "NoSchedule"})
+        if new == old:
+            return
+        steps: list[dict[str, Any]] = [{"op": "test", "path": "/spec/taints", "value": old}] if old else []
+        steps.append({"op": "replace" if old else "add", "path": "/spec/taints", "value": new})
+        await self._server.client.patch(NODES, mark.name, steps, how="json")
+
+    async def _say_available(self, name: str) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {
+            "type": UNAVAILABLE,
+            "status": "False",
+            "reason": IS_UP,
+            "message": "Cilium is running on this node",
+            "lastTransitionTime": now,
+            "lastHeartbeatTime": now,
+        }
+        body = json.dumps({"status": {"conditions": [condition]}}).encode()
+        path = NODES.path("", name, "status")
+        query = {"fieldManager": self._server.client.manager}
+        await self._server.client.raw("PATCH", path, query, body, MERGE)
+
+
+AGAIN: Final = minutes(1)
+
+
+def write(server: ClusterAPI, marks: ReadTable[NodeMark], settings: NodeSettings, jobs: Jobs) -> None:
+    """Have marks written."""
+    writer = MarkWriter(server, settings.agent_not_ready_taint_key)
+    jobs.observe("write", Reconciler(marks, writer, full_every=AGAIN, put_early=True))
+
+
+cell = module(
+    "nodes",
+    "Taints and conditions of nodes",
+    config(NodeSettings),
+    provide(node_marks),
+    invoke(write),
+)

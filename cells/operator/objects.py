@@ -1,0 +1,267 @@
+"""The objects that the leader follows, as tables: of every kind that some cell asks for.
+
+Source: an API server; one reflector for each kind that is asked for, none for the others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cells.kubernetes.objects.kind import Condition, Kind, Meta, Object, Requirement, Selector
+from cells.kubernetes.reflector import Reflector
+from cells.kubernetes.sink import Sink, SourceStatus
+from cells.operator.api_server import ClusterAPI
+from cells.operator.crds import CustomResources
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, Tables, module, provide
+
+__all__ = [
+    "CLUSTER_IDENTITIES",
+    "CLUSTER_PODS",
+    "CLUSTER_SERVICES",
+    "ClusterIdentity",
+    "ClusterObjects",
+    "ClusterPod",
+    "ClusterService",
+    "cell",
+    "selector_of",
+]
+
+
+# Pods, services and identities as the operator reads them: other parts of them than an agent does.
+#
+# Source: k8s.io/api/core/v1.
+
+
+class _Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """A part of an object."""
+
+
+class PodPlace(_Part, frozen=True, gc=False):
+    """Where a pod runs."""
+
+    node_name: str = ""
+    host_network: bool = False
+
+
+class PodState(_Part, frozen=True, gc=False):
+    """How a pod is."""
+
+    phase: str = ""
+    start_time: str | None = None
+    conditions: tuple[Condition, ...] | None = None
+
+
+class ClusterPod(Object, frozen=True, gc=False):
+    """A pod of any node."""
+
+    spec: PodPlace = PodPlace()
+    status: PodState = PodState()
+
+    @property
+    def finished(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.status.phase in {"Succeeded", "Failed"}
+
+    @property
+    def ready(self) -> bool:
+        """Whether it runs, and its probes say that it is ready."""
+        conditions = self.status.conditions or ()
+        return self.status.phase == "Running" and any(
+            one.type == "Ready" and one.status == "True" for one in conditions
+        )
+
+
+class Port(_Part, frozen=True, gc=False):
+    """A port of a service."""
+
+    port: int = 0
+    protocol: str = "TCP"
+
+
+class ServiceWishes(_Part, frozen=True, gc=False):
+    """What a service asks of a load balancer."""
+
+    type: str = "ClusterIP"
+    ports: tuple[Port, ...] | None = None
+    selector: dict[str, str] | None = None
+    ip_families: tuple[str, ...] | None = None
+    ip_family_policy: str = ""
+    external_traffic_policy: str = ""
+    load_balancer_ip: str = msgspec.field(name="loadBalancerIP", default="")
+    load_balancer_class: str | None = None
+
+
+class Ingress(_Part, frozen=True, gc=False):
+    """One address of a load balancer."""
+
+    ip: str = ""
+    hostname: str = ""
+
+
+class LoadBalancer(_Part, frozen=True, gc=False):
+    """The addresses of a service."""
+
+    ingress: tuple[Ingress, ...] | None = None
+
+
+class ServiceState(_Part, frozen=True, gc=False):
+    """What was given to a service."""
+
+    load_balancer: LoadBalancer = LoadBalancer()
+    conditions: tuple[Condition, ...] | None = None
+
+
+class ClusterService(Object, frozen=True, gc=False):
+    """A service, as load balancers see it."""
+
+    spec: ServiceWishes = ServiceWishes()
+    status: ServiceState = ServiceState()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses it has."""
+        return tuple(one.ip for one in self.status.load_balancer.ingress or () if one.ip)
+
+
+class VersionedMeta(Meta, frozen=True, gc=False):
+    """``metadata`` with the version of the object."""
+
+    resource_version: str = ""
+
+
+class ClusterIdentity(Object, frozen=True, gc=False):
+    """An identity, as far as it may be in use or not."""
+
+    metadata: VersionedMeta
+
+
+CLUSTER_IDENTITIES: Final = Kind(
+    ClusterIdentity, "cilium.io/v2", "ciliumidentities", kind="CiliumIdentity", namespaced=False
+)
+CLUSTER_PODS: Final = Kind(ClusterPod, "v1", "pods", kind="Pod")
+CLUSTER_SERVICES: Final = Kind(ClusterService, "v1", "services", kind="Service", status=True)
+
+
+# Label selectors as text, as settings and annotations have them.
+#
+# Source: k8s.io/apimachinery/pkg/labels, Parse: ``a=b,c!=d,e in (f,g),h notin (i),j,!k``.
+
+NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
+KEY: Final = rf"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?{NAME}"
+REQUIREMENT: Final = re.compile(
+    rf"""\s*(?:
+        !\s*(?P<absent>{KEY})
+      | (?P<key>{KEY})\s*(?:
+            (?P<equality>==|=|!=)\s*(?P<value>(?:{NAME})?)
+          | \s(?P<set>in|notin)\s*\((?P<values>[^()]*)\)
+        )?
+    )\s*(?:,|$)""",
+    re.VERBOSE,
+)
+VALUE: Final = re.compile(rf"(?:{NAME})?")
+LONGEST: Final = 63
+"""Letters of a name or a value."""
+
+
+def selector_of(text: str) -> Selector:
+    """The selector that a text says; an empty one selects everything. Raises ValueError, without the text."""
+    found: list[Requirement] = []
+    at, text = 0, text.strip()
+    while at < len(text):
+        match = REQUIREMENT.match(text, at)
+        if match is None or (text[match.end() - 1] == "," and match.end() == len(text)):
+            raise ValueError("expected labels such as key=value,other in (a,b),!third")
+        found.append(_requirement(match))
+        at = match.end()
+    return Selector(match_expressions=tuple(found))
+
+
+def _requirement(match: re.Match[str]) -> Requirement:
+    if (absent := match["absent"]) is not None:
+        return _checked(Requirement(absent, "DoesNotExist", ()))
+    key: str = match["key"]
+    if match["equality"] is not None:
+        operator = "NotIn" if match["equality"] == "!=" else "In"
+        return _checked(Requirement(key, operator, (match["value"],)))
+    if match["set"] is not None:
+        values = tuple(one.strip() for one in match["values"].split(","))
+        return _checked(Requirement(key, "In" if match["set"] == "in" else "NotIn", values))
+    return _checked(Requirement(key, "Exists", ()))
+
+
+def _checked(requirement: Requirement) -> Requirement:
+    name = requirement.key.rpartition("/")[2]
+    for one in (name, *(requirement.values or ())):
+        if len(one) > LONGEST or not VALUE.fullmatch(one):
+            raise ValueError(
+                f"{one!r}: expected at most {LONGEST} letters, digits, '-', '_' and '.',"
+                " with a letter or digit at either end"
+            )
+    return requirement
+
+
+# Fills a table for each kind that somebody asks for.
+
+T = TypeVar("T", bound=Object)
+
+
+def source_statuses() -> Table[SourceStatus]:
+    """How the source of each kind is, by ``pods``, ``ciliumnodes.cilium.io``."""
+    return Table("k8s-sources", key=lambda one: one.kind)
+
+
+class ClusterObjects:
+    """The tables of the leader. A kind is followed from the start on when a constructor has asked for it."""
+
+    def __init__(
+        self,
+        server: ClusterAPI,
+        resources: CustomResources,
+        statuses: Table[SourceStatus],
+        tables: Tables,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._server = server
+        self._resources = resources
+        self._statuses = statuses
+        self._registry = tables
+        self._jobs = jobs
+        self._health = health
+        self._log = log
+        self._tables: dict[str, Table[Any]] = {}
+        self._sinks: list[Sink[Any]] = []
+        lifecycle.append(Hook("follow objects", self._start))
+
+    @property
+    def endpoints(self) -> bool:
+        """Whether there are CiliumEndpoints, and slices of them."""
+        return self._resources.endpoints
+
+    def table(self, kind: Kind[T]) -> Table[T]:
+        """The objects of a kind, by namespace and name. Only constructors ask."""
+        found = self._tables.get(kind.qualified)
+        if found is None:
+            found = self._tables[kind.qualified] = Table(kind.table, key=_key)
+            self._sinks.append(Sink(kind, found, self._statuses, self._health, self._log))
+            self._registry.add(found)
+        return found
+
+    async def _start(self) -> None:
+        for sink in self._sinks:
+            sink.begin()
+            reflector = Reflector(self._server.client, sink.kind, sink)
+            self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
+
+
+def _key(row: Object) -> tuple[str, str]:
+    return row.key
+
+
+cell = module("objects", "Objects of the cluster, as tables", provide(source_statuses, ClusterObjects))

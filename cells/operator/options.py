@@ -1,0 +1,344 @@
+"""What every part of the operator is told: families, modes, names of the cluster.
+
+Source: reads the settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from cells.unsupported import UnservedSettings
+from lifecycle import Duration, Logger, Settings, config, invoke, milliseconds, module, refuse, seconds
+
+__all__ = ["OperatorOptions", "UnservedOperator", "WithoutEffect", "cell"]
+
+
+# Options of Cilium's operator for what is not built: accepted where they ask for what this one does anyway.
+#
+# Source: Cilium 1.17, options of cilium-operator-generic.
+
+
+class UnservedOperator(UnservedSettings, frozen=True):
+    """Parts of Cilium's operator that are not built."""
+
+    enable_k8s: bool = True
+    """The operator works for a cluster: it has nothing to do without an API server."""
+
+    enable_bgp_control_plane: bool = False
+    """Routes are not announced yet, so no CiliumBGPNodeConfigs are made."""
+
+    enable_envoy_config: bool = False
+    """CiliumEnvoyConfigs are not served yet."""
+
+    enable_ingress_controller: bool = False
+    """Ingresses are not served yet."""
+
+    enable_gateway_api: bool = False
+    """The Gateway API is not served yet."""
+
+    loadbalancer_l7: str = ""
+    """Services are not balanced by HTTP requests yet."""
+
+    enable_policy_secrets_sync: bool = False
+    """Secrets of policies are not copied."""
+
+    mesh_auth_mutual_enabled: bool = False
+    """Pods do not authenticate each other."""
+
+    clustermesh_config: str = ""
+    """Several clusters are not connected yet."""
+
+    clustermesh_enable_endpoint_sync: bool = False
+    """Several clusters are not connected yet."""
+
+    clustermesh_enable_mcs_api: bool = False
+    """Several clusters are not connected yet."""
+
+    max_connected_clusters: int = 255
+    """Numbers of clusters have eight bits."""
+
+    operator_manages_identities: bool = False
+    """Agents make identities, the operator deletes them."""
+
+    identity_management_mode: str = "agent"
+    """Agents make identities, the operator deletes them."""
+
+    operator_pprof: bool = False
+    """Profiles are not served; `hive inspect --hive operator --timeline` shows the start."""
+
+
+# Options of Cilium's operator that this one takes, and that change nothing here: each says why.
+#
+# Source: Cilium 1.17, options of cilium-operator-generic, with its defaults.
+# Why:    a command line, or a unit, that was written for Cilium's operator starts this one, too. An option
+#         that would change what a user gets stands with what is not served, and is refused.
+
+
+class WithoutEffect(Settings, frozen=True):
+    """Options that are taken and change nothing."""
+
+    gops_port: int = 9891
+    """There is no gops in Python; `hive inspect` shows a running operator."""
+
+    operator_pprof_address: str = "localhost"
+    """Profiles are not served, see operator-pprof."""
+
+    operator_pprof_port: int = 6061
+    """Profiles are not served, see operator-pprof."""
+
+    log_driver: list[str] = msgspec.field(default_factory=list)
+    """The log goes to standard error, a line of key=value each."""
+
+    log_opt: dict[str, str] = msgspec.field(default_factory=dict)
+    """The log goes to standard error, a line of key=value each."""
+
+    controller_group_metrics: list[str] = msgspec.field(default_factory=list)
+    """Every job has its metrics, cilium_hive_*."""
+
+    k8s_client_qps: float = 0.0
+    """The agents' rate; operator-k8s-client-qps is the operator's."""
+
+    k8s_client_burst: int = 0
+    """The agents' burst; operator-k8s-client-burst is the operator's."""
+
+    enable_k8s_api_discovery: bool = False
+    """What an API server has is asked for by name, and looked for again while it is not there."""
+
+    enable_k8s_endpoint_slice: bool = True
+    """Endpoints of services are always read as EndpointSlices."""
+
+    enable_cilium_network_policy: bool = True
+    """CiliumNetworkPolicies are always registered, as by Cilium 1.17."""
+
+    enable_cilium_clusterwide_network_policy: bool = True
+    """CiliumClusterwideNetworkPolicies are always registered, as by Cilium 1.17."""
+
+    parallel_alloc_workers: int = 50
+    """Ranges are given by one job, in order, and written at the rate of operator-k8s-client-qps."""
+
+    taint_sync_workers: int = 10
+    """Nodes are written at the rate of operator-k8s-client-qps."""
+
+    limit_ipam_api_qps: float = 4.0
+    """No cloud is asked for addresses."""
+
+    limit_ipam_api_burst: int = 20
+    """No cloud is asked for addresses."""
+
+    instance_tags_filter: dict[str, str] = msgspec.field(default_factory=dict)
+    """No cloud is asked for addresses."""
+
+    subnet_ids_filter: list[str] = msgspec.field(default_factory=list)
+    """No cloud is asked for addresses."""
+
+    subnet_tags_filter: dict[str, str] = msgspec.field(default_factory=dict)
+    """No cloud is asked for addresses."""
+
+    synchronize_k8s_nodes: bool = True
+    """Every agent writes its own node to the kvstore, under a lease that ends with it."""
+
+    synchronize_k8s_services: bool = True
+    """Only other clusters of a mesh would read services in the kvstore."""
+
+    lbipam_require_lb_class: bool = False
+    """As with Cilium 1.17; default-lb-service-ipam=none asks for what its name says."""
+
+    enable_node_port: bool = False
+    """Agents serve node ports; Cilium's operator asks for its Ingress only."""
+
+    kube_proxy_replacement: str = "false"
+    """Agents replace kube-proxy; Cilium's operator asks for its Ingress only."""
+
+    clustermesh_concurrent_service_endpoint_syncs: int = 5
+    """Several clusters are not connected, see clustermesh-config."""
+
+    clustermesh_endpoint_updates_batch_period: Duration = milliseconds(500)
+    """Several clusters are not connected, see clustermesh-config."""
+
+    clustermesh_endpoints_per_slice: int = 100
+    """Several clusters are not connected, see clustermesh-config."""
+
+    enable_ingress_proxy_protocol: bool = False
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    enable_ingress_secrets_sync: bool = True
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    enforce_ingress_https: bool = True
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_default_lb_mode: str = "dedicated"
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_default_secret_name: str = ""
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_default_secret_namespace: str = ""
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_default_request_timeout: Duration = seconds(0)
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_default_xff_num_trusted_hops: int = 0
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_hostnetwork_enabled: bool = False
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_hostnetwork_nodelabelselector: str = ""
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_hostnetwork_shared_listener_port: int = 0
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_lb_annotation_prefixes: list[str] = msgspec.field(default_factory=list)
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_secrets_namespace: str = "cilium-secrets"
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    ingress_shared_lb_service_name: str = "cilium-ingress"
+    """Ingresses are not served, see enable-ingress-controller."""
+
+    enable_gateway_api_alpn: bool = False
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    enable_gateway_api_app_protocol: bool = False
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    enable_gateway_api_proxy_protocol: bool = False
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    enable_gateway_api_secrets_sync: bool = True
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    gateway_api_hostnetwork_enabled: bool = False
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    gateway_api_hostnetwork_nodelabelselector: str = ""
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    gateway_api_secrets_namespace: str = "cilium-secrets"
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    gateway_api_service_externaltrafficpolicy: str = "Cluster"
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    gateway_api_xff_num_trusted_hops: int = 0
+    """The Gateway API is not served, see enable-gateway-api."""
+
+    loadbalancer_l7_algorithm: str = "round_robin"
+    """Services are not balanced by HTTP requests, see loadbalancer-l7."""
+
+    loadbalancer_l7_ports: list[str] = msgspec.field(default_factory=list)
+    """Services are not balanced by HTTP requests, see loadbalancer-l7."""
+
+    policy_secrets_namespace: str = "cilium-secrets"
+    """Secrets of policies are not copied, see enable-policy-secrets-sync."""
+
+    mesh_auth_spiffe_trust_domain: str = "spiffe.cilium"
+    """Pods do not authenticate each other, see mesh-auth-mutual-enabled."""
+
+    mesh_auth_spire_agent_socket: str = "/run/spire/sockets/agent/agent.sock"
+    """Pods do not authenticate each other, see mesh-auth-mutual-enabled."""
+
+    mesh_auth_spire_server_address: str = "spire-server.spire.svc:8081"
+    """Pods do not authenticate each other, see mesh-auth-mutual-enabled."""
+
+    mesh_auth_spire_server_connection_timeout: Duration = seconds(10)
+    """Pods do not authenticate each other, see mesh-auth-mutual-enabled."""
+
+
+def tell(settings: WithoutEffect, log: Logger) -> None:
+    """Name in the log what was asked for and changes nothing."""
+    usual = WithoutEffect()
+    fields = zip(settings.__struct_fields__, settings.__struct_encode_fields__, strict=True)
+    names = [name for field, name in fields if getattr(settings, field) != getattr(usual, field)]
+    if names:
+        log.info("settings without effect here", settings=names, why="docs/reference/operator-settings.md")
+
+
+SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
+"""Modes of IPAM in which this operator has something to do, or rightly nothing."""
+MODES: Final = ("crd", "kvstore", "doublewrite-readkvstore", "doublewrite-readcrd")
+"""Of agreeing upon identities."""
+CLUSTER_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
+
+
+class OperatorOptions(Settings, frozen=True):
+    """Options of the whole operator."""
+
+    debug: bool = False
+    """Log what is done in detail."""
+
+    enable_ipv4: bool = True
+    """Pods have IPv4 addresses."""
+
+    enable_ipv6: bool = False
+    """Pods have IPv6 addresses."""
+
+    ipam: str = "cluster-pool"
+    """Who gives nodes their ranges: this operator (cluster-pool, multi-pool), or kubernetes, or a
+    delegated-plugin."""
+
+    identity_allocation_mode: str = "crd"
+    """Where identities are kept: kvstore, where one is set, or crd; without one it is read as crd. With
+    doublewrite-readkvstore or doublewrite-readcrd both are looked after, and compared in metrics."""
+
+    cluster_name: str = "default"
+    """Name of the cluster."""
+
+    cluster_id: int = 0
+    """Number of the cluster in a mesh, 0 to 255; with a number it needs a name."""
+
+    k8s_namespace: str = ""
+    """Namespace the operator runs in, and where its lease is; default when empty."""
+
+    disable_endpoint_crd: bool = False
+    """Nodes tell of their pods in the kvstore alone: no CiliumEndpoints are registered, and those there are
+    go. Only with a kvstore; without one it is put back to false, with a warning."""
+
+    enable_cilium_endpoint_slice: bool = False
+    """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""
+
+    @property
+    def namespace(self) -> str:
+        """Where the operator is."""
+        return self.k8s_namespace or "default"
+
+    @property
+    def compares_identities(self) -> bool:
+        """Whether identities stand in both stores."""
+        return self.identity_allocation_mode.startswith("doublewrite")
+
+    def validate(self) -> None:
+        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.ipam not in SERVED:
+            yield f"ipam={self.ipam}: expected cluster-pool, multi-pool, kubernetes or delegated-plugin"
+        if self.identity_allocation_mode not in MODES:
+            mode = self.identity_allocation_mode
+            yield f"identity-allocation-mode={mode}: expected one of {', '.join(MODES)}"
+        if not CLUSTER_NAME.fullmatch(self.cluster_name):
+            yield (
+                f"cluster-name={self.cluster_name}: expected at most 32 lower case letters, digits and '-',"
+                " with a letter or digit at either end"
+            )
+        if not 0 <= self.cluster_id <= 255:
+            yield f"cluster-id={self.cluster_id}: expected 0 to 255"
+        elif self.cluster_id and self.cluster_name == "default":
+            yield f"cluster-id={self.cluster_id}: expected a cluster-name of its own, not default"
+
+
+cell = module(
+    "options",
+    "Options of the whole operator",
+    config(OperatorOptions, UnservedOperator, WithoutEffect),
+    invoke(tell),
+)

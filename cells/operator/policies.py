@@ -1,0 +1,236 @@
+"""Reports in the status of Cilium's policies whether they are valid.
+
+Controller: CiliumNetworkPolicies and CiliumClusterwideNetworkPolicies in, the table ``policy-verdicts`` out:
+            what an object does not say yet.
+Reconciler: that table in, conditions of type Valid out.
+Why:        users see it in the object, and ``kubectl get cnp`` shows it as a column. The code that judges is
+            that of the agents; one operator writes, not every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final, cast
+
+import msgspec
+
+from cells.kubernetes.client.errors import KubernetesError, NotFoundError
+from cells.kubernetes.objects.cilium_policy import (
+    CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
+    CILIUM_NETWORK_POLICIES,
+    CiliumNetworkPolicy,
+)
+from cells.kubernetes.objects.kind import Key, Kind
+from cells.operator.api_server import ClusterAPI
+from cells.operator.objects import ClusterObjects
+from cells.operator.options import OperatorOptions
+from cells.policy import rules
+from cells.policy.rules.peers import World
+from cells.policy.rules.translate import translate
+from lifecycle import (
+    BatchError,
+    Change,
+    Jobs,
+    Logger,
+    Reconciler,
+    Settings,
+    Table,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
+
+__all__ = ["PolicySettings", "PolicyVerdict", "PolicyVerdicts", "cell"]
+
+
+# By which options policies are judged: those of the agents.
+
+
+class PolicySettings(Settings, frozen=True):
+    """Settings of the policies cell. The agents' are of the same names, and to be the same."""
+
+    validate_network_policy: bool = True
+    """Whether status.conditions of Cilium's policies say if they are valid."""
+
+    enable_l7_proxy: bool = True
+    """Whether agents serve HTTP and DNS rules; if not, such policies are reported as invalid."""
+
+    enable_icmp_rules: bool = True
+    """Whether agents serve ICMP rules; if not, such policies are reported as invalid."""
+
+    enable_node_selector_labels: bool = False
+    """Whether agents serve fromNodes and toNodes; if not, such policies are reported as invalid."""
+
+
+# Judges policies as agents do.
+#
+# Source: Cilium 1.17's operator: the message is what is wrong, an object without any rule is valid.
+
+KINDS: Final[tuple[Kind[Any], ...]] = (CILIUM_NETWORK_POLICIES, CILIUM_CLUSTERWIDE_NETWORK_POLICIES)
+VALID: Final = "Valid"
+SUCCEEDED: Final = "Policy validation succeeded"
+
+
+class PolicyVerdict(msgspec.Struct, frozen=True, gc=False):
+    """What a policy shall say of itself."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+    valid: bool
+    message: str
+
+
+class PolicyVerdicts:
+    """A verdict of each policy that does not say it already."""
+
+    def __init__(
+        self,
+        settings: PolicySettings,
+        options: OperatorOptions,
+        objects: ClusterObjects,
+        rows: Table[PolicyVerdict],
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self.active = settings.validate_network_policy
+        """Whether policies are judged."""
+        self._world = World(policy_options(settings, options))
+        self._rows = rows
+        self._log = log
+        if self.active:
+            for kind in KINDS:
+                follow = partial(self._follow, kind)
+                jobs.observe(kind.plural, objects.table(kind).changes, follow)
+
+    async def _follow(self, kind: Kind[Any], changes: list[Change[CiliumNetworkPolicy]]) -> None:
+        with self._rows.txn() as txn:
+            for change in changes:
+                namespace, name = cast("Key", change.key)
+                if change.row is None or (verdict := self._judged(kind, change.row)) is None:
+                    txn.delete((kind.kind, namespace, name))
+                else:
+                    txn.put(verdict)
+
+    def _judged(self, kind: Kind[Any], policy: CiliumNetworkPolicy) -> PolicyVerdict | None:
+        """The verdict; None where the policy says it already."""
+        valid, message = True, SUCCEEDED
+        if policy.rules:
+            object_ = msgspec.to_builtins(policy) | {"kind": kind.kind}
+            try:
+                translated = translate(object_, self._world)
+            except rules.PolicyError as error:
+                valid, message = False, error.reason
+            else:
+                for unenforced in (one for rule in translated for one in rule.unenforced):
+                    valid, message = False, unenforced.text
+                    break
+        if says(policy, valid, message):
+            return None
+        if not valid:
+            self._log.warning("policy is not valid", policy="/".join(policy.key), error=message)
+        namespace, name = policy.key
+        return PolicyVerdict(kind.kind, namespace, name, policy.metadata.uid, valid, message)
+
+
+def says(policy: CiliumNetworkPolicy, valid: bool, message: str) -> bool:
+    """Whether a policy's condition has this status and this message."""
+    conditions: Iterable[Any] = policy.status.conditions or ()
+    return any((one.type, one.status, one.message) == (VALID, str(valid), message) for one in conditions)
+
+
+def policy_options(settings: PolicySettings, options: OperatorOptions) -> rules.PolicyOptions:
+    """What the operator's settings say of the agents."""
+    return msgspec.structs.replace(
+        rules.SERVED,
+        cluster_name=options.cluster_name,
+        enable_ipv4=options.enable_ipv4,
+        enable_ipv6=options.enable_ipv6,
+        enable_l7_proxy=settings.enable_l7_proxy,
+        enable_icmp_rules=settings.enable_icmp_rules,
+        enable_node_selector_labels=settings.enable_node_selector_labels,
+    )
+
+
+# Writes verdicts to the status of policies.
+#
+# Source: CiliumNetworkPolicy ``status.conditions``; one of type Valid, without a reason.
+
+
+class ConditionWriter:
+    """The conditions of policies: a Target."""
+
+    def __init__(self, server: ClusterAPI) -> None:
+        self._server = server
+
+    async def dump(self) -> Mapping[tuple[str, str, str], PolicyVerdict]:
+        """Nothing: a verdict goes away once its policy says it."""
+        return {}
+
+    async def put(self, batch: Mapping[tuple[str, str, str], PolicyVerdict]) -> None:
+        """Write them; conditions of others stay. Raises BatchError."""
+        kinds = {kind.kind: kind for kind in KINDS}
+        failures: dict[tuple[str, str, str], Exception] = {}
+        for key, verdict in batch.items():
+            change = partial(with_condition, verdict)
+            try:
+                await self._server.client.update(
+                    kinds[verdict.kind], verdict.name, change, verdict.namespace, subresource="status"
+                )
+            except NotFoundError:
+                continue
+            except KubernetesError as error:
+                failures[key] = error
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[tuple[str, str, str]]) -> None:
+        """A verdict that is told, or whose policy is gone, leaves nothing to do."""
+
+
+def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, Any] | None:
+    """The object with its condition; None where it says so already, or is another one of that name."""
+    if live["metadata"].get("uid") != verdict.uid:
+        return None
+    wanted = {"type": VALID, "status": str(verdict.valid), "message": verdict.message}
+    status = live.get("status") or {}
+    conditions = status.get("conditions") or []
+    held: dict[str, Any] = next((one for one in conditions if one.get("type") == VALID), {})
+    if wanted.items() <= held.items():
+        return None
+    since = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    if held.get("status") == wanted["status"] and held.get("lastTransitionTime"):
+        since = held["lastTransitionTime"]
+    written = {**wanted, "lastTransitionTime": since}
+    told = [written if one is held else one for one in conditions]
+    return {**live, "status": {**status, "conditions": told if held else [*told, written]}}
+
+
+AGAIN: Final = minutes(1)
+
+
+def policy_verdicts() -> Table[PolicyVerdict]:
+    """What policies do not say yet, by kind, namespace and name."""
+    return Table("policy-verdicts", key=lambda one: (one.kind, one.namespace, one.name))
+
+
+def write(server: ClusterAPI, rows: Table[PolicyVerdict], verdicts: PolicyVerdicts, jobs: Jobs) -> None:
+    """Have verdicts written, where there are any."""
+    if verdicts.active:
+        writer = ConditionWriter(server)
+        jobs.observe("write", Reconciler(rows, writer, full_every=AGAIN, put_early=True))
+
+
+cell = module(
+    "policies",
+    "Conditions of policies",
+    config(PolicySettings),
+    provide(policy_verdicts, PolicyVerdicts),
+    invoke(write),
+)

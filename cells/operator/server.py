@@ -1,0 +1,242 @@
+"""The operator's two ports: health and state on 9234, metrics for Prometheus on 9963.
+
+Edge: asks the API server how it is when a probe comes; tells metrics when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.kubernetes.client.errors import KubernetesError
+from cells.observe import Family, Histogram
+from cells.observe.metrics import Address, Exposition, Metrics, MetricsSettings, Program, listen
+from cells.operator.api_server import ClusterAPI
+from cells.operator.leader import Leadership
+from lifecycle import (
+    HealthTree,
+    HiveError,
+    Hook,
+    Lifecycle,
+    Logger,
+    Settings,
+    after,
+    config,
+    group,
+    invoke,
+    module,
+    provide,
+    refuse,
+    supply,
+)
+from lifecycle.http import SCRAPED, HttpServer, Request, Response
+
+__all__ = ["OperatorServer", "ServerSettings", "cell"]
+
+
+# HTTP of the operator: what probes, people and Prometheus ask.
+#
+# Source: Cilium 1.17's operator: /healthz and /v1/healthz are 200 ``ok`` for every operator whose API server
+#         answers GET /version, leader or not; /v1/metrics as JSON.
+
+JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+LONGEST_ANSWER = 5.0
+"""Seconds the API server may take to answer while a probe waits."""
+
+
+OPERATIONS: Final = {
+    "GetCluster": ("/v1/cluster", "/v1/cluster/"),
+    "GetHealthz": ("/healthz", "/v1/healthz"),
+    "GetMetrics": ("/v1/metrics", "/v1/metrics/"),
+}
+"""Cilium's names of what may be switched off, and where each is."""
+DISABLED: Final = "This API is administratively disabled. Contact your administrator for more details."
+
+
+class ServerSettings(Settings, frozen=True):
+    """Where the operator is asked."""
+
+    operator_api_serve_addr: str = "localhost:9234"
+    """Address that answers probes and ``hive operator status``."""
+
+    operator_prometheus_serve_addr: str = ":9963"
+    """Address that serves metrics, when enable-metrics says so."""
+
+    enable_metrics: bool = False
+    """Serve metrics for Prometheus."""
+
+    enable_cilium_operator_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    """Operations that are answered: GetCluster, GetHealthz, GetMetrics; a name may end in ``*``."""
+
+    @property
+    def disabled(self) -> frozenset[str]:
+        """The paths that are switched off."""
+        allowed = {name for text in self.enable_cilium_operator_server_access for name in _meant(text)}
+        return frozenset(path for name, paths in OPERATIONS.items() if name not in allowed for path in paths)
+
+    def validate(self) -> None:
+        """Refuse what is no address; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        for name in ("operator_api_serve_addr", "operator_prometheus_serve_addr"):
+            text: str = getattr(self, name)
+            try:
+                Address.parse(text)
+            except ValueError as error:
+                yield f"{name.replace('_', '-')}={text}: {error}"
+        for text in self.enable_cilium_operator_server_access:
+            if not _meant(text):
+                known = ", ".join(OPERATIONS)
+                yield f"enable-cilium-operator-server-access={text}: expected * or some of {known}"
+
+
+def _meant(text: str) -> set[str]:
+    """The operations that a name, or the beginning of names, means."""
+    start = text.removesuffix("*")
+    return {name for name in OPERATIONS if name == text or (start != text and name.startswith(start))}
+
+
+class OperatorServer:
+    """Both servers; the start fails when it cannot listen."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        server: ClusterAPI,
+        leadership: Leadership,
+        metrics: Metrics,
+        tree: HealthTree,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._api = server
+        self._leadership = leadership
+        self._metrics = metrics
+        self._tree = tree
+        self._log = log
+        self._exposition = Exposition(metrics, log)
+        self._servers: list[HttpServer] = []
+        self._routes: dict[str, Callable[[], Awaitable[Response]]] = {
+            "/healthz": self._healthz,
+            "/v1/healthz": self._healthz,
+            "/v1/metrics": self._metrics_json,
+            "/v1/metrics/": self._metrics_json,
+            "/v1/cluster": self._clusters,
+            "/v1/cluster/": self._clusters,
+            "/hive/status": self._status,
+        }
+        lifecycle.append(Hook("serve health and metrics", self._start, self._stop))
+
+    async def _start(self) -> None:
+        settings = self._settings
+        try:
+            await self._serve("operator-api-serve-addr", settings.operator_api_serve_addr, self._answer)
+            if settings.enable_metrics:
+                where = settings.operator_prometheus_serve_addr
+                await self._serve("operator-prometheus-serve-addr", where, self._exposition.answer)
+        except BaseException:
+            await self._stop()
+            raise
+
+    async def _serve(
+        self, setting: str, where: str, handler: Callable[[Request], Awaitable[Response]]
+    ) -> None:
+        try:
+            listener = listen(Address.parse(where))
+        except OSError as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise HiveError(
+                f"{setting}: {where} cannot be served ({reason}): stop what listens there, or choose another"
+            ) from error
+        server = HttpServer(handler, grace=1.0, limits=SCRAPED, log=self._log)
+        with anyio.CancelScope(shield=True):  # or asyncio leaves a server that listens and nobody can close
+            await server.serve(listener)
+        self._servers.append(server)
+        self._log.info("served", setting=setting, address=where)
+
+    async def _stop(self) -> None:
+        while self._servers:
+            await self._servers.pop().close()
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.path.partition("?")[0]
+        if path in self._settings.disabled:
+            return Response(403, DISABLED.encode(), TEXT)
+        route = self._routes.get(path)
+        if route is None:
+            told = {"code": 404, "message": f"path {request.path} was not found"}
+            return Response(404, msgspec.json.encode(told), JSON)
+        return await route()
+
+    async def _healthz(self) -> Response:
+        try:
+            with anyio.fail_after(LONGEST_ANSWER):
+                await self._api.client.raw("GET", "/version")
+        except (KubernetesError, TimeoutError) as error:
+            text = str(error) or f"the API server does not answer within {LONGEST_ANSWER:g} s"
+            return Response(500, text.encode(), TEXT)
+        return Response(200, b"ok", TEXT)
+
+    async def _metrics_json(self) -> Response:
+        found = [one for family in await self._metrics.families() for one in _told(family)]
+        return Response(200, msgspec.json.encode(found), JSON)
+
+    async def _clusters(self) -> Response:
+        """No clusters are connected."""
+        return Response(200, b"[]\n", JSON)
+
+    async def _status(self) -> Response:
+        leadership = self._leadership
+        found = {
+            "identity": leadership.identity,
+            "leader": leadership.leader,
+            "leads": leadership.leads,
+            "server": self._api.client.server,
+            "modules": self._tree.snapshot(),
+        }
+        return Response(200, msgspec.json.encode(found), JSON)
+
+
+def _told(family: Family) -> Iterator[dict[str, object]]:
+    """Every series as /v1/metrics has it: a histogram by its count."""
+    for values, value in sorted(family.series.items()):
+        one: dict[str, object] = {"name": family.name}
+        if family.labels:
+            one["labels"] = dict(zip(family.labels, values, strict=True))
+        number = value.count if isinstance(value, Histogram) else value
+        yield {**one, "value": number} if number else one
+
+
+def usual_metrics() -> MetricsSettings:
+    """Which metrics are told: all. Where is this cell's setting, not the agent's."""
+    return MetricsSettings()
+
+
+@after(OperatorServer)
+def serve() -> None:
+    """Have it serve."""
+
+
+cell = group(
+    module(
+        "metrics",
+        "Metrics of the operator",
+        provide(usual_metrics, Metrics),
+        supply(Program("cilium_operator")),
+    ),
+    module(
+        "server",
+        "Health, state and metrics of the operator",
+        config(ServerSettings),
+        provide(OperatorServer),
+        invoke(serve),
+    ),
+)

@@ -1,0 +1,149 @@
+"""Pods that run without an endpoint, because they started before the agent did, are started again.
+
+Controller: pods and CiliumEndpoints in, deletions of pods out.
+Why:        cluster DNS often starts first, on another network: no policy holds for it, and others do not
+            reach it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Final
+
+from cells.kubernetes.client.errors import ConflictError
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS
+from cells.kubernetes.objects.kind import Key, Selector
+from cells.observe import Collector, Family, gauge
+from cells.observe.metrics import Metrics
+from cells.operator.api_server import ClusterAPI
+from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
+from lifecycle import Hook, Jobs, Lifecycle, Logger, Settings, config, invoke, module, provide, refuse
+
+__all__ = ["UnmanagedPodSettings", "UnmanagedPods", "cell"]
+
+
+# Looks for pods without an endpoint, and deletes one of them at a time.
+#
+# Source: Cilium 1.17, operator/watchers/pod: one pod a pass, none younger than 30 s, none twice in 5 minutes.
+
+YOUNG: Final = 30.0
+"""Seconds a pod is given to get its endpoint."""
+AGAIN: Final = 300.0
+"""Seconds between two deletions of a pod with one name."""
+
+
+class UnmanagedPodSettings(Settings, frozen=True):
+    """Settings of the unmanaged-pods cell."""
+
+    unmanaged_pod_watcher_interval: int = 15
+    """Seconds between two looks for pods without an endpoint; 0 never looks."""
+
+    pod_restart_selector: str = "k8s-app=kube-dns"
+    """Which pods are looked for, as a label selector; every pod when empty."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.unmanaged_pod_watcher_interval < 0:
+            yield f"unmanaged-pod-watcher-interval={self.unmanaged_pod_watcher_interval}: expected 0 or more"
+        try:
+            self.pods()
+        except ValueError as error:
+            yield f"pod-restart-selector={self.pod_restart_selector}: {error}"
+
+    def pods(self) -> Selector:
+        """The pods that are looked for. Raises ValueError."""
+        return selector_of(self.pod_restart_selector)
+
+
+class UnmanagedPods:
+    """Looks every unmanaged-pod-watcher-interval."""
+
+    def __init__(
+        self,
+        settings: UnmanagedPodSettings,
+        server: ClusterAPI,
+        objects: ClusterObjects,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._selector = settings.pods()
+        self._server = server
+        self._log = log
+        self._pods = objects.table(CLUSTER_PODS)
+        self._deleted: dict[Key, float] = {}
+        self.found = 0
+        """How many there were at the last look."""
+        self.active = settings.unmanaged_pod_watcher_interval > 0 and objects.endpoints
+        if self.active:
+            self._endpoints = objects.table(CILIUM_ENDPOINTS)
+            jobs.timer("look", self.look, float(settings.unmanaged_pod_watcher_interval))
+
+    async def look(self) -> None:
+        """One pass. Raises KubernetesError."""
+        await self._pods.wait_initialized()
+        await self._endpoints.wait_initialized()
+        now = time.time()
+        found = [pod for pod in self._pods.all() if self._unmanaged(pod, now)]
+        self.found = len(found)
+        self._deleted = {key: at for key, at in self._deleted.items() if now - at < AGAIN}
+        for pod in found:
+            if pod.key in self._deleted:
+                continue
+            self._deleted[pod.key] = now
+            self._log.info("pod without an endpoint is started again", pod="/".join(pod.key))
+            try:
+                await self._server.client.delete(CLUSTER_PODS, pod.name, pod.namespace, uid=pod.metadata.uid)
+            except ConflictError:
+                continue  # it has been made anew
+            return
+
+    def _unmanaged(self, pod: ClusterPod, now: float) -> bool:
+        return (
+            pod.status.phase == "Running"
+            and not pod.spec.host_network
+            and not pod.terminating
+            and self._selector.matches(pod.labels)
+            and self._endpoints.get(pod.key) is None
+            and now - _started(pod, now) >= YOUNG
+        )
+
+
+def _started(pod: ClusterPod, otherwise: float) -> float:
+    """When a pod began, in seconds since the epoch."""
+    try:
+        return datetime.fromisoformat(pod.status.start_time or "").timestamp()
+    except ValueError:
+        return otherwise
+
+
+def tell(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
+    """Tell how many there are, while this operator leads."""
+
+    async def collect() -> Iterable[Family]:
+        return [gauge("cilium_operator_unmanaged_pods", "Pods that run without an endpoint.", pods.found)]
+
+    collector = Collector("unmanaged-pods", collect)
+
+    async def start() -> None:
+        metrics.add([collector])
+
+    async def stop() -> None:
+        metrics.remove([collector])
+
+    if pods.active:
+        lifecycle.append(Hook("report metrics", start, stop))
+
+
+cell = module(
+    "unmanaged-pods",
+    "Pods that run without an endpoint",
+    config(UnmanagedPodSettings),
+    provide(UnmanagedPods),
+    invoke(tell),
+)

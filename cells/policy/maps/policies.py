@@ -1,0 +1,427 @@
+"""What policy maps have beyond what is wanted, while nothing is to be taken away from them.
+
+Why: an address changes its identity in the ipcache. Until then its packets are judged by the former one: what
+     that may do goes afterwards.
+"""
+
+import errno
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import anyio.lowlevel
+
+from cells.cluster.identity.identities import Identity
+from cells.maps.policy_map import EntryChanges, PolicyEntryMap
+from cells.policy.maps.rows import (
+    NO_POD,
+    EndpointPolicy,
+    PodKey,
+    PolicyComputer,
+    PolicyEntries,
+    PolicyMapPool,
+    RealizedPolicy,
+    enforced_directions,
+)
+from lifecycle import HiveError, Logger, Table
+
+
+class Kept:
+    """The entries of maps that have more than is wanted, by endpoint id."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._entries: dict[int, PolicyEntries] = {}
+
+    def __contains__(self, endpoint_id: int) -> bool:
+        return endpoint_id in self._entries
+
+    @contextmanager
+    def taking_nothing(self) -> Iterator[None]:
+        """As long as one such block goes on, with_former() keeps entries."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @property
+    def nothing(self) -> bool:
+        """Whether maps are to have what is wanted, and have it."""
+        return not self._depth and not self._entries
+
+    @property
+    def over(self) -> Collection[int]:
+        """Endpoints whose maps may be made as wanted now."""
+        return () if self._depth else list(self._entries)
+
+    def with_former(
+        self, endpoint_id: int, former: PolicyEntries | None, wanted: PolicyEntries
+    ) -> PolicyEntries:
+        """What to write: ``wanted``, with what the map has besides, if that is to be kept.
+
+        Note it with keep().
+        """
+        former = self._entries.get(endpoint_id, former)
+        if (
+            not self._depth
+            or not isinstance(former, PolicyEntryMap)
+            or not isinstance(wanted, PolicyEntryMap)
+        ):
+            return wanted
+        changes = wanted.difference(former)
+        keeps = any(key in former for key in changes.gone)
+        return former.changed(EntryChanges(changes.new, ())) if keeps else wanted
+
+    def keep(self, endpoint_id: int, written: PolicyEntries, wanted: PolicyEntries) -> None:
+        """The map has what was written."""
+        if written is wanted:
+            self._entries.pop(endpoint_id, None)
+        else:
+            self._entries[endpoint_id] = written
+
+    def forget(self, endpoint_id: int) -> None:
+        """The endpoint is no more."""
+        self._entries.pop(endpoint_id, None)
+
+
+# Each endpoint's policy: computed, kept in a table, and made so in its policy map.
+#
+# Source: Cilium 1.17, policy maps, desired and realized policy, and their full reconciliation.
+
+STRETCH: Final = 50
+"""Maps looked at before others get their turn on the event loop: about 5 ms."""
+
+
+class PolicyMapError(HiveError):
+    """Some policy maps could not be made right."""
+
+
+class EndpointPolicies:
+    """What endpoints may do, and their policy maps. All but the two jobs is synchronous.
+
+    An entry of somebody else in a policy map stays until the next comparison of whole maps.
+    """
+
+    def __init__(
+        self,
+        table: Table[EndpointPolicy],
+        realized: Table[RealizedPolicy],
+        computer: PolicyComputer,
+        pool: PolicyMapPool,
+        log: Logger,
+        *,
+        lockdown: bool = False,
+    ) -> None:
+        self.table = table
+        """What is wanted, by endpoint id."""
+        self.realized = realized
+        """What the maps have, by endpoint id."""
+        self._computer = computer
+        self._pool = pool
+        self._log = log
+        self._lockdown = lockdown
+        self._overflowed: dict[int, int] = {}
+        """Endpoints whose map had no room, and is empty therefore; for how many entries."""
+        self._changed: set[int] = set()
+        """Endpoints whose maps are to follow."""
+        self._written: dict[int, EndpointPolicy] = {}
+        """What maps were last made whole."""
+        self._kept = Kept()
+        self._former: dict[int, PolicyEntries] = {}
+        """What maps had that were taken over and are not written yet."""
+        self.unknown_rules: Callable[[], str] = lambda: ""
+        """What must be known before policies follow from the rules; empty when nothing is missing."""
+        self._hosts: set[int] = set()
+        """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
+        self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
+        """Has endpoints regenerated, each of which asks to realize(); with a reason for their logs."""
+        self.acknowledged: Callable[[int], bool] = lambda _id: True
+        """Whether proxies follow the endpoint's rules; when more do, follow_proxies() is called."""
+        self._awaiting: set[int] = set()
+        """Endpoints whose maps are right, and whose proxies are behind."""
+        self.apply_soon: Callable[[], object] = lambda: None
+        """Has apply() called."""
+
+    # Numbers and maps
+
+    def acquire(self) -> int:
+        """A free endpoint number, whose policy map allows nothing.
+
+        Raises PoolEmpty when none is prepared at the moment, PolicyIdsExhausted when there are none left,
+        OSError.
+        """
+        return self._pool.acquire()
+
+    def adopt(self, endpoint_id: int) -> None:
+        """Take over the number and policy map from before a restart; raises HiveError, OSError.
+
+        Whoever does so is an initializer of ``realized`` until the map has been written, or could not be.
+        """
+        self._former[endpoint_id] = self._pool.adopt(endpoint_id)
+
+    def release(self, endpoint_id: int) -> None:
+        """The endpoint is no more: give its number and map back; raises OSError."""
+        self._changed.discard(endpoint_id)
+        self._written.pop(endpoint_id, None)
+        self._former.pop(endpoint_id, None)
+        self._kept.forget(endpoint_id)
+        self._hosts.discard(endpoint_id)
+        self._computer.forget(endpoint_id)
+        self._overflowed.pop(endpoint_id, None)
+        for table in (self.table, self.realized):
+            with table.txn() as rows:
+                rows.delete(endpoint_id)
+        self._pool.release(endpoint_id)
+
+    def follow_host(self, endpoint_id: int) -> None:
+        """The endpoint is the node itself: its map follows its policy, and nothing else is regenerated."""
+        self._hosts.add(endpoint_id)
+
+    # Policies
+
+    @property
+    def revision(self) -> int:
+        """Of the rules in force."""
+        return self._computer.revision
+
+    def status(self, endpoint_id: int) -> RealizedPolicy:
+        """What the endpoint's map has; of revision 0 when that is not known."""
+        return self.realized.get(endpoint_id) or RealizedPolicy(endpoint_id=endpoint_id)
+
+    def awaits_rules(self, endpoint_id: int) -> bool:
+        """Whether the endpoint keeps its policy from before a restart, because rules are not known yet.
+
+        Computed from a part of the rules, a policy would allow what the others forbid.
+        """
+        return endpoint_id in self._former and bool(self.unknown_rules())
+
+    def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
+        """Have the maps of all endpoints know this identity, before any packet carries it.
+
+        A map that refuses is tried again, see apply().
+        """
+        rows = self._computer.know([Identity(identity, tuple(labels))])
+        if not rows:  # as nearly always: other endpoints have it
+            return
+        with self.table.txn() as txn:
+            there = [row for row in rows if txn.get(row.endpoint_id) is not None]
+            for row in there:
+                txn.put(row)
+        for row, error in self._write_all(there):
+            self._log.warning("policy map does not follow", endpoint=row.endpoint_id, error=str(error))
+            self._changed.add(row.endpoint_id)
+        if self._changed:
+            self.apply_soon()
+
+    def written(self, endpoint_id: int) -> EndpointPolicy | None:
+        """The policy that the endpoint's map was last made; None before the first."""
+        return self._written.get(endpoint_id)
+
+    def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
+        """Compute the policy of a pod's endpoint by its identity, make its map so, after its peers' maps.
+
+        Nothing happens as long as the endpoint awaits_rules(); the restore asks again then.
+        Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
+        had, or a part of the change, and its status says so.
+        """
+        self.ensure_identity(identity, labels)
+        if self.awaits_rules(endpoint_id):
+            return
+        try:
+            policy = self._computer.compute(endpoint_id, identity, labels, pod)
+        except HiveError as error:
+            self._failed(endpoint_id, error)
+            raise
+        self.table.put(policy)
+        self._write(policy)
+
+    def change(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
+        """These are the policies of their endpoints now; their maps follow soon.
+
+        Of rules with another revision the endpoints are regenerated, which their logs tell with the reason;
+        one whose map is right already has the new revision, and is not. What changes without a new revision
+        (peers that come and go) is written at once, and tried again until it is.
+        """
+        regenerated: set[int] = set()
+        with self.table.txn() as rows:
+            for policy in policies:
+                known = rows.get(policy.endpoint_id)
+                if known is None:  # it is gone, or its first policy is still to be asked for
+                    continue
+                rows.put(policy)
+                if self._is_realized(policy, known):
+                    self._tell(policy)
+                elif policy.endpoint_id in self._hosts:
+                    self._changed.add(policy.endpoint_id)
+                elif policy.revision != self.status(policy.endpoint_id).written:
+                    regenerated.add(policy.endpoint_id)
+                elif policy != known:
+                    self._changed.add(policy.endpoint_id)
+        if regenerated:
+            self.regenerate(regenerated, reason)
+        if self._changed:
+            self.apply_soon()
+
+    @contextmanager
+    def taking_nothing(self) -> Iterator[None]:
+        """During the block maps get what is new, and keep what they have; what is over goes afterwards.
+
+        Until then their status does not say that they have the new revision.
+        """
+        try:
+            with self._kept.taking_nothing():
+                yield
+        finally:
+            self._changed.update(self._kept.over)
+            if self._changed:
+                self.apply_soon()
+
+    def _is_realized(self, policy: EndpointPolicy, known: EndpointPolicy) -> bool:
+        """Whether the map has these entries already, as those that were wanted before."""
+        status = self.status(policy.endpoint_id)
+        return (
+            policy.entries is known.entries
+            and enforced_directions(policy) == enforced_directions(known)
+            and self._written.get(policy.endpoint_id) is known
+            and policy.endpoint_id not in self._kept
+            and not status.error
+        )
+
+    # Jobs
+
+    async def apply(self) -> None:
+        """Make maps follow what changed without a new revision. Raises PolicyMapError, to be called again."""
+        failed = []
+        waiting = list(self._changed)
+        for at in range(0, len(waiting), STRETCH):
+            some = waiting[at : at + STRETCH]
+            policies = [policy for one in some if (policy := self.table.get(one)) is not None]
+            self._changed.difference_update(some)
+            refused = self._write_all(policies)
+            self._changed.update(policy.endpoint_id for policy, _ in refused)
+            failed += [f"endpoint {policy.endpoint_id}: {error}" for policy, error in refused]
+            await anyio.lowlevel.checkpoint()
+        if failed:
+            raise PolicyMapError(f"{len(failed)} policy maps do not follow, {failed[0]}")
+
+    async def reconcile(self) -> None:
+        """Compare every policy map as a whole, and put right what differs; raises OSError."""
+        for position, policy in enumerate(self.table.all()):
+            skipped = policy.endpoint_id in self._overflowed or policy.endpoint_id in self._kept
+            if self.table.get(policy.endpoint_id) is policy and not skipped:
+                wrong = self._pool.repair(policy.endpoint_id, policy.entries)
+                if wrong:
+                    self._log.warning("policy map was put right", endpoint=policy.endpoint_id, entries=wrong)
+            if position % STRETCH == STRETCH - 1:
+                await anyio.lowlevel.checkpoint()
+
+    def _write_all(self, policies: Collection[EndpointPolicy]) -> list[tuple[EndpointPolicy, OSError]]:
+        """Make the maps so; those that refuse, and why. Who refuses at first is asked once more, singly."""
+        singly = policies
+        if self._kept.nothing and not self._overflowed:
+            refused = self._pool.write_all({one.endpoint_id: one.entries for one in policies})
+            singly = [one for one in policies if one.endpoint_id in refused]
+            self._tell(*(one for one in policies if one.endpoint_id not in refused) if refused else policies)
+        failed = []
+        for one in singly:
+            try:
+                self._write(one)
+            except OSError as error:
+                failed.append((one, error))
+        return failed
+
+    def _write(self, policy: EndpointPolicy) -> None:
+        try:
+            self._write_map(policy)
+        except OSError as error:
+            self._failed(policy.endpoint_id, error)
+            raise
+        self._tell(policy)
+
+    def _tell(self, *policies: EndpointPolicy) -> None:
+        """The maps have these policies."""
+        with self.realized.txn() as rows:
+            for policy in policies:
+                self._changed.discard(policy.endpoint_id)
+                self._written[policy.endpoint_id] = policy
+                self._former.pop(policy.endpoint_id, None)
+                revision = policy.revision
+                waits = not self.acknowledged(policy.endpoint_id)
+                if waits:
+                    self._awaiting.add(policy.endpoint_id)
+                if waits or policy.endpoint_id in self._kept:
+                    revision = self.status(policy.endpoint_id).revision
+                rows.put(
+                    RealizedPolicy(
+                        endpoint_id=policy.endpoint_id,
+                        revision=revision,
+                        written=policy.revision,
+                        ingress_enforced=policy.ingress_enforced,
+                        egress_enforced=policy.egress_enforced,
+                        entries=len(policy.entries),
+                    )
+                )
+
+    def follow_proxies(self) -> None:
+        """Proxies have acknowledged something: endpoints that waited for that may have their revision now."""
+        awaiting, self._awaiting = self._awaiting, set()
+        self._tell(*(self._written[one] for one in awaiting if one in self._written))
+
+    def _write_map(self, policy: EndpointPolicy) -> None:
+        """Make the map so. One without room is emptied with ``lockdown``, until fewer entries are wanted."""
+        number, wanted = policy.endpoint_id, len(policy.entries)
+        least = self._overflowed.get(number, wanted + 1)
+        if wanted < least:
+            try:
+                self._write_entries(number, policy.entries)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._lockdown:
+                    raise
+                least = wanted
+            else:
+                self._overflowed.pop(number, None)
+                return
+        self._overflowed[number] = least
+        self._kept.forget(number)
+        self._pool.write(number, {})
+        text = f"locked down, nothing is allowed: {wanted} entries have no room (bpf-policy-map-max)"
+        raise OSError(errno.ENOSPC, text)
+
+    def _write_entries(self, number: int, wanted: PolicyEntries) -> None:
+        known = self._written.get(number)
+        former = known.entries if known is not None else self._over(number, wanted)
+        entries = self._kept.with_former(number, former, wanted)
+        if entries is not wanted:
+            try:
+                self._pool.write(number, entries)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+            else:
+                self._kept.keep(number, entries, wanted)
+                return
+        self._pool.write(number, wanted)
+        self._kept.keep(number, wanted, wanted)
+
+    def _over(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
+        """What a map had when it was taken over, if it is to lose something of that."""
+        held = self._former.get(number)
+        if held is None or all(key in wanted for key in held):
+            return None
+        return PolicyEntryMap(held)
+
+    def _failed(self, endpoint_id: int, error: Exception) -> None:
+        known = self.status(endpoint_id)
+        with self.realized.txn() as rows:
+            rows.put(
+                RealizedPolicy(
+                    endpoint_id=endpoint_id,
+                    revision=known.revision,
+                    written=known.written,
+                    ingress_enforced=known.ingress_enforced,
+                    egress_enforced=known.egress_enforced,
+                    entries=known.entries,
+                    error=str(error),
+                )
+            )

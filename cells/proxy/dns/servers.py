@@ -1,0 +1,362 @@
+"""Asking servers for pods: by UDP and TCP, in the pods' names or the node's."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import select
+import socket
+from collections.abc import Callable
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Final
+
+import anyio
+
+from cells.base.addresses import text_of
+from cells.proxy.dns.exchange import Asking
+from cells.proxy.dns.sockets import Address, end_at_once, upstream
+
+# Messages by TCP, and the connection to the server by which a pod's conversation goes on.
+#
+# Source: RFC 1035, section 4.2.2; RFC 7766, section 6.2.
+
+PATIENCE: Final = 10.0
+"""Seconds after which nobody waits for an answer any more."""
+TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+
+
+async def message(reader: asyncio.StreamReader) -> bytes | None:
+    """The next message of a connection; None once there is none for a while. Raises IncompleteReadError."""
+    with anyio.move_on_after(PATIENCE):
+        try:
+            size = int.from_bytes(await reader.readexactly(2), "big")
+        except asyncio.IncompleteReadError:
+            return None
+        return await reader.readexactly(size)
+    return None
+
+
+class ServerConnection:
+    """To the server that a pod's connection is for: made with the first question, anew if it has ended."""
+
+    def __init__(self, server: Address, identity: int, client: Address | None) -> None:
+        """``client``: the address and port to ask from; None for the node's."""
+        self._server = server
+        self._identity = identity
+        self._client = client
+        self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, data: bytes) -> bytes:
+        """The answer, or what else comes. Raises OSError, EOFError."""
+        used = self._ends is not None
+        try:
+            return await self._asked(data)
+        except (ConnectionError, EOFError):
+            self.close()
+            if not used:
+                raise
+        except BaseException:
+            self.close()  # an answer may come yet, and would be taken for the next one
+            raise
+        return await self._asked(data)  # servers end connections that say nothing
+
+    async def _asked(self, data: bytes) -> bytes:
+        reader, writer = self._ends = self._ends or await self._connect()
+        writer.write(len(data).to_bytes(2, "big") + data)
+        answer = await message(reader)
+        if answer is None:
+            raise EOFError("the server ended the connection")
+        return answer
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await self._connected(self._client)
+        except OSError as error:
+            if self._client is None or error.errno not in TAKEN:
+                raise
+        return await self._connected(None)
+
+    async def _connected(self, client: Address | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        address, port = self._server
+        made = upstream(address.version, self._identity, socket.SOCK_STREAM, client)
+        try:
+            if client is not None:
+                end_at_once(made)
+            await asyncio.get_running_loop().sock_connect(made, (str(address), port))
+            return await asyncio.open_connection(sock=made)
+        except BaseException:
+            made.close()
+            raise
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            ends[1].close()
+
+
+# Asking servers by UDP: sockets that are used again, one query at a time each.
+#
+# Why: making, connecting, watching and closing a socket takes longer than the rest of a query. Each one
+#      serves few queries and short pauses only: an attacker who forges answers must guess its port anew (RFC
+#      5452).
+
+USES: Final = 64
+"""Queries that a socket serves."""
+IDLE: Final = 2.0
+"""Seconds after which one that serves none is closed."""
+LARGEST: Final = 65535
+
+Key = tuple[Address, int]
+"""The server, and the identity that is asked for."""
+Told = Callable[[bytes | OSError], bool]
+"""Gets a datagram, or why there is none; whether it was what was waited for."""
+
+
+class Line:
+    """A socket to a server. It waits for one answer at a time."""
+
+    __slots__ = ("_of", "key", "made", "since", "told", "uses")
+
+    def __init__(self, of: Upstream, key: Key, made: socket.socket) -> None:
+        self._of = of
+        self.key = key
+        self.made = made
+        self.told: Told | None = None
+        self.uses = 0
+        self.since = 0.0
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._of.give_up(self)
+
+
+class Upstream:
+    """The sockets of one proxy."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._idle: dict[Key, list[Line]] = {}
+        self._all: set[Line] = set()
+        self._sweep = loop.call_later(IDLE, self._close_idle)
+
+    def ask(self, server: Address, identity: int, data: bytes, told: Told) -> Line:
+        """Send a query; ``told`` gets what comes back, until it says that this was it. Raises OSError."""
+        key = server, identity
+        while idle := self._idle.get(key):
+            line = idle.pop()
+            try:
+                return self._send(line, data, told)
+            except OSError:  # what became of an earlier query: another socket knows nothing of that
+                continue
+        return self._send(self._connected(key), data, told)
+
+    def _send(self, line: Line, data: bytes, told: Told) -> Line:
+        line.told = told
+        line.uses += 1
+        try:
+            line.made.send(data)
+        except OSError:
+            self._close(line)
+            raise
+        return line
+
+    def give_up(self, line: Line) -> None:
+        """Nobody waits for the answer any more. What comes late is for nobody."""
+        line.told = None
+        self._close(line)
+
+    def close(self) -> None:
+        """Let go of all sockets."""
+        self._sweep.cancel()
+        for line in list(self._all):
+            self._close(line)
+
+    def _connected(self, key: Key) -> Line:
+        (address, port), identity = key
+        made = upstream(address.version, identity, socket.SOCK_DGRAM)
+        try:
+            made.connect((str(address), port))
+        except OSError:
+            made.close()
+            raise
+        line = Line(self, key, made)
+        self._all.add(line)
+        self._loop.add_reader(made, self._ready, line)
+        return line
+
+    def _ready(self, line: Line) -> None:
+        if line not in self._all:
+            return
+        said: bytes | OSError
+        try:
+            said = line.made.recv(LARGEST)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            said = error
+        told = line.told
+        if told is None:  # of a query that nobody waits for
+            if isinstance(said, OSError):
+                self._close(line)
+            return
+        if not told(said):
+            return
+        line.told = None
+        if line not in self._all:
+            return
+        if isinstance(said, OSError) or line.uses >= USES:
+            self._close(line)
+            return
+        line.since = self._loop.time()
+        self._idle.setdefault(line.key, []).append(line)
+
+    def _close(self, line: Line) -> None:
+        if line not in self._all:
+            return
+        self._all.discard(line)
+        idle = self._idle.get(line.key)
+        if idle is not None and line in idle:
+            idle.remove(line)
+        self._loop.remove_reader(line.made)
+        line.made.close()
+
+    def _close_idle(self) -> None:
+        since = self._loop.time() - IDLE
+        for key, idle in list(self._idle.items()):
+            for line in [one for one in idle if one.since < since]:
+                self._close(line)
+            if not idle:
+                del self._idle[key]
+        self._sweep = self._loop.call_later(IDLE, self._close_idle)
+
+
+# Asking servers by UDP in the name of pods: by a socket with the address and port of who asks.
+#
+# Why:    so the server sees the pod, as do the policies of other nodes. The datapath brings what answers such
+#         a socket to it, and to the pod once there is none.
+# Source: ip(7) IP_TRANSPARENT; Cilium 1.17, dnsproxy-enable-transparent-mode.
+#
+# A resolver asks for both families by one socket: a socket is open as long as an answer to it is awaited.
+
+AT_ONCE: Final = 64
+"""Sockets that are read before others get their turn."""
+
+Query = tuple[str, int, bytes]
+"""The server's address and port as recvfrom(2) tells them, and the query's first two bytes: its id."""
+
+
+class PodSocket:
+    """A socket in the name of a pod."""
+
+    def __init__(self, of: PodSockets, key: Address, identity: int) -> None:
+        self._of = of
+        self.key = key
+        self._waiting: dict[Query, list[Told]] = {}
+        self.made = upstream(key[0].version, identity, socket.SOCK_DGRAM, key)
+
+    @property
+    def waits(self) -> bool:
+        """Whether answers are awaited."""
+        return bool(self._waiting)
+
+    def ask(self, asking: Asking, told: Told) -> Waiting:
+        """Send a query. Raises OSError."""
+        server = text_of(asking.server[0]), asking.server[1]
+        self.made.sendto(asking.data, server)
+        query = (*server, asking.data[:2])
+        self._waiting.setdefault(query, []).append(told)
+        return Waiting(self, query, told)
+
+    def received(self) -> None:
+        """Something has come, or an error."""
+        try:
+            data, sender = self.made.recvfrom(LARGEST)
+        except OSError:  # of an earlier one; errors of the network are told to the pod itself
+            return
+        query = _canonical(sender[0]), sender[1], data[:2]
+        for told in list(self._waiting.get(query, ())):
+            if told(data):
+                self.forget(query, told)
+                return
+
+    def forget(self, query: Query, told: Told) -> None:
+        """Nobody waits for this any more."""
+        waiting = self._waiting.get(query, [])
+        if told in waiting:
+            waiting.remove(told)
+        if not waiting:
+            self._waiting.pop(query, None)
+        if not self._waiting:
+            self._of.close_one(self)
+
+
+class Waiting:
+    """A query that waits for its answer."""
+
+    __slots__ = ("_made", "_query", "_told")
+
+    def __init__(self, made: PodSocket, query: Query, told: Told) -> None:
+        self._made = made
+        self._query = query
+        self._told = told
+
+    def give_up(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._made.forget(self._query, self._told)
+
+
+class PodSockets:
+    """The sockets of one proxy."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._all: dict[Address, PodSocket] = {}
+        self._by_descriptor: dict[int, PodSocket] = {}
+        # One of our own, which the loop watches: to have it watch each socket takes longer than the rest.
+        self._ready = select.epoll()
+        loop.add_reader(self._ready, self._received)
+
+    def ask(self, asking: Asking, identity: int, told: Told) -> Waiting:
+        """Send a query; ``told`` gets what comes back, until it says that this was it.
+
+        Raises OSError: EADDRINUSE where somebody on the node holds the port for every address.
+        """
+        key = asking.client
+        made = self._all.get(key)
+        if made is None:
+            made = self._all[key] = PodSocket(self, key, identity)
+            self._by_descriptor[made.made.fileno()] = made
+            self._ready.register(made.made, select.EPOLLIN)
+        try:
+            return made.ask(asking, told)
+        except OSError:
+            if not made.waits:
+                self.close_one(made)
+            raise
+
+    def close_one(self, one: PodSocket) -> None:
+        """Let go of it."""
+        if self._all.get(one.key) is one:
+            del self._all[one.key], self._by_descriptor[one.made.fileno()]
+            one.made.close()  # and is watched no more
+
+    def _received(self) -> None:
+        for descriptor, _ in self._ready.poll(0, AT_ONCE):
+            one = self._by_descriptor.get(descriptor)
+            if one is not None:
+                one.received()
+
+    def close(self) -> None:
+        """Let go of all."""
+        for one in list(self._all.values()):
+            self.close_one(one)
+        self._loop.remove_reader(self._ready)
+        self._ready.close()
+
+
+@lru_cache(maxsize=1024)
+def _canonical(text: str) -> str:
+    """An address as this cell writes it."""
+    return text_of(ip_address(text))

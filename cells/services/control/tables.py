@@ -1,0 +1,196 @@
+"""Local redirect policies, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
+from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Service, served_by
+from cells.kubernetes.objects.kind import Kind
+from cells.kubernetes.resources import Resources
+from cells.observe import Collector, Family, gauge
+from cells.observe.health import Dependency, State
+from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName
+from cells.services.model.backends import refused_backends
+from cells.services.model.frontends import faults_of
+from cells.services.model.redirect import Redirect
+from cells.services.model.reserved import HOST_IP, RefusedAddress, unserved_of
+from lifecycle import HiveError, Member, Table
+
+
+class LocalRedirect(msgspec.Struct, frozen=True):
+    """A row of the table ``local-redirects``."""
+
+    name: ServiceName
+    uid: str
+    redirect: Redirect | None = None
+    """None where the policy says nothing that can be done."""
+    error: str = ""
+    frontends: tuple[Frontend, ...] = ()
+    """Those that have a ready pod on this node."""
+    pods: tuple[tuple[str, str], ...] = ()
+    """Addresses of their backends, and the pods that have them."""
+
+
+def local_redirects() -> Table[LocalRedirect]:
+    """The ``local-redirects`` table, by namespace and name."""
+    return Table("local-redirects", key=lambda one: one.name)
+
+
+# What the maps have of each frontend, and which services do not get one that they claim.
+
+
+class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
+    """A row of the table ``services``: a frontend in the maps, by the number it has there."""
+
+    id: int
+    """Its reverse NAT index, the service id that Cilium's commands print."""
+    frontend: Frontend
+    installed: Frontend | None = None
+    """The same as the maps have it, where that differs: backends keep states that sources do not tell."""
+
+    @property
+    def shown(self) -> Frontend:
+        """The frontend as the maps have it."""
+        return self.installed or self.frontend
+
+    @property
+    def key(self) -> FrontendKey:
+        """Its address and scope."""
+        return self.frontend.key
+
+
+def served_frontends() -> Table[ServedFrontend]:
+    """The ``services`` table, by address and scope."""
+    return Table("services", key=lambda one: one.key)
+
+
+class ServiceConflict(msgspec.Struct, frozen=True, gc=False):
+    """A row of the table ``service-conflicts``: a frontend that several services claim; one has it."""
+
+    frontend: FrontendKey
+    served: ServiceName
+    unserved: tuple[ServiceName, ...]
+
+
+def service_conflicts() -> Table[ServiceConflict]:
+    """The ``service-conflicts`` table, by address and scope."""
+    return Table("service-conflicts", key=lambda one: one.frontend)
+
+
+def refused_addresses() -> Table[RefusedAddress]:
+    """The ``refused-service-addresses`` table, by service, field and address."""
+    return Table("refused-service-addresses", key=lambda one: (str(one.service), one.part, str(one.address)))
+
+
+def address_events(refused: Table[RefusedAddress], resources: Resources) -> Member[EventSource]:
+    """Addresses that a Service or a pod's host port does not get."""
+
+    def drafts(row: RefusedAddress) -> Iterator[EventDraft]:
+        kind: Kind[Any] = PODS if row.part == HOST_IP else SERVICES
+        namespace, name = row.object_name.split("/")
+        held = resources.table(kind).get((namespace, name))
+        about = Regarding(kind, name, namespace, held.metadata.uid if held is not None else "")
+        note = f"{row.part} {row.address} {row.reason}: not served"
+        yield EventDraft(about, "AddressRefused", note, "Serve", shared=kind is SERVICES)
+
+    return EventSource("refused addresses", refused, drafts)
+
+
+def service_events(options: LoadBalancerOptions, resources: Resources) -> Member[EventSource]:
+    """Parts of a Service, and annotations, that are not served."""
+
+    def drafts(row: Service) -> Iterator[EventDraft]:
+        if not served_by(row.labels, options.k8s_service_proxy_name):
+            return
+        about = Regarding(SERVICES, row.name, row.namespace, row.metadata.uid)
+        for part, reason in unserved_of(row, options):
+            yield EventDraft(about, "NotServedAsWritten", f"{part}: {reason}", "Serve")
+        for annotation, reason in faults_of(row, options):
+            yield EventDraft(about, "AnnotationWithoutEffect", f"{annotation}: {reason}", "Serve")
+
+    return EventSource("services", resources.table(SERVICES), drafts)
+
+
+def backend_events(resources: Resources) -> Member[EventSource]:
+    """Addresses of endpoints that are no backends, reported of the Service."""
+
+    def drafts(row: EndpointSlice) -> Iterator[EventDraft]:
+        refused = refused_backends(row) if row.service else []
+        if not refused:
+            return
+        service = resources.table(SERVICES).get((row.namespace, row.service))
+        uid = service.metadata.uid if service is not None else ""
+        about = Regarding(SERVICES, row.service, row.namespace, uid)
+        for address in refused:
+            note = f"{address} of EndpointSlice {row.name} is no address of a backend"
+            yield EventDraft(about, "BackendRefused", note, "Serve")
+
+    return EventSource("backends", resources.table(ENDPOINT_SLICES), drafts)
+
+
+def redirect_events(redirects: Table[LocalRedirect]) -> Member[EventSource]:
+    """Local redirect policies that are refused."""
+
+    def drafts(row: LocalRedirect) -> Iterator[EventDraft]:
+        if row.error:
+            about = Regarding(CILIUM_LOCAL_REDIRECT_POLICIES, row.name.name, row.name.namespace, row.uid)
+            yield EventDraft(about, "PolicyRefused", row.error, "Redirect")
+
+    return EventSource("local redirects", redirects, drafts)
+
+
+# What of services has no room in the maps, for who asks how the agent is.
+
+
+class MapFullError(HiveError):
+    """A map has no room for another entry."""
+
+
+class Shortage:
+    """The frontends that found no room when they were last tried."""
+
+    def __init__(self) -> None:
+        self._missing: dict[FrontendKey, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def note(self, tried: Iterable[FrontendKey], failures: Mapping[FrontendKey, Exception]) -> None:
+        """What became of some of them."""
+        for key in tried:
+            error = failures.get(key)
+            if isinstance(error, MapFullError):
+                self._missing[key] = str(error)
+            else:
+                self._missing.pop(key, None)
+
+    def state(self) -> tuple[State, str]:
+        """Warning while something is missing: what is served goes on, and no restart would help."""
+        if not self._missing:
+            return "Ok", ""
+        count = len(self._missing)
+        what = "1 frontend is" if count == 1 else f"{count} frontends are"
+        return (
+            "Warning",
+            f"{what} not served, or not by all backends: {next(reversed(self._missing.values()))}",
+        )
+
+
+def dependency(shortage: Shortage) -> Member[Dependency]:
+    """The room for services as something that the agent needs."""
+    return Dependency("Load balancing", shortage.state)
+
+
+def metrics(shortage: Shortage) -> Member[Collector]:
+    """How much is missing."""
+
+    async def collect() -> Iterable[Family]:
+        text = "Frontends that are not served as they should be, as a map is full."
+        return [gauge("hive_services_without_room", text, len(shortage))]
+
+    return Collector("services", collect)

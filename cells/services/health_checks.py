@@ -1,0 +1,267 @@
+"""What load balancers ask a node: whether it has endpoints of a service, and whether it is well.
+
+Reconciler: healthCheckNodePorts of the table ``services`` in, listening ports out; and the port that asks
+            after the whole agent, where kube-proxy had it.
+Source:     core/v1 ServiceSpec.healthCheckNodePort; kube-proxy's service health server.
+
+Settings: enable-health-check-nodeport, kube-proxy-replacement-healthz-bind-address.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.config import AgentConfig
+from cells.observe.health import StatusCollector
+from cells.services.control import ServedFrontend
+from cells.services.model.backends import HealthAnswer, health_answers
+from lifecycle import (
+    BatchError,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReadTable,
+    Reconciler,
+    Settings,
+    Table,
+    Tables,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
+from lifecycle.http import SCRAPED, HttpServer, Request, Response
+
+__all__ = ["HealthCheckPorts", "HealthCheckSettings", "HealthzServer", "cell"]
+
+
+# Settings of the answers to load balancers.
+
+
+class HealthCheckSettings(Settings, frozen=True):
+    """Health checks that this node answers."""
+
+    enable_health_check_nodeport: bool = True
+    """Answer on services' healthCheckNodePort whether this node has endpoints of theirs."""
+
+    kube_proxy_replacement_healthz_bind_address: str = ""
+    """Address and port that answers /healthz as kube-proxy does, such as 0.0.0.0:10256; unset: none."""
+
+    @property
+    def healthz(self) -> tuple[str, int] | None:
+        """Host and port; None: not asked for. Raises ValueError with one line."""
+        text = self.kube_proxy_replacement_healthz_bind_address
+        if not text:
+            return None
+        host, separator, port = text.rpartition(":")
+        if not separator or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise ValueError(
+                f"kube-proxy-replacement-healthz-bind-address={text}: expected an address and a port such as"
+                " 0.0.0.0:10256 or [::]:10256"
+            )
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    def validate(self) -> None:
+        """Refuse what is no address with a port; raises ValueError with one line."""
+        _ = self.healthz
+
+
+# Listens at the healthCheckNodePort of every service that has one.
+
+SWEEP: Final = minutes(1)
+
+
+class HealthPort(msgspec.Struct, frozen=True):
+    """A row of the table ``health-check-ports``: a port and what it answers."""
+
+    port: int
+    answer: HealthAnswer
+
+
+class HealthCheckPorts:
+    """Ports come and go with their services; one that somebody else has is degraded, and tried again."""
+
+    def __init__(
+        self,
+        settings: HealthCheckSettings,
+        agent: AgentConfig,
+        served: Table[ServedFrontend],
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self.ports: ReadTable[HealthPort] = served.filter(_is_checked).group(
+            _port_of, _answered, name="health-check-ports"
+        )
+        """What is answered, by port."""
+        if not settings.enable_health_check_nodeport:
+            return
+        self._target = HealthPortTarget(agent, log)
+        reconciler: Reconciler[int, HealthPort] = Reconciler(self.ports, self._target, full_every=SWEEP)
+        tables.add(self.ports, reconciler.statuses)
+        lifecycle.append(Hook("stop answering load balancers", stop=self._target.close))
+        jobs.observe("reconcile", reconciler)
+
+
+class HealthPortTarget:
+    """The listening ports, as the target of a reconciler."""
+
+    def __init__(self, agent: AgentConfig, log: Logger) -> None:
+        self._agent = agent
+        self._log = log
+        self._answers: dict[int, HealthPort] = {}
+        self._servers: dict[int, HttpServer] = {}
+
+    async def dump(self) -> Mapping[int, HealthPort]:
+        """What is answered where."""
+        return dict(self._answers)
+
+    async def put(self, batch: Mapping[int, HealthPort]) -> None:
+        """Answer so from now on. Raises BatchError."""
+        failures: dict[int, Exception] = {}
+        for port, row in batch.items():
+            try:
+                if port not in self._servers:
+                    await self._listen(port)
+                self._answers[port] = row
+            except HiveError as error:
+                failures[port] = error
+        if failures:
+            raise BatchError(failures)
+
+    async def drop(self, batch: Collection[int]) -> None:
+        """Listen there no more."""
+        for port in batch:
+            self._answers.pop(port, None)
+            if (server := self._servers.pop(port, None)) is not None:
+                await server.close()
+
+    async def close(self) -> None:
+        """Listen nowhere."""
+        await self.drop(list(self._servers))
+
+    async def _listen(self, port: int) -> None:
+        server = HttpServer(partial(self._answer, port), grace=1.0, limits=SCRAPED, log=self._log)
+        # Interrupted in the middle, it would listen and nobody could close it.
+        with anyio.CancelScope(shield=True):
+            await server.serve(listener("", port, ipv6=self._agent.ipv6))
+            self._servers[port] = server
+
+    async def _answer(self, port: int, request: Request) -> Response:
+        del request  # any method, any path
+        status, headers, body = self._answers[port].answer
+        return Response(status, body, headers=dict(headers))
+
+
+def listener(host: str, port: int, *, ipv6: bool) -> socket.socket:
+    """A listening socket, without a host at every address of the node's families. Raises HiveError."""
+    both = not host and ipv6 and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        advice = "; stop what listens there" if error.errno == errno.EADDRINUSE else ""
+        raise HiveError(f"port {port} cannot be answered ({reason}){advice}") from error
+
+
+def _is_checked(served: ServedFrontend) -> bool:
+    return bool(_port_of(served))
+
+
+def _port_of(served: ServedFrontend) -> int:
+    return served.frontend.health_check_node_port
+
+
+def _answered(port: int, served: Collection[ServedFrontend]) -> HealthPort:
+    """The oldest service of a port has it."""
+    ordered = sorted(served, key=lambda one: one.id)
+    return HealthPort(port, health_answers(one.shown for one in ordered)[port])
+
+
+# The port that asks after the whole agent, as kube-proxy's did: ``/healthz`` with two times.
+#
+# Source: kube-proxy's health server; Cilium 1.17, kube-proxy-replacement-healthz-bind-address.
+
+_NOSNIFF = {"X-Content-Type-Options": "nosniff"}
+
+
+def now() -> datetime:
+    """The time of day, in UTC."""
+    return datetime.now(UTC)
+
+
+class Healthz:
+    """The answers: 200 while the agent is well, 503 with the time when it was last seen so."""
+
+    def __init__(self, is_well: Callable[[], bool], clock: Callable[[], datetime] = now) -> None:
+        self._is_well = is_well
+        self._clock = clock
+        self._last_well = clock()
+
+    async def answer(self, request: Request) -> Response:
+        """Any method; 404 for any other path."""
+        if request.path != "/healthz":
+            return Response(404, b"404 page not found\n", "text/plain; charset=utf-8", dict(_NOSNIFF))
+        current, well = self._clock(), self._is_well()
+        if well:
+            self._last_well = current
+        times = f'{{"lastUpdated": "{go_time(self._last_well)}","currentTime": "{go_time(current)}"}}'
+        return Response(200 if well else 503, times.encode(), "application/json", dict(_NOSNIFF))
+
+
+class HealthzServer:
+    """Listens if it is asked for. Its hook raises HiveError where the address cannot be had."""
+
+    def __init__(
+        self,
+        settings: HealthCheckSettings,
+        agent: AgentConfig,
+        status: StatusCollector,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._address = settings.healthz
+        self._agent = agent
+        self._log = log
+        answers = Healthz(lambda: status.status().serves)
+        self._server = HttpServer(answers.answer, grace=1.0, limits=SCRAPED, log=log)
+        if self._address is not None:
+            lifecycle.append(Hook("serve kube-proxy's healthz", self._start, self._server.close))
+
+    async def _start(self) -> None:
+        assert self._address is not None  # noqa: S101  (or there is no hook)
+        host, port = self._address
+        with anyio.CancelScope(shield=True):
+            await self._server.serve(listener(host, port, ipv6=self._agent.ipv6))
+        self._log.info("kube-proxy's healthz served", host=host or "*", port=port)
+
+
+def go_time(moment: datetime) -> str:
+    """As Go prints a time of UTC: fractions of a second without zeros at the end."""
+    fraction = f".{moment.microsecond:06d}".rstrip("0").rstrip(".") if moment.microsecond else ""
+    return f"{moment:%Y-%m-%d %H:%M:%S}{fraction} +0000 UTC"
+
+
+cell = module(
+    "service-health-checks",
+    "Answers to load balancers",
+    config(HealthCheckSettings),
+    provide(HealthCheckPorts, HealthzServer),
+    invoke(HealthCheckPorts, HealthzServer),
+)

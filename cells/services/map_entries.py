@@ -1,0 +1,419 @@
+"""What a frontend's slot 0 says of it, in bits."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from itertools import groupby
+from typing import Generic, NamedTuple, TypeVar
+
+from cells.services import (
+    Address,
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    ServiceFlag,
+    ServiceName,
+    ServiceType,
+)
+
+_TYPE_FLAGS = {
+    ServiceType.CLUSTER_IP.value: 0,
+    ServiceType.NODE_PORT.value: ServiceFlag.NODE_PORT.value,
+    ServiceType.EXTERNAL_IPS.value: ServiceFlag.EXTERNAL_IP.value,
+    ServiceType.HOST_PORT.value: ServiceFlag.HOST_PORT.value,
+    ServiceType.LOAD_BALANCER.value: ServiceFlag.LOAD_BALANCER.value,
+    ServiceType.LOCAL_REDIRECT.value: ServiceFlag.LOCAL_REDIRECT.value,
+}
+_EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
+_TWO_SCOPES, _AFFINITY = ServiceFlag.TWO_SCOPES.value, ServiceFlag.AFFINITY.value
+_ROUTABLE, _SOURCE_RANGE = ServiceFlag.ROUTABLE.value, ServiceFlag.SOURCE_RANGE.value
+_L7, _LOOPBACK = ServiceFlag.L7_LOAD_BALANCER.value, ServiceFlag.LOOPBACK.value
+
+ALGORITHMS = {"": 0, "random": 1, "maglev": 2}
+"""As slot 0 tells how backends are chosen for clients outside; 0: as for every service."""
+
+_SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED.value
+_DSR = ServiceFlag.DSR.value
+"""What the bit means of slot 0."""
+
+_FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
+
+_OF_ONE_NODE = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
+
+
+def service_flags(frontend: Frontend, *, affinity: bool) -> int:
+    """As a plain number: combining members of an enumeration costs more than all else here."""
+    return (
+        _TYPE_FLAGS[frontend.type.value]
+        | _EXT_LOCAL * (frontend.ext_local and frontend.type in _FROM_OUTSIDE)
+        | _INT_LOCAL * (frontend.int_local and frontend.type not in _OF_ONE_NODE)
+        | _TWO_SCOPES * frontend.two_scopes
+        | _AFFINITY * affinity
+        | _ROUTABLE * frontend.routable
+        | _SOURCE_RANGE * bool(frontend.source_ranges)
+        | _SOURCE_RANGE_DENY * frontend.source_ranges_deny
+        | _L7 * bool(frontend.l7_proxy_port)
+        | _LOOPBACK * frontend.loopback
+        | _DSR * frontend.direct
+    )
+
+
+# Numbers of frontends and backends: never the same again before all others have been used.
+#
+# A number that comes back soon would be taken for the old one by connections that remember it.
+
+Name = TypeVar("Name")
+
+
+class IdsExhaustedError(Exception):
+    """Every number is in use."""
+
+
+class IdAllocator(Generic[Name]):
+    """Numbers from ``first`` to ``last``; each the next free one after the last that was given, wrapping."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first = first
+        self._last = last
+        self._next = first
+        self._names: dict[int, Name] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def allocate(self, name: Name) -> int:
+        """A number for a name. Raises IdsExhaustedError."""
+        if len(self._names) > self._last - self._first:
+            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
+        number = self._next
+        while number in self._names:
+            number = self._after(number)
+        self._names[number] = name
+        self._next = self._after(number)
+        return number
+
+    def allocate_all(self, names: Sequence[Name]) -> Sequence[int]:
+        """A number for each, in this order, or for none. Raises IdsExhaustedError."""
+        numbers = range(self._next, self._next + len(names))
+        if numbers.stop <= self._last and self._names.keys().isdisjoint(numbers):
+            self._names.update(zip(numbers, names, strict=True))
+            self._next = numbers.stop
+            return numbers
+        if len(self._names) + len(names) > self._last - self._first + 1:
+            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
+        return [self.allocate(name) for name in names]
+
+    def restore(self, number: int, name: Name) -> bool:
+        """Take a number that was given before; False when another name has it. The next comes after it."""
+        if self._names.setdefault(number, name) != name:
+            return False
+        if number >= self._next:
+            self._next = self._after(number)
+        return True
+
+    def release(self, number: int) -> None:
+        """Give a number back; nothing happens for a free one."""
+        self._names.pop(number, None)
+
+    def _after(self, number: int) -> int:
+        return self._first if number >= self._last else number + 1
+
+
+# Keys and values of the load-balancing maps, as bytes.
+#
+# Layouts: ``struct lb4_key``, ``lb4_service``, ``lb4_backend``, ``lb4_reverse_nat``, ``lb4_src_range_key``,
+# ``lb_affinity_match`` of Cilium's bpf/lib/common.h (and their IPv6 twins). Addresses, ports and the number
+# of a frontend are in network order, the rest in the machine's, which is little-endian.
+
+AFFINITY_MATCH = "cilium_lb_affinity_match"
+PRESENT = b"\x00"
+
+SERVICES = {version: f"cilium_lb{version}_services_v2" for version in (4, 6)}
+BACKENDS = {version: f"cilium_lb{version}_backends_v3" for version in (4, 6)}
+REVERSE_NAT = {version: f"cilium_lb{version}_reverse_nat" for version in (4, 6)}
+MAGLEV = {version: f"cilium_lb{version}_maglev" for version in (4, 6)}
+SOURCE_RANGES = {version: f"cilium_lb{version}_source_range" for version in (4, 6)}
+"""Names of maps, by family."""
+
+_U16, _U32 = struct.Struct("<H").pack, struct.Struct("<I").pack
+_BE16 = struct.Struct(">H").pack
+_AFTER_PROTOCOL = struct.Struct(">BHBx").pack  # the number of the cluster, which is 0, has no order
+_AFTER_SLOT = struct.Struct("<BBxx").pack
+_MASTER = struct.Struct("<IH2sHH").pack
+_SLOTS = [_U16(slot) for slot in range(1 << 8)]
+"""Numbers of the slots that nearly every frontend has."""
+
+
+BACKEND_ENDS = [_AFTER_PROTOCOL(state, 0, 0) for state in sorted(BackendState)]
+"""What a backend's value ends with behind its address, by state, without a zone."""
+
+_QUARANTINED = struct.pack("<HH", ServiceFlag.QUARANTINED.value, 0)
+
+
+class MapKey(NamedTuple):
+    """A key of a named map."""
+
+    map: str
+    key: bytes
+
+
+class Write(NamedTuple):
+    """One change of a map; a value of None deletes the key."""
+
+    where: MapKey
+    value: bytes | None
+
+
+class Batch(NamedTuple):
+    """Entries of one map that are set, in this order, or removed where there are no values."""
+
+    map: str
+    keys: Sequence[bytes]
+    values: Sequence[bytes] | None
+
+    def writes(self) -> Iterator[Write]:
+        """One by one."""
+        values = self.values if self.values is not None else (None,) * len(self.keys)
+        for key, value in zip(self.keys, values, strict=True):
+            yield Write(MapKey(self.map, key), value)
+
+
+class LookUpTable(bytes):
+    """The value of a look-up table."""
+
+    backends: frozenset[bytes] = frozenset()
+    """The numbers in it."""
+
+
+def batched(writes: Iterable[Write]) -> list[Batch]:
+    """The same in as few batches as their order allows."""
+    found: list[Batch] = []
+    for (name, sets), group in groupby(writes, key=lambda one: (one.where.map, one.value is not None)):
+        ones = list(group)
+        values = [one.value for one in ones if one.value is not None] if sets else None
+        found.append(Batch(name, [one.where.key for one in ones], values))
+    return found
+
+
+def service_key(frontend: FrontendKey, slot: int) -> MapKey:
+    """Slot 0 is the frontend itself, the others its backends."""
+    return MapKey(SERVICES[frontend.address.version], slot_keys(frontend, slot, slot + 1)[0])
+
+
+def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
+    """The keys of slots ``first`` to ``end``, without that."""
+    address, scope = frontend
+    head, tail = address[1:-1], _AFTER_SLOT(address[-1], scope)
+    if end <= len(_SLOTS):
+        return [head + slot + tail for slot in _SLOTS[first:end]]
+    return [head + _U16(slot) + tail for slot in range(first, end)]
+
+
+def master_value(
+    *,
+    count: int,
+    quarantined: int,
+    number: int,
+    flags: int,
+    timeout: int = 0,
+    algorithm: int = 0,
+    proxy_port: int = 0,
+) -> bytes:
+    """Slot 0: how many backends, and what holds for the frontend."""
+    union = struct.unpack("<H", struct.pack(">H", proxy_port))[0] if proxy_port else timeout
+    union |= algorithm << 24
+    return _MASTER(union, count, _BE16(number), flags, quarantined)
+
+
+def slot_values(backends: Sequence[bytes], number: int, active: int) -> list[bytes]:
+    """Slots of a frontend by its number: which backends, by their keys, first those in use."""
+    tail = b"\0\0" + _BE16(number)
+    end = tail + b"\0\0\0\0"
+    if active == len(backends):
+        return [backend + end for backend in backends]
+    quarantined = tail + _QUARANTINED
+    return [backend + (end if at < active else quarantined) for at, backend in enumerate(backends)]
+
+
+def backend_number(number: int) -> bytes:
+    """The key of a backend, whatever its family."""
+    return _U32(number)
+
+
+def backend_key(number: int, version: int) -> MapKey:
+    """A backend by its number."""
+    return MapKey(BACKENDS[version], _U32(number))
+
+
+def backend_value(address: Address, state: BackendState, zone: int = 0) -> bytes:
+    """A backend's address and state."""
+    return address[1:] + _AFTER_PROTOCOL(state, 0, zone)
+
+
+def reverse_nat_key(number: int, version: int) -> MapKey:
+    """What replies of a frontend's backends are translated to."""
+    return MapKey(REVERSE_NAT[version], _BE16(number))
+
+
+def reverse_nat_value(address: Address) -> bytes:
+    """The frontend's address."""
+    return address[1:-1]
+
+
+def source_range_key(number: int, prefix: IPv4Network | IPv6Network) -> MapKey:
+    """A range of clients that a frontend serves."""
+    head = struct.pack("<I", 32 + prefix.prefixlen) + struct.pack(">Hxx", number)
+    return MapKey(SOURCE_RANGES[prefix.version], head + prefix.network_address.packed)
+
+
+def affinity_key(number: int, backend: int) -> MapKey:
+    """A backend that clients of a frontend may stay with."""
+    return MapKey(AFFINITY_MATCH, struct.pack("<I", backend) + struct.pack(">Hxx", number))
+
+
+def maglev_key(number: int, version: int) -> MapKey:
+    """The look-up table of a frontend, in the outer map."""
+    return MapKey(MAGLEV[version], _BE16(number))
+
+
+# What the maps say of frontends and backends that an earlier agent installed.
+#
+# Names, annotations and session affinity do not come back; the sources tell them anew.
+
+Maps = Mapping[str, Mapping[bytes, bytes]]
+"""Every entry of the load-balancing maps, by map."""
+
+FAMILIES = {4: 4, 6: 16}
+"""Bytes of an address by family."""
+
+NAMELESS = ServiceName("", "")
+
+
+class RestoredFrontend(NamedTuple):
+    """A frontend that the maps hold, with its number and its slots as they are; a missing one is empty."""
+
+    id: int
+    frontend: Frontend
+    slots: tuple[bytes, ...]
+    master: bytes
+
+
+class Restored(NamedTuple):
+    """What the maps hold. ``ranges`` and ``affinity`` are keyed by the frontend's number."""
+
+    frontends: list[RestoredFrontend]
+    backends: dict[int, Backend]
+    zones: dict[int, int]
+    ranges: dict[int, dict[MapKey, str]]
+    affinity: dict[int, set[MapKey]]
+
+
+def read(maps: Maps, families: tuple[int, ...]) -> Restored:
+    """Read the maps of the families that are in use. A slot without its backend is left out."""
+    backends: dict[int, Backend] = {}
+    zones: dict[int, int] = {}
+    for family in families:
+        for key, value in maps.get(f"cilium_lb{family}_backends_v3", {}).items():
+            length = FAMILIES[family]
+            address = Address.read(bytes([family]) + value[: length + 3])
+            number = int.from_bytes(key, "little")
+            backends[number] = Backend(address, BackendState(value[length + 3]))
+            zones[number] = value[length + 6]
+    ranges = _ranges(maps, families)
+    frontends = [one for family in families for one in _frontends(maps, family, backends, ranges)]
+    return Restored(frontends, backends, zones, ranges, _affinity(maps))
+
+
+def _frontends(
+    maps: Maps, family: int, backends: Mapping[int, Backend], ranges: Mapping[int, Mapping[MapKey, str]]
+) -> list[RestoredFrontend]:
+    masters: dict[FrontendKey, bytes] = {}
+    slots: dict[FrontendKey, dict[int, bytes]] = {}
+    length = FAMILIES[family]
+    for key, value in maps.get(f"cilium_lb{family}_services_v2", {}).items():
+        address = Address.read(bytes([family]) + key[: length + 2] + key[length + 4 : length + 5])
+        where = FrontendKey(address, key[length + 5])
+        slot = int.from_bytes(key[length + 2 : length + 4], "little")
+        if slot:
+            slots.setdefault(where, {})[slot] = value
+        else:
+            masters[where] = value
+    found = []
+    for where, master in sorted(masters.items()):
+        number = int.from_bytes(master[6:8], "big")
+        held = slots.get(where, {})
+        own = tuple(held.get(slot, b"") for slot in range(1, max(held, default=0) + 1))
+        texts = tuple(sorted(ranges.get(number, {}).values()))
+        found.append(RestoredFrontend(number, _frontend(where, master, own, backends, texts), own, master))
+    return found
+
+
+def _frontend(
+    key: FrontendKey,
+    master: bytes,
+    slots: tuple[bytes, ...],
+    backends: Mapping[int, Backend],
+    ranges: tuple[str, ...],
+) -> Frontend:
+    flags = ServiceFlag(int.from_bytes(master[8:10], "little"))
+    attached: dict[Address, Backend] = {}
+    for value in slots:
+        backend = backends.get(int.from_bytes(value[:4], "little")) if value else None
+        if backend is not None:
+            attached.setdefault(backend.address, _with_slot_state(backend, value))
+    return Frontend(
+        key=key,
+        type=_type(flags),
+        service=NAMELESS,
+        backends=tuple(attached.values()),
+        ext_local=ServiceFlag.EXT_LOCAL_SCOPE in flags,
+        int_local=ServiceFlag.INT_LOCAL_SCOPE in flags,
+        two_scopes=ServiceFlag.TWO_SCOPES in flags,
+        source_ranges=ranges,
+        source_ranges_deny=ServiceFlag.QUARANTINED in flags,
+        routable=ServiceFlag.ROUTABLE in flags,
+        direct=ServiceFlag.DSR in flags,
+    )
+
+
+def _with_slot_state(backend: Backend, slot: bytes) -> Backend:
+    """A slot may be quarantined although the shared entry of the backend is active."""
+    flags = ServiceFlag(int.from_bytes(slot[8:10], "little"))
+    if ServiceFlag.QUARANTINED in flags and backend.state is BackendState.ACTIVE:
+        return Backend(backend.address, BackendState.QUARANTINED)
+    return backend
+
+
+def _type(flags: ServiceFlag) -> ServiceType:
+    for flag, type_ in (
+        (ServiceFlag.EXTERNAL_IP, ServiceType.EXTERNAL_IPS),
+        (ServiceFlag.NODE_PORT, ServiceType.NODE_PORT),
+        (ServiceFlag.LOAD_BALANCER, ServiceType.LOAD_BALANCER),
+        (ServiceFlag.HOST_PORT, ServiceType.HOST_PORT),
+        (ServiceFlag.LOCAL_REDIRECT, ServiceType.LOCAL_REDIRECT),
+    ):
+        if flag in flags:
+            return type_
+    return ServiceType.CLUSTER_IP
+
+
+def _ranges(maps: Maps, families: tuple[int, ...]) -> dict[int, dict[MapKey, str]]:
+    found: dict[int, dict[MapKey, str]] = {}
+    for family in families:
+        name = f"cilium_lb{family}_source_range"
+        for key in maps.get(name, {}):
+            bits = int.from_bytes(key[:4], "little") - 32
+            prefix = ip_network((ip_address(key[8:]), bits), strict=False)
+            found.setdefault(int.from_bytes(key[4:6], "big"), {})[MapKey(name, key)] = str(prefix)
+    return found
+
+
+def _affinity(maps: Maps) -> dict[int, set[MapKey]]:
+    found: dict[int, set[MapKey]] = {}
+    for key in maps.get("cilium_lb_affinity_match", {}):
+        where = MapKey("cilium_lb_affinity_match", key)
+        found.setdefault(int.from_bytes(key[4:6], "big"), set()).add(where)
+    return found

@@ -1,0 +1,321 @@
+"""Cilium's options that are accepted and change nothing: each class says why for its options.
+
+Source: Cilium 1.17, option names; the defaults are those of its chart where this renders the option, so that
+        an installation with default values has nothing to log.
+Why:    a ConfigMap or a command line written for Cilium starts this agent too, and a misspelt key differs
+        from one that is of no use here. An option that would change what users get is refused instead.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cells.unsupported.refused import WithoutEffect
+from lifecycle import Duration, HiveView, Logger, milliseconds, minutes, seconds
+
+
+class UnusedByTheAgent(WithoutEffect, frozen=True):
+    """The agent does without what these adjust: its log, its threads, its loops and their pace."""
+
+    agent_labels: str = ""
+    agent_health_require_k8s_connectivity: bool = True
+    boot_id_file: str = "/proc/sys/kernel/random/boot_id"
+    cflags: str = ""
+    enable_gops: bool = True
+    gops_port: int = 9890
+    pprof_address: str = "localhost"
+    pprof_port: int = 6060
+    log_driver: str = ""
+    """The log goes to standard error, as lines of key=value."""
+    log_opt: str = ""
+    """The log goes to standard error, as lines of key=value."""
+    log_system_load: bool = False
+    lib_dir: str = "/var/lib/cilium"
+    """The agent needs no files but its package's."""
+    procfs: str = "/host/proc"
+    """/host/proc is used where it is mounted."""
+    mke_cgroup_mount: str = ""
+    dynamic_lifecycle_config: str = "[]"
+    controller_group_metrics: str = "write-cni-file sync-host-ips sync-lb-maps-with-k8s-services"
+    """Every job has its metrics, cilium_hive_*."""
+    metrics_sampling_interval: Duration = minutes(5)
+    max_controller_interval: int = 0
+    max_internal_timer_delay: Duration = seconds(0)
+    status_collector_failure_threshold: Duration = minutes(1)
+    status_collector_interval: Duration = seconds(5)
+    status_collector_probe_check_timeout: Duration = minutes(5)
+    status_collector_stackdump_path: str = "/run/cilium/state/agent.stack.gz"
+    status_collector_warning_threshold: Duration = seconds(15)
+    enable_dynamic_config: bool = True
+    """Settings that no longer are what runs are always reported."""
+    enable_drift_checker: bool = True
+    """Settings that no longer are what runs are always reported."""
+    ignore_flags_drift_checker: str = ""
+    bypass_ip_availability_upon_restore: bool = False
+    """A restored pod keeps its address."""
+    endpoint_queue_size: int = 25
+    endpoint_regen_interval: Duration = minutes(2)
+    enable_cilium_health_api_server_access: str = ""
+
+
+class UnusedByPolicies(WithoutEffect, frozen=True):
+    """Rules and identities are computed without what these adjust."""
+
+    policy_accounting: bool = True
+    """Packets and bytes of every entry are counted."""
+    policy_queue_size: int = 100
+    policy_trigger_interval: Duration = seconds(1)
+    policy_default_local_cluster: bool = False
+    """There is one cluster."""
+    policy_secrets_only_from_secrets_namespace: bool = True
+    certificates_directory: str = "/var/run/cilium/certs"
+    """Rules that need secrets are refused."""
+    use_full_tls_context: bool = False
+    bpf_policy_map_full_reconciliation_interval: Duration = minutes(15)
+    """Every policy map is compared with the rules while the agent runs."""
+    bpf_policy_stats_map_max: int = 65536
+    identity_allocation_sync_interval: Duration = minutes(5)
+    identity_allocation_timeout: Duration = minutes(2)
+    identity_max_jitter: Duration = seconds(30)
+    identity_restore_grace_period: Duration = seconds(30)
+    """A restored number is released once everything that could claim it is known."""
+    allocator_list_timeout: Duration = minutes(3)
+    fqdn_regex_compile_lru_size: int = 1024
+    tofqdns_preallocate_identities: bool = True
+    dns_max_ips_per_restored_rule: int = 1000
+
+
+class UnusedWithoutAuthentication(WithoutEffect, frozen=True):
+    """Pods do not authenticate each other: rules that ask for it are refused."""
+
+    bpf_auth_map_max: int = 524288
+    mesh_auth_enabled: bool = True
+    mesh_auth_gc_interval: Duration = minutes(5)
+    mesh_auth_mutual_connect_timeout: Duration = seconds(5)
+    mesh_auth_mutual_enabled: bool = False
+    mesh_auth_mutual_listener_port: int = 0
+    mesh_auth_queue_size: int = 1024
+    mesh_auth_rotated_identities_queue_size: int = 1024
+    mesh_auth_signal_backoff_duration: Duration = seconds(1)
+    mesh_auth_spiffe_trust_domain: str = "spiffe.cilium"
+    mesh_auth_spire_admin_socket: str = ""
+
+
+class UnusedByTheDatapath(WithoutEffect, frozen=True):
+    """The programs and maps of this datapath have no use for these."""
+
+    allow_unsafe_policy_skb_usage: bool = False
+    bpf_distributed_lru: bool = False
+    bpf_events_default_burst_limit: int = 0
+    bpf_events_default_rate_limit: int = 0
+    """Events are not limited: see bpf-events-drop-enabled and its likes."""
+    bpf_map_event_buffers: str = ""
+    """The last 256 changes are kept of each map that only the agent writes."""
+    bpf_node_map_max: int = 16384
+    """No map of nodes is needed."""
+    enable_tcx: bool = True
+    """Programs are attached with clsact."""
+    monitor_aggregation_flags: str = "all"
+    """The first SYN, FIN and RST of a connection are reported."""
+    nat_map_stats_entries: int = 32
+    nat_map_stats_interval: Duration = seconds(30)
+    trace_payloadlen: int = 128
+    """Events carry the first 128 bytes of a packet."""
+    trace_payloadlen_overlay: int = 192
+    enable_local_node_route: bool = True
+    """The node has a route to its pods where their links are ours."""
+    arping_refresh_period: Duration = seconds(30)
+    enable_l2_neigh_discovery: bool = True
+    """The kernel resolves the addresses of neighbours, and keeps those fresh that are in use."""
+    ipv4_service_range: str = "auto"
+    ipv6_service_range: str = "auto"
+    ipv6_mcast_device: str = ""
+
+
+class UnusedWithoutIptables(WithoutEffect, frozen=True):
+    """No rules of iptables are made."""
+
+    disable_iptables_feeder_rules: str = ""
+    enable_xt_socket_fallback: bool = True
+    install_iptables_rules: bool = True
+    iptables_lock_timeout: Duration = seconds(5)
+    iptables_random_fully: bool = False
+    prepend_iptables_chains: bool = True
+
+
+class UnusedByServices(WithoutEffect, frozen=True):
+    """Services are served without what these adjust."""
+
+    bpf_lb_ipip_sock_mark: bool = False
+    bpf_lb_rss_ipv4_src_cidr: str = ""
+    """Qualifies bpf-lb-dsr-dispatch=ipip, which is refused."""
+    bpf_lb_rss_ipv6_src_cidr: str = ""
+    """Qualifies bpf-lb-dsr-dispatch=ipip, which is refused."""
+    enable_experimental_lb: bool = False
+    lb_pressure_metrics_interval: Duration = minutes(5)
+    lb_retry_backoff_max: Duration = milliseconds(50)
+    lb_retry_backoff_min: Duration = milliseconds(50)
+    lb_state_file_interval: Duration = seconds(1)
+
+
+class UnusedByProxies(WithoutEffect, frozen=True):
+    """Envoy and the DNS proxy run without what these adjust."""
+
+    disable_envoy_version_check: bool = False
+    dnsproxy_insecure_skip_transparent_mode_check: bool = False
+    dnsproxy_lock_count: int = 131
+    """The DNS proxy has no locks."""
+    dnsproxy_lock_timeout: Duration = milliseconds(500)
+    """The DNS proxy has no locks."""
+    dnsproxy_socket_linger_timeout: int = 10
+    """The DNS proxy closes TCP connections to servers at once."""
+    envoy_access_log_buffer_size: int = 4096
+    envoy_base_id: int = 0
+    envoy_config_retry_interval: Duration = seconds(15)
+    envoy_config_timeout: Duration = minutes(2)
+    envoy_default_log_level: str = ""
+    """Envoy logs at its own level."""
+    envoy_http_upstream_linger_timeout: int = -1
+    envoy_keep_cap_netbindservice: bool = False
+    envoy_policy_restore_timeout: Duration = minutes(3)
+    envoy_secrets_namespace: str = "cilium-secrets"
+    http_stream_idle_timeout: int = 300
+    """Streams of requests are not ended for being idle."""
+    proxy_admin_port: int = 0
+    """Envoy's administration is a socket in the directory envoy of state-dir."""
+    proxy_gid: int = 1337
+    proxy_initial_fetch_timeout: int = 30
+    """Envoy reads its configuration from files."""
+    proxy_portrange_max: int = 20000
+    proxy_portrange_min: int = 10000
+    proxy_prometheus_port: int = 9964
+    """An Envoy of its own pod serves its metrics; of one that the agent starts there are none."""
+    restored_proxy_ports_age_limit: int = 15
+    standalone_dns_proxy_server_port: int = 40045
+
+
+class UnusedWithoutHubble(WithoutEffect, frozen=True):
+    """Flows are not served: see enable-hubble."""
+
+    enable_hubble_open_metrics: bool = False
+    enable_hubble_recorder_api: bool = True
+    hubble_disable_tls: bool = False
+    hubble_drop_events: bool = False
+    hubble_drop_events_interval: Duration = minutes(2)
+    hubble_drop_events_reasons: str = ""
+    hubble_dynamic_metrics_config_path: str = ""
+    hubble_export_allowlist: str = ""
+    hubble_export_denylist: str = ""
+    hubble_export_fieldmask: str = ""
+    hubble_export_file_compress: bool = False
+    hubble_export_file_max_backups: int = 5
+    hubble_export_file_max_size_mb: int = 10
+    hubble_export_file_path: str = ""
+    hubble_flowlogs_config_path: str = ""
+    hubble_listen_address: str = ":4244"
+    hubble_metrics: str = ""
+    hubble_metrics_server: str = ""
+    hubble_metrics_server_enable_tls: bool = False
+    hubble_metrics_server_tls_cert_file: str = ""
+    hubble_metrics_server_tls_client_ca_files: str = ""
+    hubble_metrics_server_tls_key_file: str = ""
+    hubble_network_policy_correlation_enabled: bool = True
+    hubble_prefer_ipv6: bool = False
+    hubble_recorder_sink_queue_size: int = 1024
+    hubble_recorder_storage_path: str = "/var/run/cilium/pcaps"
+    hubble_socket_path: str = "/var/run/cilium/hubble.sock"
+    hubble_tls_cert_file: str = "/var/lib/cilium/tls/hubble/server.crt"
+    hubble_tls_client_ca_files: str = "/var/lib/cilium/tls/hubble/client-ca.crt"
+    hubble_tls_key_file: str = "/var/lib/cilium/tls/hubble/server.key"
+
+
+class UnusedWithoutHealthChecking(WithoutEffect, frozen=True):
+    """Nodes do not probe each other: see enable-health-checking."""
+
+    cluster_health_port: int = 4240
+    connectivity_probe_frequency_ratio: float = 0.5
+    health_check_icmp_failure_threshold: int = 3
+
+
+class UnusedWithoutEncryption(WithoutEffect, frozen=True):
+    """Traffic is not encrypted: see enable-ipsec, enable-wireguard and enable-encryption-strict-mode."""
+
+    enable_ipsec_encrypted_overlay: bool = False
+    enable_ipsec_key_watcher: bool = True
+    enable_ipsec_xfrm_state_caching: bool = True
+    encrypt_interface: str = ""
+    encryption_strict_mode_allow_remote_node_identities: bool = False
+    encryption_strict_mode_cidr: str = ""
+    ipsec_key_file: str = ""
+    ipsec_key_rotation_duration: Duration = minutes(5)
+    ipv4_pod_subnets: str = ""
+    ipv6_pod_subnets: str = ""
+    node_encryption_opt_out_labels: str = "node-role.kubernetes.io/control-plane"
+    use_cilium_internal_ip_for_ipsec: bool = False
+    wireguard_persistent_keepalive: Duration = seconds(0)
+    wireguard_track_all_ips_fallback: bool = False
+
+
+class UnusedWithoutItsPart(WithoutEffect, frozen=True):
+    """These adjust parts that are refused: BGP, gateways, segment routing, VTEP, announced pods, BBR."""
+
+    bgp_router_id_allocation_ip_pool: str = ""
+    bgp_router_id_allocation_mode: str = "default"
+    bgp_secrets_namespace: str = "kube-system"
+    egress_gateway_policy_map_max: int = 16384
+    egress_gateway_reconciliation_trigger_interval: Duration = seconds(1)
+    enable_bbr_hostns_only: bool = False
+    enable_bgp_control_plane_status_report: bool = True
+    l2_pod_announcements_interface: str = ""
+    l2_pod_announcements_interface_pattern: str = ""
+    srv6_encap_mode: str = "reduced"
+    vtep_cidr: str = ""
+    vtep_endpoint: str = ""
+    vtep_mac: str = ""
+    vtep_mask: str = ""
+
+
+class UnusedWithOneCluster(WithoutEffect, frozen=True):
+    """Several clusters are not connected: a cluster-id, which each of them needs, is refused."""
+
+    clustermesh_config: str = "/var/lib/cilium/clustermesh/"
+    clustermesh_sync_timeout: Duration = minutes(1)
+    max_connected_clusters: int = 255
+
+
+class UnusedFromKubernetes(WithoutEffect, frozen=True):
+    """The agent follows an API server without what these adjust, and goes on while that is away."""
+
+    crd_wait_timeout: Duration = minutes(5)
+    enable_k8s_api_discovery: bool = False
+    enable_k8s_endpoint_slice: bool = True
+    enable_stale_cilium_endpoint_cleanup: bool = True
+    k8s_sync_timeout: Duration = minutes(3)
+
+
+UNUSED: Final[tuple[type[WithoutEffect], ...]] = (
+    UnusedByTheAgent,
+    UnusedByPolicies,
+    UnusedWithoutAuthentication,
+    UnusedByTheDatapath,
+    UnusedWithoutIptables,
+    UnusedByServices,
+    UnusedByProxies,
+    UnusedWithoutHubble,
+    UnusedWithoutHealthChecking,
+    UnusedWithoutEncryption,
+    UnusedWithoutItsPart,
+    UnusedWithOneCluster,
+    UnusedFromKubernetes,
+)
+
+
+def log_unused(view: HiveView, log: Logger) -> None:
+    """Name in the log what was set to something else than Cilium's default, and changes nothing."""
+    names = [
+        one.option.name
+        for one in view.loaded.settings
+        if issubclass(one.option.struct, WithoutEffect) and one.value != one.option.default
+    ]
+    if names:
+        log.info("settings without effect here", settings=sorted(names), why="docs/reference/settings.md")
