@@ -13,7 +13,7 @@ from typing import Final
 
 from bitarray import bitarray
 
-__all__ = ["AddressRange", "Family", "IPAddress", "IPNetwork", "text_of"]
+__all__ = ["AddressRange", "Family", "IPAddress", "IPNetwork", "RangeFull", "text_of"]
 
 
 IPAddress = IPv4Address | IPv6Address

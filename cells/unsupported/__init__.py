@@ -14,7 +14,7 @@ __all__ = ["OTHERS", "REFUSED", "UNUSED", "UnservedSettings", "WithoutEffect", "
 
 
 cell = module(
-    "unserved",
+    "unsupported",
     "Cilium's options that are not served",
     config(*REFUSED, *UNUSED),
     invoke(log_unused),

@@ -40,6 +40,8 @@ class Facts(NamedTuple):
     words: frozenset[str]
     """Every word of its code, after the header."""
     defined: frozenset[str]
+    exported: frozenset[str] | None
+    """Its ``__all__``, if it has one."""
     unread: frozenset[str]
     """Private attributes of `self` that it stores and never loads; texts count, for getattr()."""
 
@@ -72,6 +74,7 @@ def facts(path: Path) -> Facts:
         ast.get_docstring(tree) or "",
         frozenset(re.findall(r"\w+", "\n".join(text.splitlines()[begin:]))),
         frozenset(_defined(tree)),
+        _exported(tree),
         frozenset(stored - loaded - texts),
     )
 
@@ -82,6 +85,13 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield from (alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.Assign):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def _exported(tree: ast.Module) -> frozenset[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    return None
 
 
 def module_name(path: Path) -> str:
@@ -117,18 +127,15 @@ def test_imports_go_one_way() -> None:
     assert against(above) == {}
 
 
-def cell_packages() -> set[str]:
-    """Import names of the packages that are a cell (they define ``cell``), and of each family of cells."""
-    found = set()
-    for init in ROOMS["cells"].rglob("__init__.py"):
-        package = init.parent.relative_to(ROOT)
-        defined = facts(init).defined
-        if "cell" in defined or len(package.parts) == 2:
-            found.add(".".join(package.parts))
-    return found
+def cell_modules() -> set[str]:
+    """Import names of the modules and packages that are a cell (they define ``cell``), and of each family."""
+    families = {f"cells.{path.name}" for path in ROOMS["cells"].iterdir() if path.is_dir()}
+    paths = [path for room, path in MODULES if room == "cells" and path.stem != "cell"]
+    return families | {module_name(path) for path in paths if "cell" in facts(path).defined}
 
 
-CELLS = cell_packages()
+CELLS = cell_modules()
+CELL_FILES = {module_name(path): path for room, path in MODULES if room == "cells"}
 
 
 def cell_of(module: str) -> str:
@@ -138,22 +145,23 @@ def cell_of(module: str) -> str:
     return module
 
 
-def is_library(name: str, cell: str) -> bool:
-    """Whether it is a package beside the cell, in the same family, that says what it exports."""
-    init = ROOT / Path(*name.split(".")) / "__init__.py"
-    same_family = name.split(".")[:2] == cell.split(".")[:2]
-    return same_family and init.is_file() and "__all__" in init.read_text(encoding="utf-8")
-
-
 def test_a_cell_uses_only_what_another_cell_exports() -> None:
+    """A module's ``__all__`` is what other cells may take of it; what has none is for its own cell."""
+
     def inside(_: str, path: Path) -> list[str]:
-        own = cell_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-        names = [name for name in facts(path).imported if name.startswith("cells.")]
-        return [
-            name
-            for name in names
-            if cell_of(name) != own and cell_of(name) != name and not is_library(name, own)
-        ]
+        own = f"{cell_of(module_name(path))}."
+        found = []
+        for module, name in facts(path).names:
+            whole = f"{module}.{name}"
+            if whole in CELL_FILES:  # the module as a whole
+                source, exported = whole, facts(CELL_FILES[whole]).exported is not None
+            elif module in CELL_FILES:
+                source, exported = module, name in (facts(CELL_FILES[module]).exported or ())
+            else:
+                continue
+            if not exported and not own.startswith(f"{cell_of(source)}."):
+                found.append(whole)
+        return found
 
     assert against(inside, "cells") == {}
 

@@ -19,7 +19,7 @@ __all__ = ["Ahead"]
 # One exchange at a time. The thread is C's and takes no lock of the interpreter; with a thread of Python's,
 # each system call would be a change of hands.
 
-LIBRARY = Path(__file__).resolve().parent / "objects" / "libahead.so"
+LIBRARY = Path(__file__).resolve().parent / "ahead" / "objects" / "libahead.so"
 
 
 @cache

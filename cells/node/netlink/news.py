@@ -18,6 +18,24 @@ from typing import Final, NamedTuple
 import anyio
 from anyio import wait_readable
 
+__all__ = [
+    "DROP",
+    "EQUAL",
+    "LOAD_BYTE",
+    "LOAD_HALF",
+    "LOAD_WORD",
+    "MASK",
+    "PASS",
+    "RETURN",
+    "TYPE",
+    "Field",
+    "Filter",
+    "hints",
+    "kinds",
+    "passing",
+    "subscribed",
+]
+
 _SO_ATTACH_FILTER: Final = 26
 
 Filter = Sequence[tuple[int, int, int, int]]

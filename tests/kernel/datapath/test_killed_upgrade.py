@@ -62,7 +62,7 @@ class Steps:
             setattr(owner, name, self._before(getattr(owner, name)))
         for module, numbers in ((bpf, {bpf.OBJ_PIN}), (maps_map, BATCHES)):
             module.command = self._before(module.command, lambda number, *_, n=numbers: number in n)  # type: ignore[attr-defined]
-        trial.self_check = self._quietly(trial.self_check)  # type: ignore[attr-defined]
+        trial.self_check = self._quietly(trial.self_check)
         sys.addaudithook(self._heard)
 
     def _before(self, function: Callable[..., Any], when: Callable[..., bool] | None = None) -> Any:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells import maps
+from cells.maps.records import cluster, endpoints, flows
 from cells.maps.records.cluster import (
     IpcacheKey,
     IpcacheValue,
@@ -152,7 +152,8 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
 def test_every_record_of_a_map_is_drawn() -> None:
     there = {
         kind
-        for kind in vars(maps).values()
+        for records in (endpoints, flows, cluster)
+        for kind in vars(records).values()
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and hasattr(kind, "pack")
     }
     assert there - {PolicyEntry} == set(RECORDS)
