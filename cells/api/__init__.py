@@ -23,13 +23,13 @@ from cells.api.operations import (
     addresses,
     agent,
     cilium_tables,
+    directory,
     endpoints,
+    explain,
     node,
     policy,
     services,
 )
-from cells.api.operations import agent as status
-from cells.api.operations import node as node_config
 from cells.api.operations.agent import MetricsList
 from cells.api.operations.config_mapping import MasqueradeReport
 from cells.api.operations.endpoints import PolicyPool
@@ -56,7 +56,7 @@ from cells.node.addresses import NodeAddresses
 from cells.node.devices import Device, PodMtu
 from cells.node.ipam import Ipam
 from cells.node.router import Router
-from cells.observe import metrics
+from cells.observe import Collector, Family
 from cells.observe.events import EventsSettings
 from cells.observe.monitor import MonitorSettings
 from cells.policy.control import HTTPProxyPorts, HTTPRedirect
@@ -219,26 +219,26 @@ def api(
     return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
 
 
-def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[metrics.Collector]:
+def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[Collector]:
     """The API's work, and what the agent is, as metrics."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[Family]:
         from cells.api.metrics import families
 
         return families(times, agent, datapath.build)
 
-    return metrics.Collector("api", collect)
+    return Collector("api", collect)
 
 
-def limit_metrics(limits: Limits) -> Member[metrics.Collector]:
+def limit_metrics(limits: Limits) -> Member[Collector]:
     """The API's rate limits as metrics."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[Family]:
         from cells.api.metrics import limiter_families
 
         return limiter_families(limits.limiters.values())
 
-    return metrics.Collector("api-limits", collect)
+    return Collector("api-limits", collect)
 
 
 _load = module(
@@ -253,11 +253,11 @@ _api = module(
     "REST API on cilium.sock",
     config(AccessSettings),
     provide(api, StartedDaemon),
-    provide(absent.part, addresses.part, endpoints.part, node.part, node_config.config_part),
+    provide(absent.part, addresses.part, endpoints.part, node.part, node.config_part),
     provide(
-        status.part,
+        agent.part,
         policy.part,
-        policy.explain_part,
+        explain.part,
         policy.names_part,
         services.part,
         agent.inspection_part,
@@ -272,18 +272,18 @@ _api = module(
         cilium_tables.CiliumTables,
         agent.Inspection,
         node.NodeOperations,
-        node_config.ConfigOperations,
+        node.ConfigOperations,
         policy.EndpointPolicyModels,
         policy.PolicyOperations,
-        policy.AgentDirectory,
-        policy.AgentEnds,
-        policy.AgentServices,
-        policy.ExplainOperations,
-        policy.OtherNodes,
+        directory.AgentDirectory,
+        directory.AgentEnds,
+        directory.AgentServices,
+        explain.ExplainOperations,
+        directory.OtherNodes,
         policy.NameOperations,
         services.ServiceOperations,
         agent.StateDB,
-        status.StatusOperations,
+        agent.StatusOperations,
         facts,
         map_reader,
         policy_pool,

@@ -1,4 +1,4 @@
-"""What the calls do: attach a pod, on a link of ours or of another plugin's, check it, detach it."""
+"""What each attachment takes: the edges to other cells, the start of an endpoint, MAC addresses, and undo."""
 
 from __future__ import annotations
 

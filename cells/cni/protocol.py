@@ -1,4 +1,4 @@
-"""What plugin and agent say to each other: packets on cni.sock, requests, results and errors of the CNI."""
+"""What plugin and agent exchange: packets on cni.sock, results and errors of the CNI."""
 
 from __future__ import annotations
 

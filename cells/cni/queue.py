@@ -1,4 +1,4 @@
-"""Keeps plugins away from the delete queue while the agent starts.
+"""The delete queue: what plugins left behind while no agent was there, and the lock that keeps them from it.
 
 Source: Cilium 1.17, its delete queue; fcntl(2), open file description locks. The exclusive lock is taken
         before a socket appears and held until the queue is drained and both sockets accept: no request is

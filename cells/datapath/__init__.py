@@ -9,10 +9,10 @@ Why:  programs are shared by all endpoints and differ only through maps, so addi
 from collections.abc import Iterable
 from typing import Final
 
+from cells import observe
 from cells.datapath.collector import Collector
 from cells.datapath.datapath import Datapath
 from cells.datapath.settings import DatapathSettings, host_routing
-from cells.observe import metrics
 from lifecycle import Jobs, Logger, Member, config, invoke, module, provide, seconds
 
 __all__ = ["DatapathWatchdog", "cell"]
@@ -43,14 +43,14 @@ class DatapathWatchdog:
             self._log.warning("programs were taken out of force, put back", programs=", ".join(wrong))
 
 
-def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:
+def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[observe.Collector]:
     """What the watchdog found, as a metric."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[observe.Family]:
         text = "Programs that someone else took out of force, or unpinned."
-        return [metrics.counter("hive_datapath_watchdog_faults_total", text, watchdog.found)]
+        return [observe.counter("hive_datapath_watchdog_faults_total", text, watchdog.found)]
 
-    return metrics.Collector("datapath-watchdog", collect)
+    return observe.Collector("datapath-watchdog", collect)
 
 
 cell = module(

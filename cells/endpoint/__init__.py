@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from cells import observe
 from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
@@ -65,7 +66,7 @@ from cells.maps.node_maps import Maps
 from cells.node.ipam import Ipam
 from cells.node.local_addresses import LocalAddresses
 from cells.node.netlink.links import HostLinks
-from cells.observe import Family, counter, gauge, histogram, metrics
+from cells.observe import Family, counter, gauge, histogram
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide
 
@@ -259,14 +260,14 @@ def pod_labels_watch(
     )
 
 
-def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
+def endpoint_metrics(all_endpoints: Endpoints) -> Member[observe.Collector]:
     """Endpoints as metrics."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[observe.Family]:
 
         return families(all_endpoints)
 
-    return metrics.Collector("endpoint", collect)
+    return observe.Collector("endpoint", collect)
 
 
 cell = module(

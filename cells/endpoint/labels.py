@@ -1,4 +1,4 @@
-"""The labels of an endpoint: what the requester says, and what its pod's objects say.
+"""The labels of an endpoint, from the requester and from its pod's objects, and their change while it lives.
 
 Source: Cilium 1.17, PUT /endpoint and the labels of pods.
 """

@@ -1,4 +1,4 @@
-"""The table of endpoints: its rows, their states, and what finds and changes them."""
+"""What an endpoint is: the request that makes one, its row, its states and the words of its status log."""
 
 import time
 from collections import deque

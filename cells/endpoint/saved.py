@@ -1,4 +1,4 @@
-"""The JSON an endpoint is saved as: exactly the keys other readers of the state directory expect.
+"""The JSON an endpoint is saved as: exactly the keys that other readers of the state directory expect.
 
 Source: Cilium 1.17, ep_config.json. Readers ignore unknown keys and default missing ones.
 """

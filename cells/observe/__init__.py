@@ -1,4 +1,7 @@
-"""What an operator sees: packet events, the monitor socket, metrics, health, controllers, start times."""
+"""What an operator sees: packet events, the monitor socket, metrics, health, controllers, start times.
+
+A cell shows what it counts by contributing a Collector of Family values.
+"""
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The operator: what a cluster needs done once, not on every node. ``process`` composes it."""
+"""The operator: what a cluster needs done once, not on every node. All its cells, as one."""
 
 from __future__ import annotations
 

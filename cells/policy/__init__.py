@@ -1,4 +1,4 @@
-"""Policy: which peers an endpoint may talk to."""
+"""Policy: which peers an endpoint may talk to, and when endpoints may do no more than policies allow."""
 
 import math
 from enum import StrEnum

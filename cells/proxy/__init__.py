@@ -1,4 +1,4 @@
-"""Proxies that take pods' traffic where policy asks for it: of layer 7, that of DNS."""
+"""Proxies that take pods' traffic where policy asks for it, and what passed them, by endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services: what kube-proxy does, done in eBPF."""
+"""Services: what kube-proxy does, done in eBPF; their frontends and backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a frontend's slot 0 says of it, in bits."""
+"""Entries of the load-balancing maps as bytes, read back after a restart, and the numbers they are under."""
 
 from __future__ import annotations
 

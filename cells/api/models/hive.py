@@ -1,4 +1,4 @@
-"""The wire types of what the API has beside Cilium's document: the agent's tables, settings and event loop."""
+"""The wire types of what the API has beside Cilium's document: tables, settings and the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire types of node information besides endpoints: identities, prefixes, maps, nodes."""
+"""Wire types besides endpoints: policies, services, local redirects, identities, prefixes, maps, nodes."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cells.api.models import hive as rows
 from cells.api.models import hive as wire
 from cells.api.openapi.described import Answer, Body, Described, ok, path, query
 from cells.policy.explain import Explained
+from lifecycle.admin import TableChange, TableInfo, TableRow
 
 OBJECT: Any = dict[str, object]
 TABLE = path("table", "A table, by its name.", example="endpoints")
-ROWS: Any = dict[str, list[wire.TableRow]]
+ROWS: Any = dict[str, list[TableRow]]
 NO_TABLE = Answer(404, "There is no such table.", wire.Failure)
 
 PORT = (
@@ -58,7 +58,7 @@ OPERATIONS = (
         (ok("Every pair.", list[wire.Reached]), UNKNOWN_END),
         (query("namespace", "Whose pods.", example="default"), *PORT),
     ),
-    Described("GET", "/statedb/tables", "All tables", (ok("The tables.", list[wire.TableInfo]),)),
+    Described("GET", "/statedb/tables", "All tables", (ok("The tables.", list[TableInfo]),)),
     Described("GET", "/statedb/dump", "Every row of every table", (ok("Rows by table.", ROWS),)),
     Described(
         "GET",
@@ -74,7 +74,7 @@ OPERATIONS = (
         (
             ok(
                 "A line for each, without end. A line that is a Failure is the last.",
-                wire.TableChange,
+                TableChange,
                 lines=True,
             ),
             NO_TABLE,
@@ -86,7 +86,7 @@ OPERATIONS = (
         "/statedb/query",
         "Rows of a table that cilium-dbg shows, in Cilium's form: health, devices, routes, node-addresses …",
         (
-            ok("A line for each.", rows.CiliumRow, lines=True),
+            ok("A line for each.", wire.CiliumRow, lines=True),
             Answer(400, "There is no such index, or the key is not base64.", wire.Failure),
             Answer(404, "There is no such table in Cilium's form.", wire.Failure),
         ),

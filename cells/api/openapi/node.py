@@ -1,4 +1,4 @@
-"""Node information for debugging: identities, prefixes, maps, nodes; and metrics.
+"""What there is to say of operations besides endpoints: node, policies, services, and what is not built.
 
 Source: Cilium 1.17, api/v1/openapi.yaml; GET /metrics/ is of 1.16.
 """

@@ -1,4 +1,4 @@
-"""The operations of the REST API, in packages by what they are about; each contributes its own."""
+"""The operations of the REST API: how a cell contributes them, and which are switched off."""
 
 from __future__ import annotations
 

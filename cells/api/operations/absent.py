@@ -66,5 +66,4 @@ RECORDER_ROUTES = (
 
 def part() -> Member[ApiPart]:
     """All of them as a part of the API."""
-    families = (prefilter, recorder, bgp)
-    return ApiPart("absent", [route for family in families for route in family.ROUTES])
+    return ApiPart("absent", [*PREFILTER_ROUTES, *RECORDER_ROUTES, *BGP_ROUTES])

@@ -87,7 +87,6 @@ def part(operations: StatusOperations) -> Member[ApiPart]:
 
 
 # What ``hive inspect --live``, ``--timeline`` and ``hive config`` ask: graph, start, settings; load.
-# Needs: HiveView, ConfigDrift.   Gives: Inspection.
 # The paths are outside /v1: that is Cilium's document. The forms are docs/graph-schema.json and
 # docs/timeline-schema.json.
 

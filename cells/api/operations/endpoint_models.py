@@ -1,4 +1,4 @@
-"""Endpoints to wire models and back: pure functions over values."""
+"""Endpoints and their controllers to wire models and back: pure functions over values."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from lifecycle.http import Request, Response
 
 
 class NodeMaps:
-    """The real :class:`~cells.api.node_operations.MapReader`."""
+    """The real MapReader."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps

@@ -1,4 +1,4 @@
-"""The nodes of the cluster as the API tells them.
+"""What the API shows of the node and of the cluster's nodes, read from the cells on each request.
 
 Source: Cilium 1.17, NodeElement of api/v1/openapi.yaml, and GET /cluster/nodes with its Client-Id.
 """

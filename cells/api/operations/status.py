@@ -1,4 +1,4 @@
-"""What was made of each of some values, kept for the next answer that shows the same values."""
+"""The agent's status to wire models, and what operations know of the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two parties of a proxied request or lookup: as values, in Go's gob, as text.
+"""What proxies report: requests and lookups with their parties, as values and in Go's gob.
 
 Source: Cilium 1.17, EndpointInfo of pkg/proxy/accesslog. Labels are a ``labels.LabelArray``, as 1.17 has
         them; earlier versions had texts there.

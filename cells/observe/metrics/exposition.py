@@ -1,4 +1,4 @@
-"""Which metrics are served: the usual ones, as changed by the setting ``metrics``.
+"""Which metrics are served, by the setting ``metrics``, and Prometheus's text form of them.
 
 Source: Cilium 1.17, the option metrics: a name that is not known, or without a sign, changes nothing.
 """

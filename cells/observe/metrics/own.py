@@ -1,4 +1,4 @@
-"""The hive's own metrics: health, hooks, jobs, reconcilers, tables, the load of the event loop."""
+"""The hive's own metrics and its process's: health, hooks, jobs, reconcilers, tables, event loop, memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All samples as one page for a browser."""
+"""Samples as graphs: as one page for a browser, and in text."""
 
 import math
 import textwrap

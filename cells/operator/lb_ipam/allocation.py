@@ -1,4 +1,4 @@
-"""CiliumLoadBalancerIPPool as LB-IPAM reads it: with its age, and the version its conditions are about.
+"""Who gets which address: pools, requests of services, and one pure function of everything there is.
 
 Source: Cilium 1.17, custom resource of group cilium.io, version v2alpha1.
 """

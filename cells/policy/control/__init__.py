@@ -16,7 +16,7 @@ from cells.cluster.nodes.parse import NodeSettings
 from cells.config import AgentConfig
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
-from cells.observe import metrics
+from cells.observe import Collector, Family
 from cells.policy import Localhost, PolicySettings
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPort
@@ -160,15 +160,15 @@ def known_rules(watch: PolicyWatch) -> KnownRules:
     return watch
 
 
-def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[metrics.Collector]:
+def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
     """Rules as metrics."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[Family]:
         from cells.policy.control.view import families
 
         return families(policy, counts)
 
-    return metrics.Collector("policy-rules", collect)
+    return Collector("policy-rules", collect)
 
 
 cell = group(

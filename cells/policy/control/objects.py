@@ -1,4 +1,4 @@
-"""Which kinds of policy objects count."""
+"""What policies take from objects beside rules: kinds that count, status, named ports, services."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from cells.datapath.datapath import Datapath
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.endpoints import NODE_AUDITS_POLICY
-from cells.observe import Family, gauge, metrics
+from cells.observe import Collector, Family, gauge
 from cells.policy import Enforcement, Localhost, PolicySettings
 from cells.policy.maps.policies import EndpointPolicies, PolicyMapError
 from cells.policy.maps.rows import (
@@ -236,15 +236,15 @@ def identity_follower(policies: EndpointPolicies) -> Member[IdentityFollower]:
     return policies
 
 
-def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[metrics.Collector]:
+def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[Collector]:
     """Policies as metrics."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[Family]:
 
         flags = datapath.notifications.flags if datapath is not None else 0
         return families(policies, audited=bool(flags & NODE_AUDITS_POLICY))
 
-    return metrics.Collector("policy", collect)
+    return Collector("policy", collect)
 
 
 cell = group(

@@ -1,4 +1,4 @@
-"""What policy maps have beyond what is wanted, while nothing is to be taken away from them.
+"""Each endpoint's policy: computed, in a table, and made so in its policy map; deletions can wait.
 
 Why: an address changes its identity in the ipcache. Until then its packets are judged by the former one: what
      that may do goes afterwards.

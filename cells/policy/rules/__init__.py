@@ -1,4 +1,4 @@
-"""Policy objects to rules: decoding, checking, translating.
+"""Rules as the engine computes with them, options that change their meaning, and why objects are refused.
 
 Pure values; no cell.
 """

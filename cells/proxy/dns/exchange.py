@@ -1,4 +1,4 @@
-"""One query on its way: who asked whom for what, and what it took.
+"""One query on its way: who asked whom for what, whether policy allows it, what it took, and its event.
 
 Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds and its scopes; cilium_policy_l7_total.
 """

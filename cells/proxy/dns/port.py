@@ -1,4 +1,4 @@
-"""The port of the DNS proxy: chosen once, and kept.
+"""The port of the DNS proxy, chosen once and kept, and the route of packets that are marked for it.
 
 Source: Cilium 1.17, proxy_ports_state.json.
 """

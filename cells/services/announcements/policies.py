@@ -1,4 +1,4 @@
-"""What a CiliumL2AnnouncementPolicy says, and what of it cannot be.
+"""Announcement policies: what they say, the services this node may answer for, and policies' conditions.
 
 Source: Cilium 1.17; k8s.io/apimachinery/pkg/apis/meta/v1 LabelSelectorAsSelector.
 """

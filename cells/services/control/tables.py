@@ -1,4 +1,4 @@
-"""Local redirect policies, and what became of each."""
+"""Tables of what became of services: served frontends, local redirect policies, and what has no room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EndpointSlices to backends, by the port name they serve.
+"""EndpointSlices to backends, by the port name they serve, and the answers of health check node ports.
 
 Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topology hints).
 """

@@ -1,4 +1,4 @@
-"""Local redirect policies: what goes to pods of this node instead.
+"""What goes to pods of this node: by local redirect policies, and by host ports.
 
 Source: Cilium 1.17, CiliumLocalRedirectPolicy. An address of its own, or a service's cluster addresses, as
         long as a selected pod of the node is ready; without one a service has its own backends again.
