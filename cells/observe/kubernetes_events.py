@@ -177,7 +177,7 @@ def note_of(drafts: Iterable[EventDraft]) -> str:
 
 cell = module(
     "kubernetes-events",
-    "Events about objects that are not served as they are written",
+    "Events about objects that are not served",
     provide(EventReports),
     invoke(EventReports),
 )

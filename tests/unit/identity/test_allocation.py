@@ -168,7 +168,7 @@ async def test_an_object_in_use_that_goes_comes_back_and_its_mark_goes(one: Clus
 
 
 def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("allocator", "objects", "agreed"):
+    for module in ("objects", "agreed"):
         monkeypatch.setattr(f"cells.cluster.allocation.{module}.CLUSTER", range(256, 260))
 
 

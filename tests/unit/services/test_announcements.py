@@ -218,7 +218,7 @@ async def test_a_network_that_could_not_be_told_is_told_later_and_no_network_twi
     kernel.down = True
     with pytest.raises(BatchError) as failed:
         await target.put({key: row})
-    assert "the network of eth2 cannot be announced for 192.0.2.80 is" in str(failed.value.failures[key])
+    assert "192.0.2.80 cannot be announced on eth2" in str(failed.value.failures[key])
     assert (await target.dump())[key] != row, "a sweep finds it wanting"
     kernel.down = False
     await target.put({key: row})
