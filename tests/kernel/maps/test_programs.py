@@ -19,7 +19,9 @@ from cells.maps.bpf import (
     program_by_id,
     program_info,
     program_name,
-    test_run,
+)
+from cells.maps.bpf import (
+    test_run as run_program,
 )
 from tests.support.namespaces import in_node, need_root
 
@@ -92,26 +94,26 @@ def test_a_name_that_cannot_be_asked_for_is_no_missing_program(shot: int) -> Non
 
 def test_a_program_runs_on_a_packet(shot: int) -> None:
     frame = bytes(12) + b"\x08\x00" + bytes(50)
-    run = test_run(shot, frame, repeat=10)
+    run = run_program(shot, frame, repeat=10)
     assert (run.retval, run.packet) == (2, frame)
 
 
 def test_a_negative_verdict_is_negative() -> None:
     need_root()
     fd = load(mov(0, -1), EXIT)
-    assert test_run(fd, bytes(64)).retval == -1
+    assert run_program(fd, bytes(64)).retval == -1
     os.close(fd)
 
 
 def test_the_packet_seems_to_come_from_the_given_interface(in_node: None) -> None:
     os.system("ip link add hive0 index 77 type veth peer name hive1")  # noqa: S605
     fd = load(load_word(0, 1, 40), EXIT)  # r0 = skb->ifindex
-    assert test_run(fd, bytes(64), ifindex=77).retval == 77
+    assert run_program(fd, bytes(64), ifindex=77).retval == 77
 
 
 def test_a_frame_too_short_is_refused_by_name(shot: int) -> None:
     with pytest.raises(BpfError, match="on a packet of 3 bytes: Invalid argument"):
-        test_run(shot, b"abc")
+        run_program(shot, b"abc")
 
 
 def test_a_pinned_program_opens_by_its_path(in_node: None) -> None:
