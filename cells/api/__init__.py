@@ -13,7 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from cells.api.models.status import MasqueradedProtocols, Masquerading, ProxyRedirect, ProxyStatus
+from cells.api.models.status import (
+    HubbleStatus,
+    MasqueradedProtocols,
+    Masquerading,
+    ProxyRedirect,
+    ProxyStatus,
+)
 from cells.api.operations import (
     AccessSettings,
     ApiPart,
@@ -35,7 +41,7 @@ from cells.api.operations.config_mapping import MasqueradeReport
 from cells.api.operations.endpoints import PolicyPool
 from cells.api.operations.node import MapReader, NodeMaps
 from cells.api.operations.node_view import NodeView, monitor_status
-from cells.api.operations.status import NodeStatus, ServiceFacts
+from cells.api.operations.status import NO_FLOWS, NodeStatus, ServiceFacts, hubble_status
 from cells.api.rate_limits import Limits, LimitSettings
 from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body
@@ -47,6 +53,7 @@ from cells.datapath.datapath import Datapath
 from cells.datapath.settings import DatapathSettings
 from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore import ExposedEndpoints
+from cells.hubble import Hubble
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kvstore.store import KVStore
 from cells.maps.node_maps import Maps
@@ -134,6 +141,7 @@ def facts(
     proxy: HTTPProxyPorts | None = None,
     envoy: EnvoySettings | None = None,
     redirects: Table[HTTPRedirect] | None = None,
+    hubble: Hubble | None = None,
 ) -> NodeStatus:
     """The node, as the answers tell it."""
 
@@ -163,6 +171,13 @@ def facts(
             redirects=[ProxyRedirect(name=row.name, proxy="http", proxy_port=row.port) for row in rows],
         )
 
+    def flows() -> HubbleStatus:
+        observer = hubble.observer if hubble is not None else None
+        if observer is None:
+            return NO_FLOWS
+        now = observer.server_status()
+        return hubble_status(now.num_flows, now.max_flows, now.seen_flows, now.uptime_ns)
+
     return NodeView(
         config,
         devices,
@@ -184,6 +199,7 @@ def facts(
         masquerading=next((one.now for one in masquerades), Masquerading),
         services=served,
         proxy=proxied,
+        hubble=flows,
         host_firewall=host is not None and host.enabled,
     )
 

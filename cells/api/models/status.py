@@ -1,7 +1,7 @@
 """The wire types of GET /healthz: Cilium's StatusResponse, as far as this agent has what it describes.
 
 Needs: Model.   Gives: StatusResponse and its parts.
-What the agent does not have at all (Hubble, cluster mesh) has no field: clients print such lines as
+What the agent does not have at all (cluster mesh) has no field: clients print such lines as
 disabled, or not at all. ``modules`` is ours, Cilium's clients skip it. Features below must be complete:
 cilium-dbg reads each unchecked.
 """
@@ -204,6 +204,22 @@ class ProxyStatus(Model, frozen=True):
     redirects: list[ProxyRedirect] = field(default_factory=list)
 
 
+class HubbleObserver(Model, frozen=True):
+    """How full Hubble's ring is."""
+
+    current_flows: int = 0
+    max_flows: int = 0
+    seen_flows: int = 0
+    uptime: str = ""
+    """As Go writes a duration, ``1h0m0s``: clients decode nothing of an answer with a number here."""
+
+
+class HubbleStatus(Status, frozen=True):
+    """Hubble: Ok, or Disabled."""
+
+    observer: HubbleObserver | None = None
+
+
 class StatusResponse(Model, frozen=True):
     """The answer to GET /healthz."""
 
@@ -227,6 +243,7 @@ class StatusResponse(Model, frozen=True):
     bandwidth_manager: Switch | None = None
     masquerading: Masquerading | None = None
     proxy: ProxyStatus | None = None
+    hubble: HubbleStatus | None = None
     routing: Routing | None = None
     datapath_mode: str = ""
     attach_mode: str = ""

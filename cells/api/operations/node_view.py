@@ -20,7 +20,7 @@ from cells.api.models import node as node_models
 from cells.api.models import status as wire
 from cells.api.models.status import NodeElement
 from cells.api.operations.config_mapping import NodeFacts
-from cells.api.operations.status import NOTHING_SERVED, ServiceFacts, StatusFacts
+from cells.api.operations.status import NO_FLOWS, NOTHING_SERVED, ServiceFacts, StatusFacts
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
@@ -147,6 +147,7 @@ class NodeView:
         masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
         services: Callable[[], ServiceFacts] | None = None,
         proxy: Callable[[], wire.ProxyStatus | None] = lambda: None,
+        hubble: Callable[[], wire.HubbleStatus] = lambda: NO_FLOWS,
         host_firewall: bool = False,
     ) -> None:
         self._config = config
@@ -169,6 +170,7 @@ class NodeView:
         self._masquerading = masquerading
         self._services = services
         self._proxy = proxy
+        self._hubble = hubble
         self._host_firewall = host_firewall
 
     def node(self) -> NodeFacts:
@@ -246,6 +248,7 @@ class NodeView:
             masquerading=self._masquerading(),
             services=self._services() if self._services is not None else NOTHING_SERVED,
             proxy=self._proxy(),
+            hubble=self._hubble(),
             host_firewall=self._host_firewall,
             host_routing=self._datapath.routing.mode,
         )

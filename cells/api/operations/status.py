@@ -45,6 +45,7 @@ class Kept(Generic[Source, Made]):
 
 LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
 DISABLED = wire.Status(state="Disabled")
+NO_FLOWS = wire.HubbleStatus(state="Disabled")
 NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
 NOT_MASQUERADED = wire.Masquerading()
@@ -152,10 +153,20 @@ class StatusFacts(msgspec.Struct, frozen=True):
     services: ServiceFacts = NOTHING_SERVED
     proxy: wire.ProxyStatus | None = None
     """The proxy of layer 7; None where there is none."""
+    hubble: wire.HubbleStatus = NO_FLOWS
     host_firewall: bool = False
     """Whether the node has a policy of its own."""
     host_routing: str = "Legacy"
     """How packets get from devices to pods and back: BPF, past the stack, or Legacy."""
+
+
+def hubble_status(current: int, most: int, seen: int, uptime: int) -> wire.HubbleStatus:
+    """How full Hubble's ring is, and for how many nanoseconds it has been there."""
+    minutes, seconds = divmod(uptime // 1_000_000_000, 60)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{hours}h{minutes}m{seconds}s" if hours else f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
+    observer = wire.HubbleObserver(current_flows=current, max_flows=most, seen_flows=seen, uptime=text)
+    return wire.HubbleStatus(state="Ok", observer=observer)
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
@@ -267,6 +278,7 @@ def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModel
         bandwidth_manager=OFF,
         masquerading=facts.masquerading,
         proxy=facts.proxy,
+        hubble=facts.hubble,
         routing=wire.Routing(
             inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
             intra_host_routing_mode=facts.host_routing,

@@ -214,6 +214,16 @@ def _watching(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if monitor := answer.get("nodeMonitor"):
         ring = f"{monitor['npages']} pages of {monitor['pagesize']} bytes"
         yield "NodeMonitor", f"Events of {monitor['cpus']} CPUs, {ring} each"
+    if hubble := answer.get("hubble"):
+        yield "Hubble", _hubble(hubble)
+
+
+def _hubble(hubble: dict[str, Any]) -> str:
+    """Whether flows are kept, and how many."""
+    if not (observer := hubble.get("observer")):
+        return _state(hubble)
+    current, most = observer.get("current-flows", 0), observer["max-flows"]
+    return f"{_state(hubble)}   {current}/{most} flows kept, {observer.get('seen-flows', 0)} seen"
 
 
 def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
