@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from cells.api.wire import (
     answer,
     framework_answer,
     nowhere,
-    peer_uid,
+    peer_of,
     plain,
 )
 from cells.cluster.host_ip_sync import HostIPSync
@@ -121,6 +122,16 @@ class StartedDaemon:
 
 # The API as one handler: routes, the rule for changing calls, and errors in their documented form.
 
+BY_PLUGINS: Final = frozenset(
+    {
+        *(("PUT", "/v1/endpoint/{id}"), ("PATCH", "/v1/endpoint/{id}"), ("DELETE", "/v1/endpoint")),
+        *(("POST", "/v1/ipam"), ("POST", "/v1/ipam/{ip}"), ("DELETE", "/v1/ipam/{ip}")),
+    }
+)
+"""Changes that CNI plugins make for pods that come and go."""
+_SHOWN: Final = 1024
+"""Bytes of a body that the log has."""
+
 
 def application(
     routes: Iterable[Route], may_change: Callable[[int], bool], times: ApiTimes, log: Logger
@@ -136,6 +147,8 @@ def application(
         response = await answered(request, match)
         path, took = match.found.path if match.found else None, time.perf_counter() - began
         times.count(path, request.method, response.status, took)
+        if match.found is not None and response.status < HTTPStatus.MULTIPLE_CHOICES:
+            _audit(match.found, request, log)
         log.debug("answered", method=request.method, path=request.path, status=response.status, seconds=took)
         return response
 
@@ -155,9 +168,19 @@ def application(
     return handle
 
 
+def _audit(route: Route, request: Request, log: Logger) -> None:
+    """A line in the log for a change that a person or a script of theirs made."""
+    if route.method in READING or (route.method, route.path) in BY_PLUGINS:
+        return
+    pid, uid = peer_of(request)
+    body = request.body[:_SHOWN].decode(errors="replace").strip()
+    changed = {"method": request.method, "path": request.path, "body": body, "uid": uid, "pid": pid}
+    log.info("changed through the API", **changed)
+
+
 async def _operate(route: Route, request: Request, may_change: Callable[[int], bool]) -> Response:
     if route.method not in READING:
-        uid = peer_uid(request)
+        _, uid = peer_of(request)
         if not may_change(uid):
             return plain(403, f"{route.method} changes the node: it needs uid 0, the caller has uid {uid}\n")
     try:

@@ -110,11 +110,11 @@ def read_body(request: Request, model: type[T], name: str) -> T:
     return decode(request.body, model, name)
 
 
-def peer_uid(request: Request) -> int:
-    """The uid of the process at the other end of the unix socket (SO_PEERCRED, unix(7))."""
+def peer_of(request: Request) -> tuple[int, int]:
+    """The pid and uid of the process at the other end of the unix socket (SO_PEERCRED, unix(7))."""
     credentials = request.peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    uid: int = _UCRED.unpack(credentials)[1]
-    return uid
+    pid, uid, _ = _UCRED.unpack(credentials)
+    return pid, uid
 
 
 def framework_answer(status: int, code: int, message: str) -> Response:

@@ -68,10 +68,14 @@ class Names:
     def address(self, address: str) -> str:
         """The pod, else the service, else the node that has an address; empty if none is known."""
         return (
-            self._find("/v1/ip", address, _pod_addresses)
+            self.pod(address)
             or self._find("/v1/service", address, _service_addresses)
             or self._find("/v1/cluster/nodes", address, _node_addresses)
         )
+
+    def pod(self, address: str) -> str:
+        """The pod that has an address, on any node; empty if none is known."""
+        return self._find("/v1/ip", address, _pod_addresses)
 
     def _find(self, path: str, key: object, names: Callable[[Any], dict[Any, str]]) -> str:
         asked, known = self._held.get(path, (-HELD, {}))

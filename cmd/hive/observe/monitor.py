@@ -7,9 +7,8 @@ Source: the options of ``cilium-dbg monitor``.
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,6 @@ from cells.observe.events import (
     EventNames,
     LookupRecord,
     Lost,
-    Packet,
     Raw,
     RequestRecord,
     Sample,
@@ -30,12 +28,12 @@ from cells.observe.events import (
     TraceSock,
     Verdict,
     decode,
-    dissect,
     event_text,
 )
 from cells.observe.monitor import SOCKET, GobError, Payloads
 from hive.client import TIMEOUT, connect, socket_option
 from hive.names import Names, endpoint_number
+from hive.observe.monitor_filter import VERDICTS, Wanted
 from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET
@@ -57,62 +55,6 @@ _COLOURS: Final = {
     LookupRecord: None,
     Raw: QUIET,
 }
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which events are shown; losses always are."""
-
-    kinds: tuple[type, ...] = ()
-    """Empty: all."""
-    source: frozenset[int] = frozenset()
-    destination: frozenset[int] = frozenset()
-    related: frozenset[int] = frozenset()
-    networks: tuple[IPv4Network | IPv6Network, ...] = ()
-
-    def shows(self, event: Event) -> bool:
-        """Whether it is one of them."""
-        if isinstance(event, Lost):
-            return True
-        if self.kinds and not isinstance(event, self.kinds):
-            return False
-        if isinstance(event, Raw):
-            return not (self.source or self.destination or self.related or self.networks)
-        if isinstance(event, RequestRecord | LookupRecord):
-            return self._asks(event)
-        if isinstance(event, TraceSock):
-            endpoints = self.source or self.destination or self.related
-            return not endpoints and (
-                not self.networks or any(event.address in each for each in self.networks)
-            )
-        source, destination = event.source, getattr(event, "destination", 0)
-        if isinstance(event, Verdict) and not event.egress:
-            source, destination = 0, event.source
-        elif source == destination:
-            source = 0  # the receiver's program spoke: whom it is from is not told
-        return (
-            (not self.source or source in self.source)
-            and (not self.destination or destination in self.destination)
-            and (not self.related or not self.related.isdisjoint({event.source, destination}))
-            and (not self.networks or self._between(dissect(event.packet)))
-        )
-
-    def _asks(self, event: RequestRecord | LookupRecord) -> bool:
-        ends = event.source, event.destination
-        endpoints = {one.endpoint for one in ends}
-        return (
-            (not self.source or event.source.endpoint in self.source)
-            and (not self.destination or event.destination.endpoint in self.destination)
-            and (not self.related or not self.related.isdisjoint(endpoints))
-            and (
-                not self.networks
-                or any(ip_address(one.address) in network for network in self.networks for one in ends)
-            )
-        )
-
-    def _between(self, packet: Packet | None) -> bool:
-        ends = () if packet is None else (packet.source, packet.destination)
-        return any(end is not None and end in network for network in self.networks for end in ends)
 
 
 class _Network(click.ParamType[IPv4Network | IPv6Network]):
@@ -169,6 +111,15 @@ _endpoint = _Endpoint()
     type=_Network(),
     help="Only packets from or to this address or network.",
 )
+@click.option(
+    "--pod", "pods", multiple=True, metavar="POD", help="Only from or to this pod, on whichever node it is."
+)
+@click.option(
+    "--namespace", "namespaces", multiple=True, help="Only from or to pods of this namespace, on any node."
+)
+@click.option(
+    "--verdict", "verdicts", multiple=True, type=click.Choice(VERDICTS), help="Only with this verdict."
+)
 @click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event, as -o json.")
 @click.option(
     "-o",
@@ -190,6 +141,9 @@ def command(
     destination: tuple[str, ...],
     related: tuple[str, ...],
     networks: tuple[IPv4Network | IPv6Network, ...],
+    pods: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    verdicts: tuple[str, ...],
     as_json: bool,
     output: str,
     numeric: bool,
@@ -200,7 +154,8 @@ def command(
     """Show drops, traces and policy verdicts as the datapath reports them, until ctrl-C.
 
     A line has the local time, what happened and why, from whom and to whom. ENDPOINT is a pod of this node,
-    its number or its address. Several options of one kind mean any of them. Which packets are traced is the
+    its number or its address; POD is a name, with or without its namespace. Several options of one kind
+    mean any of them. Which packets are traced is the
     agent's setting monitor-aggregation. Events that come faster than they are read are lost, and counted.
     """
     wanted = Wanted(
@@ -209,6 +164,10 @@ def command(
         _numbers(destination, agent_socket),
         _numbers(related, agent_socket),
         networks,
+        frozenset(verdicts),
+        frozenset(pods),
+        frozenset(namespaces),
+        Names(agent_socket, TIMEOUT) if pods or namespaces else None,
     )
     names = NUMBERS if numeric else Names(agent_socket, TIMEOUT)
     as_json = as_json or output == "json"

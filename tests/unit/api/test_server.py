@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from cells.api.server import may_change
 from lifecycle import StartError
@@ -97,6 +99,25 @@ async def test_others_may_look_but_not_touch(tmp_path: Path, monkeypatch: pytest
             assert f"the caller has uid {os.getuid()}" in got.raw.decode()
         assert node.given() == set()
         assert (await node.ask("GET", "/v1/config")).status == 200
+
+
+async def test_changes_by_people_have_a_line_in_the_log(tmp_path: Path) -> None:
+    spec = {"options": {"Debug": "Disabled"}, "policy-enforcement": "default"}
+    with capture_logs() as logged:
+        async with running_node(tmp_path) as node:
+            assert (await node.ask("PATCH", "/v1/config", spec)).status == 200
+            assert (await node.ask("PATCH", "/v1/config", {"options": {"Nope": "1"}})).status == 400
+            assert (await node.ask("GET", "/v1/config")).status == 200
+            assert (await node.ask("POST", "/v1/ipam", {})).status < 300
+    (line,) = [one for one in logged if one["event"] == "changed through the API"]
+    assert json.loads(line["body"]) == spec
+    assert {name: line[name] for name in ("log_level", "method", "path", "uid", "pid")} == {
+        "log_level": "info",
+        "method": "PATCH",
+        "path": "/v1/config",
+        "uid": os.geteuid(),
+        "pid": os.getpid(),
+    }
 
 
 async def test_the_socket_is_there_while_the_hive_runs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from cells.observe.events import Lost, Sample, decode
 from cells.observe.monitor import PREFACE, SOCKET, encode
-from hive.observe.monitor import Wanted
+from hive.observe.monitor_filter import Wanted
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import Result, hive
 
@@ -128,6 +128,31 @@ NAMES = {
         {"nodes-added": [{"name": "default/one", "primary-address": {"ipv4": {"ip": "10.0.0.3"}}}]},
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--pod", "shop/web-0"], ["drop"]),
+        (["--pod", "db-0"], ["trace", "verdict"]),
+        (["--pod", "web-0", "--pod", "db-0"], ["drop", "trace", "verdict"]),
+        (["--pod", "other/db-0"], []),
+        (["--namespace", "shop"], ["drop", "trace", "verdict"]),
+        (["--namespace", "other"], []),
+        (["--namespace", "shop", "--pod", "web-0", "--verdict", "forwarded"], []),
+        (["--verdict", "dropped"], ["drop"]),
+        (["--verdict", "forwarded"], ["trace", "verdict"]),
+        (["--verdict", "audit"], []),
+        (["--pod", "db-0", "-n", "-t", "trace"], ["trace"]),
+    ],
+)
+def test_events_of_pods_namespaces_and_verdicts_alone(
+    options: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with stub_agent(tmp_path, NAMES), agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
+        told = hive(capsys, "monitor", "--no-rules", "-H", path, *options)
+    kinds = [re.split(r"[ ,]", line)[1] for line in told.out.splitlines()]
+    assert kinds == [*shown, "lost"]
 
 
 def test_pods_services_nodes_and_identities_have_their_names(
