@@ -1,4 +1,4 @@
-"""From a request to its answer: JSON as it is, or a table of names and ages, as ``kubectl get`` asks for it.
+"""From a request to its answer: JSON as it is, or a table, as ``kubectl get`` asks for it.
 
 Gives: Handlers, Streaming, Answer.
 """
@@ -20,7 +20,7 @@ from tests.support.apiserver.options import (
     target_of,
     write_options,
 )
-from tests.support.apiserver.reads import as_list, shown
+from tests.support.apiserver.reads import as_list, shown, value_at
 from tests.support.apiserver.watches import WatchEvent
 from tests.support.apiserver.wire import MAX_BODY, Request, Response, encode
 
@@ -53,30 +53,44 @@ def age(stamp: str) -> str:
     return f"{max(0, seconds)}s"
 
 
-def as_table(body: Obj, *, listed: bool, header: bool = True) -> Obj:
+def _ready(pod: Obj) -> str:
+    statuses = pod.get("status", {}).get("containerStatuses") or []
+    return f"{sum(bool(one.get('ready')) for one in statuses)}/{len(pod['spec']['containers'])}"
+
+
+COLUMNS: dict[str, dict[str, Callable[[Obj], str]]] = {
+    "pods": {
+        "Ready": _ready,
+        "Status": lambda pod: value_at(pod, "status.phase"),
+        "Restarts": lambda pod: str(
+            sum(one.get("restartCount", 0) for one in pod.get("status", {}).get("containerStatuses") or [])
+        ),
+    },
+    "leases": {"Holder": lambda lease: value_at(lease, "spec.holderIdentity")},
+}
+"""What tables of some kinds show between names and ages."""
+
+
+def as_table(body: Obj, kind: Kind, *, listed: bool, header: bool = True) -> Obj:
     """A list or an object as a table."""
+    own = COLUMNS.get(kind.plural, {})
     columns = [
         {"name": name, "type": "string", "format": form, "description": name, "priority": 0}
-        for name, form in (("Name", "name"), ("Age", ""))
+        for name, form in (("Name", "name"), *((one, "") for one in own), ("Age", ""))
     ]
-    metadata = {
-        key: value
-        for key, value in body["metadata"].items()
-        if key == "resourceVersion" or (listed and value)
-    }
+    kept = ("resourceVersion", *(("continue", "remainingItemCount") if listed else ()))
     head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+    rows = []
+    for one in body["items"] if listed else [body]:
+        metadata = one["metadata"]
+        cells = [metadata["name"], *(of(one) for of in own.values()), age(metadata["creationTimestamp"])]
+        rows.append({"cells": cells, "object": {**head, "metadata": metadata}})
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
-        "metadata": metadata,
+        "metadata": {key: body["metadata"][key] for key in kept if body["metadata"].get(key)},
         "columnDefinitions": columns if header else None,
-        "rows": [
-            {
-                "cells": [one["metadata"]["name"], age(one["metadata"]["creationTimestamp"])],
-                "object": {**head, "metadata": one["metadata"]},
-            }
-            for one in (body["items"] if listed else [body])
-        ],
+        "rows": rows,
     }
 
 
@@ -158,7 +172,7 @@ class Handlers:
             self._server.watches.check(kind, options)
             return Streaming({"Content-Type": JSON}, self._events(kind, namespace, options, shape))
         body = as_list(await self._server.reads.page(kind, namespace, options), kind)
-        return Response(200, as_table(body, listed=True) if shape else body)
+        return Response(200, as_table(body, kind, listed=True) if shape else body)
 
     async def _events(self, kind: Kind, namespace: str, options: Any, shape: str) -> AsyncIterator[bytes]:
         first = True
@@ -201,7 +215,7 @@ class Handlers:
         shape = negotiated(request)
         version = request.query.get("resourceVersion", "")
         obj = shown(await self._server.reads.get(kind, target.namespace, target.name, version), kind)
-        return Response(200, as_table(obj, listed=False) if shape else obj)
+        return Response(200, as_table(obj, kind, listed=False) if shape else obj)
 
     def _update(self, request: Request, target: Target, kind: Kind) -> Response:
         call = self._call(request, target, kind, dry_run=write_options("UpdateOptions", request.query))
@@ -261,7 +275,7 @@ class Handlers:
         shape = negotiated(request)
         return Response(
             201 if made else 200,
-            as_table(body, listed=False) if shape else body,
+            as_table(body, call.kind, listed=False) if shape else body,
             headers=_warnings(call),
         )
 
@@ -275,4 +289,4 @@ def _event_object(event: WatchEvent, kind: Kind, shape: str, *, first: bool) -> 
     if event.raw:
         return event.obj
     obj = shown(event.obj, kind)
-    return as_table(obj, listed=False, header=first) if shape else obj
+    return as_table(obj, kind, listed=False, header=first) if shape else obj
