@@ -24,7 +24,7 @@ class MetricOptionsError(ValueError):
     """Raised for a ``hubble-metrics`` that names no metric, or an option's value that is none."""
 
 
-class End:
+class FlowEnd:
     """One end of a flow."""
 
     def __init__(self, flow: Flow, *, source: bool) -> None:
@@ -73,7 +73,7 @@ class End:
         return found[0] if found else ""
 
 
-_CONTEXTS: Final[dict[str, Callable[[End], str]]] = {
+_CONTEXTS: Final[dict[str, Callable[[FlowEnd], str]]] = {
     "identity": lambda end: ",".join(end.endpoint.labels),
     "namespace": lambda end: end.endpoint.namespace,
     "pod": lambda end: end.pod,
@@ -85,7 +85,7 @@ _CONTEXTS: Final[dict[str, Callable[[End], str]]] = {
     "workload-name": lambda end: end.workload_name,
     "app": lambda end: end.app,
 }
-_END_LABELS: Final[dict[str, Callable[[End], str]]] = {
+_END_LABELS: Final[dict[str, Callable[[FlowEnd], str]]] = {
     "ip": lambda end: end.ip,
     "pod": lambda end: end.endpoint.pod_name,
     "namespace": lambda end: end.endpoint.namespace,
@@ -117,7 +117,7 @@ class Contexts:
 
     def values(self, flow: Flow, *, swapped: bool = False) -> dict[str, str]:
         """The labels of a flow; ``swapped``: its source is called the destination, and vice versa."""
-        ends = {"source": End(flow, source=True), "destination": End(flow, source=False)}
+        ends = {"source": FlowEnd(flow, source=True), "destination": FlowEnd(flow, source=False)}
         if swapped:
             called = {"source": "destination", "destination": "source"}
         else:

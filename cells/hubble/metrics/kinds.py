@@ -1,6 +1,6 @@
 """What each name in ``hubble-metrics`` counts of flows.
 
-Needs:  Contexts, Metric; the messages of flows.
+Needs:  Contexts, FlowSeries; the messages of flows.
 Gives:  FlowMetrics.
 Source: Cilium 1.17, pkg/hubble/metrics. Labels are right where Cilium's are not: dns has ``rcode`` with any
         number of context labels, icmp the family IPv6, kafka the error code as a number.
@@ -14,7 +14,7 @@ from typing import Final
 from cells.hubble.enums import DropReason, FlowVerdict, IPVersion, L7FlowType, TrafficDirection
 from cells.hubble.flow import Flow, Layer4, Layer7
 from cells.hubble.metrics.contexts import DIRECTIONS, Contexts, MetricOptionsError
-from cells.hubble.metrics.series import Metric
+from cells.hubble.metrics.series import FlowSeries
 from cells.hubble.parser.l7 import ACCESS_LOG, DNS_CODES
 from cells.hubble.parser.packet import ICMPV4_CODES, ICMPV4_TYPES, ICMPV6_CODES, ICMPV6_TYPES, icmp_text
 from cells.observe import Family
@@ -40,7 +40,7 @@ class FlowMetric:
         self.options = lowered
         self.contexts = Contexts(lowered)
         self._exemplars = options.get("exemplars") == "true"
-        self.metrics: list[Metric] = []
+        self.metrics: list[FlowSeries] = []
         self.prepare()
 
     def prepare(self) -> None:
@@ -51,9 +51,9 @@ class FlowMetric:
         """Count a flow."""
         raise NotImplementedError
 
-    def add(self, name: str, text: str, *labels: str, buckets: bool = False) -> Metric:
+    def add(self, name: str, text: str, *labels: str, buckets: bool = False) -> FlowSeries:
         """One more metric of this entry."""
-        metric = Metric(name, text, self.contexts, *labels, buckets=buckets)
+        metric = FlowSeries(name, text, self.contexts, *labels, buckets=buckets)
         self.metrics.append(metric)
         return metric
 
@@ -415,7 +415,7 @@ class FlowMetrics:
             for metric in one.metrics:
                 metric.remove(lambda labels, of=one: of.contexts.names_pod(labels, namespace, pod))  # type: ignore[misc]
 
-    def all(self) -> Iterator[Metric]:
+    def all(self) -> Iterator[FlowSeries]:
         """Each metric that has been counted."""
         for one in self._metrics:
             yield from one.metrics

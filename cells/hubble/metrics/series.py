@@ -1,7 +1,7 @@
 """The series of one metric of flows, with exemplars, and their text in OpenMetrics's form.
 
 Needs:  families of cells.observe.metrics.
-Gives:  Metric, openmetrics().
+Gives:  FlowSeries, openmetrics().
 Source: OpenMetrics 1.0, as Prometheus's Go client writes it.
 """
 
@@ -15,7 +15,7 @@ from cells.hubble.metrics.contexts import Contexts
 from cells.observe import Family, Histogram, counter, histogram
 
 
-class Metric:
+class FlowSeries:
     """The series of one metric, by their labels in alphabetical order."""
 
     def __init__(self, name: str, text: str, contexts: Contexts, *labels: str, buckets: bool = False) -> None:
@@ -58,22 +58,22 @@ class Metric:
         return make(self.name, self.text, dict(self.series), " ".join(self.labels))
 
 
-def openmetrics(metrics: Sequence[Metric]) -> str:
-    """Metrics in OpenMetrics's text form, with exemplars."""
+def openmetrics(metrics: Sequence[FlowSeries], others: Sequence[Family] = ()) -> str:
+    """Metrics in OpenMetrics's text form, with exemplars; other families without."""
+    exemplars = {metric.name: metric.exemplars for metric in metrics}
+    families = [*(metric.family() for metric in metrics), *others]
     lines: list[str] = []
-    for metric in sorted((one for one in metrics if one.series), key=lambda one: one.name):
-        kind = metric.family().kind
-        name = metric.name.removesuffix("_total") if kind == "counter" else metric.name
-        lines += [f"# HELP {name} {metric.text}", f"# TYPE {name} {kind}"]
-        for key in sorted(metric.series):
-            pairs = [f'{label}="{_escaped(value)}"' for label, value in zip(metric.labels, key, strict=True)]
-            exemplars = metric.exemplars.get(key, {})
-            value = metric.series[key]
+    for family in sorted((one for one in families if one.series), key=lambda one: one.name):
+        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}"]
+        for key, value in sorted(family.series.items()):
+            pairs = [f'{label}="{_escaped(text)}"' for label, text in zip(family.labels, key, strict=True)]
+            examples = exemplars.get(family.name, {}).get(key, {})
             if isinstance(value, Histogram):
-                lines += _histogram_lines(name, pairs, value, exemplars)
+                lines += _histogram_lines(name, pairs, value, examples)
             else:
                 labels = f"{{{','.join(pairs)}}}" if pairs else ""
-                lines.append(f"{metric.name}{labels} {float(value)}{_exemplar(exemplars.get(0))}")
+                lines.append(f"{family.name}{labels} {float(value)}{_exemplar(examples.get(0))}")
     return "\n".join([*lines, "# EOF", ""])
 
 

@@ -16,14 +16,6 @@ from typing import Final, NoReturn, TypeVar
 import click
 
 from cells.hubble.codec import WireMessage, decode, encode, to_json
-from cells.hubble.grpc import Code, RpcError, code_name
-from cells.hubble.health import (
-    HEALTH_SERVICE,
-    OBSERVER_NAME,
-    HealthCheckRequest,
-    HealthCheckResponse,
-    ServingStatus,
-)
 from cells.hubble.observer import (
     ChangeNotification,
     ChangeNotificationType,
@@ -35,6 +27,14 @@ from cells.hubble.observer import (
     NotifyRequest,
     ServerStatusRequest,
     ServerStatusResponse,
+)
+from cells.hubble.rpc.grpc import RpcCode, RpcError, code_name
+from cells.hubble.rpc.health import (
+    HEALTH_SERVICE,
+    OBSERVER_NAME,
+    HealthCheckRequest,
+    HealthCheckResponse,
+    ServingStatus,
 )
 from hive.observe.hubble_client import ConnectError, HubbleClient
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags
@@ -56,7 +56,7 @@ def run(words: Sequence[str], *, usage: int = FAILURE) -> int:
     except (CommandError, ConnectError) as error:
         print(error, file=sys.stderr)
     except RpcError as error:
-        if error.code == Code.CANCELLED:
+        if error.code == RpcCode.CANCELLED:
             return 0
         print(_rpc_text(error), file=sys.stderr)
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
 """A gRPC client of Hubble's API: one connection, one call at a time.
 
-Needs:  h2; the framing of cells.hubble.grpc.
+Needs:  h2; the framing of cells.hubble.rpc.grpc.
 Gives:  HubbleClient, ConnectError.
 """
 
@@ -19,7 +19,7 @@ import h2.errors
 import h2.events
 import h2.settings
 
-from cells.hubble.grpc import Code, MessageReader, RpcError, decode_message, framed
+from cells.hubble.rpc.grpc import MessageReader, RpcCode, RpcError, decode_message, framed
 
 LARGEST_MESSAGE: Final = 4 << 20
 """Bytes of an answer, as clients of gRPC have it by default."""
@@ -27,10 +27,10 @@ WINDOW: Final = 1 << 20
 """Bytes that the server may send ahead of what is read."""
 _READ: Final = 64 << 10
 _HTTP_CODES: Final = {
-    "400": Code.INTERNAL,
-    "401": Code.UNAUTHENTICATED,
-    "403": Code.PERMISSION_DENIED,
-    "404": Code.UNIMPLEMENTED,
+    "400": RpcCode.INTERNAL,
+    "401": RpcCode.UNAUTHENTICATED,
+    "403": RpcCode.PERMISSION_DENIED,
+    "404": RpcCode.UNIMPLEMENTED,
 }
 
 
@@ -78,7 +78,7 @@ class HubbleClient(AbstractContextManager["HubbleClient"]):
         """The answer to a call, such as of ``observer.Observer/ServerStatus``. Raises RpcError."""
         answers = [one for batch in self.stream(method, request, timeout) for one in batch]
         if not answers:
-            raise RpcError(Code.INTERNAL, "the answer has no message")
+            raise RpcError(RpcCode.INTERNAL, "the answer has no message")
         return answers[0]
 
     def stream(self, method: str, request: bytes, timeout: float | None = None) -> Iterator[list[bytes]]:
@@ -98,7 +98,9 @@ class HubbleClient(AbstractContextManager["HubbleClient"]):
                 elif isinstance(event, h2.events.StreamEnded):
                     ended = True
                 elif isinstance(event, h2.events.StreamReset) and "grpc-status" not in headers:
-                    raise RpcError(Code.INTERNAL, f"stream terminated by RST_STREAM, code {event.error_code}")
+                    raise RpcError(
+                        RpcCode.INTERNAL, f"stream terminated by RST_STREAM, code {event.error_code}"
+                    )
                 elif isinstance(event, h2.events.StreamReset):
                     ended = True
             if batch := list(iter(reader.take, None)):
@@ -139,13 +141,13 @@ class HubbleClient(AbstractContextManager["HubbleClient"]):
             self._socket.settimeout(left)
             data = self._socket.recv(_READ)
         except TimeoutError as error:
-            raise RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded") from error
+            raise RpcError(RpcCode.DEADLINE_EXCEEDED, "context deadline exceeded") from error
         except OSError as error:
             raise RpcError(
-                Code.UNAVAILABLE, f"error reading from server: {error.strerror or error}"
+                RpcCode.UNAVAILABLE, f"error reading from server: {error.strerror or error}"
             ) from error
         if not data:
-            raise RpcError(Code.UNAVAILABLE, "error reading from server: EOF")
+            raise RpcError(RpcCode.UNAVAILABLE, "error reading from server: EOF")
         events: list[h2.events.Event] = self._h2.receive_data(data)
         return events
 
@@ -154,7 +156,7 @@ def _check(headers: Mapping[str, str]) -> None:
     """Raise RpcError unless the call ended well."""
     status = headers.get("grpc-status")
     if status is None:
-        code = _HTTP_CODES.get(headers.get(":status", ""), Code.UNKNOWN)
+        code = _HTTP_CODES.get(headers.get(":status", ""), RpcCode.UNKNOWN)
         raise RpcError(code, f"unexpected HTTP status code received from server: {headers.get(':status')}")
     if status != "0":
         raise RpcError(int(status), decode_message(headers.get("grpc-message", "")))

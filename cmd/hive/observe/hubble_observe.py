@@ -17,7 +17,6 @@ from typing import Final, TypeVar
 
 from cells.hubble.codec import FieldMask, InvalidFieldMask, WireMessage, from_json, to_json
 from cells.hubble.flow import Flow, FlowFilter
-from cells.hubble.grpc import Code, RpcError
 from cells.hubble.observer import (
     GetAgentEventsRequest,
     GetAgentEventsResponse,
@@ -27,6 +26,7 @@ from cells.hubble.observer import (
     GetFlowsRequest,
     GetFlowsResponse,
 )
+from cells.hubble.rpc.grpc import RpcCode, RpcError
 from cells.hubble.scalars import DecodeError
 from hive.observe.hubble_filters import FILTER_FLAGS, FlowSelection, parse_number
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags, parse_list, parse_time, switch
@@ -122,7 +122,7 @@ def observe(words: Sequence[str]) -> int:
             with connected(flags) as client:
                 follow(client, "observer.Observer/GetFlows", request, GetFlowsResponse, printer.flow)
     except RpcError as error:
-        if error.code != Code.UNKNOWN:
+        if error.code != RpcCode.UNKNOWN:
             raise
         raise CommandError(error.message) from error
     finally:

@@ -15,8 +15,17 @@ import pytest
 
 from cells.hubble import observer
 from cells.hubble.codec import WireMessage, decode, encode, from_json, to_json
-from cells.hubble.grpc import Answers, Code, GrpcServer, Method, RpcError, code_name, server_streaming, unary
-from cells.hubble.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
+from cells.hubble.rpc.grpc import (
+    Answers,
+    GrpcServer,
+    Method,
+    RpcCode,
+    RpcError,
+    code_name,
+    server_streaming,
+    unary,
+)
+from cells.hubble.rpc.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
 from hive.observe.hubble import run
 from lifecycle.process.logs import logger_for
 
@@ -33,7 +42,7 @@ MESSAGES: dict[str, tuple[type[WireMessage], type[WireMessage]]] = {
     "grpc.health.v1.Health/Check": (HealthCheckRequest, HealthCheckResponse),
 }
 STREAMED = {"GetFlows", "GetAgentEvents", "GetDebugEvents", "Notify"}
-CODES = {code_name(code): code for code in Code}
+CODES = {code_name(code): code for code in RpcCode}
 
 DIFFERENT = {
     "print/debug": "what is asked is printed in other words",

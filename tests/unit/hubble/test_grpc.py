@@ -15,14 +15,14 @@ import h2.events
 import pytest
 from anyio.abc import SocketAttribute
 
-from cells.hubble.grpc import (
+from cells.hubble.rpc.grpc import (
     Answers,
-    Code,
     GrpcLimits,
     GrpcServer,
     MessageReader,
     Method,
     Requests,
+    RpcCode,
     RpcError,
     decode_message,
     encode_message,
@@ -47,7 +47,7 @@ class Service:
         return request
 
     async def fail(self, request: bytes) -> bytes:
-        raise RpcError(Code.INVALID_ARGUMENT, request.decode())
+        raise RpcError(RpcCode.INVALID_ARGUMENT, request.decode())
 
     async def crash(self, request: bytes) -> bytes:
         raise LookupError(request)

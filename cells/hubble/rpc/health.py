@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, TypeVar
 import anyio
 
 from cells.hubble.codec import Wire, WireMessage, decode, encode
-from cells.hubble.grpc import Answers, Code, RpcError, server_streaming, unary
+from cells.hubble.rpc.grpc import Answers, RpcCode, RpcError, server_streaming, unary
 from cells.hubble.scalars import DecodeError
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
@@ -28,7 +28,7 @@ def decoded(kind: type[_Message], data: bytes) -> _Message:
     try:
         return decode(kind, data)
     except DecodeError as error:
-        raise RpcError(Code.INTERNAL, f"grpc: error unmarshalling request: {error}") from error
+        raise RpcError(RpcCode.INTERNAL, f"grpc: error unmarshalling request: {error}") from error
 
 
 class ServingStatus(enum.IntEnum):
@@ -56,7 +56,7 @@ class HealthCheckResponse(WireMessage):
 
 async def _check(data: bytes) -> bytes:
     if not _healthy(data):
-        raise RpcError(Code.NOT_FOUND, "unknown service")
+        raise RpcError(RpcCode.NOT_FOUND, "unknown service")
     return encode(HealthCheckResponse(status=ServingStatus.SERVING))
 
 

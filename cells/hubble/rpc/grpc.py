@@ -1,7 +1,7 @@
 """Serves gRPC methods over HTTP/2 connections, with bounds on what clients can take of the process.
 
 Needs:  h2; connected byte streams.
-Gives:  GrpcServer, Method, unary(), server_streaming(), RpcError, Code; framing that the client shares.
+Gives:  GrpcServer, Method, unary(), server_streaming(), RpcError, RpcCode; framing that the client shares.
 Why:    a layer of our own over h2 sends many small messages in one frame, so a follower costs less than with
         grpclib (a frame for each), and reads as slowly as the rest of the agent can bear.
 Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md); RFC 9113.
@@ -33,7 +33,7 @@ from lifecycle import Logger
 from lifecycle.http import turns_of
 
 
-class Code(enum.IntEnum):
+class RpcCode(enum.IntEnum):
     """Status codes of gRPC."""
 
     OK = 0
@@ -57,12 +57,12 @@ class Code(enum.IntEnum):
 
 def code_name(code: int) -> str:
     """The code as Go prints it: ``InvalidArgument``."""
-    if code == Code.OK:
+    if code == RpcCode.OK:
         return "OK"
-    if code == Code.CANCELLED:
+    if code == RpcCode.CANCELLED:
         return "Canceled"
     try:
-        return "".join(word.capitalize() for word in Code(code).name.split("_"))
+        return "".join(word.capitalize() for word in RpcCode(code).name.split("_"))
     except ValueError:
         return f"Code({code})"
 
@@ -107,9 +107,9 @@ class MessageReader:
             return None
         size = int.from_bytes(self._data[1:5], "big")
         if self._data[0]:
-            raise RpcError(Code.UNIMPLEMENTED, "compressed messages are not supported")
+            raise RpcError(RpcCode.UNIMPLEMENTED, "compressed messages are not supported")
         if size > self._limit:
-            raise RpcError(Code.RESOURCE_EXHAUSTED, f"message larger than max ({size} vs. {self._limit})")
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, f"message larger than max ({size} vs. {self._limit})")
         if len(self._data) < 5 + size:
             return None
         message = bytes(self._data[5 : 5 + size])
@@ -136,7 +136,7 @@ def _seconds(timeout: str | None) -> float:
         return math.inf
     found = _TIMEOUT.fullmatch(timeout)
     if found is None:
-        raise RpcError(Code.INTERNAL, f"malformed grpc-timeout: {timeout!r}")
+        raise RpcError(RpcCode.INTERNAL, f"malformed grpc-timeout: {timeout!r}")
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -158,7 +158,7 @@ class Method(msgspec.Struct, frozen=True):
 async def _only(requests: Requests) -> bytes:
     async for request in requests:
         return request
-    raise RpcError(Code.INTERNAL, "the request has no message")
+    raise RpcError(RpcCode.INTERNAL, "the request has no message")
 
 
 def unary(service: str, name: str, call: Callable[[bytes], Awaitable[bytes]]) -> Method:
@@ -433,7 +433,7 @@ class GrpcConnection:
 
     async def _answer(self, call: _Call) -> None:
         """Run one call and end it with its status."""
-        server, error = self._server, RpcError(Code.OK, "")
+        server, error = self._server, RpcError(RpcCode.OK, "")
         server.calls += 1
         labels: tuple[str, str, str] | None = None
         try:
@@ -446,14 +446,14 @@ class GrpcConnection:
                 except RpcError as raised:
                     error = raised
                 except TimeoutError:
-                    error = RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded")
+                    error = RpcError(RpcCode.DEADLINE_EXCEEDED, "context deadline exceeded")
                 except (anyio.BrokenResourceError, anyio.ClosedResourceError, h2.exceptions.ProtocolError):
-                    error = RpcError(Code.CANCELLED, "the client has left")
+                    error = RpcError(RpcCode.CANCELLED, "the client has left")
                 except Exception as raised:  # a bug in one call must not stop the others
                     server.log.exception("a gRPC call failed", method=call.path, error=repr(raised))
-                    error = RpcError(Code.INTERNAL, "the agent failed; its log has more")
+                    error = RpcError(RpcCode.INTERNAL, "the agent failed; its log has more")
             if call.scope.cancelled_caught:
-                error = RpcError(Code.CANCELLED, "context canceled")
+                error = RpcError(RpcCode.CANCELLED, "context canceled")
             else:
                 self._end(call, error)
         finally:
@@ -529,25 +529,28 @@ class _Call:
         """The method that is called. Raises RpcError."""
         if self.headers.get(":method") != "POST":
             self.http_status = "405"
-            raise RpcError(Code.INTERNAL, f'received a method "{self.headers.get(":method")}": expected POST')
+            raise RpcError(
+                RpcCode.INTERNAL, f'received a method "{self.headers.get(":method")}": expected POST'
+            )
         if not self.headers.get("content-type", "").startswith("application/grpc"):
             self.http_status = "415"
             raise RpcError(
-                Code.INTERNAL, f'invalid gRPC request content-type "{self.headers.get("content-type", "")}"'
+                RpcCode.INTERNAL,
+                f'invalid gRPC request content-type "{self.headers.get("content-type", "")}"',
             )
         found = server.methods.get(self.path)
         if found is None:
             service, _, name = self.path.removeprefix("/").rpartition("/")
             if service in server.services:
-                raise RpcError(Code.UNIMPLEMENTED, f"unknown method {name} for service {service}")
-            raise RpcError(Code.UNIMPLEMENTED, f"unknown service {service}")
+                raise RpcError(RpcCode.UNIMPLEMENTED, f"unknown method {name} for service {service}")
+            raise RpcError(RpcCode.UNIMPLEMENTED, f"unknown service {service}")
         if self.headers.get("grpc-encoding", "identity") != "identity":
             raise RpcError(
-                Code.UNIMPLEMENTED,
+                RpcCode.UNIMPLEMENTED,
                 f'grpc: Decompressor is not installed for grpc-encoding "{self.headers["grpc-encoding"]}"',
             )
         if server.calls > server.limits.all_calls:
-            raise RpcError(Code.RESOURCE_EXHAUSTED, "too many calls, ask again later")
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, "too many calls, ask again later")
         return found
 
     def receive(self, data: bytes) -> None:
@@ -556,7 +559,9 @@ class _Call:
             return
         self._reader.feed(data)
         if self._hold() > self._server.limits.request + 5 or self._server.held > self._server.limits.held:
-            self._refused = RpcError(Code.RESOURCE_EXHAUSTED, "too many bytes of requests are not answered")
+            self._refused = RpcError(
+                RpcCode.RESOURCE_EXHAUSTED, "too many bytes of requests are not answered"
+            )
         self._arrived.set()
 
     def finish(self) -> None:

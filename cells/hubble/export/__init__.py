@@ -1,0 +1,1 @@
+"""Events of Hubble as lines of JSON in files."""

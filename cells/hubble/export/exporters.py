@@ -1,0 +1,225 @@
+"""Writes events to files while Hubble is on: to that of the settings, and to those of a watched file.
+
+Needs:  Hubble; FlowLog and RotatingFile, imported when something is to be written.
+Gives:  Exporters, HubbleExportSettings.
+Source: Cilium 1.17, hubble-export-* and hubble-flowlogs-config-path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from anyio import CancelScope
+from anyio.abc import TaskGroup
+
+from cells.hubble.hubble import Hubble
+from lifecycle import Health, Jobs, Logger, Settings
+
+if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+    from cells.hubble.export.files import FlowLog
+
+STDOUT: Final = "stdout"
+MEGABYTE: Final = 1 << 20
+SETTLE: Final = 0.1
+"""Seconds without another change before a changed file is read."""
+
+
+class HubbleExportSettings(Settings, frozen=True):
+    """Which events are written to files."""
+
+    hubble_export_file_path: str = ""
+    """File that events are appended to, or stdout; empty: none."""
+
+    hubble_export_file_max_size_mb: int = 10
+    """Size of a file, in MiB, at which it is renamed and another one begun; also of files of flow logs."""
+
+    hubble_export_file_max_backups: int = 5
+    """How many renamed files stay; 0: all."""
+
+    hubble_export_file_compress: bool = False
+    """Compress renamed files with gzip."""
+
+    hubble_export_allowlist: str = ""
+    """JSON objects of filters with blanks between; an event that matches one is written. Empty: all are."""
+
+    hubble_export_denylist: str = ""
+    """JSON objects of filters; an event that matches one is not written."""
+
+    hubble_export_fieldmask: tuple[str, ...] = ()
+    """Fields of flows that are written, such as source.pod_name; empty: all."""
+
+    hubble_flowlogs_config_path: str = ""
+    """YAML file of further files to write, each with filters; watched for changes. Empty: none."""
+
+    def validate(self) -> None:
+        """Refuse filters and masks that are none, and sizes below the least; raises ValueError."""
+        if self.hubble_export_allowlist or self.hubble_export_denylist or self.hubble_export_fieldmask:
+            self.flow_log.check()
+        if self.hubble_export_file_max_size_mb < 1:
+            raise ValueError(
+                f"hubble-export-file-max-size-mb={self.hubble_export_file_max_size_mb}: expected 1 or more"
+            )
+        if self.hubble_export_file_max_backups < 0:
+            raise ValueError(
+                f"hubble-export-file-max-backups={self.hubble_export_file_max_backups}: expected 0 or more"
+            )
+
+    @property
+    def flow_log(self) -> FlowLog:
+        """What is written to the file of the settings. Raises ValueError, one line."""
+        from cells.hubble.export.files import FlowLog, parse_filters
+
+        return FlowLog(
+            "hubble-export",
+            self.hubble_export_file_path,
+            self.hubble_export_fieldmask,
+            tuple(parse_filters("hubble-export-allowlist", self.hubble_export_allowlist)),
+            tuple(parse_filters("hubble-export-denylist", self.hubble_export_denylist)),
+        )
+
+
+class Exporters:
+    """Writes events while Hubble is on: to the file of the settings, and to those of the watched file."""
+
+    def __init__(
+        self,
+        hubble: Hubble,
+        settings: HubbleExportSettings,
+        *,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._health = health.child("flow-logs")
+        self._log = log
+        self._running: dict[str, tuple[FlowLog, CancelScope]] = {}
+        self._configured: dict[str, FlowLog] = {}
+        self.reconfigurations: Counter[str] = Counter()
+        """How often entries of the watched file were added, updated, removed, or refused (failure)."""
+        self.config_hash = 0
+        self.config_applied = 0.0
+        if hubble.observer is None:
+            return
+        self._flows = hubble.observer
+        if settings.hubble_export_file_path:
+            jobs.one_shot("export events", self._export)
+        if settings.hubble_flowlogs_config_path:
+            jobs.one_shot("follow the flow logs' file", self._follow_file)
+
+    @property
+    def active(self) -> Mapping[str, bool]:
+        """Entries of the watched file, and whether events are written for each."""
+        return {name: name in self._running for name in self._configured}
+
+    async def _export(self) -> None:
+        await self._write(self._settings.flow_log)
+
+    async def _write(self, flow_log: FlowLog) -> None:
+        """Write events as they come. Raises ValueError, OSError."""
+        from cells.hubble.export.files import RotatingFile, StandardOutput
+
+        lines = flow_log.check()
+        target: RotatingFile | StandardOutput = StandardOutput()
+        if flow_log.path != STDOUT:
+            target = RotatingFile(
+                Path(flow_log.path),
+                size=self._settings.hubble_export_file_max_size_mb * MEGABYTE,
+                backups=self._settings.hubble_export_file_max_backups,
+                compress=self._settings.hubble_export_file_compress,
+            )
+        try:
+            async for batch in self._flows.follow():
+                if found := [line for line in map(lines.line, batch) if line]:
+                    await anyio.to_thread.run_sync(target.write, found)
+        finally:
+            target.close()
+
+    # -- the watched file -------------------------------------------------------------------------
+
+    async def _follow_file(self) -> None:
+        path = Path(self._settings.hubble_flowlogs_config_path)
+        async with anyio.create_task_group() as tasks:
+            async for _ in _changes(path):
+                self._read(path, tasks)
+
+    def _read(self, path: Path, tasks: TaskGroup) -> None:
+        from cells.hubble.export.files import parse_flow_logs
+
+        try:
+            data = path.read_bytes()
+            wanted = {one.name: one for one in parse_flow_logs(data.decode())}
+            for one in wanted.values():
+                one.check()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            wrong = f"hubble-flowlogs-config-path={path}: {reason}; flow logs stay as they were"
+            self.reconfigurations["failure"] += 1
+            self._log.warning(wrong)
+            self._health.degraded(wrong)
+            return
+        self.config_hash = int.from_bytes(hashlib.sha256(data).digest()[:4], "big")
+        self.config_applied = time.time()
+        for name in self._configured.keys() - wanted.keys():
+            self.reconfigurations["remove"] += 1
+            self._stop(name)
+        for name, one in wanted.items():
+            if name not in self._configured:
+                self.reconfigurations["add"] += 1
+            elif self._configured[name] != one:
+                self.reconfigurations["update"] += 1
+                self._stop(name)
+            else:
+                continue
+            if one.end is None or one.end > time.time_ns():
+                scope = CancelScope()
+                self._running[name] = one, scope
+                tasks.start_soon(self._run, one, scope)
+        self._configured = wanted
+        self._health.ok(f"{len(self._running)} of {len(wanted)} flow logs are written")
+
+    def _stop(self, name: str) -> None:
+        running = self._running.pop(name, None)
+        if running is not None:
+            running[1].cancel()
+
+    async def _run(self, flow_log: FlowLog, scope: CancelScope) -> None:
+        """Write one of the watched file's logs until its end, or until it is changed."""
+        seconds = None if flow_log.end is None else max(flow_log.end - time.time_ns(), 0) / 1e9
+        with scope, anyio.move_on_after(seconds):
+            try:
+                await self._write(flow_log)
+            except OSError as error:
+                wrong = (
+                    f"flow log {flow_log.name}: {flow_log.path}: {error.strerror}; nothing is written to it"
+                )
+                self._log.warning(wrong)
+                self._health.degraded(wrong)
+        running = self._running.get(flow_log.name)
+        if running is not None and running[1] is scope:
+            del self._running[flow_log.name]
+
+
+async def _changes(path: Path) -> AsyncIterator[None]:
+    """One item at first, and after every burst of changes, of the nearest directory that there is."""
+    from asyncinotify import Inotify, Mask
+
+    changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
+    gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+    while True:
+        place = next(each for each in path.parents if each.is_dir())
+        with Inotify() as inotify:
+            inotify.add_watch(place, changed | gone | Mask.ONLYDIR)
+            yield
+            while place.is_dir() and (place == path.parent or not path.parent.is_dir()):
+                await inotify.get()
+                with anyio.move_on_after(SETTLE):
+                    while True:
+                        await inotify.get()
+                yield

@@ -1,0 +1,231 @@
+"""Which events are written to a file of events, as which lines, and when another file is begun.
+
+Needs:  compile_filters(), FieldMask; the messages of flows.
+Gives:  FlowLog, Lines, parse_flow_logs(), parse_filters(), RotatingFile, StandardOutput.
+Source: Cilium 1.17, pkg/hubble/exporter.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import yaml
+
+from cells.hubble.codec import FieldMask, InvalidFieldMask, from_json, to_json
+from cells.hubble.filters import InvalidFilter, Predicate, compile_filters
+from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowFilter
+from cells.hubble.observer import ExportEvent
+from cells.hubble.ring import SeenEvent
+from cells.hubble.scalars import DecodeError, parse_rfc3339
+
+
+def parse_filters(setting: str, text: str) -> Iterator[FlowFilter]:
+    """Filters of a text with one JSON object or several. Raises ValueError that names the setting."""
+    decoder, rest = json.JSONDecoder(), text.lstrip(" ,\n")
+    while rest:
+        try:
+            tree, end = decoder.raw_decode(rest)
+            yield from_json(FlowFilter, tree)
+        except (json.JSONDecodeError, DecodeError) as error:
+            raise ValueError(
+                f"{setting}: {error}; expected JSON objects of filters with blanks between"
+            ) from None
+        rest = rest[end:].lstrip(" ,\n")
+
+
+class FlowLog(msgspec.Struct, frozen=True):
+    """One file of events, and which events are written to it."""
+
+    name: str
+    path: str
+    field_mask: tuple[str, ...] = ()
+    include: tuple[FlowFilter, ...] = ()
+    exclude: tuple[FlowFilter, ...] = ()
+    end: int | None = None
+    """When nothing more is written to it, in nanoseconds since 1970; None: never."""
+
+    def check(self) -> Lines:
+        """What makes its lines. Raises ValueError for filters and masks that are none."""
+        try:
+            matches = compile_filters(self.include, self.exclude)
+        except InvalidFilter as error:
+            raise ValueError(f"{self.name}: {error}") from error
+        for path in self.field_mask:
+            try:
+                FieldMask.parse([path], Flow)
+            except InvalidFieldMask:
+                raise ValueError(
+                    f"{self.name}: the field mask has {path!r}, which is no field of a flow"
+                ) from None
+        return Lines(matches, FieldMask.parse(self.field_mask, Flow))
+
+
+class Lines:
+    """Makes the line of an event that matches."""
+
+    def __init__(self, matches: Predicate, mask: FieldMask) -> None:
+        self._matches = matches
+        self._mask = mask
+
+    def line(self, seen: SeenEvent) -> bytes:
+        """The event as JSON with a newline; nothing for one that is not written."""
+        event = seen.event
+        if not self._matches(event):
+            return b""
+        if isinstance(event, Flow):
+            flow = self._mask.apply(event)
+            message = ExportEvent(flow=flow, node_name=flow.node_name, time=flow.time)
+        else:
+            node = seen.node_name.rpartition("/")[2]
+            message = ExportEvent(node_name=node, time=seen.time)
+            if isinstance(event, AgentEvent):
+                message.agent_event = event
+            elif isinstance(event, DebugEvent):
+                message.debug_event = event
+            else:
+                message.lost_events = event
+        return msgspec.json.encode(to_json(message)) + b"\n"
+
+
+def parse_flow_logs(text: str) -> list[FlowLog]:
+    """The entries of a file of flow logs. Raises ValueError, one line."""
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if tree is None:
+        return []
+    entries = tree.get("flowLogs") if isinstance(tree, dict) else tree
+    if not isinstance(tree, dict) or not isinstance(entries, list | None):
+        raise ValueError("expected a mapping with a list flowLogs")  # noqa: TRY004  # it is about a text
+    found = [_flow_log(entry) for entry in entries or []]
+    for what, values in (("name", [one.name for one in found]), ("filePath", [one.path for one in found])):
+        for value, count in Counter(values).items():
+            if count > 1:
+                raise ValueError(f"flowLogs: {what} {value} is used by {count} entries")
+    return found
+
+
+def _flow_log(entry: object) -> FlowLog:
+    if not isinstance(entry, Mapping) or not entry.get("name") or not entry.get("filePath"):
+        raise ValueError("flowLogs: an entry has no name or no filePath")
+    end = entry.get("end")
+    try:
+        return FlowLog(
+            str(entry["name"]),
+            str(entry["filePath"]),
+            tuple(map(str, entry.get("fieldMask") or ())),
+            tuple(from_json(FlowFilter, one) for one in entry.get("includeFilters") or ()),
+            tuple(from_json(FlowFilter, one) for one in entry.get("excludeFilters") or ()),
+            None if end is None else _moment(end),
+        )
+    except (DecodeError, TypeError) as error:
+        raise ValueError(f"flowLogs: {entry['name']}: {error}") from error
+
+
+def _moment(end: object) -> int:
+    """A time of YAML, which reads what looks like one as such."""
+    if isinstance(end, datetime):
+        return int((end if end.tzinfo else end.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
+    return parse_rfc3339(str(end))
+
+
+class RotatingFile:
+    """A file that is renamed when it is full; of the renamed ones the newest stay."""
+
+    def __init__(self, path: Path, *, size: int, backups: int, compress: bool) -> None:
+        self._path = path
+        self._size = size
+        self._backups = backups
+        self._compress = compress
+        self._file: IO[bytes] | None = None
+        self._written = 0
+        self._latest = 0
+        """When a file was last renamed, in milliseconds: each name is another one."""
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Append lines; a line is in one file. Raises OSError."""
+        part: list[bytes] = []
+        room = 0
+        for line in lines:
+            if self._file is None:
+                self._open()
+            if self._written + room + len(line) > self._size and self._written + room:
+                self._append(part, room)
+                self._rotate()
+                part, room = [], 0
+            part.append(line)
+            room += len(line)
+        self._append(part, room)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _append(self, part: Sequence[bytes], length: int) -> None:
+        if part and self._file is not None:
+            self._file.write(b"".join(part))
+            self._file.flush()
+            self._written += length
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(descriptor, "ab")
+        self._written = os.fstat(descriptor).st_size
+
+    def _rotate(self) -> None:
+        self.close()
+        backup = self._backup()
+        self._path.rename(backup)
+        if self._compress:
+            with backup.open("rb") as full, gzip.open(f"{backup}.gz", "wb") as small:
+                shutil.copyfileobj(full, small)
+            backup.unlink()
+        if self._backups:
+            for old in self.backups()[: -self._backups]:
+                old.unlink(missing_ok=True)
+        self._open()
+
+    def _backup(self) -> Path:
+        """A name for the full file, after those of all others."""
+        self._latest = max(time.time_ns() // 1_000_000, self._latest + 1)
+        moment = datetime.fromtimestamp(self._latest // 1000, UTC).strftime("%Y-%m-%dT%H-%M-%S")
+        return self._path.with_name(
+            f"{self._path.stem}-{moment}.{self._latest % 1000:03d}{self._path.suffix}"
+        )
+
+    def backups(self) -> list[Path]:
+        """The renamed files, oldest first."""
+        name = re.compile(
+            re.escape(self._path.stem)
+            + r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}"
+            + re.escape(self._path.suffix)
+            + r"(\.gz)?"
+        )
+        return sorted(each for each in self._path.parent.iterdir() if name.fullmatch(each.name))
+
+
+class StandardOutput:
+    """The process's standard output, written to like a file."""
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        sys.stdout.buffer.write(b"".join(lines))
+        sys.stdout.buffer.flush()
+
+    def close(self) -> None:
+        """Leave it open: it is not ours."""

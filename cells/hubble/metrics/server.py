@@ -1,0 +1,200 @@
+"""Counts flows while Hubble is on, and serves the counts in Prometheus's form on a port of their own.
+
+Needs:  Hubble, HubbleServer for its calls, Table[Endpoint]; FlowMetrics, imported when it counts.
+Gives:  HubbleMetrics, HubbleMetricsSettings.
+Source: Cilium 1.17, hubble-metrics, hubble-metrics-server and enable-hubble-open-metrics.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from cells.endpoint import Endpoint
+from cells.hubble.hubble import Hubble
+from cells.hubble.rpc.server import HubbleServer
+from cells.observe import Family, Histogram, counter, histogram
+from cells.observe.metrics import Address, listen
+from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, ReadTable, Settings
+
+if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+    from cells.hubble.metrics.kinds import FlowMetrics
+    from lifecycle.http import HttpServer, Request, Response
+
+DELETED_AFTER: Final = 60.0
+"""Seconds after a pod's end until its series are removed: they are scraped once more before."""
+_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+class HubbleMetricsSettings(Settings, frozen=True):
+    """Which metrics of flows there are, and where they are served."""
+
+    hubble_metrics: str = ""
+    """Metrics with blanks between, each with options: drop:sourceContext=pod dns:query flow. Empty: none."""
+
+    hubble_metrics_server: str = ""
+    """Address to serve them on, such as :9965; empty: not served."""
+
+    enable_hubble_open_metrics: bool = False
+    """Answer in OpenMetrics's form, with exemplars, to who asks for it."""
+
+    def validate(self) -> None:
+        """Refuse an address and metrics that are none; raises ValueError with one line."""
+        if self.hubble_metrics_server:
+            try:
+                Address.parse(self.hubble_metrics_server)
+            except ValueError as error:
+                raise ValueError(f"hubble-metrics-server={self.hubble_metrics_server}: {error}") from None
+        if self.hubble_metrics:
+            from cells.hubble.metrics.kinds import FlowMetrics
+
+            try:
+                FlowMetrics(self.entries)
+            except ValueError as error:
+                raise ValueError(f"hubble-metrics: {error}") from None
+
+    @property
+    def entries(self) -> list[str]:
+        """Each metric with its options."""
+        return self.hubble_metrics.split()
+
+
+class HubbleMetrics:
+    """Counts flows in a job, and answers ``/metrics`` while its hook runs."""
+
+    def __init__(
+        self,
+        hubble: Hubble,
+        settings: HubbleMetricsSettings,
+        *,
+        server: HubbleServer,
+        endpoints: ReadTable[Endpoint],
+        jobs: Jobs,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._grpc = server
+        self._endpoints = endpoints
+        self._log = log
+        self._flows: FlowMetrics | None = None
+        self._server: HttpServer | None = None
+        self._answered: Counter[str] = Counter()
+        self._durations: dict[str, Histogram] = {}
+        if hubble.observer is None:
+            return
+        self._observer = hubble.observer
+        if settings.hubble_metrics_server:
+            lifecycle.append(Hook("serve metrics of flows", self._start, self._stop))
+        if settings.entries:
+            jobs.one_shot("count flows", self._count)
+            jobs.one_shot("remove series of deleted pods", self._remove)
+
+    @property
+    def flows(self) -> FlowMetrics:
+        """The counts of flows."""
+        if self._flows is None:
+            from cells.hubble.metrics.kinds import FlowMetrics
+
+            self._flows = FlowMetrics(self._settings.entries)
+        return self._flows
+
+    async def _count(self) -> None:
+        from cells.hubble.flow import Flow
+
+        flows = self.flows
+        async for batch in self._observer.follow():
+            for seen in batch:
+                if isinstance(seen.event, Flow):
+                    flows.process(seen.event)
+
+    async def _remove(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            async for batch in self._endpoints.changes():
+                for change in batch:
+                    if change.deleted and change.old is not None and change.old.pod_name:
+                        tasks.start_soon(self._remove_pod, change.old)
+
+    async def _remove_pod(self, endpoint: Endpoint) -> None:
+        await anyio.sleep(DELETED_AFTER)
+        name = (endpoint.pod_namespace, endpoint.pod_name)
+        if not any((one.pod_namespace, one.pod_name) == name for _, one, _ in self._endpoints.snapshot()):
+            self.flows.remove_pod(*name)
+
+    async def _start(self) -> None:
+        from lifecycle.http import SCRAPED, HttpServer
+
+        address = Address.parse(self._settings.hubble_metrics_server)
+        try:
+            listener = listen(address)
+        except OSError as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise HiveError(
+                f"hubble-metrics-server: {address} cannot be served ({reason}): stop what listens there, or"
+                " choose another address"
+            ) from error
+        self._server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log)
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        with anyio.CancelScope(shield=True):
+            await self._server.serve(listener)
+        self._log.info("metrics of flows served", address=str(address))
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    async def _answer(self, request: Request) -> Response:
+        from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
+        from lifecycle.http import Response
+
+        if request.path != "/metrics":
+            return Response(404)
+        began = anyio.current_time()
+        wanted = "application/openmetrics-text" in request.headers.get("accept", "")
+        if self._settings.enable_hubble_open_metrics and wanted:
+            from cells.hubble.metrics.series import openmetrics
+
+            text, kind = openmetrics(list(self.flows.all()), list(self._others())), _OPENMETRICS
+        else:
+            text, kind = exposition([*self.flows.families(), *self._others()]), CONTENT_TYPE
+        self._answered["200"] += 1
+        self._durations.setdefault("200", Histogram()).observe(anyio.current_time() - began)
+        return Response(200, text.encode(), kind)
+
+    def _others(self) -> Iterator[Family]:
+        """What is counted whichever metrics are asked for."""
+        yield counter(
+            "hubble_lost_events_total", "Number of lost events", dict(self._observer.lost), "source"
+        )
+        yield counter(
+            "hubble_metrics_http_handler_requests_total",
+            "A counter for requests to the metrics handler",
+            dict(self._answered),
+            "code",
+        )
+        yield histogram(
+            "hubble_metrics_http_handler_request_duration_seconds",
+            "A histogram of latencies of requests to the metrics handler",
+            dict(self._durations),
+            "code",
+        )
+        names = ("started", "received", "sent", "handled")
+        totals: dict[str, Counter[tuple[str, ...]]] = {name: Counter() for name in names}
+        for counts in self._grpc.counts:
+            for name in names:
+                totals[name].update(getattr(counts, name))
+        labels = "grpc_type grpc_service grpc_method"
+        text = "Total number of RPCs started on the server."
+        yield counter("grpc_server_started_total", text, totals["started"], labels)
+        text = "Total number of RPCs completed on the server, regardless of success or failure."
+        yield counter("grpc_server_handled_total", text, totals["handled"], f"{labels} grpc_code")
+        text = "Total number of RPC stream messages received on the server."
+        yield counter("grpc_server_msg_received_total", text, totals["received"], labels)
+        text = "Total number of gRPC stream messages sent by the server."
+        yield counter("grpc_server_msg_sent_total", text, totals["sent"], labels)

@@ -1,0 +1,297 @@
+"""Serves Hubble's API on its unix socket and, with mutual TLS, on a TCP port.
+
+Needs:  GrpcServer, hubble_methods(), FlowObserver, the table of nodes.
+Gives:  HubbleServer, HubbleServerSettings, ServerCertificates.
+Source: Cilium 1.17, hubble-socket-path, hubble-listen-address and hubble-tls-*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio.abc import ByteStream, SocketStream, TaskGroup, UNIXSocketStream
+
+from cells.cluster.nodes.node import ClusterNode
+from cells.hubble.hubble import Hubble
+from cells.observe.metrics import Address
+from lifecycle import Health, HiveError, Lifecycle, Logger, ReadTable, Settings
+from lifecycle.http import turns_of
+from lifecycle.process import Acceptor, listen
+
+if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+    import ssl
+
+    from cells.hubble.rpc.grpc import CallCounts, GrpcServer
+
+HANDSHAKES = 64
+"""Of TLS at once; what comes beyond them is closed."""
+HANDSHAKE_SECONDS = 10.0
+_QUIET = 60.0
+"""Seconds between two lines in the log about clients that fail TLS."""
+
+
+class HubbleServerSettings(Settings, frozen=True):
+    """Where Hubble's API is served, and to whom."""
+
+    hubble_socket_path: Path = Path("/var/run/cilium/hubble.sock")
+    """Unix socket for clients on this node."""
+
+    hubble_listen_address: str = ""
+    """TCP address for relays and clients elsewhere, such as :4244; empty: not served there."""
+
+    hubble_prefer_ipv6: bool = False
+    """Announce IPv6 addresses of nodes to relays."""
+
+    hubble_disable_tls: bool = False
+    """Serve the TCP address without TLS: every host that reaches it reads all flows."""
+
+    hubble_tls_cert_file: str = ""
+    """File with the server's certificate (PEM); read again when it changes."""
+
+    hubble_tls_key_file: str = ""
+    """File with the private key of that certificate."""
+
+    hubble_tls_client_ca_files: tuple[str, ...] = ()
+    """Files with CA certificates that clients' certificates must be of; empty: clients need none."""
+
+    def validate(self) -> None:
+        """Refuse an address that is none, and TLS without files; raises ValueError with one line."""
+        if not self.hubble_listen_address:
+            return
+        try:
+            Address.parse(self.hubble_listen_address)
+        except ValueError as error:
+            raise ValueError(f"hubble-listen-address={self.hubble_listen_address}: {error}") from None
+        if not self.hubble_disable_tls and not (self.hubble_tls_cert_file and self.hubble_tls_key_file):
+            raise ValueError(
+                "hubble-listen-address without hubble-tls-cert-file and hubble-tls-key-file: set both, or"
+                " hubble-disable-tls to serve flows without TLS"
+            )
+
+    @property
+    def address(self) -> Address | None:
+        """Where TCP is served; None when it is not."""
+        return Address.parse(self.hubble_listen_address) if self.hubble_listen_address else None
+
+
+class ServerCertificates:
+    """A server's certificate and the CAs of its clients, read again for a handshake when files changed."""
+
+    def __init__(self, certificate: str, key: str, client_cas: Sequence[str]) -> None:
+        self._files = (certificate, key, *client_cas)
+        self._stamps: tuple[object, ...] = ()
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """TLS 1.3 with ALPN h2. Raises OSError (ssl.SSLError too) for files that cannot be used.
+
+        Files that became unusable leave the last usable ones in force until they change again.
+        """
+        stamps = tuple(_stamp(path) for path in self._files)
+        if stamps != self._stamps or self._context is None:
+            try:
+                self._context = self._load()
+            except OSError:
+                if self._context is None:
+                    raise
+            self._stamps = stamps
+        return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        import ssl
+
+        certificate, key, *client_cas = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.set_alpn_protocols(["h2"])
+        context.load_cert_chain(certificate, key)
+        for path in client_cas:
+            context.load_verify_locations(path)
+        if client_cas:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def _stamp(path: str) -> object:
+    try:
+        status = os.stat(path)  # noqa: PTH116  # it follows the links of a mounted Secret
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+class HubbleServer:
+    """Serves while its hook runs, if enable-hubble is set."""
+
+    def __init__(
+        self,
+        hubble: Hubble,
+        settings: HubbleServerSettings,
+        *,
+        nodes: ReadTable[ClusterNode],
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._nodes = nodes
+        self._health = health
+        self._log = log
+        self._servers: list[GrpcServer] = []
+        self._certificates = ServerCertificates(
+            settings.hubble_tls_cert_file, settings.hubble_tls_key_file, settings.hubble_tls_client_ca_files
+        )
+        self._handshakes = 0
+        self._quiet_until = -math.inf
+        if hubble.observer is not None:
+            self._flows = hubble.observer
+            lifecycle.enter("serve Hubble", self._serving)
+
+    @property
+    def counts(self) -> Sequence[CallCounts]:
+        """Calls of the unix socket's server and of the port's."""
+        return [server.counts for server in self._servers]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every listener can serve its clients."""
+        return bool(self._servers) and not self._missing()
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        from cells.hubble.rpc.grpc import GrpcServer
+        from cells.hubble.rpc.services import PeerSettings, hubble_methods
+
+        settings = self._settings
+        address = settings.address
+        peers = PeerSettings(
+            port=address.port if address else 0,
+            prefer_ipv6=settings.hubble_prefer_ipv6,
+            tls=not settings.hubble_disable_tls,
+        )
+        methods = hubble_methods(self._flows, self._nodes, peers)
+        servers = [GrpcServer(methods, log=self._log) for _ in range(2)]
+        with ExitStack() as opened:
+            local = opened.enter_context(listen(settings.hubble_socket_path, group="cilium"))
+            opened.callback(settings.hubble_socket_path.unlink, missing_ok=True)
+            port = None if address is None else opened.enter_context(self._bound(address))
+            async with anyio.create_task_group() as tasks:
+                self._serve(local, servers[0], tasks, tls=False)
+                if port is not None:
+                    self._serve(port, servers[1], tasks, tls=not settings.hubble_disable_tls)
+                self._report()
+                yield
+                self._servers.clear()
+                tasks.cancel_scope.cancel()
+
+    def _bound(self, address: Address) -> socket.socket:
+        try:
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            if not address.host and socket.has_dualstack_ipv6():
+                return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return socket.create_server(tuple(address), family=family)
+        except OSError as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+            raise HiveError(
+                f"hubble-listen-address: {address} cannot be served ({reason}): stop what listens there, or"
+                " choose another address"
+            ) from error
+
+    def _serve(self, listener: socket.socket, server: GrpcServer, tasks: TaskGroup, *, tls: bool) -> None:
+        def accepted(connected: socket.socket, peer: Hashable) -> None:
+            tasks.start_soon(self._client, server, connected, peer, tls)
+
+        acceptor = Acceptor(listener, accepted, self._log, self._health)
+        tasks.start_soon(_until_stopped, acceptor)
+        self._servers.append(server)
+        self._log.info("Hubble served", address=_text(listener), tls=tls)
+
+    async def _client(self, server: GrpcServer, connected: socket.socket, peer: Hashable, tls: bool) -> None:
+        """Serve one client until it leaves. What it does wrong ends its connection alone."""
+        try:
+            stream: ByteStream
+            if connected.family == socket.AF_UNIX:
+                stream = await UNIXSocketStream.from_socket(connected)
+            else:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                stream = await SocketStream.from_socket(connected)
+        except OSError:
+            connected.close()
+            return
+        async with stream:
+            if tls:
+                secured = await self._secured(stream, peer)
+                if secured is None:
+                    return
+                stream = secured
+            await server.serve(stream, peer)
+
+    async def _secured(self, stream: ByteStream, peer: Hashable) -> ByteStream | None:
+        """The stream after its handshake; None when there is none. One handshake a turn, as one request."""
+        from anyio.streams.tls import TLSAttribute, TLSStream
+
+        if self._handshakes >= HANDSHAKES:
+            return None
+        self._handshakes += 1
+        try:
+            await turns_of(asyncio.get_running_loop()).take(peer)
+            with anyio.fail_after(HANDSHAKE_SECONDS):
+                context = self._certificates.context()
+                self._report()
+                secured = await TLSStream.wrap(
+                    stream, server_side=True, ssl_context=context, standard_compatible=False
+                )
+        except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
+            self._warn(peer, error)
+            return None
+        finally:
+            self._handshakes -= 1
+        protocol = secured.extra(TLSAttribute.alpn_protocol)  # noqa: S610
+        return secured if protocol == "h2" else None
+
+    def _missing(self) -> str:
+        """Why TLS cannot be served; empty when it can, or is not to be."""
+        if self._settings.address is None or self._settings.hubble_disable_tls:
+            return ""
+        try:
+            self._certificates.context()
+        except OSError as error:
+            name = f"{error.filename}: " if error.filename else ""
+            return f"hubble-tls files cannot be used: {name}{error.strerror or error}"
+        return ""
+
+    def _report(self) -> None:
+        if missing := self._missing():
+            self._health.degraded(missing)
+        else:
+            self._health.ok("serving")
+
+    def _warn(self, peer: Hashable, error: Exception) -> None:
+        now = anyio.current_time()
+        if now < self._quiet_until:
+            return
+        self._quiet_until = now + _QUIET
+        missing = self._missing()
+        if missing:
+            self._health.degraded(missing)
+        self._log.warning("a client of Hubble failed TLS", client=str(peer), error=missing or str(error))
+
+
+async def _until_stopped(acceptor: Acceptor) -> None:
+    try:
+        await anyio.sleep_forever()
+    finally:
+        acceptor.close()
+
+
+def _text(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    return str(Address(*name[:2])) if isinstance(name, tuple) else str(name)

@@ -1,0 +1,178 @@
+"""The gRPC services of a node's Hubble: Observer, Peer and health.
+
+Needs:  ObservedFlows, the table of nodes.
+Gives:  hubble_methods(), Peers, PeerSettings.
+Source: Cilium 1.17, api/v1 (observer, peer), pkg/hubble/peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from cells.cluster.nodes.node import EXTERNAL_IP, INTERNAL_IP, ClusterNode
+from cells.hubble.codec import InvalidFieldMask, WireMessage, encode
+from cells.hubble.filters import InvalidFilter
+from cells.hubble.observer import (
+    ChangeNotification,
+    ChangeNotificationType,
+    GetAgentEventsRequest,
+    GetDebugEventsRequest,
+    GetFlowsRequest,
+    GetNamespacesResponse,
+    PeerTLS,
+    ServerStatusResponse,
+)
+from cells.hubble.ring import InvalidRequest
+from cells.hubble.rpc.grpc import Answers, Method, RpcCode, RpcError, server_streaming, unary
+from cells.hubble.rpc.health import HEALTH_METHODS, decoded
+from lifecycle import Change, ReadTable
+
+OBSERVER: Final = "observer.Observer"
+PEER: Final = "peer.Peer"
+SERVER_NAME: Final = "hubble-grpc.cilium.io"
+
+_Request = TypeVar("_Request", bound=WireMessage)
+
+
+class ObservedFlows(Protocol):
+    """What the Observer service answers from."""
+
+    def get_flows(self, request: GetFlowsRequest) -> AsyncGenerator[list[bytes]]:
+        """Encoded GetFlowsResponses in batches. Raises InvalidRequest, InvalidFilter, InvalidFieldMask."""
+
+    def get_agent_events(self, request: GetAgentEventsRequest) -> AsyncGenerator[list[bytes]]:
+        """Encoded GetAgentEventsResponses in batches. Raises InvalidRequest."""
+
+    def get_debug_events(self, request: GetDebugEventsRequest) -> AsyncGenerator[list[bytes]]:
+        """Encoded GetDebugEventsResponses in batches. Raises InvalidRequest."""
+
+    def server_status(self) -> ServerStatusResponse:
+        """Counts and capacity of the ring, uptime and version."""
+
+    def namespaces(self) -> GetNamespacesResponse:
+        """Namespaces seen in flows of the last hour."""
+
+
+class PeerSettings(msgspec.Struct, frozen=True):
+    """How nodes are announced to a relay."""
+
+    port: int = 0
+    """Where agents serve Hubble; 0 when that is not known."""
+    prefer_ipv6: bool = False
+    tls: bool = True
+
+
+class Peers:
+    """Turns changes of nodes into notifications of one subscriber."""
+
+    def __init__(self, settings: PeerSettings) -> None:
+        self._settings = settings
+        self._known: dict[object, ChangeNotification] = {}
+
+    def notifications(self, batch: Iterable[Change[ClusterNode]]) -> Iterator[ChangeNotification]:
+        """What changes for the subscriber."""
+        for change in batch:
+            old = self._known.pop(change.key, None)
+            if change.row is None:
+                if old is not None:
+                    yield msgspec.structs.replace(old, type=ChangeNotificationType.PEER_DELETED)
+                continue
+            new = self._known[change.key] = self._announced(change.row)
+            if old is None:
+                yield new
+            elif old.name != new.name:
+                yield msgspec.structs.replace(old, type=ChangeNotificationType.PEER_DELETED)
+                yield new
+            elif old.address != new.address:
+                yield msgspec.structs.replace(new, type=ChangeNotificationType.PEER_UPDATED)
+
+    def _announced(self, node: ClusterNode) -> ChangeNotification:
+        cluster = node.cluster or "default"
+        tls = None
+        if self._settings.tls:
+            tls = PeerTLS(server_name=server_name(node.name, cluster) if node.name else "")
+        name = node.name if cluster == "default" else f"{cluster}/{node.name}"
+        return ChangeNotification(
+            name=name, address=self._address(node), type=ChangeNotificationType.PEER_ADDED, tls=tls
+        )
+
+    def _address(self, node: ClusterNode) -> str:
+        address = _node_address(node, 6) if self._settings.prefer_ipv6 else _node_address(node, 4)
+        if address is None and not self._settings.prefer_ipv6:
+            address = _node_address(node, 6)
+        if address is None or not self._settings.port:
+            return str(address or "")
+        return (
+            f"[{address}]:{self._settings.port}"
+            if ":" in str(address)
+            else f"{address}:{self._settings.port}"
+        )
+
+
+def server_name(node: str, cluster: str) -> str:
+    """The name that the certificate of a node's Hubble has to cover."""
+    return f"{node.replace('.', '-')}.{(cluster or 'default').replace('.', '-')}.{SERVER_NAME}"
+
+
+def _node_address(node: ClusterNode, version: int) -> object:
+    for kind in (INTERNAL_IP, EXTERNAL_IP):
+        for each in node.addresses:
+            if each.type == kind and each.ip.version == version:
+                return each.ip
+    return None
+
+
+def hubble_methods(flows: ObservedFlows, nodes: ReadTable[ClusterNode], peers: PeerSettings) -> list[Method]:
+    """Every method that a node's Hubble serves."""
+
+    async def status(_request: bytes) -> bytes:
+        return encode(flows.server_status())
+
+    async def namespaces(_request: bytes) -> bytes:
+        return encode(flows.namespaces())
+
+    async def absent(_request: bytes) -> bytes:
+        raise RpcError(RpcCode.UNIMPLEMENTED, "GetNodes not implemented")
+
+    async def notify(_request: bytes) -> Answers:
+        subscriber = Peers(peers)
+        async for batch in nodes.changes():
+            if found := [encode(one) for one in subscriber.notifications(batch)]:
+                yield found
+
+    return [
+        server_streaming(OBSERVER, "GetFlows", _observed(GetFlowsRequest, flows.get_flows)),
+        server_streaming(
+            OBSERVER, "GetAgentEvents", _observed(GetAgentEventsRequest, flows.get_agent_events)
+        ),
+        server_streaming(
+            OBSERVER, "GetDebugEvents", _observed(GetDebugEventsRequest, flows.get_debug_events)
+        ),
+        unary(OBSERVER, "GetNodes", absent),
+        unary(OBSERVER, "GetNamespaces", namespaces),
+        unary(OBSERVER, "ServerStatus", status),
+        server_streaming(PEER, "Notify", notify),
+        *HEALTH_METHODS,
+    ]
+
+
+def _observed(
+    kind: type[_Request], call: Callable[[_Request], AsyncGenerator[list[bytes]]]
+) -> Callable[[bytes], Answers]:
+    async def answer(data: bytes) -> Answers:
+        try:
+            batches = call(decoded(kind, data))
+            try:
+                async for batch in batches:
+                    yield batch
+            finally:
+                await batches.aclose()
+        except InvalidRequest as error:
+            raise RpcError(RpcCode.INVALID_ARGUMENT, str(error)) from error
+        except (InvalidFilter, InvalidFieldMask) as error:
+            raise RpcError(RpcCode.UNKNOWN, str(error)) from error
+
+    return answer

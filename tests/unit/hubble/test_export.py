@@ -1,0 +1,211 @@
+"""Files of events: lines as recorded, rotation, and the watched file of flow logs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cells.hubble.codec import from_json, to_json
+from cells.hubble.enums import FlowVerdict
+from cells.hubble.export.exporters import Exporters, HubbleExportSettings
+from cells.hubble.export.files import FlowLog, RotatingFile, parse_flow_logs
+from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowFilter, HubbleEvent, LostEvent
+from cells.hubble.hubble import Hubble
+from cells.hubble.parser import Origin, Parser
+from cells.hubble.ring import FlowObserver, SeenEvent
+from lifecycle import HealthTree, Hive, config, invoke, module, provide, replace
+from lifecycle.testing import eventually, fake
+
+DATA = Path(__file__).parents[2] / "conformance_data" / "hubble"
+EVENTS = json.loads((DATA / "filters.json").read_text())["events"]
+KINDS: dict[str, type[Flow] | type[AgentEvent] | type[DebugEvent] | type[LostEvent]] = {
+    "flow": Flow,
+    "agent_event": AgentEvent,
+    "debug_event": DebugEvent,
+    "lost_event": LostEvent,
+}
+
+
+def recorded(name: str) -> list[Any]:
+    cases = json.loads((DATA / f"{name}.json").read_text())["cases"]
+    return [pytest.param(case, id=case["name"]) for case in cases]
+
+
+def seen() -> list[SeenEvent]:
+    """The events of the recordings: those that are no flows have no time of their own."""
+    found = []
+    for number, tree in enumerate(EVENTS):
+        key = next(key for key in KINDS if key in tree)
+        event: HubbleEvent = from_json(KINDS[key], tree[key])
+        when = (1_700_000_001 + number - (key != "flow")) * 1_000_000_000 + 123_456_789
+        found.append(SeenEvent(event, when, "default/node1"))
+    return found
+
+
+def without_time(tree: dict[str, Any]) -> dict[str, Any]:
+    """An event that is no flow has in the recordings the time at which it was written."""
+    return tree if "flow" in tree else {name: value for name, value in tree.items() if name != "time"}
+
+
+@pytest.mark.parametrize("case", recorded("exporter"))
+def test_events_are_written_as_recorded(case: dict[str, Any]) -> None:
+    log = FlowLog(
+        "test",
+        "/x",
+        tuple(case["field_mask"] or ()),
+        tuple(from_json(FlowFilter, tree) for tree in case["allow"]),
+        tuple(from_json(FlowFilter, tree) for tree in case["deny"]),
+    )
+    if "error" in case:
+        with pytest.raises(ValueError, match="test: "):
+            log.check()
+        return
+    lines = [line for line in map(log.check().line, seen()) if line]
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines)
+    assert [without_time(json.loads(line)) for line in lines] == list(map(without_time, case["lines"]))
+
+
+@pytest.mark.parametrize("case", recorded("flowlogs"))
+def test_flow_logs_are_read_as_recorded(case: dict[str, Any]) -> None:
+    if not case["accepted"]:
+        with pytest.raises(ValueError, match=r"\S"):
+            parse_flow_logs(case["file"])
+        return
+    found = [
+        {
+            "name": one.name,
+            "file_path": one.path,
+            "field_mask": list(one.field_mask) or None,
+            "include": [to_json(each) for each in one.include] or None,
+            "exclude": [to_json(each) for each in one.exclude] or None,
+        }
+        for one in parse_flow_logs(case["file"])
+    ]
+    expected = [
+        {name: value for name, value in one.items() if name != "end"} for one in case["flow_logs"] or []
+    ]
+    assert found == expected
+    ends = [one.end for one in parse_flow_logs(case["file"])]
+    assert [end is not None for end in ends] == ["end" in one for one in case["flow_logs"] or []]
+
+
+def test_a_full_file_is_renamed_and_the_newest_stay(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "logs" / "events.log", size=100, backups=2, compress=False)
+    for number in range(40):
+        file.write([b"%03d\n" % number] * 5)  # twenty bytes
+    file.close()
+    kept = file.backups()
+    assert len(kept) == 2
+    assert all(one.stat().st_size == 100 for one in kept)
+    texts = b"".join(one.read_bytes() for one in [*kept, tmp_path / "logs" / "events.log"])
+    assert texts == b"".join(b"%03d\n" % number * 5 for number in range(25, 40))
+    assert (tmp_path / "logs" / "events.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_renamed_files_are_compressed_and_appending_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "events.log"
+    path.write_bytes(b"x" * 99 + b"\n")
+    file = RotatingFile(path, size=100, backups=0, compress=True)
+    file.write([b"next\n"])
+    file.close()
+    (backup,) = file.backups()
+    assert gzip.decompress(backup.read_bytes()) == b"x" * 99 + b"\n"
+    assert path.read_bytes() == b"next\n"
+
+
+@asynccontextmanager
+async def exporting(flows: FlowObserver, **settings: object) -> AsyncIterator[Hive]:
+    hubble = fake(Hubble, observer=flows)
+    hive = Hive(
+        module(
+            "hubble",
+            "Files of events",
+            config(HubbleExportSettings),
+            provide(Exporters),
+            invoke(Exporters),
+            replace(Hubble, hubble),
+        ),
+        settings=settings,
+    )
+    async with hive.started():
+        yield hive
+
+
+def observer() -> FlowObserver:
+    origin = Origin(node_name="default/n1")
+    return FlowObserver(7, origin, Parser(origin), "cilium v1.17.0")
+
+
+def add(flows: FlowObserver, uuid: str, verdict: FlowVerdict = FlowVerdict.FORWARDED) -> None:
+    when = 1_700_000_000_000_000_000
+    flows.add_event(Flow(time=when, uuid=uuid, verdict=verdict, node_name="default/n1"), when)
+
+
+def uuids(path: Path) -> list[str]:
+    return (
+        [json.loads(line)["flow"]["uuid"] for line in path.read_text().splitlines()] if path.exists() else []
+    )
+
+
+@pytest.mark.anyio
+async def test_flows_are_written_to_the_file_of_the_settings(tmp_path: Path) -> None:
+    flows, path = observer(), tmp_path / "events.log"
+    settings = {
+        "hubble-export-file-path": str(path),
+        "hubble-export-allowlist": '{"verdict":["DROPPED"]} {"verdict": ["ERROR"]}',
+        "hubble-export-fieldmask": "uuid verdict",
+    }
+    async with exporting(flows, **settings):
+
+        def written() -> bool:
+            add(flows, "passed")
+            add(flows, "dropped", FlowVerdict.DROPPED)
+            return bool(uuids(path))
+
+        await eventually(written)
+    assert set(uuids(path)) == {"dropped"}
+
+
+@pytest.mark.anyio
+async def test_the_watched_file_begins_and_ends_flow_logs(tmp_path: Path) -> None:
+    flows, file = observer(), tmp_path / "flowlogs.yaml"
+
+    def use(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").replace(file)
+
+    def entry(name: str, more: str = "") -> str:
+        return f"- name: {name}\n  filePath: {tmp_path}/{name}.log\n{more}"
+
+    def goes_to(uuid: str, *names: str) -> bool:
+        add(flows, uuid)
+        return all(uuid in uuids(tmp_path / f"{name}.log") for name in names)
+
+    use("flowLogs: []")
+    async with exporting(flows, **{"hubble-flowlogs-config-path": str(file)}) as hive:
+        exporters = hive.get(Exporters)
+        use("flowLogs:\n" + entry("a") + entry("old", '  end: "2020-01-01T00:00:00Z"\n'))
+        await eventually(lambda: exporters.active == {"a": True, "old": False})
+        await eventually(lambda: goes_to("one", "a"))
+        use("flowLogs:\n" + entry("a") + entry("b"))
+        await eventually(lambda: goes_to("two", "a", "b"))
+        use("flowLogs: nonsense")
+        degraded = "flow logs stay as they were"
+        await eventually(lambda: any(degraded in one.message for one in hive.get(HealthTree).snapshot()))
+        assert goes_to("three") or exporters.active == {"a": True, "b": True}
+        use("flowLogs:\n" + entry("b"))
+        await eventually(lambda: exporters.active == {"b": True})
+        assert exporters.reconfigurations == {"add": 3, "remove": 2, "failure": 1}
+
+
+def test_a_filter_of_the_settings_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="hubble-export-allowlist: unknown field 'nope'"):
+        HubbleExportSettings(hubble_export_allowlist='{"nope":[]}').validate()
+    with pytest.raises(ValueError, match="the field mask has 'nope'"):
+        HubbleExportSettings(hubble_export_fieldmask=("nope",)).validate()
