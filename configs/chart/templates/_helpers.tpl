@@ -192,6 +192,21 @@ true
 {{- end }}
 
 {{/* Fails for values that mean nothing here, and for what is not built. One template includes it: Helm renders all. */}}
+{{- define "cilium.hubbletls" -}}
+{{- with .Values.hubble -}}{{- if and .enabled .listenAddress .tls.enabled -}}true{{- end -}}{{- end -}}
+{{- end }}
+
+{{- /* The CA of certificates that Helm makes: that of the Secret, if there is one, so that old certificates stay good. */}}
+{{- define "cilium.ca" -}}
+{{- $held := lookup "v1" "Secret" (include "cilium.namespace" .) "cilium-ca" -}}
+{{- if and $held $held.data -}}
+{{- toJson (dict "cert" (index $held.data "ca.crt" | b64dec) "key" (index $held.data "ca.key" | b64dec)) -}}
+{{- else -}}
+{{- $ca := genCA "Cilium CA" (int .Values.hubble.tls.auto.certValidityDuration) -}}
+{{- toJson (dict "cert" $ca.Cert "key" $ca.Key) -}}
+{{- end -}}
+{{- end }}
+
 {{- define "cilium.check" -}}
 {{- $known := dict -}}
 {{- range .Files.Get "files/known.txt" | trim | splitList "\n" -}}{{- $_ := set $known . true -}}{{- end -}}
@@ -263,6 +278,30 @@ true
 {{- end -}}
 {{- if and (has .Values.identityAllocationMode (list "kvstore" "doublewrite-readcrd" "doublewrite-readkvstore")) (not .Values.etcd.enabled) -}}
 {{- fail (printf "identityAllocationMode=%s: agents need a store to agree by: set etcd.enabled and etcd.endpoints" .Values.identityAllocationMode) -}}
+{{- end -}}
+{{- with .Values.hubble -}}
+{{- if .enabled -}}
+{{- if and .redact.http.headers.allow .redact.http.headers.deny -}}
+{{- fail "Only one of .Values.hubble.redact.http.headers.allow, .Values.hubble.redact.http.headers.deny can be specified" -}}
+{{- end -}}
+{{- if and .tls.enabled .tls.auto.enabled (not (has .tls.auto.method (list "helm" "certmanager"))) -}}
+{{- fail (printf "hubble.tls.auto.method=%s: not served here: expected helm or certmanager" .tls.auto.method) -}}
+{{- end -}}
+{{- if and .tls.enabled .tls.auto.enabled (eq .tls.auto.method "certmanager") (not .tls.auto.certManagerIssuerRef) -}}
+{{- fail "Hubble TLS certgen method=certmanager requires that user specifies .Values.hubble.tls.auto.certManagerIssuerRef" -}}
+{{- end -}}
+{{- end -}}
+{{- if .relay.enabled -}}
+{{- if not .enabled -}}
+{{- fail "Hubble Relay requires .Values.hubble.enabled=true" -}}
+{{- end -}}
+{{- if not .listenAddress -}}
+{{- fail "hubble.relay.enabled=true: agents have no address for it: set hubble.listenAddress, such as :4244" -}}
+{{- end -}}
+{{- if not .relay.image.repository -}}
+{{- fail "hubble.relay.image.repository: name the image of Cilium's hubble-relay, such as quay.io/cilium/hubble-relay, and its tag" -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $kpr := .Values.kubeProxyReplacement -}}
 {{- with .Values.upgradeCompatibility -}}

@@ -36,8 +36,7 @@ DIFFERENT_KEYS = {
 OF_INIT = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
 """Keys that containers read which come before the agent, or go after it."""
 RENDERED_HERE = {
-    "bad-hubble-own-certs-missing": "Hubble is off here",
-    "bad-null-hubble": "Hubble is off here",
+    "bad-hubble-own-certs-missing": "certificates of Secrets are taken when they are there",
 }
 
 
@@ -47,8 +46,10 @@ def load(name: str) -> dict[str, Any]:
 
 
 def asked(name: str) -> dict[str, Any]:
-    """The values of a set, and what an API server would tell of its kinds: none is asked here."""
+    """The values of a set, Hubble on, and what an API server would report of its kinds: none is asked here."""
     given: dict[str, Any] = copy.deepcopy(load(name)["values"])
+    if isinstance(hubble := given.setdefault("hubble", {}), dict):
+        hubble.setdefault("enabled", True)
     if (load(name).get("rendered_with") or {}).get("extra_api_versions"):
         given.setdefault("prometheus", {}).setdefault("serviceMonitor", {})["trustCRDsExist"] = True
     return given
@@ -138,6 +139,24 @@ def known_keys() -> set[str]:
         "enable-host-port",
         "enable-node-port",
         "external-envoy-proxy",
+        "enable-hubble-open-metrics",
+        "hubble-disable-tls",
+        "hubble-export-allowlist",
+        "hubble-export-denylist",
+        "hubble-export-fieldmask",
+        "hubble-export-file-path",
+        "hubble-flowlogs-config-path",
+        "hubble-metrics",
+        "hubble-metrics-server",
+        "hubble-redact-enabled",
+        "hubble-redact-http-headers-allow",
+        "hubble-redact-http-headers-deny",
+        "hubble-redact-http-urlquery",
+        "hubble-redact-http-userinfo",
+        "hubble-redact-kafka-apikey",
+        "hubble-tls-cert-file",
+        "hubble-tls-client-ca-files",
+        "hubble-tls-key-file",
         "kube-proxy-replacement",
         "kvstore",
         "kvstore-opt",
@@ -172,7 +191,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"hubble": {"enabled": True}}, "hubble.enabled: a value of Cilium's chart that is not served"),
+        ({"hubble": {"ui": {"enabled": True}}}, "hubble.ui.enabled: a value of Cilium's chart that is not served"),
         ({"kubeProxyReplacement": "partial"}, "kubeProxyReplacement must be explicitly set to a valid value"),
         ({"loadBalancer": {"acceleration": "fast"}}, "loadBalancer.acceleration=fast: not served here"),
         ({"identityAllocationMode": "kvstore"}, "identityAllocationMode=kvstore: agents need a store"),
@@ -211,11 +230,13 @@ def test_values_that_tune_what_is_not_here_stop_no_install_and_are_named_after_i
             "pprof": {"enabled": True, "port": 6061},
             "image": {"genericDigest": "sha256:0", "useDigest": True},
         },
-        "hubble": {"relay": {"image": {"digest": "sha256:0"}}},
+        "hubble": {"ui": {"backend": {"image": {"digest": "sha256:0"}}}},
     }
     assert chart.objects(given) == chart.objects({})
     (line,) = [line for line in chart.render(given)["NOTES.txt"].splitlines() if "without effect" in line]
-    listed = "hubble.relay.image, monitor, nat.mapStatsEntries, operator.image.genericDigest, operator.pprof"
+    listed = (
+        "hubble.ui.backend.image, monitor, nat.mapStatsEntries, operator.image.genericDigest, operator.pprof"
+    )
     assert line == f"Taken, but without effect here: {listed}."
     assert "without effect" not in chart.render({})["NOTES.txt"]
 

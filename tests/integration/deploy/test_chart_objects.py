@@ -23,6 +23,7 @@ KINDS: Final = (
 )
 OBJECTS: Final = {
     *("Service/cilium-agent", "Service/cilium-operator", "ConfigMap/ip-masq-agent"),
+    "Service/hubble-metrics",
     *("ClusterRoleBinding/cilium", "ClusterRoleBinding/cilium-operator"),
 }
 UNSERVED: Final = "the part it is for is not built here"
@@ -52,7 +53,6 @@ DIFFERENT: Final = (
         r"(env|volumeMounts|volumes)/\[(CILIUM_CLUSTERMESH|~1var~1lib~1cilium~1clustermesh|clustermesh-)",
         UNSERVED,
     ),
-    (r"(volumeMounts|volumes)/\[(~1var~1lib~1cilium~1tls~1hubble|hubble-tls)\]", UNSERVED),
     (r"(volumeMounts|volumes)/\[.*envoy.*sockets\]", "sockets are in the run directory, which is mounted"),
     (
         r"(volumeMounts|volumes)/\[(~1lib~1modules|lib-modules|~1run~1xtables.lock|xtables-lock)\]",
@@ -80,7 +80,8 @@ DIFFERENT: Final = (
         r"template/metadata/annotations(/prometheus.io~1(port|scrape))?$|ports/\[prometheus\]",
         "metrics are served by default",
     ),
-    (r"\[(peer-service|envoy-admin|envoy-metrics|hubble-metrics)\]", UNSERVED),
+    (r"\[(envoy-admin|envoy-metrics)\]", UNSERVED),
+    (r"ports/\[peer-service\]", "it is listed with metrics of flows alone"),
     (r"\[cilium-agent\]/resources/requests", "what an agent needs is asked for"),
     (r"env/\[CILIUM_DEBUG\]", "debug is read from the ConfigMap"),
     (r"/labels/app.kubernetes.io~1part-of$", "every object of ours has the label"),
