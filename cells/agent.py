@@ -6,19 +6,7 @@ The order of this list means nothing: what starts before what follows from what 
 
 from __future__ import annotations
 
-from cells import (
-    api,
-    config,
-    datapath,
-    endpoint,
-    hubble,
-    kubernetes,
-    kvstore,
-    maps,
-    masquerade,
-    tunnel,
-    unsupported,
-)
+from cells import api, config, datapath, endpoint, kubernetes, kvstore, maps, masquerade, tunnel, unsupported
 from cells import cni as cni_server
 from cells import proxy as proxy_statistics
 from cells.api import Api, StartedDaemon
@@ -48,6 +36,7 @@ from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
+from cells.hubble import node as hubble
 from cells.node import addresses, devices, endpoint_routes, ipam, local_addresses, netlink, router, sysctl
 from cells.observe import (
     bootstrap,

@@ -13,11 +13,11 @@ from typing import Final
 
 from cells.cluster.ipcache.rows import prefix_of
 from cells.endpoint import Endpoint
-from cells.hubble import KnownNames
-from cells.hubble.cgroups import pod_of_cgroup
 from cells.hubble.codec import share
 from cells.hubble.flow import FlowEndpoint, FlowService, Workload
+from cells.hubble.hubble import KnownNames
 from cells.hubble.parser import EventError, Parser, Stamp
+from cells.hubble.parser.cgroups import pod_of_cgroup
 from cells.hubble.parser.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
 from cells.observe.events import Sample
 from cells.services.control import ServedFrontend

@@ -14,9 +14,9 @@ from typing import Final
 from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
-from cells.hubble import KnownNames
 from cells.hubble.enums import LostEventSource
 from cells.hubble.flow import LostEvent
+from cells.hubble.hubble import KnownNames
 from cells.hubble.moments import FrontendIndex, Moment, Moments
 from cells.hubble.parser import EventError, Origin, Parser, Stamp
 from cells.hubble.parser import agent_events as agent

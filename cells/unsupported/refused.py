@@ -305,6 +305,19 @@ class UnservedObserve(UnservedSettings, frozen=True):
     """Nodes do not probe each other yet."""
 
 
+class UnservedHubble(UnservedSettings, frozen=True):
+    """Flows."""
+
+    hubble_drop_events: bool = False
+    """Drops are no events of Kubernetes; flows and `hive monitor` show them."""
+
+    hubble_metrics_server_enable_tls: bool = False
+    """Metrics of flows are served without TLS."""
+
+    hubble_dynamic_metrics_config_path: str = ""
+    """Metrics of flows are those of hubble-metrics, and change with a restart."""
+
+
 class UnservedPolicy(UnservedSettings, frozen=True):
     """Policies, of pods and of the node."""
 
@@ -373,6 +386,7 @@ REFUSED: Final[tuple[type[UnservedSettings], ...]] = (
     UnservedMasquerade,
     UnservedNode,
     UnservedObserve,
+    UnservedHubble,
     UnservedPolicy,
     UnservedProxy,
     UnservedServices,

@@ -194,39 +194,18 @@ class UnusedByProxies(WithoutEffect, frozen=True):
     standalone_dns_proxy_server_port: int = 40045
 
 
-class UnusedWithoutHubble(WithoutEffect, frozen=True):
-    """Flows are not served: see enable-hubble."""
+class HubbleWithoutEffect(WithoutEffect, frozen=True):
+    """Packets of flows are not recorded, and drops are no events of Kubernetes."""
 
-    enable_hubble_open_metrics: bool = False
     enable_hubble_recorder_api: bool = True
-    hubble_disable_tls: bool = False
-    hubble_drop_events: bool = False
     hubble_drop_events_interval: Duration = minutes(2)
     hubble_drop_events_reasons: str = ""
-    hubble_dynamic_metrics_config_path: str = ""
-    hubble_export_allowlist: str = ""
-    hubble_export_denylist: str = ""
-    hubble_export_fieldmask: str = ""
-    hubble_export_file_compress: bool = False
-    hubble_export_file_max_backups: int = 5
-    hubble_export_file_max_size_mb: int = 10
-    hubble_export_file_path: str = ""
-    hubble_flowlogs_config_path: str = ""
-    hubble_listen_address: str = ":4244"
-    hubble_metrics: str = ""
-    hubble_metrics_server: str = ""
-    hubble_metrics_server_enable_tls: bool = False
     hubble_metrics_server_tls_cert_file: str = ""
     hubble_metrics_server_tls_client_ca_files: str = ""
     hubble_metrics_server_tls_key_file: str = ""
     hubble_network_policy_correlation_enabled: bool = True
-    hubble_prefer_ipv6: bool = False
     hubble_recorder_sink_queue_size: int = 1024
     hubble_recorder_storage_path: str = "/var/run/cilium/pcaps"
-    hubble_socket_path: str = "/var/run/cilium/hubble.sock"
-    hubble_tls_cert_file: str = "/var/lib/cilium/tls/hubble/server.crt"
-    hubble_tls_client_ca_files: str = "/var/lib/cilium/tls/hubble/client-ca.crt"
-    hubble_tls_key_file: str = "/var/lib/cilium/tls/hubble/server.key"
 
 
 class UnusedWithoutHealthChecking(WithoutEffect, frozen=True):
@@ -301,7 +280,7 @@ UNUSED: Final[tuple[type[WithoutEffect], ...]] = (
     UnusedWithoutIptables,
     UnusedByServices,
     UnusedByProxies,
-    UnusedWithoutHubble,
+    HubbleWithoutEffect,
     UnusedWithoutHealthChecking,
     UnusedWithoutEncryption,
     UnusedWithoutItsPart,

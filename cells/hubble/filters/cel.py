@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from cells.hubble.codec import encode
-from cells.hubble.descriptors import file_descriptors
 from cells.hubble.filters import InvalidFilter
+from cells.hubble.filters.descriptors import file_descriptors
 from cells.hubble.flow import Flow, HubbleEvent
 
 

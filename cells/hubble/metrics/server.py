@@ -19,8 +19,8 @@ from cells.endpoint import Endpoint
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer
 from cells.observe import Family, Histogram, counter, histogram
-from cells.observe.metrics import Address, listen
-from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, ReadTable, Settings
+from cells.observe.metrics import CONTENT_TYPE, Address, exposition, listen
+from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
     from cells.hubble.metrics.kinds import FlowMetrics
@@ -73,7 +73,7 @@ class HubbleMetrics:
         settings: HubbleMetricsSettings,
         *,
         server: HubbleServer,
-        endpoints: ReadTable[Endpoint],
+        endpoints: Table[Endpoint],
         jobs: Jobs,
         lifecycle: Lifecycle,
         log: Logger,
@@ -150,7 +150,6 @@ class HubbleMetrics:
             self._server = None
 
     async def _answer(self, request: Request) -> Response:
-        from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
         from lifecycle.http import Response
 
         if request.path != "/metrics":

@@ -30,6 +30,7 @@ import msgspec
 
 from cells.config import AgentConfig
 from cells.observe import Collector, Family
+from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
 from lifecycle import (
     HealthTree,
     HiveError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from lifecycle.http import HttpServer, Request, Response
 
 __all__ = [
+    "CONTENT_TYPE",
     "Address",
     "Exposition",
     "Metrics",
@@ -60,6 +62,7 @@ __all__ = [
     "MetricsSettings",
     "Program",
     "cell",
+    "exposition",
     "listen",
 ]
 

@@ -25,7 +25,7 @@ from cells.hubble.codec import (
     from_json,
     to_json,
 )
-from cells.hubble.descriptors import file_descriptors
+from cells.hubble.filters.descriptors import file_descriptors
 from cells.hubble.flow import TCP, Flow, FlowFilter, Layer4, LostEvent
 from cells.hubble.observer import GetFlowsRequest
 from tests.unit.hubble.recordings import recorded, recording

@@ -15,7 +15,7 @@ from cells.hubble.flow import Flow
 from cells.hubble.metrics.contexts import MetricOptionsError
 from cells.hubble.metrics.kinds import FlowMetrics
 from cells.hubble.metrics.series import openmetrics
-from cells.observe.metrics.exposition import exposition
+from cells.observe.metrics import exposition
 
 RECORDED = json.loads(
     (Path(__file__).parents[2] / "conformance_data" / "hubble" / "metrics.json").read_text()

@@ -13,13 +13,14 @@ from cells.cluster.identity.identities import Identity, identity_table
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.endpoint import Endpoint, State
-from cells.hubble import HubbleSettings, KnownNames
-from cells.hubble.cgroups import cgroup2_mount, pod_uid
 from cells.hubble.codec import decode, to_json
 from cells.hubble.enums import AgentEventType, LostEventSource
 from cells.hubble.flow import AgentEvent, Flow, FlowService, HubbleEvent, LostEvent
+from cells.hubble.hubble import KnownNames
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.parser import Origin
+from cells.hubble.parser.cgroups import cgroup2_mount, pod_uid
+from cells.hubble.settings import HubbleSettings
 from cells.hubble.sources import EventSources, origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
 from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference

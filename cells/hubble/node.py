@@ -1,0 +1,33 @@
+"""Hubble: what the datapath, the proxies and the agent report, as flows with names.
+
+Source: the datapath's events and access logs (Events), and the agent's tables; a ring keeps the last ones.
+Needs:  Hubble, and what hands its events on.
+Gives:  Hubble; HubbleServer, HubbleMetrics and Exporters, which hand its events on.
+Why:    an event says numbers; people ask for pods, services and the policy that decided. Nothing of this is
+        imported, and no event read, unless enable-hubble is true.
+
+Settings: enable-hubble, hubble-event-buffer-capacity, hubble-event-queue-size, hubble-monitor-events,
+hubble-skip-unknown-cgroup-ids, hubble-redact-*; hubble-socket-path, hubble-listen-address, hubble-tls-*,
+hubble-metrics, hubble-metrics-server, hubble-export-*, hubble-flowlogs-config-path.
+"""
+
+from __future__ import annotations
+
+from cells.hubble.export.exporters import Exporters, HubbleExportSettings
+from cells.hubble.hubble import Hubble, followed_tables, known_names
+from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsSettings
+from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings
+from cells.hubble.settings import HubbleSettings
+from lifecycle import config, invoke, module, provide, provide_private
+
+cell = module(
+    "hubble",
+    "Flows: events with the names of both sides",
+    config(HubbleSettings),
+    config(HubbleServerSettings),
+    config(HubbleMetricsSettings),
+    config(HubbleExportSettings),
+    provide(Hubble, HubbleServer, HubbleMetrics),
+    provide_private(known_names, followed_tables, Exporters),
+    invoke(Hubble, HubbleServer, HubbleMetrics, Exporters),
+)
