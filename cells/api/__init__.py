@@ -53,7 +53,7 @@ from cells.datapath.datapath import Datapath
 from cells.datapath.settings import DatapathSettings
 from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore import ExposedEndpoints
-from cells.hubble import Hubble
+from cells.hubble.hubble import Hubble
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kvstore.store import KVStore
 from cells.maps.node_maps import Maps

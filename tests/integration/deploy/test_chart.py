@@ -46,7 +46,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def asked(name: str) -> dict[str, Any]:
-    """The values of a set, Hubble on, and what an API server would report of its kinds: none is asked here."""
+    """The values of a set, Hubble on, and what an API server would report of its kinds."""
     given: dict[str, Any] = copy.deepcopy(load(name)["values"])
     if isinstance(hubble := given.setdefault("hubble", {}), dict):
         hubble.setdefault("enabled", True)
@@ -191,7 +191,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"hubble": {"ui": {"enabled": True}}}, "hubble.ui.enabled: a value of Cilium's chart that is not served"),
+        ({"hubble": {"ui": {"enabled": True}}}, "hubble.ui.enabled: a value of Cilium's chart that is not"),
         ({"kubeProxyReplacement": "partial"}, "kubeProxyReplacement must be explicitly set to a valid value"),
         ({"loadBalancer": {"acceleration": "fast"}}, "loadBalancer.acceleration=fast: not served here"),
         ({"identityAllocationMode": "kvstore"}, "identityAllocationMode=kvstore: agents need a store"),

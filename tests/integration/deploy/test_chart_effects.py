@@ -44,7 +44,7 @@ ONLY_ONE: Final = (
     (r"annotations/prometheus.io/port$", "metrics are served by default"),
     (r"\[cilium-agent\]/volumeMounts/\[~1sys~1fs~1bpf~1x\]", "Cilium's chart follows its own value by half"),
     (
-        r"volumes/\[hubble-metrics-tls\]|^ServiceMonitor/hubble|^Service/cilium-agent",
+        r"volumes/\[hubble-metrics-tls\]|^Service/cilium-agent",
         "the part it is for is not built here",
     ),
 )
@@ -58,6 +58,7 @@ DEFAULTS: Final = (
         "externalIPs are served that no node has, as by Kubernetes' proxy",
     ),
     (r"^prometheus\.enabled$", "metrics are served by default"),
+    (r"^hubble\.enabled$", "Hubble is off by default"),
 )
 
 RECORDED: Final[dict[str, Any]] = json.loads((DATA / "effects.json").read_text())
@@ -83,6 +84,12 @@ def merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]
 def context(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What is served of the values that others are tried with, and what is rendered of it."""
     given: dict[str, Any] = {} if name == "defaults" else copy.deepcopy(RECORDED["contexts"][name])
+    hubble = {
+        "enabled": True,
+        "tls": {"auto": {"enabled": False}},
+        "relay": {"image": {"repository": "relay"}},
+    }
+    given["hubble"] = merged(hubble, given.get("hubble", {}))
     while isinstance(found := rendered(given), str):
         refused = re.search(r"\): ([\w.]+)[:=]", found)
         assert refused, found
