@@ -19,7 +19,8 @@ from cells.endpoint import Endpoint
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer
 from cells.observe import Family, Histogram, counter, histogram
-from cells.observe.metrics import CONTENT_TYPE, Address, exposition, listen
+from cells.observe.metrics import Address, listen
+from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
 from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it

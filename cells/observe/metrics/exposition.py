@@ -13,6 +13,8 @@ from msgspec import structs
 
 from cells.observe import Family, Histogram
 
+__all__ = ["CONTENT_TYPE", "Choice", "InconsistentError", "exposition", "number"]
+
 _ALSO_CALLED: Final = {
     "hive_health_status_levels": "cilium_hive_status",
     "ciliumcidrgroups_referenced": "cilium_cidrgroups_referenced",
