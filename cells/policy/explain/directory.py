@@ -119,6 +119,8 @@ class Asked(NamedTuple):
             return None
         if len(self.port) > 5 or int(self.port) > 65535:
             raise UnanswerableError(f"port {self.port!r}: expected a number up to 65535, or a port's name")
+        if not int(self.port) and not self.protocol.startswith("ICMP"):
+            raise UnanswerableError("port 0: expected a number from 1 to 65535, or a port's name")
         return int(self.port)
 
     @property

@@ -53,6 +53,10 @@ def node_named(lab: Lab, number: int | None = None) -> Lab:
         return lab
     cluster = _cluster(lab)
     found = cluster.node(number or 1)
+    if not found.exists and number is not None and lab.exists:
+        nodes = len(cluster.nodes())
+        has = f"its cluster has {nodes} nodes" if nodes else "it is a node alone: leave out --node"
+        raise LabError(f"{lab.name} has no node {number}: {has}")
     if not found.exists:
         known = ", ".join(one.name for one in labs()) or "none"
         wanted = found.name if cluster.nodes() else lab.name

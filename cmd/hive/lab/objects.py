@@ -57,6 +57,8 @@ def apply(lab: Lab, files: tuple[Path, ...], wait: bool) -> int:
         manifests = manifests_named(lab)
         for file in files:
             given = read_objects(file)
+            if not given:
+                raise LabError(f"{file} has no objects; to remove what was applied: hive lab delete")
             objects = with_defaults(given, [one for one, _ in manifests.objects()])
             known = [one for one, name in manifests.objects() if name == _file_of(file)]
             changed = [one for one in objects if one not in known]

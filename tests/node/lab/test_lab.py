@@ -274,6 +274,12 @@ def test_objects_are_applied_waited_for_and_deleted(lab: Lab, tmp_path: Path) ->
         return [each["targetRef"]["name"] for each in found["endpoints"]]
 
     assert hive("lab", "up", *name).returncode == 0
+    seventh = hive("lab", "exec", *name, "--node", "7", "--", "true")
+    assert (seventh.returncode, seventh.stderr.count("\n")) == (1, 1)
+    assert f"{lab.name} has no node 7: it is a node alone: leave out --node" in seventh.stderr
+    nothing = hive("lab", "apply", *name, "-f", "/dev/null")
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert "/dev/null has no objects" in nothing.stderr
     assert reached()
     assert apply("deny").stdout == "networkpolicy/deny applied\n"
     assert not reached(), "it holds once it is waited for"

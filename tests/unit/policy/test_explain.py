@@ -332,6 +332,7 @@ def test_the_table_shows_who_reaches_whom() -> None:
     [
         (("shop/frontnd", "shop/cart"), "did you mean shop/frontend?"),
         (("shop/frontend", "shop/cart:70000"), "expected a number up to 65535, or a port's name"),
+        (("shop/frontend", "shop/cart:0"), "port 0: expected a number from 1 to 65535, or a port's name"),
         (("shop/frontend", "shop/cart:80/XTP"), "expected one of ICMP, TCP, UDP, ICMPV6, SCTP"),
         (("shop/frontend", "shop/cart:grpc"), "shop/cart has no port named grpc"),
         (("world", "host:80"), "neither end is a pod of the manifests"),
