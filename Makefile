@@ -23,7 +23,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
-LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/node/netlink/ahead/objects/libahead.so
+LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/netlink/ahead/objects/libahead.so
 # One process more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
 # A process that dies is not replaced: the replacement would wait for tests without end.
 SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -109,7 +109,7 @@ $(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch] cells/datapath/bpf/*/*.h) cells
 $(PLUGIN): $(wildcard cmd/cilium-cni/*.[ch]) cmd/cilium-cni/build.py | debian
 	$(PYTHON) -P cmd/cilium-cni/build.py
 
-$(LIBRARIES) &: cells/services/maglev/maglev.c cells/node/netlink/ahead/ahead.c cells/libraries.py | debian
+$(LIBRARIES) &: cells/services/maglev/maglev.c cells/netlink/ahead/ahead.c cells/libraries.py | debian
 	$(PYTHON) -P cells/libraries.py
 
 clean:

@@ -6,7 +6,19 @@ The order of this list means nothing: what starts before what follows from what 
 
 from __future__ import annotations
 
-from cells import api, config, datapath, endpoint, kubernetes, kvstore, maps, masquerade, tunnel, unsupported
+from cells import (
+    api,
+    config,
+    datapath,
+    endpoint,
+    kubernetes,
+    kvstore,
+    maps,
+    masquerade,
+    netlink,
+    tunnel,
+    unsupported,
+)
 from cells import cni as cni_server
 from cells import proxy as proxy_statistics
 from cells.api import Api, StartedDaemon
@@ -14,51 +26,41 @@ from cells.cluster import (
     allocation,
     apiservers,
     direct_routes,
-    endpoints,
     host_ip_sync,
     identity,
     ipcache,
+    kubernetes_events,
     node_ids,
     nodes,
     pod_pools,
     prefix_labels,
     remote_nodes,
-    shared,
 )
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni import configuration as cni_config
 from cells.cni import link_mtu
 from cells.cni.configuration import CniConfig
 from cells.config import drift as config_drift
+from cells.config import shared as service_settings
 from cells.datapath import conntrack
-from cells.endpoint import ciliumendpoint
+from cells.endpoint import ciliumendpoint, routes
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
+from cells.endpoint.host import policy as policy_host
 from cells.hubble import node as hubble
-from cells.node import addresses, devices, endpoint_routes, ipam, local_addresses, netlink, router, sysctl
-from cells.observe import (
-    bootstrap,
-    controllers,
-    events,
-    health,
-    kubernetes_events,
-    metrics,
-    monitor,
-    samples,
-    shell,
-)
+from cells.node import addresses, devices, ipam, local_addresses, router, sysctl
+from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
-from cells.policy import host as policy_host
 from cells.policy import maps as policy_maps
 from cells.proxy import dns as dns_proxy
 from cells.proxy import envoy
+from cells.remote import endpoints, shared
 from cells.services import announcements as l2_announcements
 from cells.services import control as services
 from cells.services import health_checks, outside, redirect_skips, sockets
-from cells.services import settings as service_settings
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import after, module, provide
 
@@ -97,7 +99,7 @@ agent = module(
     node_ids.cell,
     router.cell,
     direct_routes.cell,
-    endpoint_routes.cell,
+    routes.cell,
     tunnel.cell,
     masquerade.cell,
     sysctl.cell,

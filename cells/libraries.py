@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCES = {
     "services/maglev/maglev.c": ("-nostdlib", "-ffreestanding"),
-    "node/netlink/ahead/ahead.c": ("-pthread",),
+    "netlink/ahead/ahead.c": ("-pthread",),
 }
 """With the flags each needs besides."""
 FLAGS = (

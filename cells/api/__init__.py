@@ -45,10 +45,13 @@ from cells.api.operations.status import NO_FLOWS, NodeStatus, ServiceFacts, hubb
 from cells.api.rate_limits import Limits, LimitSettings
 from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body
+from cells.base.barriers import ApiServed
+from cells.base.metrics import Collector, Family
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cluster.nodes.node import ClusterNode
-from cells.cni import ChainingSettings, QueueLock
+from cells.cni import QueueLock
 from cells.config import AgentConfig, ChainingMode
+from cells.config.shared import ChainingSettings, ServiceSettings
 from cells.datapath.datapath import Datapath
 from cells.datapath.settings import DatapathSettings
 from cells.endpoint.host import HostEndpoint
@@ -63,13 +66,11 @@ from cells.node.addresses import NodeAddresses
 from cells.node.devices import Device, PodMtu
 from cells.node.ipam import Ipam
 from cells.node.router import Router
-from cells.observe import Collector, Family
 from cells.observe.events import EventsSettings
 from cells.observe.monitor import MonitorSettings
 from cells.policy.control import HTTPProxyPorts, HTTPRedirect
 from cells.proxy.envoy import EnvoySettings
 from cells.services.outside import NodePorts
-from cells.services.settings import ServiceSettings
 from cells.services.sockets import SocketLB
 from cells.tunnel.settings import RouteMtu, TunnelSettings
 from lifecycle import (
@@ -235,6 +236,12 @@ def api(
     return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
 
 
+@after(Api)
+def api_served() -> ApiServed:
+    """The moment from which the API serves."""
+    return ApiServed()
+
+
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[Collector]:
     """The API's work, and what the agent is, as metrics."""
 
@@ -268,7 +275,7 @@ _api = module(
     "api",
     "REST API on cilium.sock",
     config(AccessSettings),
-    provide(api, StartedDaemon),
+    provide(api, api_served, StartedDaemon),
     provide(absent.part, addresses.part, endpoints.part, node.part, node.config_part),
     provide(
         agent.part,

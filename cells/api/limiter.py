@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.observe import Histogram
+from cells.base.metrics import Histogram
 from lifecycle import Duration, Logger
 
 # A rate with a burst: so many at once, and then one after the other.

@@ -11,8 +11,8 @@ from typing import Final
 
 from cells.api.limiter import Limiter
 from cells.api.server import ApiTimes
+from cells.base.metrics import Family, counter, gauge, histogram, one_of
 from cells.config import AgentConfig
-from cells.observe import Family, counter, gauge, histogram, one_of
 from cells.observe.health import agent_version
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -24,10 +24,10 @@ from cells.api.wire import (
     peer_of,
     plain,
 )
+from cells.base.metrics import Histogram
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni import DeleteQueue
 from cells.endpoint.restore import RegeneratedEndpoints
-from cells.observe import Histogram
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Promise, after
 from lifecycle.http import MAX_BODY, Handler, HttpServer, Match, Refusal, Request, Response, Routes, listen
 

@@ -18,10 +18,10 @@ from anyio import to_thread
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
+from cells.netlink import news
+from cells.netlink.connection import ForeignRouteError, NetlinkError
+from cells.netlink.rows import foreign_routes
 from cells.node.devices import Device
-from cells.node.netlink import news
-from cells.node.netlink.connection import ForeignRouteError, NetlinkError
-from cells.node.netlink.rows import foreign_routes
 from lifecycle import (
     BatchError,
     HiveError,

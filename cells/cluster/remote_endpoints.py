@@ -33,7 +33,15 @@ from cells.kubernetes.resources import Resources
 from cells.kvstore.settings import KVStoreSettings
 from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Settings, Table
 
-__all__ = ["ClusterEndpointSettings", "EndpointObjects", "RemoteEndpoint", "RemoteEndpoints"]
+__all__ = [
+    "ClusterEndpointSettings",
+    "EndpointObjects",
+    "RemoteEndpoint",
+    "RemoteEndpoints",
+    "endpoint_objects",
+    "remote_endpoints",
+    "stretches",
+]
 
 
 class ClusterEndpointSettings(Settings, frozen=True):

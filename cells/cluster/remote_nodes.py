@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.base.labels import CIDR, Label, cidr_label, parse, texts
 from cells.cluster.identity.identities import Identities
-from cells.cluster.identity.labels import CIDR, Label, cidr_label, parse, texts
 from cells.cluster.identity.numbers import (
     HEALTH,
     INGRESS,

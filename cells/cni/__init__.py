@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cells.base.metrics import Collector, Family
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni.attach import Attacher
 from cells.cni.check import Checker
@@ -11,15 +12,15 @@ from cells.cni.detach import Detacher, LinkTeardown
 from cells.cni.queue import DeleteQueue, QueueLock
 from cells.cni.server import CallTimes, CniServer
 from cells.config import AgentConfig
+from cells.config.shared import ChainingSettings
 from cells.endpoint import Endpoints
 from cells.endpoint.restore import ExposedEndpoints
 from cells.maps.policy_maps import PolicyMaps
+from cells.netlink.links import HostLinks
+from cells.netlink.pod import PodLink
 from cells.node.devices import PodMtu
 from cells.node.ipam import Ipam
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.pod import PodLink
 from cells.node.router import Router
-from cells.observe import Collector, Family
 from cells.tunnel.settings import RouteMtu
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import (
@@ -27,7 +28,6 @@ from lifecycle import (
     Lifecycle,
     Logger,
     Member,
-    Settings,
     after,
     config,
     invoke,
@@ -36,17 +36,7 @@ from lifecycle import (
     provide_private,
 )
 
-__all__ = ["ChainingSettings", "CniServer", "DeleteQueue", "QueueLock", "cell"]
-
-
-# The setting of attachments on links of other plugins', under Cilium's name.
-
-
-class ChainingSettings(Settings, frozen=True):
-    """What our plugin does when it is chained after another."""
-
-    enable_route_mtu_for_cni_chaining: bool = False
-    """Give the routes of pods on other plugins' links this node's MTU."""
+__all__ = ["CniServer", "DeleteQueue", "QueueLock", "cell"]
 
 
 # How the CNI server is put together from the other cells.

@@ -37,10 +37,10 @@ from cells.cni.detach import LinkTeardown, PodAddress
 from cells.cni.protocol import TRY_AGAIN, Attached, CniError, Explained, Wish, kernel_reason, result_json
 from cells.cni.request import Call, Pod, check_add, delegated_addresses, pod_of
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointRequest, NewEndpoint
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import CreatedLink
+from cells.netlink.messages import VethPair
 from cells.node.ipam.ranges import IpamError, IpamLaterError
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import CreatedLink
-from cells.node.netlink.messages import VethPair
 from lifecycle import HiveError, Logger
 
 ALIAS = "hive endpoint"

@@ -13,17 +13,17 @@ from cells.base.addresses import Family, IPAddress
 from cells.cni.protocol import CniError, Explained
 from cells.cni.request import NetConf, Pod
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
+from cells.netlink.links import CreatedLink
+from cells.netlink.messages import VethPair
+from cells.netlink.rows import LinkInfo, parse_mac, random_mac
 from cells.node.ipam.allocator import Allocation
-from cells.node.netlink.links import CreatedLink
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.rows import LinkInfo, parse_mac, random_mac
 from lifecycle import Logger
 
 # What the CNI server needs of other cells, in its own words, so that a test's fake takes a line.
 
 
 class Links(Protocol):
-    """The node's links; cells.node.netlink.HostLinks. Methods raise NetlinkError."""
+    """The node's links; cells.netlink.HostLinks. Methods raise NetlinkError."""
 
     def create_veth(self, pair: VethPair) -> CreatedLink:
         """Create a pair, the peer in the pod at once."""
@@ -59,7 +59,7 @@ class Links(Protocol):
 
 
 class PodEnd(Protocol):
-    """One pod's links; cells.node.netlink.PodLink. Methods raise NetlinkError."""
+    """One pod's links; cells.netlink.PodLink. Methods raise NetlinkError."""
 
     def configure(
         self,

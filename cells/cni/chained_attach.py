@@ -20,8 +20,8 @@ from cells.cni.attachment import Attachment, Endpoints, Links, PodEnd, Undo, ann
 from cells.cni.protocol import CniError, passed_on
 from cells.cni.request import Call, Pod
 from cells.endpoint import DatapathConfiguration, EndpointRequest
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.rows import LinkInfo
+from cells.netlink.connection import NetlinkError
+from cells.netlink.rows import LinkInfo
 from lifecycle import Logger
 
 ON_ANOTHERS_LINK: Final = DatapathConfiguration(

@@ -14,7 +14,7 @@ from cells.cni.attachment import Endpoints, PodEnd
 from cells.cni.protocol import HEALTH_UNKNOWN, INVALID_CONFIG, UNHEALTHY, CniError
 from cells.cni.request import Call, PrevResult, chain_of, prev_result_of
 from cells.endpoint import State
-from cells.node.netlink.connection import NetlinkError
+from cells.netlink.connection import NetlinkError
 
 _BROKEN = frozenset({State.DISCONNECTED, State.INVALID})
 """Others are on their way to working, or work though something about them went wrong."""

@@ -16,8 +16,8 @@ from cells.base.addresses import IPAddress
 from cells.cni.attachment import Addresses, Endpoints, Flows, Links, PodEnd
 from cells.cni.request import Call, chain_of
 from cells.endpoint import Endpoint, EndpointError
+from cells.netlink.connection import NetlinkError
 from cells.node.ipam.ranges import IpamError
-from cells.node.netlink.connection import NetlinkError
 from lifecycle import Health, Lifecycle, Logger
 
 # Links on their way out, and the addresses that wait for them.

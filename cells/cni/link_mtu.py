@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 import anyio.to_thread
 
 from cells.endpoint import Endpoint
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import HostLinks
+from cells.netlink.namespaces import own_netns_cookie, run_in_each
+from cells.netlink.pod import PodLink
+from cells.netlink.rows import LinkInfo
 from cells.node.devices import Device, PodMtu
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.namespaces import own_netns_cookie, run_in_each
-from cells.node.netlink.pod import PodLink
-from cells.node.netlink.rows import LinkInfo
 from cells.tunnel.settings import RouteMtu
 from lifecycle import Change, HiveError, Jobs, Logger, Table, invoke, minutes, module, provide
 

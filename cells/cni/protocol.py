@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import text_of
-from cells.node.netlink.rows import mac_text
+from cells.netlink.rows import mac_text
 
 # The error a CNI plugin prints, and the codes it may carry.
 #

@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import UnsetType
 
+from cells.base.metrics import Family, Histogram, histogram
 from cells.cni.add import INTERNAL, Addition, AddTools
 from cells.cni.attach import Attacher, PodSide, netns_cookie
 from cells.cni.attachment import PodEnd, PolicyPool
@@ -32,7 +33,6 @@ from cells.cni.protocol import (
 from cells.cni.request import Call, read_call
 from cells.cni.transport import Connection, PacketServer, listen
 from cells.maps.policy_maps import PolicyIdsExhausted
-from cells.observe import Family, Histogram, histogram
 from lifecycle import HiveError, Lifecycle, Logger
 
 # How long plugins waited for the answers to their calls.

@@ -15,8 +15,8 @@ import anyio
 import msgspec
 from anyio import to_thread
 
+from cells.base.metrics import Collector, Family, gauge
 from cells.config import AgentConfig
-from cells.observe import Collector, Family, gauge
 from cells.unsupported import WithoutEffect
 from lifecycle import (
     Health,

@@ -9,7 +9,7 @@ Why:  programs are shared by all endpoints and differ only through maps, so addi
 from collections.abc import Iterable
 from typing import Final
 
-from cells import observe
+from cells.base import metrics
 from cells.datapath.collector import Collector
 from cells.datapath.datapath import Datapath
 from cells.datapath.settings import DatapathSettings, host_routing
@@ -43,14 +43,14 @@ class DatapathWatchdog:
             self._log.warning("programs were taken out of force, put back", programs=", ".join(wrong))
 
 
-def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[observe.Collector]:
+def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:
     """What the watchdog found, as a metric."""
 
-    async def collect() -> Iterable[observe.Family]:
+    async def collect() -> Iterable[metrics.Family]:
         text = "Programs that someone else took out of force, or unpinned."
-        return [observe.counter("hive_datapath_watchdog_faults_total", text, watchdog.found)]
+        return [metrics.counter("hive_datapath_watchdog_faults_total", text, watchdog.found)]
 
-    return observe.Collector("datapath-watchdog", collect)
+    return metrics.Collector("datapath-watchdog", collect)
 
 
 cell = module(

@@ -26,8 +26,8 @@ from cells.maps.bpf import (
 )
 from cells.maps.map import Map, map_by_id
 from cells.maps.node_maps import Maps
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import HostLinks
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import HostLinks
 
 __all__ = ["is_ours"]
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from cells.maps.bpf import detach as detach_link
 from cells.maps.bpf import linked_device, open_link, program_name
-from cells.node.netlink.links import HostLinks
+from cells.netlink.links import HostLinks
 
 _PINS: Final = ("endpoints", "devices")
 _CALLS: Final = ("cilium_call_policy", "cilium_egresscall_policy")

@@ -17,10 +17,10 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
+from cells.base.barriers import PodsExposed
+from cells.base.metrics import Collector as MetricsCollector
+from cells.base.metrics import Family, Histogram, counter, gauge, histogram
 from cells.datapath.collector import Collected, Collector
-from cells.endpoint.restore import ExposedEndpoints
-from cells.observe import Collector as MetricsCollector
-from cells.observe import Family, Histogram, counter, gauge, histogram
 from lifecycle import (
     Duration,
     Health,
@@ -141,7 +141,7 @@ class Passes:
         self.failed = 0
 
 
-@after(ExposedEndpoints)
+@after(PodsExposed)
 class ConntrackGC:
     """Removes what has ended: once endpoints are restored, then at intervals that fit the traffic.
 

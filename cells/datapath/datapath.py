@@ -40,9 +40,9 @@ from cells.maps.records.endpoints import (
     NodeConfig,
 )
 from cells.maps.records.flows import DeviceConfig
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.rows import LinkPrograms
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import HostLinks
+from cells.netlink.rows import LinkPrograms
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 
 __all__ = ["TUNNEL_LINK", "Datapath", "HostPolicy"]

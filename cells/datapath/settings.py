@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from cells.config.shared import ServiceSettings
 from cells.maps.records.endpoints import (
     NODE_AUDITS_POLICY,
     NODE_NOTIFY_DROP,
@@ -16,7 +17,6 @@ from cells.maps.records.endpoints import (
     NODE_NOTIFY_SOCK,
     NODE_NOTIFY_TRACE,
 )
-from cells.services.settings import ServiceSettings
 from lifecycle import Duration, Formerly, Hook, Lifecycle, Logger, Settings, seconds
 
 __all__ = [

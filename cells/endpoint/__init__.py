@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from cells import observe
+from cells.base import metrics
+from cells.base.metrics import Family, counter, gauge, histogram
 from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
+from cells.config.shared import EndpointSettings
 from cells.datapath.collector import Collector
 from cells.datapath.datapath import Datapath
 from cells.endpoint.changes import (
     EndpointChanges,
-    EndpointSettings,
     Enforced,
     PodLabelsWatch,
     PolicyEnforcement,
@@ -59,14 +60,13 @@ from cells.endpoint.model import (
 from cells.endpoint.pods import KubernetesPods, PodMetadata, PodName
 from cells.endpoint.regeneration import Regeneration, Regenerations
 from cells.endpoint.registry import INDEXES
-from cells.endpoint.saved import SavedEndpoint, SavedLookup, SavedNames, SavedZombie
-from cells.endpoint.state_directory import Scan, StateFiles
+from cells.endpoint.state.directory import Scan, StateFiles
+from cells.endpoint.state.saved import SavedEndpoint, SavedLookup, SavedNames, SavedZombie
 from cells.kubernetes.objects.core import Namespace, Pod
 from cells.maps.node_maps import Maps
+from cells.netlink.links import HostLinks
 from cells.node.ipam import Ipam
 from cells.node.local_addresses import LocalAddresses
-from cells.node.netlink.links import HostLinks
-from cells.observe import Family, counter, gauge, histogram
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide
 
@@ -84,7 +84,6 @@ __all__ = [
     "EndpointPrograms",
     "EndpointRequest",
     "EndpointRoutes",
-    "EndpointSettings",
     "Endpoints",
     "Enforced",
     "IPAddress",
@@ -260,14 +259,14 @@ def pod_labels_watch(
     )
 
 
-def endpoint_metrics(all_endpoints: Endpoints) -> Member[observe.Collector]:
+def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
     """Endpoints as metrics."""
 
-    async def collect() -> Iterable[observe.Family]:
+    async def collect() -> Iterable[metrics.Family]:
 
         return families(all_endpoints)
 
-    return observe.Collector("endpoint", collect)
+    return metrics.Collector("endpoint", collect)
 
 
 cell = module(

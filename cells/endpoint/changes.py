@@ -9,8 +9,8 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from cells.base.labels import Label
 from cells.cluster.identity.identities import Identity
-from cells.cluster.identity.labels import Label
 from cells.endpoint.labels import EndpointLabels, labels_of, of_pod, with_custom
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Endpoint, EndpointError, Level, State
@@ -19,21 +19,7 @@ from cells.endpoint.regeneration import Regenerations
 from cells.kubernetes.objects.core import Namespace, Pod
 from cells.policy import Enforcement
 from cells.policy.maps import NodePolicy
-from lifecycle import Backoff, Change, Health, Jobs, Logger, Settings, Table
-
-# Settings of the endpoint cell.
-
-
-class EndpointSettings(Settings, frozen=True):
-    """Source addresses and routes of endpoints."""
-
-    enable_source_ip_verification: bool = True
-    """Drop what a pod sends from an address that is not its own."""
-
-    enable_endpoint_routes: bool = False
-    """Give each pod a route of its own over its link, so that packets pass the host's stack, also between
-    pods of this node. Running pods get theirs at the next start."""
-
+from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 
 # What can be changed of one endpoint while it lives: a user's labels, and whether its source is verified.
 #

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import anyio
 from msgspec.structs import replace
 
+from cells.base.metrics import Histogram
 from cells.cluster.identity.identities import Identities, Identity, NoIdentityError
 from cells.cluster.identity.numbers import UNKNOWN
 from cells.endpoint import model
@@ -22,7 +23,6 @@ from cells.endpoint.model import Code, Endpoint, EndpointError, EndpointRequest,
 from cells.endpoint.pods import PodMetadata, PodName
 from cells.endpoint.registry import Registry
 from cells.maps.policy_maps import PolicyIdsExhausted, PoolEmpty
-from cells.observe import Histogram
 from cells.observe.controllers import Controllers, Rules
 from cells.policy.maps import EndpointPolicies
 

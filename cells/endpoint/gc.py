@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import anyio.to_thread
 
 from cells.endpoint import Endpoint, EndpointAddresses, Endpoints
+from cells.netlink.links import is_present
 from cells.node.ipam.ranges import IpamError
-from cells.node.netlink.links import is_present
 from lifecycle import (
     Duration,
     Health,

@@ -12,7 +12,7 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
 from cells.datapath.collector import Collector
 from cells.endpoint.model import Endpoint, IPAddress, Level
-from cells.endpoint.state_directory import StateFiles
+from cells.endpoint.state.directory import StateFiles
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import (
     ENDPOINT_ANY_SOURCE,

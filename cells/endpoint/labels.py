@@ -10,8 +10,8 @@ from typing import NamedTuple
 import anyio
 from msgspec.structs import replace
 
+from cells.base.labels import RESERVED, Label, LabelFilter, parse, texts
 from cells.cluster.identity.identities import Identities, Identity, NoIdentityError
-from cells.cluster.identity.labels import RESERVED, Label, LabelFilter, parse, texts
 from cells.cluster.identity.numbers import INIT_LABELS
 from cells.endpoint import model
 from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest, State

@@ -40,7 +40,7 @@ from cells.endpoint.model import (
 )
 from cells.endpoint.pods import PodMetadata
 from cells.endpoint.registry import Registry
-from cells.endpoint.state_directory import StateFiles
+from cells.endpoint.state.directory import StateFiles
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Logger, Table
 

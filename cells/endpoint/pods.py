@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, Protocol
 
 import anyio
 
-from cells.cluster.identity.labels import Label, pod_labels
+from cells.base.labels import Label, pod_labels
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.core import NAMESPACES, PODS, Namespace, Pod

@@ -16,15 +16,15 @@ import anyio.lowlevel
 import anyio.to_thread
 from msgspec import structs
 
+from cells.base.metrics import Collector, Family, counter
 from cells.datapath.datapath import Datapath
 from cells.endpoint import Endpoint, Level, Regenerations, config_row, ifindex_key, lxc_value
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import ENDPOINT_ANY_SOURCE, EndpointConfig, LxcKey, LxcValue
-from cells.node.netlink import news
-from cells.node.netlink.links import is_present, programs_of
-from cells.node.netlink.rows import LinkPrograms
+from cells.netlink import news
+from cells.netlink.links import is_present, programs_of
+from cells.netlink.rows import LinkPrograms
 from cells.node.sysctl import Sysctls
-from cells.observe import Collector, Family, counter
 from lifecycle import (
     Duration,
     Health,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cells.base.metrics import Collector, Family
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.manifests import ManifestsSource, manifest_files
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity
@@ -30,7 +31,6 @@ from cells.kubernetes.objects.core import (
 from cells.kubernetes.resources import Resources, source_statuses
 from cells.kubernetes.settings import KubernetesSettings
 from cells.kubernetes.sink import forgotten_objects
-from cells.observe import Collector, Family
 from lifecycle import Member, Table, config, invoke, module, provide
 
 __all__ = ["cell"]

@@ -13,9 +13,9 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from cells.base.metrics import Family, counter
 from cells.kubernetes.objects.core import NODES
 from cells.kubernetes.objects.kind import Key, Kind, Object
-from cells.observe import Family, counter
 from lifecycle import Health, Logger, ReadTable, Table
 
 __all__ = ["ForgottenObject", "Sink", "SourceStatus"]

@@ -8,10 +8,10 @@ Why:    a cluster needs no API server for what its nodes tell each other. While 
 
 from collections.abc import Iterable
 
+from cells.base.metrics import Collector, Family
 from cells.kvstore.etcd import StoreMetrics
 from cells.kvstore.settings import KVStoreSettings
 from cells.kvstore.store import KVStore
-from cells.observe import Collector, Family
 from cells.observe.health import Dependency, State
 from lifecycle import Member, config, invoke, module, provide
 

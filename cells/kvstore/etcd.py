@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import anyio
 from anyio import to_thread
 
+from cells.base.metrics import Family, Histogram, counter, gauge, histogram
 from cells.kvstore.model import (
     CompactedError,
     Compare,
@@ -37,7 +38,6 @@ from cells.kvstore.settings import (
     target,
     tls_credentials,
 )
-from cells.observe import Family, Histogram, counter, gauge, histogram
 
 __all__ = ["EtcdClient", "StoreMetrics"]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 import anyio
 
+from cells.base.metrics import Collector, Family, counter
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.specs import MapSettings
 from cells.maps.watchdog import MapWatchdog
-from cells.observe import Collector, Family, counter
 from lifecycle import Member, config, invoke, module, provide
 
 __all__ = ["cell", "watchdog_cell"]

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 import anyio
 import anyio.to_thread
 
+from cells.base.metrics import Family, counter, gauge
 from cells.maps.bpf import BpfError, buffer, command
 from cells.maps.map import Map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
-from cells.observe import Family, counter, gauge
 
 # All BPF maps and programs on the system: how many, and how much memory.
 #

@@ -20,6 +20,7 @@ from cells.api import MasqueradedProtocols, MasqueradeReport, Masquerading
 from cells.base.addresses import IPNetwork
 from cells.cni.configuration import CniConfigSettings
 from cells.config import AgentConfig
+from cells.config.shared import AnnouncementSettings, ServiceSettings
 from cells.datapath.datapath import Datapath
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import DEVICE_PROXIES, DeviceConfig
@@ -32,15 +33,14 @@ from cells.masquerade.devices import (
     native_networks,
 )
 from cells.masquerade.ip_masq_agent import IpMasqAgent, network_table
+from cells.netlink import news
 from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.devices import Device, DeviceSettings
-from cells.node.netlink import news
 from cells.node.router import Router
 from cells.node.sysctl import Sysctls
 from cells.policy import PolicySettings
 from cells.policy.control import HTTPRedirect
 from cells.proxy.dns import TransparentProxy
-from cells.services.settings import AnnouncementSettings, ServiceSettings
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import (
     Derived,

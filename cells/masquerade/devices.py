@@ -22,9 +22,9 @@ from cells.maps.records.flows import (
     DEVICE_XDP,
     DeviceConfig,
 )
+from cells.netlink.connection import NetlinkError
 from cells.node.addresses import device_addresses, masquerade_address, node_addresses
 from cells.node.devices import Device, matches, native_uplinks
-from cells.node.netlink.connection import NetlinkError
 from lifecycle import BatchError, BatchFailures, HiveError, Logger, ReadTable, Settings
 
 __all__ = ["MasqueradeSettings", "NativeDevice"]

@@ -19,8 +19,8 @@ import msgspec
 
 from cells.base.addresses import Family
 from cells.config import AgentConfig
+from cells.netlink import news
 from cells.node.devices import Device, matches, uplinks
-from cells.node.netlink import news
 from lifecycle import (
     Hook,
     Jobs,

@@ -17,9 +17,9 @@ from typing import Final, Protocol
 import anyio
 
 from cells.config import AgentConfig
-from cells.node.netlink import news
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import IPAddress, IPInterface
+from cells.netlink import news
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import IPAddress, IPInterface
 from lifecycle import (
     Health,
     Hook,

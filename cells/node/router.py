@@ -16,19 +16,18 @@ from typing import Final, Protocol
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.config import AgentConfig
+from cells.config.shared import EndpointSettings
 from cells.datapath.datapath import Datapath
-from cells.endpoint import EndpointSettings
-from cells.endpoint.restore import RestoredEndpoints
 from cells.maps.records.endpoints import NodeConfig
+from cells.netlink import news
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import IPInterface, VethPair
+from cells.netlink.network import NodeNetwork
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam import Ipam
 from cells.node.ipam.allocator import Allocation
 from cells.node.ipam.ranges import IpamError, PodRange
 from cells.node.ipam.settings import IpamSettings
-from cells.node.netlink import news
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import IPInterface, VethPair
-from cells.node.netlink.network import NodeNetwork
 from cells.node.router_kernel import HOST, NET, RouterKernel, RouterObject, lasting, wanted
 from cells.node.sysctl import Sysctls
 from lifecycle import (
@@ -49,7 +48,7 @@ from lifecycle import (
 )
 from lifecycle.settings import read_regular
 
-__all__ = ["Addressing", "Router", "cell"]
+__all__ = ["Addressing", "RestoredPods", "Router", "cell"]
 
 
 # Which kernel settings the way through cilium_host depends on.
@@ -97,6 +96,14 @@ def _listens(device: str, read: Callable[[str], str | None]) -> bool:
 # Source: Cilium 1.17, the router's address; what it was before is in past.py.
 
 OWNER = "router"
+
+
+class RestoredPods(Protocol):
+    """Pods that outlive a restart of the agent; their hook has claimed their addresses."""
+
+    def strays(self) -> list[IPAddress]:
+        """Their addresses outside this node's ranges, without another route."""
+        ...
 
 
 class Addresses(Protocol):
@@ -272,7 +279,7 @@ class Router:
 
     def __init__(
         self,
-        restored: RestoredEndpoints,
+        restored: RestoredPods,
         *,
         ipam: Ipam,
         settings: IpamSettings,

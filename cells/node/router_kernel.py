@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from cells.maps.records.endpoints import NodeConfig
-from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
-from cells.node.netlink.rows import LinkInfo, RouteInfo, random_mac
+from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.netlink.rows import LinkInfo, RouteInfo, random_mac
 from lifecycle import BatchError, BatchFailures, HiveError, Logger
 
 HOST = "cilium_host"
@@ -21,7 +21,7 @@ _TX_QUEUE_LENGTH = 1000
 
 
 class RouterLinks(Protocol):
-    """The node's links; cells.node.netlink.HostLinks. Methods raise NetlinkError."""
+    """The node's links; cells.netlink.HostLinks. Methods raise NetlinkError."""
 
     def find(self, name: str) -> LinkInfo | None:
         """The link of that name."""
@@ -41,7 +41,7 @@ class RouterLinks(Protocol):
 
 
 class RouterWriter(Protocol):
-    """What changes the node's links; cells.node.netlink.NodeNetwork. Methods raise NetlinkError."""
+    """What changes the node's links; cells.netlink.NodeNetwork. Methods raise NetlinkError."""
 
     async def create_veth(self, pair: VethPair) -> None:
         """Create a pair, both ends down."""

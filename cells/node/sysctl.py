@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from cells.node.netlink import news
+from cells.netlink import news
 from lifecycle import (
     BatchError,
     HiveError,

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from cells.observe import Collector, Family, Histogram, histogram
+from cells.base.metrics import Collector, Family, Histogram, histogram
 from cells.observe.health import HealthServer
 from lifecycle import Hook, Lifecycle, Logger, Member, Profile, Timing, after, invoke, module, provide
 

@@ -16,7 +16,7 @@ from uuid import uuid4, uuid5
 import anyio
 import msgspec
 
-from cells.observe import Collector, Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Collector, Family, Histogram, counter, gauge, histogram
 from lifecycle import Health, HealthTree, JobMetrics, Jobs, JobStats, Logger, Member, module, provide
 
 __all__ = ["ControllerStatus", "Controllers", "Rules", "cell"]

@@ -17,12 +17,12 @@ from typing import Final
 import anyio
 import msgspec
 
+from cells.base.metrics import Collector, Family, counter, gauge
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.core import NODES
 from cells.kubernetes.objects.kind import Key, Meta
-from cells.observe import Collector, Family, counter, gauge
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_PODS, ClusterIdentity, ClusterObjects

@@ -16,6 +16,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from cells.base.metrics import Collector, Family, gauge
 from cells.kvstore.model import (
     CLUSTER_CONFIG,
     HEARTBEAT,
@@ -30,7 +31,6 @@ from cells.kvstore.model import (
 )
 from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore, lock
-from cells.observe import Collector, Family, gauge
 from cells.observe.metrics import Metrics
 from cells.operator.gc import GCSettings, IdentityPasses
 from cells.operator.objects import CLUSTER_IDENTITIES, ClusterObjects

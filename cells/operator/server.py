@@ -13,8 +13,8 @@ from typing import Final
 import anyio
 import msgspec
 
+from cells.base.metrics import Family, Histogram
 from cells.kubernetes.client.errors import KubernetesError
-from cells.observe import Family, Histogram
 from cells.observe.metrics import Address, Exposition, Metrics, MetricsSettings, Program, listen
 from cells.operator.api_server import ClusterAPI
 from cells.operator.leader import Leadership

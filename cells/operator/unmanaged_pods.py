@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
+from cells.base.metrics import Collector, Family, gauge
 from cells.kubernetes.client.errors import ConflictError
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS
 from cells.kubernetes.objects.kind import Key, Selector
-from cells.observe import Collector, Family, gauge
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import NamedTuple
 
-from cells.cluster.identity.labels import CIDR, Label, cidr_label, parse
+from cells.base.labels import CIDR, Label, cidr_label, parse
 
 __all__ = [
     "FQDNSelector",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cells.cluster.identity.labels import CIDR
+from cells.base.labels import CIDR
 from cells.policy.labels import ANY, FQDNSelector, LabelSet, cidr_of_label, contains
 
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"

@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
+from cells.config.shared import ServiceSettings
 from cells.endpoint import Endpoint
 from cells.maps.map import Map
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import SkipLbKey
 from cells.services.control import LocalRedirect
-from cells.services.settings import ServiceSettings
 from lifecycle import (
     BatchError,
     Derived,

@@ -17,10 +17,10 @@ import msgspec
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.datapath.datapath import TUNNEL_LINK
 from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, TunnelConfig, TunnelKey, TunnelValue
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import routes_over
-from cells.node.netlink.rows import foreign_routes
-from cells.node.netlink.vxlan import FoundVxlan, VxlanLinks
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import routes_over
+from cells.netlink.rows import foreign_routes
+from cells.netlink.vxlan import FoundVxlan, VxlanLinks
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import BatchError, BatchFailures, HiveError, Logger
 

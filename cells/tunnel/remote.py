@@ -16,9 +16,9 @@ from cells.config import AgentConfig
 from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import TunnelConfig, TunnelKey, TunnelValue
+from cells.netlink import news
+from cells.netlink.connection import ForeignRouteError
 from cells.node.devices import Device
-from cells.node.netlink import news
-from cells.node.netlink.connection import ForeignRouteError
 from cells.node.router import Router
 from cells.tunnel.kernel import TunnelMaps, TunnelRoute, TunnelRoutes
 from cells.tunnel.settings import RouteMtu, TunnelSettings

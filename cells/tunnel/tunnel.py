@@ -16,10 +16,10 @@ from cells.base.addresses import Family
 from cells.cluster.direct_routes import DirectRouteSettings
 from cells.cluster.identity.identities import ClusterAllocator, NodeAllocator
 from cells.datapath.datapath import TUNNEL_LINK, Datapath
+from cells.netlink import news
 from cells.node.addresses import NodeAddress
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam.settings import IpamSettings
-from cells.node.netlink import news
 from cells.node.sysctl import Sysctls
 from cells.tunnel.kernel import TunnelKernel, TunnelLinks, TunnelMaps, TunnelObject, wanted
 from cells.tunnel.settings import RouteMtu, TunnelSettings

@@ -47,7 +47,7 @@ def test_a_click_shows_what_a_cell_provides_needs_and_runs(page: Page, graph: Gr
         "agent.router",
         "Gateway of this node's pods",
         "Provides\nRouter",
-        "needs RestoredEndpoints, Ipam",
+        "needs RestoredPods, Ipam",
         "router/router.py:",
         "Hooks\nset up the router",
     ):

@@ -21,9 +21,9 @@ from cells.endpoint.restore import (
 )
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
+from cells.netlink.links import HostLinks
 from cells.node.devices import Device
 from cells.node.ipam import Ipam
-from cells.node.netlink.links import HostLinks
 from cells.node.router import Router
 from cells.observe.events import Events
 from cells.observe.health import HealthServer, Probes

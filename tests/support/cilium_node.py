@@ -25,7 +25,7 @@ from pyroute2 import IPRoute
 
 from cells.maps.bpf import attach_cgroup, open_link, pin, program_by_id, program_info
 from cells.maps.map import MapSpec, MapType, create_map
-from cells.node.netlink.links import programs_of
+from cells.netlink.links import programs_of
 from hive.lab.children import Stop
 from hive.lab.node import Lab
 from tests.support.waiting import eventually

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from cells.observe import Family
+from cells.base.metrics import Family
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 HEAD = "| metric | type | labels | | |\n|---|---|---|---|---|\n"

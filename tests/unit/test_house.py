@@ -151,6 +151,50 @@ def is_library(name: str) -> bool:
     return cell_of(name).count(".") == 1 and init.is_file() and "cell" not in facts(init).defined
 
 
+FAMILIES = (
+    "base",
+    "unsupported",
+    "config",
+    "netlink",
+    "maps",
+    "observe",
+    "kubernetes",
+    "kvstore",
+    "datapath",
+    "node",
+    "cluster",
+    "policy",
+    "endpoint",
+    "remote",
+    "tunnel",
+    "services",
+    "proxy",
+    "hubble",
+    "cni",
+    "api",
+    "masquerade",
+    "operator",
+)
+"""The families of ``cells/``, each above all that it may import: docs/design/0003-families-in-an-order.md."""
+COMPOSITIONS = {"agent", "libraries"}
+
+
+def test_families_import_only_families_below_them() -> None:
+    folders = {path.relative_to(ROOMS["cells"]).parts[0].removesuffix(".py") for path in CELL_FILES.values()}
+    assert folders - COMPOSITIONS == set(FAMILIES)
+
+    def above(_: str, path: Path) -> list[str]:
+        own = path.relative_to(ROOMS["cells"]).parts[0]
+        if own not in FAMILIES:
+            return []
+        pairs = facts(path).names
+        names = {f"{module}.{name}" if module == "cells" else module for module, name in pairs}
+        found = {name.split(".")[1] for name in names if name.startswith("cells.")} - {own}
+        return [name for name in found if name not in FAMILIES[: FAMILIES.index(own)]]
+
+    assert against(above, "cells") == {}
+
+
 def test_a_cell_uses_only_what_another_cell_exports() -> None:
     """A module's ``__all__`` is what other cells may take of it; what has none is for its own cell."""
 

@@ -16,8 +16,8 @@ from cells.api.operations import ApiPart, Route
 from cells.api.operations import status as status_mapping
 from cells.api.operations.status import NodeStatus
 from cells.api.wire import JSON, answer, json_answer, parse_bool
+from cells.base.metrics import Family, Histogram
 from cells.config.drift import ConfigDrift
-from cells.observe import Family, Histogram
 from cells.observe.health import StatusCollector
 from cells.observe.metrics import Metrics
 from lifecycle import HiveView, Member, ReadTable, Tables, snapshot

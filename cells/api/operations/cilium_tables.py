@@ -33,10 +33,10 @@ from cells.api.operations import ApiPart, Route
 from cells.api.operations.endpoint_models import NEVER, rfc3339
 from cells.api.operations.status import LEVELS
 from cells.api.wire import JSON, answer, read_body
+from cells.netlink.connection import NetlinkError
+from cells.netlink.rows import LinkRow, list_addresses, list_links, list_routes, mac_text
 from cells.node.addresses import NodeAddresses, device_addresses, node_addresses
 from cells.node.devices import Device
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.rows import LinkRow, list_addresses, list_links, list_routes, mac_text
 from lifecycle import HealthStatus, HealthTree, Member, ObjectStatus, Table, Tables
 from lifecycle.http import Request, Response
 

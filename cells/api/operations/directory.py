@@ -13,7 +13,6 @@ from cells.cluster.identity.numbers import RESERVED_IDENTITIES
 from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.cluster.nodes.node import ClusterNode
 from cells.cluster.remote_endpoints import RemoteEndpoint
-from cells.cluster.shared import SharedTables
 from cells.endpoint import Endpoint, Endpoints
 from cells.endpoint.host import HostEndpoint
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
@@ -24,6 +23,7 @@ from cells.policy.explain import End, UnanswerableError
 from cells.policy.explain.directory import Frontend, Served, headless, refusal
 from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.rules import Direction
+from cells.remote.shared import SharedTables
 from cells.services import Frontend as ServedAt
 from cells.services import LoadBalancerOptions, ServiceName, ServiceType
 from cells.services.control import ServedFrontend

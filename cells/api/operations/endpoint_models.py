@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 
 from cells.api import models
 from cells.api.operations.config_mapping import DISABLED, ENABLED, OFF, ON, SOURCE_IP_VERIFICATION
-from cells.cluster.identity.labels import labels_sha256
+from cells.base.labels import labels_sha256
 from cells.endpoint import (
     DatapathConfiguration,
     Endpoint,
@@ -20,7 +20,7 @@ from cells.endpoint import (
     StatusLog,
     health_of,
 )
-from cells.node.netlink.rows import mac_text, parse_mac
+from cells.netlink.rows import mac_text, parse_mac
 from cells.observe.controllers import ControllerStatus
 from lifecycle import Duration
 

@@ -15,9 +15,9 @@ from cells.api.operations.config_mapping import DATAPATH_MODE, NodeFacts
 from cells.api.operations.endpoint_models import NEVER, controller, rfc3339
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.identity.numbers import CLUSTER
+from cells.config.shared import ServiceSettings
 from cells.datapath.settings import MonitorNotifications
 from cells.observe.health import AgentStatus
-from cells.services.settings import ServiceSettings
 from lifecycle import HealthStatus
 
 Source = TypeVar("Source")

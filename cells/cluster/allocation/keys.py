@@ -14,9 +14,9 @@ from typing import Final
 import anyio
 import msgspec
 
+from cells.base.labels import parse, texts
 from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, Labels
 from cells.cluster.identity.identities import Identities, Identity
-from cells.cluster.identity.labels import parse, texts
 from cells.cluster.identity.numbers import CLUSTER
 from cells.kvstore.model import IDS, LOCKS, VALUES, StoreError, absent, put
 from cells.kvstore.own_keys import OwnKey, keep_keys

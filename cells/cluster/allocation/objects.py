@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import anyio
 
+from cells.base.labels import parse, texts
 from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, Labels
 from cells.cluster.identity.identities import Identities
-from cells.cluster.identity.labels import parse, texts
 from cells.cluster.identity.numbers import CLUSTER
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity

@@ -17,6 +17,8 @@ from typing import Final
 
 import msgspec
 
+from cells.base.labels import IdentitySettings, Label, LabelFilter, configured_filter, parse, texts
+from cells.base.metrics import Collector, Family, gauge
 from cells.cluster.identity.identities import (
     ClusterAllocator,
     Identities,
@@ -26,17 +28,8 @@ from cells.cluster.identity.identities import (
     NodeAllocator,
     identity_table,
 )
-from cells.cluster.identity.labels import (
-    IdentitySettings,
-    Label,
-    LabelFilter,
-    configured_filter,
-    parse,
-    texts,
-)
 from cells.cluster.identity.numbers import CLUSTER, Scope, scope_for, scope_of, well_known_identities
 from cells.config import AgentConfig
-from cells.observe import Collector, Family, gauge
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, module, provide
 from lifecycle.settings import read_regular
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Protocol
 import anyio
 import msgspec
 
-from cells.cluster.identity.labels import DEFAULT_FILTER, LabelFilter, labels_sha256, parse, texts
+from cells.base.labels import DEFAULT_FILTER, LabelFilter, labels_sha256, parse, texts
 from cells.cluster.identity.numbers import (
     CLUSTER,
     FIXED,

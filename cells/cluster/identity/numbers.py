@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final
 
-from cells.cluster.identity.labels import RESERVED, parse
+from cells.base.labels import RESERVED, parse
 
 __all__ = [
     "CLUSTER",

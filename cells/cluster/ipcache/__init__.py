@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from cells.base.addresses import IPAddress
+from cells.base.metrics import Collector, Family, counter
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache.rows import (
     IpcacheEntry,
@@ -27,7 +28,6 @@ from cells.cluster.ipcache.rows import (
 )
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheValue
-from cells.observe import Collector, Family, counter
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, Table, Tables, invoke, minutes, module, provide
 
 __all__ = ["IdentityFollower", "Ipcache", "cell"]

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, cast
 
 from cells.base.addresses import Family
+from cells.base.metrics import Collector, counter, gauge
+from cells.base.metrics import Family as MetricFamily
 from cells.cluster.nodes.guard import RefusedClaims, claim_events, guarded
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
@@ -25,8 +27,6 @@ from cells.node.addresses import InternalIP
 from cells.node.devices import Device
 from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools
 from cells.node.ipam.settings import IpamSettings
-from cells.observe import Collector, counter, gauge
-from cells.observe import Family as MetricFamily
 from lifecycle import (
     Change,
     Derived,

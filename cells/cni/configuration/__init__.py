@@ -14,11 +14,11 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-from cells.api import Api
+from cells.base.barriers import ApiServed
+from cells.base.metrics import Collector, Family, one_of
 from cells.cni import CniServer, QueueLock
 from cells.cni.configuration.contents import CniConfigSettings, Contents, NoTargetError
 from cells.config import AgentConfig, ChainingMode
-from cells.observe import Collector, Family, one_of
 from lifecycle import (
     Health,
     Hook,
@@ -94,7 +94,7 @@ SETTLE: Final = 0.05
 """Seconds in which several changes of the directory are one."""
 
 
-@after(CniServer, Api)
+@after(CniServer, ApiServed)
 class CniConfig:
     """Announces the node: its hook lets plugins at the delete queue again, its job writes the file.
 

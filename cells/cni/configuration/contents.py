@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from cells.config import ChainingMode
-from cells.node.netlink.rows import mac_text, parse_mac
+from cells.netlink.rows import mac_text, parse_mac
 from lifecycle import Settings, refuse
 from lifecycle.settings import read_regular
 

@@ -9,6 +9,7 @@ reserved until its link goes: QuarantinedEndpoints.
 Why: pods keep talking while there is no agent; they must not notice that one comes back.
 """
 
+from cells.base.barriers import PodsExposed
 from cells.datapath.datapath import Datapath
 from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore.edges import (
@@ -25,9 +26,10 @@ from cells.endpoint.restore.exposed import ExposedEndpoints, QuarantinedEndpoint
 from cells.endpoint.restore.restored import OldEndpoints, RestoredEndpoints
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
+from cells.netlink.links import HostLinks
 from cells.node.ipam import Ipam
 from cells.node.local_addresses import LocalAddresses
-from cells.node.netlink.links import HostLinks
+from cells.node.router import RestoredPods
 from lifecycle import after, invoke, module, provide, provide_private
 
 __all__ = [
@@ -75,6 +77,17 @@ def restore_addresses(ipam: Ipam) -> RestoreAddresses:
     return ipam
 
 
+def restored_pods(restored: RestoredEndpoints) -> RestoredPods:
+    """The restored endpoints, as the router asks for them."""
+    return restored
+
+
+@after(ExposedEndpoints)
+def pods_exposed() -> PodsExposed:
+    """The moment from which all endpoints are known."""
+    return PodsExposed()
+
+
 cell = module(
     "endpoint-restore",
     "Endpoints that outlive a restart of the agent",
@@ -87,6 +100,8 @@ cell = module(
         RestoredEndpoints,
         ExposedEndpoints,
         RegeneratedEndpoints,
+        restored_pods,
+        pods_exposed,
     ),
     provide_private(link_events, QuarantinedEndpoints),
     invoke(QuarantinedEndpoints, RegeneratedEndpoints),

@@ -18,7 +18,7 @@ from cells.cluster.ipcache.rows import Prefix
 from cells.endpoint import Endpoint, IPAddress, StateFiles
 from cells.endpoint.restore.edges import LxcRow, RestoreLinks, StaleMaps
 from cells.maps.records.cluster import IpcacheValue
-from cells.node.netlink.rows import LinkInfo
+from cells.netlink.rows import LinkInfo
 from lifecycle import HiveError, Logger
 
 # Whether a saved endpoint still stands: its link is there and is its own.

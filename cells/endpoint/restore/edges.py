@@ -11,9 +11,9 @@ import msgspec
 from cells.endpoint import IPAddress
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
+from cells.netlink import news
+from cells.netlink.rows import LinkInfo
 from cells.node.local_addresses import LocalAddresses
-from cells.node.netlink import news
-from cells.node.netlink.rows import LinkInfo
 
 
 class RestoreLinks(Protocol):

@@ -19,9 +19,9 @@ from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import INIT_LABELS
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, prefix_of
+from cells.config.shared import EndpointSettings
 from cells.endpoint import (
     Endpoint,
-    EndpointSettings,
     IPAddress,
     SavedEndpoint,
     Scan,
@@ -30,8 +30,8 @@ from cells.endpoint import (
 )
 from cells.endpoint.restore.clear import Clearing, Live, alias_owner, fault_of
 from cells.endpoint.restore.edges import LxcRow, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.netlink.rows import LinkInfo
 from cells.node.ipam.ranges import IpamError
-from cells.node.netlink.rows import LinkInfo
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, NotStartedError
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from cells.base.metrics import Family
 from cells.hubble.enums import DropReason, FlowVerdict, IPVersion, L7FlowType, TrafficDirection
 from cells.hubble.flow import Flow, Layer4, Layer7
 from cells.hubble.metrics.contexts import DIRECTIONS, Contexts, MetricOptionsError
 from cells.hubble.metrics.series import FlowSeries
 from cells.hubble.parser.l7 import ACCESS_LOG, DNS_CODES
 from cells.hubble.parser.packet import ICMPV4_CODES, ICMPV4_TYPES, ICMPV6_CODES, ICMPV6_TYPES, icmp_text
-from cells.observe import Family
 from cells.observe.events import MATCH_TYPES, OBSERVATION_POINTS
 
 _DROP, _CAPTURE, _TRACE, _VERDICT = 1, 3, 4, 5

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cells.base.metrics import Family, Histogram, counter, histogram
 from cells.hubble.metrics.contexts import Contexts
-from cells.observe import Family, Histogram, counter, histogram
 
 
 class FlowSeries:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from cells.base.metrics import Family, Histogram, counter, histogram
 from cells.endpoint import Endpoint
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer
-from cells.observe import Family, Histogram, counter, histogram
 from cells.observe.metrics import Address, listen
 from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
 from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table

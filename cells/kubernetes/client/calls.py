@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from cells.observe import Family, Histogram, counter, histogram
+from cells.base.metrics import Family, Histogram, counter, histogram
 
 __all__ = ["Bucket"]
 

@@ -20,6 +20,8 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.base.metrics import Collector, counter, gauge
+from cells.base.metrics import Family as MetricFamily
 from cells.config import AgentConfig
 from cells.node.devices import Device
 from cells.node.ipam.allocator import Allocator, Clock
@@ -34,8 +36,6 @@ from cells.node.ipam.settings import (
     kept_ranges,
     nested_range,
 )
-from cells.observe import Collector, counter, gauge
-from cells.observe import Family as MetricFamily
 from lifecycle import (
     Health,
     Hook,

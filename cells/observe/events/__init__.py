@@ -18,11 +18,27 @@ from typing import Final, Self
 
 import anyio
 
+from cells.base.metrics import Collector, Family
 from cells.maps.node_maps import Maps
-from cells.observe import Collector, Family
-from cells.observe.events.proxied import LookupRecord, Party, RequestRecord, lookup_sample, request_sample
+from cells.observe.events.proxied import (
+    LookupRecord,
+    Party,
+    RequestRecord,
+    lookup_sample,
+    request_sample,
+)
 from cells.observe.events.reader import Reader
-from cells.observe.events.records import Drop, Event, Lost, Raw, Sample, Trace, TraceSock, Verdict, decode
+from cells.observe.events.records import (
+    Drop,
+    Event,
+    Lost,
+    Raw,
+    Sample,
+    Trace,
+    TraceSock,
+    Verdict,
+    decode,
+)
 from cells.observe.events.text import (
     DROP_REASONS,
     FORWARD_REASONS,

@@ -12,10 +12,10 @@ from typing import Final
 
 import anyio.to_thread
 
+from cells.base.metrics import Family, counter
 from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
-from cells.observe import Family, counter
 from cells.observe.events.text import reason_name
 
 _DIRECTIONS: Final = {METRIC_INGRESS: "INGRESS", METRIC_EGRESS: "EGRESS", METRIC_SERVICE: "SERVICE"}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.cluster.identity.labels import Label, parse
+from cells.base.labels import Label, parse
 from cells.observe.events import gob
 from cells.observe.events.gob import BYTES, INT, STRING, UINT, Type
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import anyio
 import msgspec
 
+from cells.base.metrics import Collector, Family
 from cells.config import AgentConfig
-from cells.observe import Collector, Family
 from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
 from lifecycle import (
     HealthTree,

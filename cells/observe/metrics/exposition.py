@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import structs
 
-from cells.observe import Family, Histogram
+from cells.base.metrics import Family, Histogram
 
 __all__ = ["CONTENT_TYPE", "Choice", "InconsistentError", "exposition", "number"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from cells.observe import Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Family, Histogram, counter, gauge, histogram
 from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Tables
 from lifecycle.process import BOUNDS, LoopLag, process_age, trouble_logged
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
-from cells.observe import Family, Histogram
+from cells.base.metrics import Family, Histogram
 from cells.observe.metrics import Metrics
 from lifecycle import Jobs, Logger, Member, module, provide, provide_private
 from lifecycle.admin import Arguments, Command, CommandError, Commands, Flag, State

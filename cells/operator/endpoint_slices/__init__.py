@@ -15,10 +15,10 @@ from typing import Final, Literal
 
 import msgspec
 
+from cells.base.metrics import Collector, Family, Histogram, counter, histogram
 from cells.kubernetes.client.calls import Bucket
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINT_SLICES
-from cells.observe import Collector, Family, Histogram, counter, histogram
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.endpoint_slices.slices import EndpointSlices, SliceRow, SliceSettings, WriteLimit

@@ -19,9 +19,9 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from cells.base.metrics import Collector, Family, gauge
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, EndpointSlice, Node, served_by
 from cells.kubernetes.objects.kind import Key
-from cells.observe import Collector, Family, gauge
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.lb_ipam.allocation import (

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from cells.base.metrics import Collector, Family
 from cells.cluster.nodes.parse import NodeSettings
 from cells.config import AgentConfig
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
-from cells.observe import Collector, Family
 from cells.policy import Localhost, PolicySettings
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPort

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cells.cluster.identity.labels import Label, parse
-from cells.observe import Family, Histogram, counter, gauge, histogram
+from cells.base.labels import Label, parse
+from cells.base.metrics import Family, Histogram, counter, gauge, histogram
 from cells.policy.compute import SelectorPolicy
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.map_state import Match, lookup

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from cells.cluster.identity.labels import DEFAULT_FILTER, Label, pod_labels
+from cells.base.labels import DEFAULT_FILTER, Label, pod_labels
 from cells.kubernetes.manifest_parser import wrong_value
 from cells.kubernetes.objects import KINDS
 from cells.policy.compute import Redirect, SelectorPolicy

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
+from cells.base.metrics import Collector, Family, gauge
 from cells.cluster.identity.identities import Identity
 from cells.cluster.ipcache import IdentityFollower
 from cells.datapath.datapath import Datapath
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.endpoints import NODE_AUDITS_POLICY
-from cells.observe import Collector, Family, gauge
 from cells.policy import Enforcement, Localhost, PolicySettings
 from cells.policy.maps.policies import EndpointPolicies, PolicyMapError
 from cells.policy.maps.rows import (

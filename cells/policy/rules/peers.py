@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from cells.cluster.identity.labels import CIDR, Label, cidr_label
+from cells.base.labels import CIDR, Label, cidr_label
 from cells.policy.labels import FQDNSelector, LabelSet, Prefix, except_prefixes
 from cells.policy.rules import PolicyError, PolicyOptions, UnsupportedError
 from cells.policy.rules.sanitise import check_exceptions

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cells.cluster.identity.labels import parse
+from cells.base.labels import parse
 from cells.kubernetes.objects.nulls import convert
 from cells.policy.rules import Rule
 from cells.policy.rules.network_policy import Egress, Ingress, NetworkPolicySpec, Peer, peer_selector

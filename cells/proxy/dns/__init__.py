@@ -13,11 +13,11 @@ from ipaddress import ip_address
 from anyio import to_thread
 
 from cells.base.addresses import IPAddress
+from cells.base.metrics import Collector, Family
 from cells.config import AgentConfig
 from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import CT_OUT, CtEntry
-from cells.observe import Collector, Family
 from cells.policy.control import DNSProxyPort, NamedAddresses, RulePolicy
 from cells.proxy.dns.exchange import Counts, LookupLog
 from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy, transparent_proxies

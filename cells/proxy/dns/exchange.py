@@ -12,11 +12,11 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from cells.base.addresses import text_of
+from cells.base.metrics import Histogram
 from cells.cluster.identity.identities import Identity
 from cells.cluster.identity.numbers import WORLD
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
-from cells.observe import Histogram
 from cells.observe.events import Events, LookupRecord, Party, lookup_sample
 from cells.policy.control import NameRules
 from cells.proxy import ProxyStatistics, Redirect

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from cells.observe import Family, counter, gauge, histogram
+from cells.base.metrics import Family, counter, gauge, histogram
 from cells.policy.control import NamedAddresses, RulePolicy
 from cells.proxy.dns.exchange import Counts
 from cells.proxy.dns.store import NameStore

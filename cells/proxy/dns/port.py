@@ -16,8 +16,8 @@ import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.node.netlink import news
-from cells.node.netlink.network import Marked, leave_marked, take_marked
+from cells.netlink import news
+from cells.netlink.network import Marked, leave_marked, take_marked
 from cells.policy.control import PolicyRuleSettings
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import tcp_listener, udp_listener

@@ -22,6 +22,7 @@ import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig
+from cells.config.shared import AnnouncementSettings, ServiceSettings
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
 from cells.kubernetes.objects.core import SERVICES, Service
@@ -33,7 +34,6 @@ from cells.node.devices import Device, DeviceSettings, native_uplinks
 from cells.services.announcements.elections import Elections, Frame, KernelResponder, L2Lease, ResponderKernel
 from cells.services.announcements.policies import Candidate, PolicyConditions, announceable, candidates
 from cells.services.model.reserved import RefusedAddress
-from cells.services.settings import AnnouncementSettings, ServiceSettings
 from lifecycle import (
     BatchError,
     BatchFailures,

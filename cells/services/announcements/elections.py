@@ -21,17 +21,17 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from cells.cluster.identity.labels import IdentitySettings
+from cells.base.labels import IdentitySettings
 from cells.config import AgentConfig
+from cells.config.shared import AnnouncementSettings
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.kind import Key
 from cells.maps.bpf import BpfError
 from cells.maps.map import NOEXIST
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import AGENT_LIVENESS, L2ResponderKey
-from cells.node.netlink.rows import parse_mac
+from cells.netlink.rows import parse_mac
 from cells.services.announcements.policies import Candidate
-from cells.services.settings import AnnouncementSettings
 from lifecycle import Change, HiveError, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
 
 # The maps by which programs answer, and the network that is told.

@@ -14,16 +14,16 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from cells.config.shared import AnnouncementSettings
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
 from cells.kubernetes.objects.core import Service, served_by
 from cells.kubernetes.objects.kind import Condition, Key, Selector
 from cells.kubernetes.resources import Resources
+from cells.netlink.rows import mac_text
 from cells.node.devices import Device
-from cells.node.netlink.rows import mac_text
 from cells.services import IPAddress, ServiceName
 from cells.services.model.reserved import EXTERNAL_IPS, INGRESS, RefusedAddress
-from cells.services.settings import AnnouncementSettings
 from lifecycle import Change, Jobs, Logger
 
 BAD_NODES: Final = "io.cilium/bad-node-selector"

@@ -16,8 +16,10 @@ from typing import Final
 
 from anyio import to_thread
 
+from cells.base.metrics import Collector, Family, counter
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
+from cells.config.shared import Seed, ServiceSettings
 from cells.datapath.settings import DatapathSettings
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
@@ -25,7 +27,6 @@ from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from cells.maps.specs import MapSettings
 from cells.node.devices import Device
-from cells.observe import Collector, Family, counter
 from cells.services import (
     INTERNAL,
     PROTOCOLS,
@@ -71,7 +72,6 @@ from cells.services.model.backends import backends_of
 from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
 from cells.services.model.reserved import RefusedAddress
 from cells.services.outside import NodePorts
-from cells.services.settings import Seed, ServiceSettings
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import (
     Jobs,

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from cells.base.metrics import Collector, Family, gauge
 from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Service, served_by
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import Resources
-from cells.observe import Collector, Family, gauge
 from cells.observe.health import Dependency, State
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName
 from cells.services.model.backends import refused_backends

@@ -17,6 +17,7 @@ from typing import Final
 import anyio.lowlevel
 from anyio import to_thread
 
+from cells.config.shared import ServiceSettings
 from cells.maps.map import Map, create_map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.services import Frontend, FrontendKey
@@ -24,7 +25,6 @@ from cells.services.balancer import LoadBalancer
 from cells.services.control.pending import LOOK_UP_TABLES, TABLE, Entries, PendingWrites, ServiceMaps
 from cells.services.control.tables import MapFullError, ServedFrontend, Shortage
 from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, Write, batched
-from cells.services.settings import ServiceSettings
 from lifecycle import BatchError, ReadTable, Table
 
 # The load-balancing maps in the kernel.

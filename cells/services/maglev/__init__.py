@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from cells.config.shared import Seed
 from cells.services import MAGLEV_SIZES, Address, Backend, BackendState
-from cells.services.settings import Seed
 
 __all__ = ["Candidate", "MaglevTables", "fill"]
 

@@ -16,6 +16,7 @@ import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig
+from cells.config.shared import Seed, ServiceSettings
 from cells.datapath.settings import DatapathSettings
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import (
@@ -38,7 +39,6 @@ from cells.node.addresses import (
 from cells.node.devices import Device, DeviceSettings, matches, native_uplinks
 from cells.node.sysctl import Sysctls
 from cells.services.outside.netfilter import FoundRules, found_rules
-from cells.services.settings import Seed, ServiceSettings
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import (
     Derived,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cells.node.netlink.rows import nftables_rows
+from cells.netlink.rows import nftables_rows
 
 _CHAINS: Final = frozenset({"KUBE-SERVICES", "KUBE-FORWARD", "KUBE-POSTROUTING"})
 _TABLE: Final = "kube-proxy"

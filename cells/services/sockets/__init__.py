@@ -18,7 +18,9 @@ from typing import Final
 
 from anyio import CapacityLimiter, to_thread
 
+from cells.base.metrics import Collector, Family, counter
 from cells.config import version_of
+from cells.config.shared import ServiceSettings
 from cells.datapath.libbpf import LoadError
 from cells.datapath.settings import DatapathSettings
 from cells.maps.records.flows import (
@@ -30,10 +32,8 @@ from cells.maps.records.flows import (
     ReverseSkKey,
     SockConfig,
 )
-from cells.node.netlink.namespaces import own_netns_cookie
-from cells.observe import Collector, Family, counter
+from cells.netlink.namespaces import own_netns_cookie
 from cells.services.control import ServedFrontend
-from cells.services.settings import ServiceSettings
 from cells.services.sockets.kernel import (
     DEFAULT_CGROUP_ROOT,
     KernelSocketHooks,

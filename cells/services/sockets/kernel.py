@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
 from cells.config import AgentConfig
+from cells.config.shared import ServiceSettings
 from cells.datapath.generation import read_object
 from cells.datapath.settings import PACKAGED_OBJECTS
 from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import ReverseSk, ReverseSkKey, SockConfig
-from cells.node.netlink.namespaces import run_in_each
-from cells.services.settings import ServiceSettings
+from cells.netlink.namespaces import run_in_each
 from cells.services.sockets.links import CgroupRoot, SocketPrograms, detach_all, find_root
 from lifecycle import Settings
 

@@ -112,7 +112,7 @@ def remove_links() -> list[str]:
 
 def remove_rules() -> list[str]:
     """Take back the rule, and the route, that have packets for the DNS proxy taken for the node's own."""
-    from cells.node.netlink.network import leave_marked
+    from cells.netlink.network import leave_marked
     from cells.proxy.dns.port import MARKED
 
     with _routes() as routes:
@@ -143,7 +143,7 @@ def _take_off_driver(ifindex: int, name: str) -> list[str]:
     """Take our XDP program off a device's driver, if there is one."""
     from cells.datapath.attachments import is_ours
     from cells.maps.bpf import program_by_id
-    from cells.node.netlink.links import take_off_xdp, xdp_of
+    from cells.netlink.links import take_off_xdp, xdp_of
 
     removed = []
     for number, generic in zip(xdp_of(ifindex), (False, True), strict=True):

@@ -158,7 +158,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from types import SimpleNamespace
 
     from cells import kubernetes
-    from cells.cluster import endpoints, identity, ipcache
+    from cells.cluster import identity, ipcache
     from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, KernelIpcache, Source
     from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
     from cells.cluster.remote_endpoints import RemoteEndpoint
@@ -170,6 +170,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from cells.maps.records.cluster import IpcacheKey, IpcacheValue
     from cells.policy import maps as policy_maps
     from cells.policy.maps import PolicyComputer, PolicyMapPool
+    from cells.remote import endpoints
     from lifecycle import Hive, Lifecycle, ReadTable, Table, provide, replace, supply
     from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules
 

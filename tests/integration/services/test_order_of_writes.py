@@ -12,6 +12,7 @@ from ipaddress import ip_address, ip_network
 import msgspec
 import pytest
 
+from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import (
     Address,
@@ -33,7 +34,6 @@ from cells.services.maglev import MaglevTables
 from cells.services.map_entries import Batch, MapKey, Write, backend_value, service_key
 from cells.services.model.backends import WEIGHT, backends_of
 from cells.services.model.frontends import frontends_of
-from cells.services.settings import DEFAULT_SEED, Seed
 from lifecycle import BatchError
 
 pytestmark = pytest.mark.anyio

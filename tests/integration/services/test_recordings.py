@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cells.config.shared import Seed
 from cells.services.maglev import Candidate, fill
-from cells.services.settings import Seed
 from tests.support.counts import Count
 from tests.unit.services.compare import Names, canonical, differences
 from tests.unit.services.replay import Json, Run, load, names

@@ -17,11 +17,11 @@ from anyio import to_thread
 from yarl import URL
 
 from cells.agent import agent
-from cells.node.netlink.connection import open_socket
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.pod import PodLink
-from cells.node.netlink.rows import mac_text, random_mac
+from cells.netlink.connection import open_socket
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import VethPair
+from cells.netlink.pod import PodLink
+from cells.netlink.rows import mac_text, random_mac
 from lifecycle import Hive
 from tests.support.namespaces import inside, new_netns
 

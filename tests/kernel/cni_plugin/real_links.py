@@ -16,13 +16,13 @@ from typing import Any
 import anyio
 import structlog
 
+from cells import netlink
 from cells.cni.attach import Attacher
 from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
 from cells.cni.server import CniServer
-from cells.node import netlink
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.pod import PodLink
+from cells.netlink.links import HostLinks
+from cells.netlink.pod import PodLink
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
 from tests.support.cni_plugin import Ended, environment, run_plugin
 from tests.support.namespaces import Namespaces, inside

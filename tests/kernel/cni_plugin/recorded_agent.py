@@ -14,18 +14,18 @@ from urllib.parse import unquote
 
 import structlog
 
+from cells import netlink
 from cells.base.addresses import Family, IPAddress
 from cells.cni.attach import Attacher
 from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
 from cells.cni.server import CniServer
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
-from cells.node import netlink
+from cells.netlink.links import HostLinks
+from cells.netlink.pod import PodLink
+from cells.netlink.rows import mac_text
 from cells.node.ipam.allocator import Allocation
 from cells.node.ipam.ranges import IpamError
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.pod import PodLink
-from cells.node.netlink.rows import mac_text
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
 from tests.unit.cni_server.fakes import FakeNode
 

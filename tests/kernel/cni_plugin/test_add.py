@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cells.cni.attach import netns_cookie
-from cells.node.netlink.connection import open_socket
+from cells.netlink.connection import open_socket
 from tests.support.cni_plugin import (
     ADD_PATIENCE_SECONDS,
     Ended,

@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.pod import PodLink
-from cells.node.netlink.rows import mac_text
+from cells.netlink.connection import NetlinkError
+from cells.netlink.pod import PodLink
+from cells.netlink.rows import mac_text
 from tests.kernel.cni_plugin.real_links import add_veth, configuration, look, path_of, serving
 from tests.support.cni_plugin import compiled_plugin, environment, run_plugin
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns

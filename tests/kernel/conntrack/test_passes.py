@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cells import config, datapath, maps
+from cells import config, datapath, maps, netlink
 from cells.datapath.collector import Collector, slices
 from cells.maps.map import Map
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import CtEntry, CtKey, NatEntry
-from cells.node import netlink
 from lifecycle import Hive, invoke
 from tests.support.all_maps import every_map
 from tests.support.namespaces import in_node

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 
-from cells import config, datapath, maps
+from cells import config, datapath, maps, netlink
 from cells.datapath.datapath import Datapath
 from cells.maps.map import Map, create_map
 from cells.maps.node_maps import Maps
@@ -29,12 +29,11 @@ from cells.maps.records.endpoints import (
 )
 from cells.maps.records.flows import MetricsKey, MetricsValue
 from cells.maps.specs import policy_spec
-from cells.node import netlink
-from cells.node.netlink.connection import open_socket
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.pod import PodLink
-from cells.node.netlink.rows import parse_mac
+from cells.netlink.connection import open_socket
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import VethPair
+from cells.netlink.pod import PodLink
+from cells.netlink.rows import parse_mac
 from lifecycle import Hive, invoke
 from tests.support.all_maps import every_map
 from tests.support.namespaces import Namespaces, inside, new_netns

@@ -18,7 +18,7 @@ from cells.maps import bpf
 from cells.maps import map as maps_map
 from cells.maps.map import Map
 from cells.maps.records.endpoints import PolicyKey
-from cells.node.netlink.links import HostLinks
+from cells.netlink.links import HostLinks
 from hive.lab.children import Child, ChildDiedError
 from tests.kernel.datapath.node import LivePod, running
 from tests.kernel.datapath.traffic import flow, lost

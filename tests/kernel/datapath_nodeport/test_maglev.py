@@ -7,12 +7,12 @@ from ipaddress import ip_address
 
 import pytest
 
+from cells.config.shared import DEFAULT_SEED, Seed
 from cells.maps.map import create_map
 from cells.maps.records.flows import NODEPORT_MAGLEV, NODEPORT_ON, NodePortConfig
 from cells.services import ServiceFlag
 from cells.services.maglev import Candidate, fill
 from cells.services.map_entries import maglev_key
-from cells.services.settings import DEFAULT_SEED, Seed
 from tests.kernel.datapath.world import REDIRECT
 from tests.kernel.datapath_nodeport.world import ELSEWHERE, NODE_PORT, SERVICE, NodePortWorld, segment
 from tests.kernel.datapath_services.services import Backend

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cells import config
+from cells import config, netlink
 from cells.base.addresses import Family
-from cells.node import addresses, devices, netlink
+from cells.node import addresses, devices
 from cells.node.addresses import NodeAddresses
 from lifecycle import Hive, invoke
 from lifecycle.testing import eventually

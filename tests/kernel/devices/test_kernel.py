@@ -7,12 +7,13 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip
 import anyio
 import pytest
 
+from cells import netlink
 from cells.config import AgentConfig
-from cells.node import devices, netlink
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import VethPair
+from cells.netlink.rows import random_mac
+from cells.node import devices
 from cells.node.devices import Device, NetlinkKernel
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.rows import random_mac
 from lifecycle import Hive, Table, invoke, replace
 from tests.support.namespaces import in_node
 

@@ -5,17 +5,17 @@ from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-from cells import config, datapath, endpoint, kubernetes, maps
+from cells import config, datapath, endpoint, kubernetes, maps, netlink
 from cells.cluster import identity, ipcache
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint.restore import RegeneratedEndpoints
-from cells.node import devices, ipam, local_addresses, netlink
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import VethPair
+from cells.netlink.rows import random_mac
+from cells.node import devices, ipam, local_addresses
 from cells.node.ipam import Ipam
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.rows import random_mac
 from cells.observe import controllers
 from cells.policy import maps as policy_maps
 from lifecycle import Hive, invoke

@@ -12,9 +12,9 @@ from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue, PolicyEntry, PolicyKey
 from cells.maps.records.flows import CtEntry, CtKey
+from cells.netlink.links import HostLinks
 from cells.node.ipam import Ipam
 from cells.node.local_addresses import LocalAddresses
-from cells.node.netlink.links import HostLinks
 from cells.policy.maps import ALLOW_ALL
 from lifecycle import Hive
 from tests.kernel.endpoint.nodes import GLOBALS, STATE, add_pod, address_of, agent, link_request, pods

@@ -13,8 +13,8 @@ from cells.endpoint.kernel import ifindex_key
 from cells.endpoint.watchdog import EndpointWatchdog, Fault
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import LxcKey
+from cells.netlink.links import HostLinks
 from cells.node import sysctl
-from cells.node.netlink.links import HostLinks
 from lifecycle import HealthTree, Hive, invoke
 from lifecycle.testing import eventually
 from tests.kernel.endpoint.nodes import CELLS, SETTINGS, STATE, add_pod, address_of, needed, pods

@@ -13,8 +13,8 @@ from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue
+from cells.netlink.links import HostLinks
 from cells.node.ipam import Ipam
-from cells.node.netlink.links import HostLinks
 from lifecycle import Hive
 from tests.kernel.endpoint.nodes import DUAL, STATE, add_pod, agent, pods
 from tests.support.namespaces import Namespaces, node_namespace

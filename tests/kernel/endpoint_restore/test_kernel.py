@@ -11,16 +11,16 @@ from typing import Any
 import anyio
 import pytest
 
+from cells import netlink
 from cells.endpoint import Endpoint, Endpoints, State
 from cells.endpoint.restore import RestoredEndpoints
 from cells.maps.map import open_map
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
-from cells.node import netlink
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import VethPair
+from cells.netlink.rows import random_mac
 from cells.node.ipam import Ipam
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.rows import random_mac
 from lifecycle import Hive, invoke
 from tests.kernel.endpoint.nodes import GLOBALS, STATE, add_pod, address_of, agent, pods
 from tests.support.namespaces import ChildDiedError, Namespaces, node_namespace

@@ -11,9 +11,9 @@ import pytest
 from cells.cluster import host_ip_sync
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.endpoint import Endpoint, Endpoints, State
+from cells.netlink.connection import open_socket
+from cells.netlink.pod import PodLink
 from cells.node import router, sysctl
-from cells.node.netlink.connection import open_socket
-from cells.node.netlink.pod import PodLink
 from cells.node.router import Router
 from hive.lab.traffic.flows import udp_socket
 from lifecycle import Hive, invoke

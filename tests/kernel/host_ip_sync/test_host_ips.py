@@ -6,16 +6,16 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 import anyio
 import pytest
 
-from cells import config, datapath, endpoint, kubernetes, maps
+from cells import config, datapath, endpoint, kubernetes, maps, netlink
 from cells.cluster import host_ip_sync, identity, ipcache
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import LxcKey, LxcValue
-from cells.node import devices, ipam, local_addresses, netlink, router, sysctl
+from cells.netlink.links import HostLinks
+from cells.node import devices, ipam, local_addresses, router, sysctl
 from cells.node.local_addresses import LocalAddresses
-from cells.node.netlink.links import HostLinks
 from cells.node.router import Router
 from cells.observe import controllers
 from cells.policy import maps as policy_maps

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from cells.agent import agent
-from cells.observe import Family
+from cells.base.metrics import Family
 from cells.observe.metrics import Metrics
 from lifecycle import Hive
 from lifecycle.process.loop_lag import measured_loop

@@ -12,13 +12,13 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cells import netlink
 from cells.maps.bpf import buffer, command, program_info
-from cells.node import netlink
-from cells.node.netlink.connection import NetlinkError, open_socket
-from cells.node.netlink.links import HostLinks, programs_of
-from cells.node.netlink.messages import IPAddress, IPNetwork, VethPair
-from cells.node.netlink.pod import PodLink
-from cells.node.netlink.rows import LinkInfo, LinkPrograms, parse_mac
+from cells.netlink.connection import NetlinkError, open_socket
+from cells.netlink.links import HostLinks, programs_of
+from cells.netlink.messages import IPAddress, IPNetwork, VethPair
+from cells.netlink.pod import PodLink
+from cells.netlink.rows import LinkInfo, LinkPrograms, parse_mac
 from lifecycle import Hive, NotStartedError, invoke
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 

@@ -7,10 +7,10 @@ from ipaddress import ip_address, ip_interface, ip_network
 
 import pytest
 
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.network import Marked, NodeNetwork, leave_marked, take_marked
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import VethPair
+from cells.netlink.network import Marked, NodeNetwork, leave_marked, take_marked
 from cells.node.router import StartWriter
 from cells.node.router_kernel import RouterWriter
 from tests.kernel.netlink.test_links import HOST_MAC, POD_MAC, host_links

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.vxlan import FoundVxlan, VxlanLinks
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import VethPair
+from cells.netlink.vxlan import FoundVxlan, VxlanLinks
 from tests.kernel.netlink.test_links import HOST_MAC, POD_MAC, host_links
 from tests.support.namespaces import in_node
 

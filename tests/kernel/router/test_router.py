@@ -12,7 +12,7 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from cells import config, datapath, endpoint, kubernetes, maps
+from cells import config, datapath, endpoint, kubernetes, maps, netlink
 from cells.cluster import identity, ipcache
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
@@ -24,11 +24,11 @@ from cells.maps.records.endpoints import (
     NODE_NOTIFY_TRACE,
     NodeConfig,
 )
-from cells.node import devices, ipam, local_addresses, netlink, router, sysctl
+from cells.netlink.links import HostLinks
+from cells.netlink.messages import IPInterface
+from cells.netlink.rows import LinkInfo
+from cells.node import devices, ipam, local_addresses, router, sysctl
 from cells.node.ipam import Ipam
-from cells.node.netlink.links import HostLinks
-from cells.node.netlink.messages import IPInterface
-from cells.node.netlink.rows import LinkInfo
 from cells.node.router import Router
 from cells.node.router_kernel import lasting
 from cells.observe import controllers

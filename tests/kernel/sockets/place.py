@@ -14,13 +14,13 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cells import config, maps
+from cells.config import shared as service_settings
 from cells.datapath.settings import DatapathSettings
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.flows import ReverseSk, ReverseSkKey
 from cells.observe import events
 from cells.observe.events import Events
-from cells.services import settings as service_settings
 from cells.services import sockets
 from cells.services.control import ServedFrontend
 from cells.services.control.tables import served_frontends

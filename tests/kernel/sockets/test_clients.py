@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cells.maps.records.flows import SkipLbKey
-from cells.node.netlink.namespaces import own_netns_cookie
+from cells.netlink.namespaces import own_netns_cookie
 from cells.services import BackendState, ServiceFlag
 from hive.lab.namespaces import hold
 from hive.syscalls import set_loopback_up

@@ -13,7 +13,7 @@ import pytest
 from cells.datapath.build import compile_one, find_clang
 from cells.maps.bpf import program_by_id, program_info
 from cells.maps.map import open_map
-from cells.node.netlink.links import xdp_of
+from cells.netlink.links import xdp_of
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket

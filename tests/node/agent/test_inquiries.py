@@ -9,7 +9,7 @@ import pytest
 
 from cells.maps.map import open_map
 from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue
-from cells.node.netlink.rows import mac_text
+from cells.netlink.rows import mac_text
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab

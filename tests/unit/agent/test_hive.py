@@ -33,9 +33,9 @@ from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.cluster import TunnelConfig
 from cells.maps.watchdog import MapWatchdog
 from cells.masquerade import Masquerade
+from cells.netlink.links import HostLinks
 from cells.node.devices import Device, Kernel
 from cells.node.local_addresses import LxcMap
-from cells.node.netlink.links import HostLinks
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
 from cells.proxy.dns.port import ProxyRoutes

@@ -14,10 +14,10 @@ import yaml
 from click.testing import CliRunner
 
 from cells.agent import agent
+from cells.cluster import kubernetes_events
 from cells.cluster.allocation.objects import HEARTBEAT
 from cells.endpoint import Endpoints, pods
 from cells.kubernetes.api_server import KubernetesAPI
-from cells.observe import kubernetes_events
 from cells.operator.crds.definitions import definitions
 from hive.main import cli
 from lifecycle.testing import eventually, started

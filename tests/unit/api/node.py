@@ -18,7 +18,7 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from cells import api, endpoint, kubernetes
+from cells import api, endpoint, kubernetes, netlink
 from cells.api import Api
 from cells.api.operations.config_mapping import SILENT, NodeFacts
 from cells.api.operations.node_view import node_element
@@ -40,7 +40,7 @@ from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
 from cells.maps.map import MapLog
 from cells.maps.policy_maps import PoolEmpty
 from cells.maps.records.endpoints import NODE_AUDITS_POLICY
-from cells.node import ipam, netlink
+from cells.node import ipam
 from cells.node.devices import Device
 from cells.node.ipam import Ipam
 from cells.node.router import Addressing

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from cells.api.limiter import Bucket, Limiter, Parameters, Refused, Turn
 from cells.api.metrics import limiter_families
 from cells.api.rate_limits import LimitSettings
-from cells.observe import Family, Histogram
+from cells.base.metrics import Family, Histogram
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.cluster import endpoints, identity, ipcache
+from cells.cluster import identity, ipcache
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source
@@ -26,6 +26,7 @@ from cells.kubernetes.objects.cilium_endpoint import KNOWN_ENDPOINTS, NODE_NAME,
 from cells.kubernetes.resources import Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
+from cells.remote import endpoints
 from lifecycle import (
     Cell,
     Hive,

@@ -10,7 +10,7 @@ import anyio
 import pytest
 import structlog
 
-from cells.api import Api
+from cells.base.barriers import ApiServed
 from cells.cni import CniServer, QueueLock
 from cells.cni.configuration import CniConfigSettings, cell, write_file
 from cells.config import AgentConfig, AgentSettings
@@ -101,7 +101,7 @@ def cni_hive(tmp_path: Path, file: Path | None, queue: Held | None = None, **val
         replace(AgentConfig, agent),
         replace(QueueLock, queue or Held()),
         replace(CniServer, CniServer.__new__(CniServer)),
-        replace(Api, Api.__new__(Api)),
+        replace(ApiServed, ApiServed()),
         settings={
             "write-cni-conf-when-ready": str(file or ""),
             **{name.replace("_", "-"): value for name, value in values.items()},

@@ -17,12 +17,12 @@ from cells.cluster.identity.identities import Identity
 from cells.cni.attach import host_link_name
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.maps.policy_maps import PoolEmpty
+from cells.netlink.connection import NetlinkError
+from cells.netlink.links import CreatedLink
+from cells.netlink.messages import VethPair
+from cells.netlink.rows import LinkInfo
 from cells.node.ipam.allocator import Allocation
 from cells.node.ipam.ranges import IpamError, IpamLaterError
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.links import CreatedLink
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.rows import LinkInfo
 from lifecycle import HiveError
 
 GATEWAY = IPv4Address("10.0.1.5")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cells.cni.attachment import ANNOTATION, MacPair, macs_of
 from cells.cni.protocol import CniError
 from cells.cni.request import NetConf, Pod
-from cells.node.netlink.rows import mac_text, parse_mac
+from cells.netlink.rows import mac_text, parse_mac
 
 Conf = dict[str, object]
 WEB = Pod("web-0", "default", "")

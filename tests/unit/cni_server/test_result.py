@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cells.cni.protocol import Attached, result_json
 from cells.cni.request import SERVED_VERSIONS
-from cells.node.netlink.rows import parse_mac
+from cells.netlink.rows import parse_mac
 
 ATTACHED = Attached(
     "lxc8b2f74ca7061",

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
+from cells.base.barriers import PodsExposed
 from cells.datapath import conntrack
 from cells.datapath.collector import Collected, Collector
 from cells.datapath.conntrack import ConntrackMap, ConntrackSettings, Passes, families
-from cells.endpoint.restore import ExposedEndpoints
 from lifecycle import Duration, HealthTree, Hive, Table, seconds, supply
 from lifecycle.testing import VirtualClock
 
@@ -38,10 +38,9 @@ class FakeMaps(Collector):
 @asynccontextmanager
 async def running(maps: FakeMaps, **settings: object) -> AsyncIterator[tuple[Hive, VirtualClock]]:
     given = {name.replace("_", "-"): value for name, value in settings.items()}
-    exposed = ExposedEndpoints.__new__(ExposedEndpoints)
     with VirtualClock() as clock:
         async with Hive(
-            conntrack.cell, supply(maps, Collector), supply(exposed), settings=given
+            conntrack.cell, supply(maps, Collector), supply(PodsExposed()), settings=given
         ).started() as hive:
             await clock.settle()
             yield hive, clock

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import structlog
 
-from cells import config, datapath, maps
+from cells import config, datapath, maps, netlink
 from cells.datapath.datapath import Datapath
 from cells.datapath.generation import read_object
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.node import netlink
 from lifecycle import Hive, HiveError, Lifecycle, NotStartedError, UsageError, invoke
 
 

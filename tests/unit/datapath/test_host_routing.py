@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cells.config.shared import ServiceSettings
 from cells.datapath.settings import DatapathSettings, HostRouting, host_routing
-from cells.services.settings import ServiceSettings
 from lifecycle import Hive, config, invoke, provide
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ import anyio
 import structlog
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.base.labels import Label
 from cells.cluster.identity.identities import Identities, IdentityAllocator, NodeAllocator, identity_table
-from cells.cluster.identity.labels import Label
 from cells.cluster.identity.numbers import CLUSTER
 from cells.endpoint import (
     ConntrackScrub,

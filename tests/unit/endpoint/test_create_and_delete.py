@@ -64,7 +64,7 @@ def test_a_full_disk_leaves_nothing(node: Node, monkeypatch: pytest.MonkeyPatch)
     def full(path: str, data: bytes) -> None:
         raise OSError(28, "No space left on device", path)
 
-    monkeypatch.setattr("cells.endpoint.state_directory._write", full)
+    monkeypatch.setattr("cells.endpoint.state.directory._write", full)
     with pytest.raises(EndpointError, match="No space left"):
         node.create(request())
     assert node.kernel.is_clean

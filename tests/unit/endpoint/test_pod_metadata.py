@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.cluster.identity.labels import Label, pod_labels, texts
+from cells.base.labels import Label, pod_labels, texts
 from cells.config import AgentConfig, AgentSettings
 from cells.endpoint import KubernetesPods, PodName
 from cells.endpoint import pods as waits

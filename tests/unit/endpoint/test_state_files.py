@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cells.endpoint import DatapathConfiguration, Endpoint, State, StateFiles
-from cells.endpoint.saved import UnreadableError, decode, encode
-from cells.endpoint.state_directory import json_in_header
+from cells.endpoint.state.directory import json_in_header
+from cells.endpoint.state.saved import UnreadableError, decode, encode
 from tests.unit.endpoint.fakes import Node, request
 
 KEYS = {
@@ -155,7 +155,7 @@ def test_a_failed_write_leaves_the_former_state(
     def refuse(*_: object) -> None:
         raise OSError(5, "broken")
 
-    monkeypatch.setattr("cells.endpoint.state_directory._exchange", refuse)
+    monkeypatch.setattr("cells.endpoint.state.directory._exchange", refuse)
     with pytest.raises(OSError, match="broken"):
         files.write(replace(endpoint, identity=300))
     assert names(files) == ["1"]

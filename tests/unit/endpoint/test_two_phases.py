@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from cells.cluster.identity.labels import Label
+from cells.base.labels import Label
 from cells.cluster.identity.numbers import INIT_LABELS, UNKNOWN
 from cells.endpoint import (
     EndpointChanges,

@@ -9,11 +9,11 @@ import anyio
 
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
+from cells.config.shared import EndpointSettings
 from cells.endpoint import (
     Endpoint,
     EndpointMaps,
     Endpoints,
-    EndpointSettings,
     IPAddress,
     RegenerationRecovery,
     Regenerations,
@@ -32,7 +32,7 @@ from cells.endpoint.restore import (
     RestoreLinks,
     StaleMaps,
 )
-from cells.node.netlink.rows import LinkInfo
+from cells.netlink.rows import LinkInfo
 from cells.policy.maps import EndpointPolicies, RealizedPolicy
 from lifecycle import Cell, Hive, HiveError, Table, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cells.api.wire import INTERNAL_ERROR
 from cells.endpoint.kernel import config_row, lxc_value
-from cells.endpoint.saved import encode
+from cells.endpoint.state.saved import encode
 from tests.unit.api.node import UNLIMITED, Answer, Node, running_node
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 

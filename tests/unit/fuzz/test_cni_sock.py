@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cells.cni.add import INTERNAL
-from cells.endpoint.saved import encode
+from cells.endpoint.state.saved import encode
 from tests.support.cni_plugin import HEADER
 from tests.unit.cni_server.fakes import FakeNode
 from tests.unit.cni_server.harness import Client, Harness, Reply, harness, until

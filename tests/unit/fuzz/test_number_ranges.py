@@ -45,10 +45,10 @@ from cells.maps.records.flows import (
     SkipLbKey,
     SockConfig,
 )
-from cells.node.netlink import messages, vxlan
-from cells.node.netlink.network import Marked, rule
-from cells.node.netlink.wire import Request, attributes, encode
-from cells.node.netlink.wire import messages as in_datagram
+from cells.netlink import messages, vxlan
+from cells.netlink.network import Marked, rule
+from cells.netlink.wire import Request, attributes, encode
+from cells.netlink.wire import messages as in_datagram
 from cells.observe.events.gob import INT, Type
 from cells.observe.events.gob import decode as read_gob
 from cells.observe.events.gob import encode as write_gob

@@ -10,13 +10,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import LoadBalancerOptions, Node, ServiceName
 from cells.services.balancer import LoadBalancer
 from cells.services.maglev import MaglevTables
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import Upsert
-from cells.services.settings import DEFAULT_SEED, Seed
 from tests.unit.fuzz.inputs import bounded, json_values, odd_texts
 from tests.unit.services.replay import broken_pointers
 

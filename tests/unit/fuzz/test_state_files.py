@@ -20,8 +20,8 @@ from cells.cni import DeleteQueue, QueueLock
 from cells.cni.configuration.contents import NoTargetError, find_target, splice
 from cells.config import read_pidfile
 from cells.endpoint.kernel import claims_of, config_row, lxc_value
-from cells.endpoint.saved import encode
-from cells.endpoint.state_directory import StateFiles
+from cells.endpoint.state.directory import StateFiles
+from cells.endpoint.state.saved import encode
 from cells.node.ipam.settings import keep_ranges, kept_ranges
 from cells.node.router import remembered
 from lifecycle import Lifecycle

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import structlog
 
+from cells.base.labels import LabelFilter, parse, texts
 from cells.cluster.identity import cell
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
-from cells.cluster.identity.labels import LabelFilter, parse, texts
 from cells.cluster.identity.numbers import CLUSTER, well_known_identities
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import Hive, Lifecycle, StartError, invoke, supply

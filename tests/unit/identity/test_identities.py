@@ -7,6 +7,7 @@ import hashlib
 import anyio
 import pytest
 
+from cells.base.labels import DEFAULT_FILTER, Label, labels_sha256, parse
 from cells.cluster.identity import families
 from cells.cluster.identity.identities import (
     Identities,
@@ -16,7 +17,6 @@ from cells.cluster.identity.identities import (
     NoIdentityError,
     identity_table,
 )
-from cells.cluster.identity.labels import DEFAULT_FILTER, Label, labels_sha256, parse
 from cells.cluster.identity.numbers import CLUSTER, INIT, INIT_LABELS, Scope, scope_for, scope_of
 from tests.unit.identity.fakes import SlowAllocator
 

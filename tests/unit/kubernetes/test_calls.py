@@ -2,8 +2,8 @@
 
 import pytest
 
+from cells.base.metrics import Histogram
 from cells.kubernetes.client.calls import Calls, families, normalised
-from cells.observe import Histogram
 
 
 @pytest.mark.parametrize(

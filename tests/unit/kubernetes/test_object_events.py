@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
+from cells.cluster import kubernetes_events
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig, AgentSettings
@@ -28,7 +29,6 @@ from cells.kubernetes.object_events import (
     event_name,
 )
 from cells.kubernetes.objects.core import NODES, SERVICES
-from cells.observe import kubernetes_events
 from lifecycle import Hive, Lifecycle, Member, ReadTable, Table, provide, supply
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, on

@@ -7,8 +7,8 @@ from ipaddress import IPv4Address, ip_address, ip_network
 
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.cluster.shared_keys import NamedPort, address_keys, node_key, read_address, read_node
 from cells.kvstore.model import IPS
+from cells.remote.shared_keys import NamedPort, address_keys, node_key, read_address, read_node
 from tests.unit.ciliumendpoint.test_objects import endpoint
 
 CILIUMS_NODE = {

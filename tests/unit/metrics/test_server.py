@@ -11,8 +11,9 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from cells.base.metrics import Collector, Family, counter, gauge
 from cells.config import AgentConfig
-from cells.observe import Collector, Family, counter, gauge, metrics
+from cells.observe import metrics
 from lifecycle import Hive, Hook, Lifecycle, Member, StartError, provide, supply
 from lifecycle.testing import eventually
 from tests.support.ports import free_port

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells.observe import Family, Histogram, counter, gauge, histogram, one_of
+from cells.base.metrics import Family, Histogram, counter, gauge, histogram, one_of
 from cells.observe.metrics import MetricsSettings
 from cells.observe.metrics.exposition import Choice, InconsistentError, exposition
 

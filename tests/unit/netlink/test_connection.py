@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cells.node.netlink.connection import Connection, NetlinkError
-from cells.node.netlink.wire import Request, messages
+from cells.netlink.connection import Connection, NetlinkError
+from cells.netlink.wire import Request, messages
 
 NEW, GET, DUMP = 16, 18, 0x300
 

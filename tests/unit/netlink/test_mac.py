@@ -2,7 +2,7 @@
 
 import pytest
 
-from cells.node.netlink.rows import mac_text, parse_mac, random_mac
+from cells.netlink.rows import mac_text, parse_mac, random_mac
 
 
 def test_a_mac_goes_to_text_and_back() -> None:

@@ -14,11 +14,11 @@ from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from cells.node.netlink import messages, network
-from cells.node.netlink.messages import VethPair
-from cells.node.netlink.network import Marked
-from cells.node.netlink.vxlan import mtu_and_up, new_vxlan
-from cells.node.netlink.wire import Request, encode
+from cells.netlink import messages, network
+from cells.netlink.messages import VethPair
+from cells.netlink.network import Marked
+from cells.netlink.vxlan import mtu_and_up, new_vxlan
+from cells.netlink.wire import Request, encode
 
 MAC_A = bytes.fromhex("02aabbccdd01")
 MAC_B = bytes.fromhex("02aabbccdd02")

@@ -4,10 +4,10 @@ from ipaddress import ip_address
 
 import pytest
 
+from cells.base.metrics import Collector
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import NodeCounts, node_metrics
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
-from cells.observe import Collector
 from lifecycle import Hive, ReadTable, Table, invoke, module, provide
 from lifecycle.testing import eventually
 

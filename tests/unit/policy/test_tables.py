@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.cluster.identity.labels import cidr_label
+from cells.base.labels import cidr_label
 from cells.policy.labels import dns_pattern, except_prefixes, prefix_labels, sanitised_pattern
 from cells.policy.rules import PROTOCOLS, PolicyError, PolicyOptions, icmp_type, is_service_name, masked_ports
 from cells.policy.rules.peers import entities

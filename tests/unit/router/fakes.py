@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from ipaddress import ip_interface
 
-from cells.node.netlink.connection import NetlinkError
-from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
-from cells.node.netlink.rows import LinkInfo, RouteInfo
+from cells.netlink.connection import NetlinkError
+from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.netlink.rows import LinkInfo, RouteInfo
 
 
 def link(ifindex: int, name: str, peer: int) -> LinkInfo:

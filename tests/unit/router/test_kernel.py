@@ -10,7 +10,7 @@ import structlog
 
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.maps.records.endpoints import NodeConfig
-from cells.node.netlink.rows import RouteInfo
+from cells.netlink.rows import RouteInfo
 from cells.node.router_kernel import RouterKernel, RouterObject, wanted
 from lifecycle import BatchError, ReconcileError, Reconciler, Table
 from tests.unit.router.fakes import HOST, NET, FakeLinks

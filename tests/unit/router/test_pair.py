@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from cells.node.netlink.rows import LinkInfo
+from cells.netlink.rows import LinkInfo
 from cells.node.router_kernel import Macs, ensure_pair
 from lifecycle import Logger
 from tests.unit.router.fakes import HOST, NET, FakeLinks

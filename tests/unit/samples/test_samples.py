@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.observe import Collector, Family, Histogram, counter, gauge, histogram, samples
+from cells.base.metrics import Collector, Family, Histogram, counter, gauge, histogram
+from cells.observe import samples
 from cells.observe.metrics import Metrics, MetricsSettings
 from cells.observe.samples import KEPT, MOST, Samples, pretty, quantile
 from cells.observe.samples.graphs import per_second, plot

@@ -17,6 +17,7 @@ import msgspec
 
 from cells.api.models.node import ServiceRequest
 from cells.api.operations.services import requested, requested_backends
+from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.services import (
@@ -37,7 +38,6 @@ from cells.services.model import ServiceCatalog
 from cells.services.model.backends import health_answers
 from cells.services.model.claims import FrontendChange, Upsert
 from cells.services.model.redirect import read_redirect
-from cells.services.settings import DEFAULT_SEED, Seed
 from lifecycle.http import Refusal
 
 DATA: Final = Path(__file__).parents[2] / "conformance_data" / "services"

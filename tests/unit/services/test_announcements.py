@@ -13,15 +13,15 @@ import anyio
 import pytest
 
 from cells import kubernetes
-from cells.cluster.identity.labels import IdentitySettings
+from cells.base.labels import IdentitySettings
 from cells.config import AgentConfig
+from cells.config import shared as service_settings
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS
 from cells.kubernetes.objects.core import SERVICES
 from cells.maps.records.cluster import L2ResponderKey
 from cells.node.devices import Device, DeviceSettings
 from cells.services import ServiceName, announcements
-from cells.services import settings as service_settings
 from cells.services.announcements import L2Announcement, Responder
 from cells.services.announcements.elections import Frame, ResponderKernel, announcement
 from cells.services.announcements.policies import announceable, candidates, conditions, read_policy

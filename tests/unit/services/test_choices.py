@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from cells.config.shared import ServiceSettings
 from cells.kubernetes.objects.core import HEADLESS, EndpointSlice, Service
 from cells.services import EXPOSURE_LABEL, Frontend, FrontendKey, LoadBalancerOptions, Node, ServiceType
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import FrontendChange, Upsert
 from cells.services.model.frontends import faults_of, frontends_of
 from cells.services.model.reserved import unserved_of
-from cells.services.settings import ServiceSettings
 
 NODE = Node("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
 MODE = "service.cilium.io/forwarding-mode"

@@ -12,6 +12,7 @@ import structlog
 
 from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
+from cells.config import shared as service_settings
 from cells.services import (
     Address,
     Backend,
@@ -23,7 +24,6 @@ from cells.services import (
     ServiceType,
     control,
 )
-from cells.services import settings as service_settings
 from cells.services.balancer import LoadBalancer
 from cells.services.control import ServedFrontend, ServiceConflict, ServiceMaps
 from cells.services.control.pending import Entries

@@ -7,9 +7,9 @@ from ipaddress import IPv4Address, ip_address, ip_interface, ip_network
 
 import pytest
 
+from cells.config.shared import ServiceSettings
 from cells.node.devices import Device
 from cells.services.outside import Selection, direct_addresses, node_port_addresses, reserved_ports
-from cells.services.settings import ServiceSettings
 
 MAC = bytes.fromhex("0a0000000001")
 RANGE = (30000, 32767)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_network
 
+from cells.base.labels import CIDR, Label, cidr_label, texts
 from cells.cluster.identity.identities import Identities
-from cells.cluster.identity.labels import CIDR, Label, cidr_label, texts
 from cells.cluster.identity.numbers import HOST
 from cells.cluster.nodes.node import ClusterNode
 from cells.cluster.nodes.parse import NodeSettings

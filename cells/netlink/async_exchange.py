@@ -7,8 +7,8 @@ import os
 from functools import cache
 from pathlib import Path
 
-from cells.node.netlink.connection import Connection, NetlinkError, answers, open_socket
-from cells.node.netlink.wire import Message, Request
+from cells.netlink.connection import Connection, NetlinkError, answers, open_socket
+from cells.netlink.wire import Message, Request
 from lifecycle import HiveError
 
 __all__ = ["Ahead"]

@@ -24,6 +24,7 @@ __all__ = [
     "Label",
     "LabelFilter",
     "cidr_label",
+    "configured_filter",
     "labels_sha256",
     "parse",
     "pod_labels",

@@ -14,19 +14,10 @@ from typing import Final
 
 import msgspec
 
-from cells.node.netlink import messages as m
-from cells.node.netlink.connection import Connection, NetlinkError, open_socket
-from cells.node.netlink.rows import read_link
-from cells.node.netlink.wire import (
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    Message,
-    Request,
-    attribute,
-    attributes,
-    text,
-    u32,
-)
+from cells.netlink import messages as m
+from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.rows import read_link
+from cells.netlink.wire import NLM_F_CREATE, NLM_F_EXCL, Message, Request, attribute, attributes, text, u32
 
 __all__ = ["FoundVxlan", "VxlanLinks"]
 

@@ -27,7 +27,6 @@ from lifecycle import HiveError, Hook, Lifecycle, Logger, module, provide
 
 __all__ = ["HostEndpoint", "HostPrograms", "cell"]
 
-
 # The host endpoint: its number, its policy map, and whether it is in force.
 #
 # Source: Cilium 1.17, the host endpoint.

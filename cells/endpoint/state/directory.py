@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cells.endpoint.model import Endpoint
-from cells.endpoint.saved import (
+from cells.endpoint.state.saved import (
     NO_NAMES,
     NamesJSON,
     SavedEndpoint,

@@ -13,11 +13,11 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from cells.node.netlink import messages as m
-from cells.node.netlink.async_exchange import Ahead
-from cells.node.netlink.connection import Connection, NetlinkError, open_socket
-from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
-from cells.node.netlink.rows import (
+from cells.netlink import messages as m
+from cells.netlink.async_exchange import Ahead
+from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.netlink.rows import (
     LinkInfo,
     LinkPrograms,
     RouteInfo,

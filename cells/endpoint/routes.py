@@ -18,11 +18,12 @@ from anyio import to_thread
 
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.config import AgentConfig
-from cells.endpoint import Endpoint, EndpointSettings
+from cells.config.shared import EndpointSettings
+from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
-from cells.node.netlink import news
-from cells.node.netlink.links import HostLinks, all_routes
-from cells.node.netlink.rows import RouteInfo
+from cells.netlink import news
+from cells.netlink.links import HostLinks, all_routes
+from cells.netlink.rows import RouteInfo
 from cells.node.sysctl import Sysctls
 from lifecycle import (
     BatchFailures,
@@ -194,7 +195,7 @@ class EndpointRouteKeeper:
 
 
 class KernelRoutes:
-    """The real :class:`~cells.node.endpoint_routes.RouteKernel`."""
+    """The real :class:`~cells.endpoint.routes.RouteKernel`."""
 
     def __init__(self, links: HostLinks) -> None:
         self._links = links

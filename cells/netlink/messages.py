@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 
 import msgspec
 
-from cells.node.netlink.wire import (
+from cells.netlink.wire import (
     NLM_F_CREATE,
     NLM_F_DUMP,
     NLM_F_EXCL,

@@ -1,4 +1,4 @@
-"""The settings of services, which several cells follow: those of services themselves, and of devices.
+"""Settings that cells of several families follow: of services, announcements, endpoints and chaining.
 
 Why: native devices have programs if clients outside are served, though nothing be masqueraded there.
 """
@@ -13,7 +13,15 @@ from typing import Annotated, Literal, NamedTuple
 
 from lifecycle import Duration, Formerly, Settings, config, module, refuse, seconds
 
-__all__ = ["DEFAULT_SEED", "AnnouncementSettings", "Seed", "ServiceSettings", "cell"]
+__all__ = [
+    "DEFAULT_SEED",
+    "AnnouncementSettings",
+    "ChainingSettings",
+    "EndpointSettings",
+    "Seed",
+    "ServiceSettings",
+    "cell",
+]
 
 
 # Settings of the announcement of services' addresses on the local network, under Cilium's names.
@@ -237,6 +245,27 @@ class ServiceSettings(Settings, frozen=True):
     def outside(self) -> bool:
         """Whether anything is served to clients outside."""
         return self.node_ports or self.external_ips or self.host_ports or self.bpf_lb_external_clusterip
+
+
+# Settings of endpoints, and of attachments on links of other plugins', under Cilium's names.
+
+
+class EndpointSettings(Settings, frozen=True):
+    """Source addresses and routes of endpoints."""
+
+    enable_source_ip_verification: bool = True
+    """Drop what a pod sends from an address that is not its own."""
+
+    enable_endpoint_routes: bool = False
+    """Give each pod a route of its own over its link, so that packets pass the host's stack, also between
+    pods of this node. Running pods get theirs at the next start."""
+
+
+class ChainingSettings(Settings, frozen=True):
+    """What our plugin does when it is chained after another."""
+
+    enable_route_mtu_for_cni_chaining: bool = False
+    """Give the routes of pods on other plugins' links this node's MTU."""
 
 
 cell = module("service-settings", "What is served, and how", config(ServiceSettings, AnnouncementSettings))

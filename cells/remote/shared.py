@@ -21,15 +21,6 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import Prefix
 from cells.cluster.nodes import SharedNodes
 from cells.cluster.nodes.node import ClusterNode
-from cells.cluster.shared_keys import (
-    NamedPort,
-    SharedAddress,
-    address_keys,
-    node_key,
-    read_address,
-    read_node,
-    resource_of,
-)
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
@@ -38,6 +29,15 @@ from cells.kvstore.model import IPS, NODES
 from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore
 from cells.kvstore.watch import PrefixWatch
+from cells.remote.shared_keys import (
+    NamedPort,
+    SharedAddress,
+    address_keys,
+    node_key,
+    read_address,
+    read_node,
+    resource_of,
+)
 from lifecycle import Change, Jobs, ReadTable, Table, Tables, after, group, invoke, module, provide
 
 __all__ = ["SharedTables", "cell"]

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from cells.node.netlink.wire import (
+from cells.netlink.wire import (
     NLM_F_DUMP,
     NLM_F_DUMP_INTR,
     NLMSG_DONE,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio.to_thread
 import msgspec
 
-from cells.node.netlink import messages as m
-from cells.node.netlink.connection import Connection, NetlinkError, open_socket
-from cells.node.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
-from cells.node.netlink.wire import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, u32
+from cells.netlink import messages as m
+from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.netlink.wire import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, u32
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute

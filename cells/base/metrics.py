@@ -1,6 +1,6 @@
-"""What an operator sees: packet events, the monitor socket, metrics, health, controllers, start times.
+"""What a metric is: a cell shows what it counts by contributing a Collector of Family values.
 
-A cell shows what it counts by contributing a Collector of Family values.
+Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets).
 """
 
 from bisect import bisect_left
@@ -9,9 +9,19 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-# A metric with all its series, as one moment shows it; and who tells them.
-#
-# Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets).
+__all__ = [
+    "BUCKETS",
+    "Collector",
+    "Family",
+    "Histogram",
+    "Kind",
+    "Series",
+    "Value",
+    "counter",
+    "gauge",
+    "histogram",
+    "one_of",
+]
 
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Final, NamedTuple
 
-from cells.node.netlink import messages as m
-from cells.node.netlink.connection import Connection, open_socket
-from cells.node.netlink.wire import NLM_F_DUMP, Message, Request, attribute, attributes, chosen
+from cells.netlink import messages as m
+from cells.netlink.connection import Connection, open_socket
+from cells.netlink.wire import NLM_F_DUMP, Message, Request, attribute, attributes, chosen
 
 __all__ = [
     "AddressRow",

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import text_of
-from cells.cluster.identity.labels import Label, labels_sha256, parse, texts
+from cells.base.labels import Label, labels_sha256, parse, texts
 from cells.endpoint.model import ZERO_MAC, DatapathConfiguration, Endpoint, State
 
 # What DNS has answered an endpoint, as its saved state has it: DNSHistory and DNSZombies.

@@ -9,18 +9,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
-from cells.node.netlink import messages as m
-from cells.node.netlink.connection import Connection, NetlinkError
-from cells.node.netlink.rows import (
-    LinkInfo,
-    mtu_of,
-    read_address,
-    read_indexes,
-    read_link,
-    read_route,
-    with_mtu,
-)
-from cells.node.netlink.wire import Request
+from cells.netlink import messages as m
+from cells.netlink.connection import Connection, NetlinkError
+from cells.netlink.rows import LinkInfo, mtu_of, read_address, read_indexes, read_link, read_route, with_mtu
+from cells.netlink.wire import Request
 
 __all__ = ["PodLink"]
 

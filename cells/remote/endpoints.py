@@ -14,8 +14,8 @@ import anyio.lowlevel
 import msgspec
 
 from cells.base.addresses import Family
+from cells.base.labels import texts
 from cells.cluster.identity.identities import ClusterAllocator, Identities, NodeAllocator, NoIdentityError
-from cells.cluster.identity.labels import texts
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
 from cells.cluster.nodes.node import ClusterNode
