@@ -57,6 +57,16 @@ def like_a_wire(lab: Lab, folder: Path) -> None:
     with lab.open_outside() as outside:
         outside.run(set_feature, "node", ETHTOOL_STXCSUM, 0)
         outside.run(command, f"link set dev node xdpdrv obj {program} sec xdp")
+        outside.run(remove_folders_of_iproute2)
+
+
+def remove_folders_of_iproute2() -> None:
+    """It makes them in bpffs for the pins of any object, also of one that has none."""
+    bpffs = Path("/sys/fs/bpf")
+    for link in ("ip", "xdp"):
+        (bpffs / link).unlink()
+    (bpffs / "tc" / "globals").rmdir()
+    (bpffs / "tc").rmdir()
 
 
 def driver_program(lab: Lab, *, generic: bool = False) -> str:

@@ -7,6 +7,7 @@ import asyncio
 import signal
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import yaml
@@ -15,9 +16,9 @@ from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.server import ADMIN_TOKEN, ApiServer
 
 
-def kubeconfig(url: str, ca: Path, token: str = ADMIN_TOKEN) -> str:
-    """A kubeconfig for the server."""
-    cluster = {"server": url, "certificate-authority": str(ca)}
+def kubeconfig(url: str, ca: Path | None, token: str = ADMIN_TOKEN) -> str:
+    """A kubeconfig for the server; one without TLS has no authority."""
+    cluster = {"server": url} | ({"certificate-authority": str(ca)} if ca is not None else {})
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
@@ -39,14 +40,16 @@ async def serve(arguments: argparse.Namespace) -> None:
         for document in yaml.safe_load_all(Path(path).read_text()):  # noqa: ASYNC240  # before it serves
             if document:
                 server.add(document)
-    with tempfile.TemporaryDirectory() as folder:
-        authority = Authority(Path(folder), arguments.host)
-        tls = None if arguments.plain else authority.serving()
+    with ExitStack() as stack:
+        certificate, tls = None, None
+        if not arguments.plain:
+            authority = Authority(Path(stack.enter_context(tempfile.TemporaryDirectory())), arguments.host)
+            certificate, tls = authority.certificate, authority.serving()
         async with server.serving(host=arguments.host, port=arguments.port, tls=tls) as url:
             if arguments.kubeconfig:
-                text = kubeconfig(url, authority.certificate)
+                text = kubeconfig(url, certificate)
                 Path(arguments.kubeconfig).write_text(text)  # noqa: ASYNC240
-            sys.stdout.write(f"{url} token={ADMIN_TOKEN} ca={authority.certificate}\n")
+            sys.stdout.write(f"{url} token={ADMIN_TOKEN}{f' ca={certificate}' if certificate else ''}\n")
             sys.stdout.flush()
             await over.wait()
 
