@@ -103,7 +103,7 @@ class Room:
     def claims(self) -> str:
         """What health reports of refused objects."""
         return " ".join(
-            one.error or "" for one in self.health.snapshot() if "CiliumEndpoint" in str(one.error)
+            one.message for one in self.health.snapshot() if "refused CiliumEndpoints" in one.message
         )
 
     def write(self, *objects: dict[str, Any], name: str = "objects") -> None:
