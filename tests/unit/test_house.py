@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -149,6 +150,68 @@ def is_library(name: str) -> bool:
     """Whether it belongs to no cell but to its family alone: types and functions that are for everybody."""
     init = ROOT / Path(*cell_of(name).split("."), "__init__.py")
     return cell_of(name).count(".") == 1 and init.is_file() and "cell" not in facts(init).defined
+
+
+# Numbers of docs/design/0002-few-full-files.md: what a reader has to hold in mind. They fall, and rise for a
+# reason only.
+MOST_FILES = 371
+MOST_SHORT_FILES, SHORT = 30, 40
+MOST_LINES = 600
+MOST_REEXPORTS = 400
+MOST_LEVELS = 2
+SHARED_CLASS_NAMES = 88
+"""Names that more than one class of cells/ has."""
+FULL_CONSTRUCTORS, FULL = 26, 7
+"""Constructors of the agent with more than seven dependencies."""
+
+CELL_TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in CELL_FILES.values()}
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def reexports(path: Path) -> list[str]:
+    """Names that a package exports and does not define."""
+    imported = [node for node in CELL_TREES[path].body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname or alias.name for node in imported for alias in node.names}
+    return sorted(names & (facts(path).exported or frozenset()))
+
+
+def defines(path: Path) -> bool:
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(node, kinds) for node in CELL_TREES[path].body) or "cell" in facts(path).defined
+
+
+def test_cells_are_few_full_files() -> None:
+    lines = {str(path.relative_to(ROOT)): lines_of(path) for path in CELL_TREES}
+    assert len(lines) <= MOST_FILES
+    assert len([path for path, count in lines.items() if count < SHORT]) <= MOST_SHORT_FILES
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+    deep = [path for path in CELL_TREES if len(path.relative_to(ROOMS["cells"]).parts) > MOST_LEVELS + 1]
+    assert deep == []
+
+
+def test_a_package_of_cells_defines_what_it_exports() -> None:
+    """An ``__init__`` that only re-exports would make each reader open two files."""
+    packages = [path for path in CELL_TREES if path.name == "__init__.py"]
+    only = [path for path in packages if reexports(path) and not defines(path)]
+    assert only == []
+    assert sum(len(reexports(path)) for path in packages) <= MOST_REEXPORTS
+
+
+def test_names_of_classes_are_shared_less_and_less() -> None:
+    nodes = [node for tree in CELL_TREES.values() for node in tree.body]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    shared = {name: count for name, count in Counter(classes).items() if count > 1}
+    assert len(shared) <= SHARED_CLASS_NAMES, shared
+
+
+def test_constructors_of_the_agent_need_less_and_less() -> None:
+    edges = hive_of(None, ()).graph().edges
+    needs = Counter(source for source, _ in {(one.source, one.parameter) for one in edges if not one.order})
+    full = {source: count for source, count in needs.items() if count > FULL}
+    assert len(full) <= FULL_CONSTRUCTORS, full
 
 
 FAMILIES = (
