@@ -371,7 +371,7 @@ async def test_an_endpoint_is_believed_once_its_node_is_known(tmp_path: Path) ->
         await eventually(
             lambda: "refused CiliumEndpoints: shop/new: its node four is not known" in one.claims()
         )
-        one.put_node("four", "192.0.2.4", "10.0.4.0/24", "fd00::/64")
+        one.put_node("four", "192.0.2.4", "10.0.4.0/24")
         await eventually(lambda: not one.claims())
         await eventually(lambda: one.row("10.0.4.7/32") == (300, "192.0.2.4"))
         one.put_node("four", "192.0.2.4", "10.0.5.0/24")
