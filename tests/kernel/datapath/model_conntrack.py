@@ -92,9 +92,12 @@ class Conntrack:
         """What the packet is, noted in the entry it belongs to.
 
         It belongs to one at most, except when a flow ended and its other side began anew between the same
-        ports: then to the one that it looks like.
+        ports: then to the one that it looks like. Of ICMP nothing is an answer that does not look like one.
         """
-        for answer in (flow.answer_likely, not flow.answer_likely):
+        ways: tuple[bool, ...] = (flow.answer_likely, not flow.answer_likely)
+        if flow.protocol in {ICMP, ICMPV6} and not flow.answer_likely:
+            ways = (False,)
+        for answer in ways:
             key = Key.answered_by(flow, direction) if answer else Key.started_by(flow, direction)
             if self._belongs(key, flow, direction, now):
                 if not answer:

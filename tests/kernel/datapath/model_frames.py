@@ -49,7 +49,7 @@ ADDRESSES = (A.ip, B.ip, ROUTER, NODE, OUTSIDE, KNOWN)
 ADDRESSES6 = (A.ip6, B.ip6, ROUTER6, NODE6, OUTSIDE6, KNOWN6, "ff02::1", "fe80::1")
 PORTS = (53, 80, 40000)
 TCP_FLAGS = ("S", "SA", "A", "FA", "RA", "R", "SF", "SR", "PA", "")
-ICMP_KINDS = (0, 3, 8, 11, 12, 13)
+ICMP_KINDS = (0, 3, 5, 8, 11, 12, 13, 14)
 
 addresses = st.sampled_from(ADDRESSES)
 addresses6 = st.sampled_from(ADDRESSES6)

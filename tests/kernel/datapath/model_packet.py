@@ -22,6 +22,8 @@ _TRANSPORT_HEADER: Final = {TCP: 20, UDP: 8, ICMP: 8, ICMPV6: 8}
 _ICMP_OF: Final = {4: ICMP, 6: ICMPV6}
 _HOP_OPTIONS, _ROUTING, _FRAGMENT, _AUTHENTICATION, _NOTHING, _OPTIONS = 0, 43, 44, 51, 59, 60
 _MOST_EXTENSIONS: Final = 6
+_ANSWERS: Final = frozenset({0, 14, 16, 18})
+"""Types of ICMP that answer others, and have their identifiers."""
 
 
 class Direction(IntEnum):
@@ -56,8 +58,8 @@ class Flow:
 
 def answered(flow: Flow) -> Flow:
     """What this packet answers, as policy keys it."""
-    echo = {ICMP: 8, ICMPV6: 128}
-    return replace(flow, policy_port=echo.get(flow.protocol, flow.sport))
+    asks = {ICMP: {0: 8}.get(flow.policy_port, flow.policy_port - 1), ICMPV6: 128}
+    return replace(flow, policy_port=asks.get(flow.protocol, flow.sport))
 
 
 class RefusedError(Exception):
@@ -186,11 +188,11 @@ def _read_icmp(source: Address, destination: Address, hops: int, body: bytes) ->
         destination,
         ICMP,
         hops,
-        sport=identifier if kind == 8 else 0,
-        dport=identifier if kind == 0 else 0,
+        sport=identifier if kind in {8, 13, 15, 17} else 0,
+        dport=identifier if kind in _ANSWERS else 0,
         policy_port=kind,
         related=kind in {3, 11, 12},
-        answer_likely=kind in {0, 3, 11, 12},
+        answer_likely=kind in {3, 11, 12} | _ANSWERS,
     )
 
 

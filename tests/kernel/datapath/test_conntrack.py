@@ -4,7 +4,7 @@ from ipaddress import IPv4Address
 
 import pytest
 from scapy.layers.inet import ICMP, IP
-from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig
+from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, ICMPv6Unknown
 from scapy.packet import Packet, Raw
 
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
@@ -289,3 +289,33 @@ def test_a_dropped_packet_is_not_remembered(world: World) -> None:
     world.allow(B, NOTHING)
     assert world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S")).dropped == (133, INGRESS)
     assert world.connections().keys() == {OUT}
+
+
+@pytest.mark.parametrize(("asks", "answers"), [(13, 14), (15, 16), (17, 18)])
+def test_a_request_of_icmp_is_answered_under_its_id_by_its_own_kind(
+    world: World, asks: int, answers: int
+) -> None:
+    def message(source: str, to: str, kind: int, number: int = 5) -> Packet:
+        return IP(src=source, dst=to) / ICMP(type=kind, id=number)
+
+    world.allow(A, ONLY_EGRESS)
+    assert world.pod_sends(A, from_pod(A) / message(A.ip, B.ip, asks)).action == REDIRECT
+    assert world.pod_sends(B, from_pod(B) / message(B.ip, A.ip, answers)).action == REDIRECT
+    for kind, number in ((answers, 6), (asks, 5), (5, 5), (9, 5), (8, 5)):
+        refused = world.pod_sends(B, from_pod(B) / message(B.ip, A.ip, kind, number))
+        assert refused.dropped == (133, INGRESS), kind
+    world.allow(B, [(PolicyKey(0, False, PING, asks, 16), PolicyEntry()), *ONLY_EGRESS])
+    assert world.pod_sends(B, from_pod(B) / message(B.ip, A.ip, answers)).action == REDIRECT
+
+
+@pytest.mark.parametrize(("a", "b"), [(A.ip, B.ip), (A.ip6, B.ip6)])
+def test_messages_of_icmp_that_ask_nothing_have_no_answers(world: World, a: str, b: str) -> None:
+    """Who sends a redirect, for instance, may not be sent one for that."""
+
+    def message(source: str, to: str) -> Packet:
+        told = ICMPv6Unknown(type=137, msgbody=bytes(4)) if ":" in to else ICMP(type=5, code=1)
+        return ip(source, to) / told / Raw(bytes(40))
+
+    world.allow(A, ONLY_EGRESS)
+    assert world.pod_sends(A, from_pod(A) / message(a, b)).action == REDIRECT
+    assert world.pod_sends(B, from_pod(B) / message(b, a)).dropped == (133, INGRESS)

@@ -121,6 +121,14 @@ static __always_inline struct ct_entry *ct_find(struct flow *flow, enum directio
 	return ct_apply(entry, flow, direction, now) ? entry : NULL;
 }
 
+/* Whether a packet that does not look like a reply may be one all the same. Of ICMP the type says it: a redirect, for
+ * instance, answers nothing.
+ */
+static __always_inline bool may_reply(const struct flow *flow)
+{
+	return flow->protocol != IPPROTO_ICMP && flow->protocol != IPPROTO_ICMPV6;
+}
+
 /* What the packet is to the pod whose `direction` it travels, noted in the entry it belongs to: `*entry`.
  *
  * A flow has entries both ways only when it ended and its other side began anew between the same ports: then
@@ -133,6 +141,8 @@ static __always_inline enum ct_status ct_lookup(struct flow *flow, enum directio
 
 	*entry = ct_find(flow, direction, reply, now, family);
 	if (!*entry) {
+		if (!reply && !may_reply(flow))
+			return CT_NEW;
 		reply = !reply;
 		*entry = ct_find(flow, direction, reply, now, family);
 		if (!*entry)

@@ -27,6 +27,12 @@
 #define ICMP_ECHO 8
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETERPROB 12
+#define ICMP_TIMESTAMP 13 /* these have an identifier as an echo has (RFC 792, RFC 950) */
+#define ICMP_TIMESTAMPREPLY 14
+#define ICMP_INFO_REQUEST 15
+#define ICMP_INFO_REPLY 16
+#define ICMP_ADDRESS 17
+#define ICMP_ADDRESSREPLY 18
 #define ICMP_FRAG_NEEDED 4
 
 struct icmphdr {
@@ -49,7 +55,7 @@ struct flow {
 	__u8 ttl; /* or the hop limit */
 	bool related;	   /* an ICMP error */
 	bool frag_needed;  /* the ICMP error of path MTU discovery: about the endpoint's own flow no policy may stop it */
-	bool reply_likely; /* which direction conntrack should try first: a guess, never a verdict */
+	bool reply_likely; /* which direction conntrack should try first: a guess, but of ICMP, whose types say it */
 	bool through_stack; /* a packet of a local pod that the host's stack has handled, and may have translated */
 	bool from_tunnel;  /* another node has sent it */
 	bool translated;   /* it was addressed to a service, or answers what was */

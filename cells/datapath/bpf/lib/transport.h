@@ -64,9 +64,15 @@ static __always_inline int parse_icmp(const void *l4, const void *end, struct fl
 	flow->policy_port = bpf_htons(icmp->type);
 	switch (icmp->type) {
 	case ICMP_ECHO:
+	case ICMP_TIMESTAMP:
+	case ICMP_INFO_REQUEST:
+	case ICMP_ADDRESS:
 		flow->sport = icmp->id;
 		break;
 	case ICMP_ECHOREPLY:
+	case ICMP_TIMESTAMPREPLY:
+	case ICMP_INFO_REPLY:
+	case ICMP_ADDRESSREPLY:
 		flow->dport = icmp->id;
 		flow->reply_likely = true;
 		break;

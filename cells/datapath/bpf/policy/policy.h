@@ -133,11 +133,15 @@ static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow
 	return refused;
 }
 
-/* The port, or for ICMP the type, that the first packet of the flow was for which this packet answers. */
+/* The port, or for ICMP the type, that the first packet of the flow was for which this packet answers. Other replies than an
+ * echo's come next to their requests.
+ */
 static __always_inline __be16 asked_port(const struct flow *flow)
 {
+	__u16 type = bpf_ntohs(flow->policy_port);
+
 	if (flow->protocol == IPPROTO_ICMP)
-		return bpf_htons(ICMP_ECHO);
+		return bpf_htons(type == ICMP_ECHOREPLY ? ICMP_ECHO : type - 1);
 	return flow->protocol == IPPROTO_ICMPV6 ? bpf_htons(ICMPV6_ECHO_REQUEST) : flow->sport;
 }
 
