@@ -217,3 +217,13 @@ def test_links_of_other_plugins_are_theirs(routed: RoutedWorld) -> None:
     routed.maps["hive_endpoints"].update(link, chained.config().pack())
     routed.bump(A.id)
     assert routed.comes(udp(OUTSIDE, A.ip)).action == OK
+
+
+@pytest.mark.parametrize("source", ["fe80::bad", "::"])
+def test_what_no_router_may_pass_on_is_left_to_the_stack(routed: RoutedWorld, source: str) -> None:
+    """It refuses it (RFC 4291, 2.5.2 and 2.5.6)."""
+    assert routed.comes(udp(OUTSIDE6, A.ip6)).action == REDIRECT
+    assert routed.comes(udp(source, A.ip6)).action == OK
+    assert not [
+        key for key in routed.connections(tcp=False, version=6) if source in map(str, (key.saddr, key.daddr))
+    ]

@@ -77,7 +77,14 @@ static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
 	return entry && entry->proxy_redirect;
 }
 
-/* Bring what is for a pod of this node into it, past the stack: the verdict. UNDECIDED: it is for none. What is addressed to another machine's MAC the pod's own stack will not take.
+/* Whether a router may pass on what comes from there (RFC 4291, 2.5): only neighbours of a link know each other by such. */
+static __always_inline bool is_routable(const struct address *source, __u8 family)
+{
+	return family == FAMILY_IPV4 || !(link_scoped(source) || address_is_zero(source));
+}
+
+/* Bring what is for a pod of this node into it, past the stack: the verdict. UNDECIDED: it is for none, or the stack's to
+ * refuse. What is addressed to another machine's MAC the pod's own stack will not take.
  */
 static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
@@ -86,7 +93,7 @@ static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __
 	if (flow->ttl <= 1 || (!host_routing() && !device_proxied(flow, family)))
 		return UNDECIDED;
 	local = address_lookup(&flow->daddr, family);
-	if (!local || local->flags & ADDRESS_IS_HOST)
+	if (!local || local->flags & ADDRESS_IS_HOST || unlikely(!is_routable(&flow->saddr, family)))
 		return UNDECIDED;
 	return family == FAMILY_IPV4 ? nodeport4_deliver(ctx, flow, local, now)
 				     : nodeport6_deliver(ctx, flow, local, now);
