@@ -9,7 +9,7 @@
 # make node         real agents, runtimes and labs in namespaces (root)
 # make lint         ruff and mypy
 #
-# make soak     what takes too long for that: every kill point, 100000 pods that come and go (root, an hour)
+# make soak     what takes too long for that: every kill point, 100000 pods, hostile frames (root, an hour)
 # make bench    the numbers, side by side with the peers (root)
 # make fresh    demo and test on newly installed Debian systems, made with debootstrap (root); SUITES names them
 # make install  what the others call first: Debian packages, .venv, compiled objects
@@ -63,8 +63,8 @@ fresh:
 	@configs/debian/fresh $(SUITES)
 
 soak: root install-test
-	CRASH_POINTS=0 MODES=all $(BIN)/pytest tests/node/crash tests/node/matrix tests/node/image tests/node/chaining tests/node/trouble \
-		tests/node/agent/test_kill.py tests/kernel/agent tests/kernel/datapath/test_killed_upgrade.py \
+	CRASH_POINTS=0 MODES=all FRAMES=$(or $(FRAMES),2000) $(BIN)/pytest tests/node/crash tests/node/matrix tests/node/image tests/node/chaining tests/node/trouble \
+		tests/node/agent/test_kill.py tests/node/agent/test_hostile_frames.py tests/kernel/agent tests/kernel/datapath/test_killed_upgrade.py \
 		tests/unit/agent/test_hive.py tests/soak
 
 lint: .make/installed-dev

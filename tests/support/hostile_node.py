@@ -1,6 +1,6 @@
 """Attacks on running nodes: who sends forged frames, who gets which of them, and what a plain model allows.
 
-Needs: root, the lab.   Gives: Receiver, Sender, Field, UDP_PORT.
+Needs: root, the lab.   Gives: Receiver, Sender, Field, quotes_answer, UDP_PORT.
 Frames are written to links as they are (AF_PACKET) and read where they arrive: on pods' links, and by raw
 sockets of the node, which see what its stack takes for itself.
 """
@@ -40,6 +40,10 @@ _RAW6: Final = (4, 6, 17, 41, 47, 50, 58, 89, 103, 112, 132, 136)
 _NEIGHBOURS: Final = range(130, 138)
 """ICMPv6 types that a node takes whatever its policy says."""
 _ICMPV6: Final = 58
+_ICMPV6_ERRORS: Final = 128
+"""The first type that is none."""
+_ICMP: Final = 1
+_ICMP_ERRORS: Final = (3, 11, 12)
 _OWN_ERRORS: Final = {(1, 3, 1), (_ICMPV6, 1, 3)}
 """By protocol, type and code: a node gets them of itself, about answers to who is not there."""
 
@@ -125,6 +129,17 @@ class HostReceiver:
                 except BlockingIOError:
                     break
                 yield protocol, packet[(packet[0] & 15) * 4 :] if sock.family == socket.AF_INET else packet
+
+
+def quotes_answer(protocol: int, payload: bytes, port: int) -> bool:
+    """Whether an ICMP error, without its network header, is about what a node answers by this UDP port."""
+    kind, quoted = payload[0], payload[8:]
+    if protocol == _ICMPV6:
+        return kind < _ICMPV6_ERRORS and quoted[6:7] == b"\x11" and quoted[40:42] == port.to_bytes(2, "big")
+    if protocol != _ICMP or kind not in _ICMP_ERRORS or not quoted:
+        return False
+    at = (quoted[0] & 15) * 4
+    return quoted[9:10] == b"\x11" and quoted[at : at + 2] == port.to_bytes(2, "big")
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from tests.support.hostile_node import (
     host_receiver,
     link_socket,
     mac_of,
+    quotes_answer,
 )
 from tests.support.waiting import eventually
 
@@ -221,7 +222,8 @@ def reaches_node(sender: Sender, protocol: int, payload: bytes) -> bool:
     """What the node may take. Devices without a program are not the node's policy's."""
     if sender.name == "bridge":
         return True
-    return sender.name == "outside" and protocol == UDP and payload[2:4] == HOST_PORT.to_bytes(2, "big")
+    asks = protocol == UDP and payload[2:4] == HOST_PORT.to_bytes(2, "big")
+    return sender.name == "outside" and (asks or quotes_answer(protocol, payload, HOST_PORT))
 
 
 def addresses_of(link: str) -> list[str]:
