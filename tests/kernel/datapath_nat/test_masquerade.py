@@ -135,6 +135,45 @@ def test_when_no_port_is_left_only_new_flows_to_there_are_dropped(
     assert mapped(world, 6 if ":" in pod else 4) == 2 * (PORTS + 1)
 
 
+@pytest.mark.parametrize(("pod", "other", "outside"), [(A.ip, B.ip, OUTSIDE), (A.ip6, B.ip6, OUTSIDE6)])
+def test_in_a_full_map_no_answer_reaches_another_flow(
+    world: World, pod: str, other: str, outside: str
+) -> None:
+    """A flow without one of its two rows is translated anew, perhaps to another port; what is used stays."""
+
+    def leaves(sport: int, source: str = pod) -> int:
+        outcome = world.device_sends(udp(source, outside, sport))
+        assert outcome.action == OK
+        return int(outcome.packet[UDP].sport)
+
+    def comes_back(port: int) -> tuple[str, int]:
+        answer = world.device_gets(udp(outside, NODES[6 if ":" in pod else 4], 53, port)).packet
+        return network(answer).dst, answer[UDP].dport
+
+    used = {(pod, sport): leaves(sport) for sport in range(1000, 1004) for _ in range(3)}
+    for port in used.values():
+        comes_back(port)
+    unused = {(pod, sport): leaves(sport) for sport in range(2000, 2004)}
+    frame = bytearray(bytes(udp(other, "2001:db8:f::" if ":" in pod else "198.18.0.0", 3000)))
+    at = 52 if ":" in pod else 32
+    for number in range(4096):
+        frame[at : at + 2] = number.to_bytes(2, "big")
+        assert world.device_sends(bytes(frame)).action == OK, "a new flow finds room"
+    assert mapped(world, 6 if ":" in pod else 4) <= world.sizes.nat
+    for flow, port in used.items():
+        assert comes_back(port) == flow
+    owners = {port: flow for flow, port in (used | unused).items()}
+    for port in range(FIRST_PORT, LAST_PORT + 1):
+        assert comes_back(port) in {(NODES[6 if ":" in pod else 4], port), owners.get(port)}
+    owners = {port: flow for flow, port in used.items()}
+    for sport in (*range(2000, 2004), *range(4000, 4008)):
+        port = leaves(sport, other if sport >= 4000 else pod)
+        assert port not in owners, "no two flows to one destination have one port"
+        owners[port] = (other if sport >= 4000 else pod, sport)
+    for port, flow in owners.items():
+        assert comes_back(port) == flow
+
+
 def test_a_port_is_kept_where_it_can_be(world: World) -> None:
     assert world.device_sends(udp(A.ip, OUTSIDE, FIRST_PORT)).packet[UDP].sport == FIRST_PORT
     assert world.device_sends(udp(B.ip, OUTSIDE, FIRST_PORT)).packet[UDP].sport != FIRST_PORT
