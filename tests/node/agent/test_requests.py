@@ -24,6 +24,7 @@ from cells.proxy.envoy.resources import Place, external_bootstrap
 from hive.client import ask, connect
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
+from hive.lab.children import Stop
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
 from tests.node.agent.test_pod_labels import pod, write
@@ -143,6 +144,34 @@ def test_redirects_go_on_without_the_agent_and_end_without_envoy(node: Lab, tmp_
         eventually(lambda: place.get("/other").status == 200)
         assert place.envoy != envoy, "the agent has started another one"
         assert place.get("/public/1").status == 403
+
+
+def test_no_request_passes_unread_while_envoy_dies_and_comes_back(node: Lab, tmp_path: Path) -> None:
+    """Connections that it read end at once, and new ones fail until there is another one."""
+    with shop(node, tmp_path) as place, place.talking() as ask:
+        assert ask("/public/1") == 200
+        asking = place.here.start(_keeps_asking, place.server.ipv4)
+        for _ in range(2):
+            envoy = place.envoy
+            os.kill(envoy, signal.SIGKILL)
+            eventually(lambda: place.envoy != envoy and place.get("/public/1").status == 200)  # noqa: B023
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask("/public/2")
+        found = asking.finish(within=60)
+        assert {("/public/1", 200), ("/secret", 403)} <= found
+        assert found <= {("/public/1", 200), ("/secret", 403), ("/public/1", 0), ("/secret", 0)}
+
+
+def _keeps_asking(stop: Stop, address: str) -> set[tuple[str, int]]:
+    """Until it is stopped; paths and the status of their answers, 0 where there is none."""
+    found = set()
+    while not stop.wait(0):
+        for path in ("/public/1", "/secret"):
+            try:
+                found.add((path, ask_http(address, path).status))
+            except (OSError, http.client.HTTPException):
+                found.add((path, 0))
+    return found
 
 
 def test_nothing_of_envoy_is_there_before_a_rule_asks_for_it(node: Lab, tmp_path: Path) -> None:
