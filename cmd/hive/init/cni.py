@@ -56,7 +56,7 @@ def install(
 ) -> None:
     """Install cilium-cni, and loopback where the image has one.
 
-    A plugin takes its place at once: one that runs goes on with the former file.
+    A plugin takes its place at once: one that runs goes on with the previous file.
     """
     directory = (cni_dir or host_prefix / "opt/cni") / "bin"
     if LOOPBACK.exists():
