@@ -58,6 +58,7 @@ class MethodDescriptorProto(WireMessage):
     name: Annotated[str, Wire(1)] = ""
     input_type: Annotated[str, Wire(2)] = ""
     output_type: Annotated[str, Wire(3)] = ""
+    client_streaming: Annotated[bool, Wire(5)] = False
     server_streaming: Annotated[bool, Wire(6)] = False
 
 
@@ -93,7 +94,9 @@ _SCALARS: Final = {
 _WELL_KNOWN: Final = ("timestamp", "wrappers", "field_mask", "any")
 
 
-class _File(NamedTuple):
+class ProtoFile(NamedTuple):
+    """A file of messages and services, whose Python types are in modules."""
+
     name: str
     package: str
     dependencies: tuple[str, ...]
@@ -102,54 +105,56 @@ class _File(NamedTuple):
     services: tuple[ServiceDescriptorProto, ...] = ()
 
 
-def _service(package: str, name: str, *methods: tuple[str, str, bool]) -> ServiceDescriptorProto:
+def service(package: str, name: str, *methods: tuple[str, str, str, bool]) -> ServiceDescriptorProto:
+    """A service of methods, each with its request, its answer, and whether it streams answers."""
     return ServiceDescriptorProto(
         name=name,
         method=[
             MethodDescriptorProto(
                 name=method,
-                input_type=f".{package}.{method}Request",
+                input_type=f".{package}.{request}",
                 output_type=f".{package}.{answer}",
                 server_streaming=streaming,
             )
-            for method, answer, streaming in methods
+            for method, request, answer, streaming in methods
         ],
     )
 
 
 _FILES: Final = (
-    _File("flow/flow.proto", "flow", (), flow, enums),
-    _File("relay/relay.proto", "relay", (), observer, observer),
-    _File(
+    ProtoFile("flow/flow.proto", "flow", (), flow, enums),
+    ProtoFile("relay/relay.proto", "relay", (), observer, observer),
+    ProtoFile(
         "observer/observer.proto",
         "observer",
         ("flow/flow.proto", "relay/relay.proto"),
         observer,
         observer,
         (
-            _service(
+            service(
                 "observer",
                 "Observer",
-                ("GetFlows", "GetFlowsResponse", True),
-                ("GetAgentEvents", "GetAgentEventsResponse", True),
-                ("GetDebugEvents", "GetDebugEventsResponse", True),
-                ("GetNodes", "GetNodesResponse", False),
-                ("GetNamespaces", "GetNamespacesResponse", False),
-                ("ServerStatus", "ServerStatusResponse", False),
+                ("GetFlows", "GetFlowsRequest", "GetFlowsResponse", True),
+                ("GetAgentEvents", "GetAgentEventsRequest", "GetAgentEventsResponse", True),
+                ("GetDebugEvents", "GetDebugEventsRequest", "GetDebugEventsResponse", True),
+                ("GetNodes", "GetNodesRequest", "GetNodesResponse", False),
+                ("GetNamespaces", "GetNamespacesRequest", "GetNamespacesResponse", False),
+                ("ServerStatus", "ServerStatusRequest", "ServerStatusResponse", False),
             ),
         ),
     ),
-    _File(
+    ProtoFile(
         "peer/peer.proto",
         "peer",
         (),
         observer,
         observer,
-        (_service("peer", "Peer", ("Notify", "ChangeNotification", True)),),
+        (service("peer", "Peer", ("Notify", "NotifyRequest", "ChangeNotification", True)),),
     ),
 )
 _ENUM_SCOPES: Final = {
     "NodeState": "relay",
+    "ServingStatus": "grpc.health.v1.HealthCheckResponse",
     "ChangeNotificationType": "peer",
     "TunnelProtocol": "flow.Tunnel",
 }
@@ -159,20 +164,25 @@ _ENUM_NAMES: Final = {"FlowVerdict": "Verdict", "TunnelProtocol": "Protocol"}
 
 def file_descriptors() -> list[bytes]:
     """Serialized FileDescriptorProto of each file, those that others need first."""
-    return [encode(_file(each)) for each in _FILES]
+    return [encode(describe(each)) for each in _FILES]
 
 
-def _file(file: _File) -> FileDescriptorProto:
+def describe(file: ProtoFile) -> FileDescriptorProto:
+    """The file in protobuf's own terms."""
     messages = [
         cls
         for _, cls in inspect.getmembers(file.messages, inspect.isclass)
-        if issubclass(cls, WireMessage) and cls.protobuf.partition(".")[0] == file.package
+        if issubclass(cls, WireMessage) and getattr(cls, "protobuf", "").startswith(f"{file.package}.")
     ]
     return FileDescriptorProto(
         name=file.name,
         package=file.package,
         dependency=[*(f"google/protobuf/{name}.proto" for name in _WELL_KNOWN), *file.dependencies],
-        message_type=[_message(cls, messages) for cls in messages if cls.protobuf.count(".") == 1],
+        message_type=[
+            _message(cls, messages, file.enums)
+            for cls in messages
+            if cls.protobuf.rpartition(".")[0] == file.package
+        ],
         enum_type=list(_enums(file.enums, file.package)),
         service=file.services,
         syntax="proto3",
@@ -191,18 +201,20 @@ def _enums(module: types.ModuleType, scope: str) -> Iterator[EnumDescriptorProto
             yield EnumDescriptorProto(name=_ENUM_NAMES.get(name, name), value=values)
 
 
-def _message(cls: type[WireMessage], all_messages: Iterable[type[WireMessage]]) -> DescriptorProto:
+def _message(
+    cls: type[WireMessage], all_messages: Iterable[type[WireMessage]], in_module: types.ModuleType
+) -> DescriptorProto:
     members = members_of(cls)
     oneofs = list(dict.fromkeys(member.wire.oneof for member in members if member.wire.oneof))
     return DescriptorProto(
         name=cls.protobuf.rpartition(".")[2],
         field=[_field(member, oneofs) for member in members],
         nested_type=[
-            _message(each, all_messages)
+            _message(each, all_messages, in_module)
             for each in all_messages
             if each.protobuf.rpartition(".")[0] == cls.protobuf
         ],
-        enum_type=list(_enums(enums, cls.protobuf)),
+        enum_type=list(_enums(in_module, cls.protobuf)),
         oneof_decl=[OneofDescriptorProto(name=name) for name in oneofs],
     )
 

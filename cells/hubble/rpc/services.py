@@ -1,4 +1,4 @@
-"""The gRPC services of a node's Hubble: Observer, Peer and health.
+"""The gRPC services of a node's Hubble: Observer, Peer, health and reflection.
 
 Needs:  ObservedFlows, the table of nodes.
 Gives:  hubble_methods(), Peers, PeerSettings.
@@ -28,6 +28,7 @@ from cells.hubble.observer import (
 from cells.hubble.ring import InvalidRequest
 from cells.hubble.rpc.grpc import Answers, Method, RpcCode, RpcError, server_streaming, unary
 from cells.hubble.rpc.health import HEALTH_METHODS, decoded
+from cells.hubble.rpc.reflection import reflection_methods
 from lifecycle import Change, ReadTable
 
 OBSERVER: Final = "observer.Observer"
@@ -143,7 +144,7 @@ def hubble_methods(flows: ObservedFlows, nodes: ReadTable[ClusterNode], peers: P
             if found := [encode(one) for one in subscriber.notifications(batch)]:
                 yield found
 
-    return [
+    methods = [
         server_streaming(OBSERVER, "GetFlows", _observed(GetFlowsRequest, flows.get_flows)),
         server_streaming(
             OBSERVER, "GetAgentEvents", _observed(GetAgentEventsRequest, flows.get_agent_events)
@@ -157,6 +158,7 @@ def hubble_methods(flows: ObservedFlows, nodes: ReadTable[ClusterNode], peers: P
         server_streaming(PEER, "Notify", notify),
         *HEALTH_METHODS,
     ]
+    return [*methods, *reflection_methods(method.service for method in methods)]
 
 
 def _observed(

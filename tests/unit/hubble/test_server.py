@@ -18,6 +18,8 @@ from typing import Any
 import anyio
 import grpc
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP
@@ -34,6 +36,7 @@ from cells.hubble.observer import (
 )
 from cells.hubble.parser import Origin, Parser
 from cells.hubble.ring import FlowObserver
+from cells.hubble.rpc.reflection import ReflectionRequest, ReflectionResponse
 from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings, ServerCertificates
 from cells.hubble.rpc.services import Peers, PeerSettings
 from hive.observe.hubble import run
@@ -138,6 +141,52 @@ async def test_the_unix_socket_answers_grpcio(tmp_path: Path) -> None:
 
         await in_thread(calls)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("package", ["grpc.reflection.v1", "grpc.reflection.v1alpha"])
+async def test_what_is_served_can_be_learned_by_reflection(tmp_path: Path, package: str) -> None:
+    async with serving(tmp_path):
+
+        def calls() -> None:
+            with grpc.insecure_channel(f"unix:{tmp_path / 'hubble.sock'}") as channel:
+                info = channel.stream_stream(f"/{package}.ServerReflection/ServerReflectionInfo")
+
+                def ask(*requests: ReflectionRequest) -> list[ReflectionResponse]:
+                    answers = info((encode(one) for one in requests), timeout=20)
+                    return [decode(ReflectionResponse, one) for one in answers]
+
+                (listed,) = ask(ReflectionRequest(list_services=""))
+                assert listed.list_services_response is not None
+                services = [one.name for one in listed.list_services_response.service]
+                assert services == [
+                    *("grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"),
+                    *("grpc.reflection.v1alpha.ServerReflection", "observer.Observer", "peer.Peer"),
+                ]
+                pool = DescriptorPool()
+                described: dict[str, bytes] = {}
+                for answer in ask(*(ReflectionRequest(file_containing_symbol=name) for name in services)):
+                    assert answer.file_descriptor_response is not None
+                    for one in answer.file_descriptor_response.file_descriptor_proto:
+                        described[FileDescriptorProto.FromString(one).name] = one
+
+                def add(name: str) -> None:
+                    data = described.pop(name, None)
+                    if data is not None:
+                        for needed in FileDescriptorProto.FromString(data).dependency:
+                            add(needed)
+                        pool.AddSerializedFile(data)
+
+                for name in list(described):
+                    add(name)
+                methods = {name: pool.FindServiceByName(name).methods_by_name for name in services}
+                asked = methods["observer.Observer"]["GetFlows"].input_type.fields_by_name
+                assert asked["whitelist"].message_type.full_name == "flow.FlowFilter"
+                assert methods[f"{package}.ServerReflection"]["ServerReflectionInfo"].client_streaming
+                (unknown,) = ask(ReflectionRequest(file_by_filename="x.proto"))
+                assert unknown.error_response is not None
+                assert unknown.error_response.error_code == 5
+
+        await in_thread(calls)
 
 
 @pytest.mark.parametrize(
