@@ -1,7 +1,7 @@
 """``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
 
 Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental,
-       node-ranges and policies: none; inspect-page: chromium, chromium-driver.
+       node-ranges, policies and hubble: none; inspect-page: chromium, chromium-driver.
 Gives: the table on standard output.
 """
 
@@ -23,6 +23,7 @@ from tests.bench import (
     framework,
     hostile,
     http_requests,
+    hubble,
     incremental,
     inspect_page,
     lag,
@@ -77,6 +78,7 @@ PARTS: dict[str, Measure] = {
     "policy-maps": policy_maps.measure,
     "names": names.measure,
     "requests": http_requests.measure,
+    "hubble": hubble.measure,
     "services": services.measure,
     "service-sync": service_sync.measure,
     "node-port-packets": node_port_packets.measure,
@@ -85,7 +87,7 @@ PARTS: dict[str, Measure] = {
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""
-UNPRIVILEGED = {"framework", "tables", "incremental", "inspect-page", "node-ranges", "policies"}
+UNPRIVILEGED = {"framework", "tables", "incremental", "inspect-page", "node-ranges", "policies", "hubble"}
 
 
 def main() -> int:

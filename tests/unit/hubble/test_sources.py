@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from ipaddress import IPv4Address
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -296,3 +299,17 @@ def test_the_mount_of_control_groups_is_found() -> None:
     mounts = "\n".join([line.format("/sys/fs/cgroup/cpu", "cgroup"), line.format("/run/cg", "cgroup2")])
     assert cgroup2_mount(mounts) == "/run/cg"
     assert cgroup2_mount("") == ""
+
+
+def test_an_agent_without_hubble_loads_none_of_what_reads_and_serves_events() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, cells.agent; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    heavy = (
+        "cells.hubble." + name for name in ("ring", "codec", "parser", "filters", "rpc.grpc", "rpc.services")
+    )
+    assert not {*heavy, "h2", "hpack", "re2"} & set(done.stdout.split())
