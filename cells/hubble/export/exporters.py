@@ -37,7 +37,7 @@ class HubbleExportSettings(Settings, frozen=True):
     """File that events are appended to, or stdout; empty: none."""
 
     hubble_export_file_max_size_mb: int = 10
-    """Size of a file, in MiB, at which it is renamed and another one begun; also of files of flow logs."""
+    """Size of a file, in MiB, at which it is renamed and another one starts; also of files of flow logs."""
 
     hubble_export_file_max_backups: int = 5
     """How many renamed files stay; 0: all."""

@@ -1,4 +1,4 @@
-"""Which events are written to a file of events, as which lines, and when another file is begun.
+"""Which events are written to a file of events, as which lines, and when another file starts.
 
 Needs:  compile_filters(), FieldMask; the messages of flows.
 Gives:  FlowLog, Lines, parse_flow_logs(), parse_filters(), RotatingFile, StandardOutput.

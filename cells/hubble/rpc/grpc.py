@@ -515,7 +515,7 @@ class _Call:
         self.scope = anyio.CancelScope()
         self.window = asyncio.Event()
         self.opened = False
-        """The answer has begun."""
+        """The answer has started."""
         self.ended = False
         """The request has come wholly."""
         self.http_status = "200"

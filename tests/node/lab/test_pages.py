@@ -13,7 +13,7 @@ from tests.support.pages import ROOT, blocks, play, shell
 pytestmark = pytest.mark.node
 
 PAGES = (
-    *("default-deny.md", "names.md", "follow-a-packet.md", "follow-a-pod.md"),
+    *("default-deny.md", "names.md", "follow-a-packet.md", "follow-a-pod.md", "hubble.md"),
     *("startup.md", "operating.md", "troubleshooting.md"),
 )
 
