@@ -212,8 +212,8 @@ def exit_code(error: BaseException) -> int:
     1 otherwise.
     """
     codes = [leaf.exit_code if isinstance(leaf, HiveError) else None for leaf in leaves(error)]
-    told = [code for code in codes if code]
-    return told[0] if told else int(None in codes)
+    known = [code for code in codes if code]
+    return known[0] if known else int(None in codes)
 
 
 def explain(error: BaseException) -> str | None:

@@ -55,8 +55,8 @@ class HealthTree:
     def report(self, module: str, level: Level, message: str, error: BaseException | None = None) -> None:
         """Put a status in place of the module's last one."""
         before = self._statuses.get(module)
-        said = None if before is None else (before.level, before.message, before.error)
-        if error is None and said == (level, message, None):
+        previous = None if before is None else (before.level, before.message, before.error)
+        if error is None and previous == (level, message, None):
             return
         since = before.since if before is not None and before.level == level else self._clock()
         text = None if error is None else f"{type(error).__name__}: {error}"
@@ -65,9 +65,9 @@ class HealthTree:
     def forget(self, module: str) -> None:
         """Take out the status of this id and of all below it."""
         self._sorted = None
-        for gone in self._inside(module):
-            self._statuses.pop(gone, None)
-            self._below.pop(gone, None)
+        for removed in self._inside(module):
+            self._statuses.pop(removed, None)
+            self._below.pop(removed, None)
         while module:
             parent = module.rpartition(".")[0]
             siblings = self._below.get(parent, {})

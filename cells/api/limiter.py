@@ -158,8 +158,8 @@ class Limiter:
         self.processed: Counter[tuple[str, int]] = Counter()
         """Requests by outcome and status."""
 
-    async def enter(self, gone: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Turn:
-        """Wait for the request's turn; ``gone`` returns when the client has disconnected.
+    async def enter(self, disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Turn:
+        """Wait for the request's turn; ``disconnected`` returns when the client has disconnected.
 
         Raises Refused. Whoever is cancelled meanwhile leaves the line.
         """
@@ -175,7 +175,7 @@ class Limiter:
                 async with anyio.create_task_group() as group:
                     self._waiting.add(group.cancel_scope)
                     try:
-                        group.start_soon(_cancel_when, gone, group.cancel_scope)
+                        group.start_soon(_cancel_when, disconnected, group.cancel_scope)
                         found = await self._wait(came)
                         group.cancel_scope.cancel()
                     finally:
@@ -332,6 +332,6 @@ def _too_fast(wait: float, longest: float) -> Refused:
     return Refused(TOO_FAST, f"request would have to wait {Duration(wait)} to be served {bound}")
 
 
-async def _cancel_when(gone: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
-    await gone()
+async def _cancel_when(disconnected: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+    await disconnected()
     scope.cancel()

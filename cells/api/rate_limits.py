@@ -88,9 +88,9 @@ class LimitSettings(Settings, frozen=True):
     def validate(self) -> None:
         """Refuse what is no limit; raises ValueErrors of one line."""
         refuse(
-            f"api-rate-limit={name}={said}: {wrong}"
-            for name, said in self.api_rate_limit.items()
-            if (wrong := _wrong(name, said))
+            f"api-rate-limit={name}={given}: {wrong}"
+            for name, given in self.api_rate_limit.items()
+            if (wrong := _wrong(name, given))
         )
 
     def parameters(self) -> dict[str, Parameters]:
@@ -105,11 +105,11 @@ def limiter_name(method: str, path: str) -> str | None:
     return _OF_ONE.get(method) if path == _ONE or path.startswith(f"{_ONE}/") else None
 
 
-def _wrong(name: str, said: str) -> str:
+def _wrong(name: str, given: str) -> str:
     if name not in _DEFAULTS:
         return f"no such limiter, expected one of {', '.join(NAMES)}"
     try:
-        merged = _merged(_DEFAULTS[name], said)
+        merged = _merged(_DEFAULTS[name], given)
     except ValueError as error:
         return str(error)
     longest = merged.max_wait_duration
@@ -118,10 +118,10 @@ def _wrong(name: str, said: str) -> str:
     return ""
 
 
-def _merged(base: Parameters, said: str) -> Parameters:
+def _merged(base: Parameters, given: str) -> Parameters:
     """The parameters with ``option:value,option:value`` over them. Raises ValueError of one line."""
     changes: dict[str, float] = {}
-    for word in filter(None, (part.strip() for part in said.split(","))):
+    for word in filter(None, (part.strip() for part in given.split(","))):
         option, colon, text = word.partition(":")
         if not colon:
             raise ValueError(f"{word!r}: expected option:value, with commas between several")
@@ -243,7 +243,7 @@ class Limits:
 
         async def operate(request: Request) -> Response:
             try:
-                turn = await limiter.enter(request.gone)
+                turn = await limiter.enter(request.disconnected)
             except Refused as refused:
                 return answer(TOO_MANY, str(refused))
             status = 500

@@ -65,9 +65,9 @@ class ApiServerLabels:
     async def _follow(self, _: None) -> None:
         servers = set(addresses_of(self._slices.by("service").get(SERVICE)))
         if servers != self._servers:
-            gone, self._servers = self._servers - servers, servers
+            removed, self._servers = self._servers - servers, servers
             self._log.info("addresses of API servers", addresses=sorted(servers))
-            self._metadata.remove(RESOURCE, gone)
+            self._metadata.remove(RESOURCE, removed)
             self._metadata.upsert(
                 *(
                     PrefixLabels(prefix=one, resource=RESOURCE, source=Source.KUBE_APISERVER, labels=(LABEL,))

@@ -137,7 +137,7 @@ class Routes:
         self._kernel = kernel
         self._log = log
         self._skip = skip_unreachable
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     async def dump(self) -> Mapping[IPNetwork, DirectRoute]:
         """The routes there are: those that are as wanted, and others without a node."""
@@ -160,24 +160,24 @@ class Routes:
                 ways[destination] = route.gateway
         for destination, error in (await self._kernel.put(ways)).items():
             if self._skip and isinstance(error, UnreachableError):
-                self._tell(f"{batch[destination].node} is left out: {error}")
+                self._report(f"{batch[destination].node} is left out: {error}")
             else:
                 failures[destination] = error
         for destination, error in failures.items():
             hint = f"; {HINT}" if isinstance(error, UnreachableError) else ""
-            self._tell(f"no route to {destination} of {batch[destination].node}: {error}{hint}", wrong=True)
+            self._report(f"no route to {destination} of {batch[destination].node}: {error}{hint}", wrong=True)
         if failures:
             raise BatchError(failures)
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
         """Remove them."""
         await self._kernel.drop(batch)
-        self._told.clear()
+        self._reported.clear()
 
-    def _tell(self, text: str, *, wrong: bool = False) -> None:
+    def _report(self, text: str, *, wrong: bool = False) -> None:
         """Once: it is tried again and again."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             (self._log.error if wrong else self._log.warning)(text)
 
 
@@ -221,7 +221,7 @@ class DirectRoutes:
 RTPROT_KERNEL: Final = 2
 RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1
-_GONE: Final = frozenset({3, 19, 101})  # ESRCH, ENODEV, ENETUNREACH
+_MISSING: Final = frozenset({3, 19, 101})  # ESRCH, ENODEV, ENETUNREACH
 
 
 class KernelRoutes:
@@ -314,7 +314,7 @@ def _drop(destinations: Collection[IPNetwork]) -> None:
             try:
                 ip.route("del", dst=str(destination), gateway=str(gateway), proto=RTPROT_KERNEL)
             except Refused as error:
-                if error.code not in _GONE:
+                if error.code not in _MISSING:
                     raise NetlinkError(error.code, f"remove route {destination} via {gateway}") from error
 
 

@@ -57,10 +57,10 @@ class AnnotatedPools:
             raise IpamLaterError(
                 _unknown(owner, "Namespace", namespace), partial(self._namespaces.wait_for, ("", namespace))
             )
-        told = [one.annotations for one in (pod, space) if one is not None]
-        if found := next(filter(None, (_pool(each, family) for each in told)), ""):
+        annotations = [one.annotations for one in (pod, space) if one is not None]
+        if found := next(filter(None, (_pool(each, family) for each in annotations)), ""):
             return found
-        if next((each[REQUIRED] for each in told if REQUIRED in each), "") == "true":
+        if next((each[REQUIRED] for each in annotations if REQUIRED in each), "") == "true":
             raise IpamError(
                 REFUSED,
                 f'no IPAM pool for owner "{owner}": {REQUIRED} is "true", and neither the pod nor its'

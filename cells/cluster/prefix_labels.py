@@ -111,18 +111,18 @@ class Known(msgspec.Struct, frozen=True):
     """Of what is outside, in the prefix's family."""
 
 
-def resolved(said: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
+def resolved(rows: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
     """The sorted labels of the prefix's identity; None where it has the one of its claims.
 
     That is so without labels, for a pod, which keeps its own, and for this node, whose identity
     gets the labels: see labels_of().
     """
-    overriding = sorted(row.resource for row in said if row.override)
+    overriding = sorted(row.resource for row in rows if row.override)
     if overriding:  # several contradict each other: the first by name
-        return next(tuple(sorted(set(row.labels))) for row in said if row.resource == overriding[0])
-    if not said or known.identity == HOST:
+        return next(tuple(sorted(set(row.labels))) for row in rows if row.resource == overriding[0])
+    if not rows or known.identity == HOST:
         return None
-    labels = labels_of(said)
+    labels = labels_of(rows)
     scope = scope_of(known.identity)
     node = known.identity == REMOTE_NODE or scope is Scope.REMOTE_NODE
     if node or labels & _IN_CLUSTER:
@@ -133,9 +133,9 @@ def resolved(said: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | 
     return tuple(sorted({*labels, *known.around, *known.world}))
 
 
-def labels_of(said: Iterable[PrefixLabels]) -> set[str]:
+def labels_of(rows: Iterable[PrefixLabels]) -> set[str]:
     """What all of them say together."""
-    return {label for row in said for label in row.labels}
+    return {label for row in rows for label in row.labels}
 
 
 # Identities of prefixes that have labels: their claims in the ipcache.
@@ -164,7 +164,7 @@ class PrefixClaims:
         *,
         jobs: Jobs,
     ) -> None:
-        self._said = metadata.table
+        self._rows = metadata.table
         self._ipcache = ipcache
         self._identities = identities
         self._dual_stack = agent.ipv4 and agent.ipv6
@@ -174,13 +174,13 @@ class PrefixClaims:
         self._of_host: dict[Prefix, frozenset[str]] = {}
         """What is said of this node's own addresses."""
         self._first = ipcache.table.initializer(RESOURCE)
-        jobs.observe("labels", self._said.changes, self._follow_labels)
+        jobs.observe("labels", self._rows.changes, self._follow_labels)
         jobs.one_shot("first", self._complete)
         claims = partial(ipcache.table.changes, only=self._matters)
         jobs.observe("claims of others", claims, self._follow_claims)
 
     async def _complete(self) -> None:
-        await self._said.wait_initialized()
+        await self._rows.wait_initialized()
         self._settle(list(self._prefixes()))
         self._first.done()
 
@@ -190,7 +190,7 @@ class PrefixClaims:
     def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
         """Whether rules name the prefix, or did, or a source has labels for it."""
         of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
-        return of_rules or bool(self._said.by("prefix").get(str(key)))
+        return of_rules or bool(self._rows.by("prefix").get(str(key)))
 
     async def _follow_claims(self, changes: list[Change[IpcacheEntry]]) -> None:
         touched: set[Prefix] = set()
@@ -204,28 +204,28 @@ class PrefixClaims:
                 around = self._generated.pop(prefix, None)
             if around is not None:
                 touched |= {one for one in self._prefixes() if contains(around, ip_network(one))}
-            elif self._said.by("prefix").get(prefix):
+            elif self._rows.by("prefix").get(prefix):
                 touched.add(prefix)
         self._settle(touched)
 
     def _prefixes(self) -> set[Prefix]:
-        return {row.prefix for row in self._said.all()}
+        return {row.prefix for row in self._rows.all()}
 
     def _settle(self, prefixes: Iterable[Prefix]) -> None:
         """Claim what these should have now. Raises OSError where the kernel refuses: it is tried again."""
         for prefix in prefixes:
-            said = list(self._said.by("prefix").get(prefix))
+            rows = list(self._rows.by("prefix").get(prefix))
             base = self._others(prefix)
-            labels = resolved(said, self._known(prefix, base)) if said else None
+            labels = resolved(rows, self._known(prefix, base)) if rows else None
             if labels is not None:
-                self._claim(prefix, labels, said, base)
+                self._claim(prefix, labels, rows, base)
             elif (claimed := self._claimed.pop(prefix, None)) is not None:
                 try:
                     self._ipcache.withdraw(RESOURCE, [prefix])
                 finally:
                     self._identities.release(claimed.identity)
-            if said and labels is None and base is not None and base.identity == HOST:
-                self._of_host[prefix] = frozenset(labels_of(said))
+            if rows and labels is None and base is not None and base.identity == HOST:
+                self._of_host[prefix] = frozenset(labels_of(rows))
             else:
                 self._of_host.pop(prefix, None)
         self._identities.label_host(RESOURCE, frozenset[str]().union(*self._of_host.values()))
@@ -245,11 +245,11 @@ class PrefixClaims:
         self,
         prefix: Prefix,
         labels: tuple[str, ...],
-        said: list[PrefixLabels],
+        rows: list[PrefixLabels],
         base: IpcacheEntry | None,
     ) -> None:
         """Claim the prefix, as a source that is as strong as the strongest that has a say in it."""
-        sources = [row.source for row in said] + ([base.source] if base is not None else [])
+        sources = [row.source for row in rows] + ([base.source] if base is not None else [])
         claimed = self._claimed.get(prefix)
         identity = self._identities.acquire_now(labels)
         assert identity is not None  # noqa: S101  # this node gives it
@@ -273,9 +273,9 @@ class PrefixClaims:
                 self._claimed[prefix] = claim
         finally:
             taken = self._claimed.get(prefix) is claim
-            former = claimed if taken else claim
-            if former is not None:
-                self._identities.release(former.identity)
+            stale = claimed if taken else claim
+            if stale is not None:
+                self._identities.release(stale.identity)
 
     def _others(self, prefix: Prefix) -> IpcacheEntry | None:
         """The strongest claim that is not ours."""

@@ -176,7 +176,7 @@ class RemoteEndpoints:
         self._claimed = ipcache.table.initializer("cluster-endpoints")
         self._first = table.initializer("cluster-endpoints")
         self._slices = settings.enable_cilium_endpoint_slice
-        self._told: dict[object, tuple[tuple[str, str], ...]] = {}
+        self._names: dict[object, tuple[tuple[str, str], ...]] = {}
         """By slice: the endpoints in it."""
         self._tellers: Counter[tuple[str, str]] = Counter()
         """By endpoint: how many slices contain it; two while it moves from one to another."""
@@ -218,9 +218,9 @@ class RemoteEndpoints:
 
     async def _all(self) -> None:
         self._refused = {key: refused for key, refused in self._refused.items() if key in self._objects}
-        known = self._told if self._slices else self.table.keys()
-        gone = [key for key in known if key not in self._objects]
-        for lost in stretches(gone):
+        known = self._names if self._slices else self.table.keys()
+        removed = [key for key in known if key not in self._objects]
+        for lost in stretches(removed):
             self._take(dict.fromkeys(lost, ()))
             await anyio.lowlevel.checkpoint()
         for keys in stretches(list(self._objects.keys())):
@@ -249,7 +249,7 @@ class RemoteEndpoints:
 
     def _held(self, key: Any) -> set[Key]:
         """The endpoints of an object that are believed."""
-        names = self._told.get(key, ()) if self._slices else (key,)
+        names = self._names.get(key, ()) if self._slices else (key,)
         return {name for name in names if name in self.table}
 
     def _endpoints_of(self, key: Any) -> tuple[RemoteEndpoint, ...]:
@@ -302,40 +302,46 @@ class RemoteEndpoints:
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
         self._health.degraded(f"refused CiliumEndpoints: {'/'.join(name)}: {reason}{more}")
 
-    def _take(self, told: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
+    def _take(self, reported: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
         """Set the endpoints that these objects contain. Raises OSError if the ipcache cannot be updated."""
-        now = {one.key: one for found in told.values() for one in found}
-        names = {name for key in told for name in self._told.get(key, ())} if self._slices else told.keys()
-        gone = [row for name in names if name not in now and (row := self._last(name, told)) is not None]
+        now = {one.key: one for found in reported.values() for one in found}
+        names = (
+            {name for key in reported for name in self._names.get(key, ())}
+            if self._slices
+            else reported.keys()
+        )
+        removed = [
+            row for name in names if name not in now and (row := self._last(name, reported)) is not None
+        ]
         self._claim([one for name, one in now.items() if self.table.get(name) != one])
-        for row in gone:
+        for row in removed:
             self._ipcache.withdraw(resource_of(row), row.prefixes)
         with self.table.txn() as rows:
-            for row in gone:
+            for row in removed:
                 rows.delete(row.key)
             for one in now.values():
                 rows.put(one)
         if self._slices:
-            self._note(told)
+            self._note(reported)
 
-    def _last(self, name: Any, told: Mapping[Any, object]) -> RemoteEndpoint | None:
+    def _last(self, name: Any, reported: Mapping[Any, object]) -> RemoteEndpoint | None:
         """The row of an endpoint that these objects no longer contain, unless others do."""
         if self._slices:
-            before = sum(name in self._told.get(key, ()) for key in told)
+            before = sum(name in self._names.get(key, ()) for key in reported)
             if self._tellers[name] > before:
                 return None
         return self.table.get(name)
 
-    def _note(self, told: Mapping[Any, tuple[RemoteEndpoint, ...]]) -> None:
-        for key, found in told.items():
+    def _note(self, reported: Mapping[Any, tuple[RemoteEndpoint, ...]]) -> None:
+        for key, found in reported.items():
             names = tuple(one.key for one in found)
-            for name in self._told.pop(key, ()):
+            for name in self._names.pop(key, ()):
                 self._tellers[name] -= 1
                 if not self._tellers[name]:
                     del self._tellers[name]
             self._tellers.update(names)
             if names:
-                self._told[key] = names
+                self._names[key] = names
 
     def _claim(self, endpoints: Collection[RemoteEndpoint]) -> None:
         for one in endpoints:

@@ -164,7 +164,7 @@ def node_claims(
     """The table ``remote-node-prefixes``."""
     labelled, by_cidr = settings.enable_node_selector_labels, settings.matched_by_cidr
     worlds = worlds_of(agent)
-    told = nodes.flat_map(
+    published = nodes.flat_map(
         lambda node: claims_of(node, worlds, labelled=labelled, by_cidr=by_cidr),
         key=lambda one: one.key,
         name="published-node-prefixes",
@@ -172,7 +172,7 @@ def node_claims(
     own = nodes.filter(lambda node: node.local, name="own-node").map(
         lambda node: tuple(node.all_cidrs()), name="own-ranges"
     )
-    contested = told.left_join(
+    contested = published.left_join(
         own,
         lambda claim, ranges: Contested(claim, ranges or ()),
         on=lambda _: f"{agent.cluster_name}/{agent.node_name}",  # not before the start: it asks the host
@@ -222,10 +222,10 @@ class ClaimTarget:
 
     async def drop(self, batch: Collection[Key]) -> None:
         """Take claims back. Raises OSError: they are gone, and the rows follow with the ipcache's sweep."""
-        gone = [claim for key in batch if (claim := self._claimed.pop(key, None)) is not None]
+        removed = [claim for key in batch if (claim := self._claimed.pop(key, None)) is not None]
         numbers = {key: self._numbers.pop(key) for key in batch if key in self._numbers}
         try:
-            for claim in gone:
+            for claim in removed:
                 self._ipcache.withdraw(claim.resource, [claim.prefix])
         finally:
             self._release(numbers)

@@ -98,7 +98,7 @@ class Addition(msgspec.Struct, eq=False):
                 raise self.error
             if tries > _TRIES:
                 raise self._made_again()
-            if self.before_retry is None or self.connection.gone():
+            if self.before_retry is None or self.connection.disconnected():
                 self.connection.refused = True
                 self.tools.log.warning(
                     "pod not added: the plugin went away", attachment=self.call.attachment_id
@@ -111,7 +111,7 @@ class Addition(msgspec.Struct, eq=False):
                 await self.tools.turn()
             except HiveError as error:
                 raise CniError(f"unable to create endpoint: {error}") from error
-            if self.connection.gone():
+            if self.connection.disconnected():
                 continue
             await self._try_again()
 
@@ -169,7 +169,7 @@ class Addition(msgspec.Struct, eq=False):
                 raise
             self._failed(error)
             return
-        if not self.connection.gone():
+        if not self.connection.disconnected():
             self._step(lambda: self._complete(attachment))
 
     def _step(self, step: Callable[[], T]) -> T | None:

@@ -29,12 +29,20 @@ from cells.cni.attachment import (
     MacPair,
     PodEnd,
     Undo,
-    begun,
+    begin_endpoint,
     macs_of,
 )
 from cells.cni.chained_attach import ChainedAttacher
 from cells.cni.detach import LinkTeardown, PodAddress
-from cells.cni.protocol import TRY_AGAIN, Attached, CniError, Explained, Wish, kernel_reason, result_json
+from cells.cni.protocol import (
+    TRY_AGAIN,
+    Attached,
+    CniError,
+    Explained,
+    PluginAction,
+    kernel_reason,
+    result_json,
+)
 from cells.cni.request import Call, Pod, check_add, delegated_addresses, pod_of
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointRequest, NewEndpoint
 from cells.netlink.connection import NetlinkError
@@ -86,7 +94,7 @@ class Prepared:
     pair: VethPair | None = None
     """The link to make; None in a chain, where it is there."""
     allocated: tuple[PodAddress, ...] = ()
-    begun: bool = False
+    started: bool = False
     """Whether the link is being made: await_link()."""
     link: CreatedLink | None = None
     failure: NetlinkError | None = None
@@ -182,7 +190,7 @@ class Attacher:
         if prepared.pair is None:
             return False
         self._links.begin_veth(prepared.pair)
-        prepared.begun = True
+        prepared.started = True
         return True
 
     def await_link(self, prepared: Prepared) -> None:
@@ -265,7 +273,7 @@ class Attacher:
             raise CniError(
                 "the agent's ipam is delegated-plugin, and no address came with the request:"
                 " install the plugin that came with the agent",
-                wish=Wish.ADDRESSES,
+                action=PluginAction.ADDRESSES,
             )
         families = {gateway.version for gateway in self._gateways()}
         found = tuple(PodAddress(ip, "") for ip in delegated_addresses(call) if ip.version in families)
@@ -305,7 +313,9 @@ class Attacher:
             pod_link.configure(ifindex, ifname, addresses, gateways, mtu)
         except NetlinkError as error:
             off = error.errno == errno.EACCES and any(ip.version == 6 for ip in addresses)
-            raise CniError(f"{what}: {error}", wish=Wish.IPV6 if off else Wish.NONE) from error
+            raise CniError(
+                f"{what}: {error}", action=PluginAction.IPV6 if off else PluginAction.NONE
+            ) from error
 
     def _create(self, prepared: Prepared, undo: Undo) -> CreatedLink:
         assert prepared.pair is not None  # noqa: S101  (asked for by attach)
@@ -354,7 +364,7 @@ class Attacher:
             netns_cookie=cookie,
             datapath=DatapathConfiguration(external_ipam=self._delegated),
         )
-        return begun(self._endpoints, request, undo)
+        return begin_endpoint(self._endpoints, request, undo)
 
     async def clear_the_way(self, call: Call, pod_side: PodSide) -> None:
         """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.

@@ -231,7 +231,7 @@ class Attachment(msgspec.Struct, frozen=True):
 NO_ENDPOINT: Final = Explained(EndpointError, "unable to create endpoint")
 
 
-def begun(endpoints: Endpoints, request: EndpointRequest, undo: Undo) -> NewEndpoint:
+def begin_endpoint(endpoints: Endpoints, request: EndpointRequest, undo: Undo) -> NewEndpoint:
     """Begin the endpoint; ``undo`` gets the opposite. Raises CniError, PoolEmpty."""
     with NO_ENDPOINT:
         new = endpoints.begin(request)

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import IPAddress
-from cells.cni.attachment import Attachment, Endpoints, Links, PodEnd, Undo, annotated_mac, begun
+from cells.cni.attachment import Attachment, Endpoints, Links, PodEnd, Undo, annotated_mac, begin_endpoint
 from cells.cni.protocol import CniError, passed_on
 from cells.cni.request import Call, Pod
 from cells.endpoint import DatapathConfiguration, EndpointRequest
@@ -74,7 +74,7 @@ class ChainedAttacher:
                 inside.set_route_mtu(self._mtu())
         except NetlinkError as error:
             raise CniError(f"unable to look at the link of the chained plugin: {error}") from error
-        new = begun(self._endpoints, self._request(call, pod, taken, mac or taken.pod.mac), undo)
+        new = begin_endpoint(self._endpoints, self._request(call, pod, taken, mac or taken.pod.mac), undo)
         changed = None if mac is None else (taken.pod.name, mac)
         result = passed_on(bytes(call.conf.prev_result), call.conf.cni_version, changed)
         return Attachment(new, lambda _: result)

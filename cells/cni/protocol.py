@@ -33,7 +33,7 @@ FALLBACK_VERSION: Final = "1.0.0"
 """For errors before the caller's version is known."""
 
 
-class Wish(IntEnum):
+class PluginAction(IntEnum):
     """What the plugin is to do before it calls again; the numbers are those of the protocol on cni.sock."""
 
     NONE = 0
@@ -46,17 +46,22 @@ class Wish(IntEnum):
 class CniError(Exception):
     """What the plugin tells the runtime instead of a result; raised wherever a call cannot go on.
 
-    With a ``wish`` the plugin tells it only if it cannot fulfil that.
+    With a ``action`` the plugin tells it only if it cannot fulfil that.
     """
 
     def __init__(
-        self, message: str, *, code: int = INTERNAL, details: str = "", wish: Wish = Wish.NONE
+        self,
+        message: str,
+        *,
+        code: int = INTERNAL,
+        details: str = "",
+        action: PluginAction = PluginAction.NONE,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.details = details
-        self.wish = wish
+        self.action = action
 
 
 class Explained:
@@ -80,10 +85,10 @@ class Explained:
 
 def error_json(error: CniError, version: str) -> bytes:
     """The error object, in protocol ``version``."""
-    told: dict[str, object] = {"cniVersion": version, "code": error.code, "msg": error.message}
+    body: dict[str, object] = {"cniVersion": version, "code": error.code, "msg": error.message}
     if error.details:
-        told["details"] = error.details
-    return msgspec.json.encode(told) + b"\n"
+        body["details"] = error.details
+    return msgspec.json.encode(body) + b"\n"
 
 
 def kernel_reason(error: OSError) -> str:
@@ -157,9 +162,9 @@ def decode_request(packet: bytes | memoryview) -> Packet:
     )
 
 
-def encode_reply(exit_code: int, stdout: bytes, wish: Wish = Wish.NONE) -> bytes:
+def encode_reply(exit_code: int, stdout: bytes, action: PluginAction = PluginAction.NONE) -> bytes:
     """A reply that makes the plugin print ``stdout`` and exit, if it does not fulfil the wish."""
-    return _HEADER.pack(_MAGIC, VERSION, wish, exit_code, len(stdout)) + stdout
+    return _HEADER.pack(_MAGIC, VERSION, action, exit_code, len(stdout)) + stdout
 
 
 # The result of an ADD, in the form of the protocol version that was asked for.

@@ -211,9 +211,9 @@ def check_add(call: Call, *, delegated: bool) -> PrevResult | None:
 def delegated_addresses(call: Call) -> tuple[IPAddress, ...]:
     """The first address of each family that the delegated plugin gave, IPv6 first. Raises CniError."""
     try:
-        told = msgspec.json.decode(call.addresses, type=IpamResult)
-        texts = [each.address for each in told.ips or ()]
-        texts += [each.ip for each in (told.ip6, told.ip4) if each is not None]
+        result = msgspec.json.decode(call.addresses, type=IpamResult)
+        texts = [each.address for each in result.ips or ()]
+        texts += [each.ip for each in (result.ip6, result.ip4) if each is not None]
         found = [ip_interface(text).ip for text in texts]
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise CniError(

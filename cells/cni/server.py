@@ -25,7 +25,7 @@ from cells.cni.protocol import (
     INVALID_ENVIRONMENT,
     NOT_AVAILABLE,
     CniError,
-    Wish,
+    PluginAction,
     decode_request,
     encode_reply,
     error_json,
@@ -129,7 +129,7 @@ class CniServer:
 
     def _begin(self, connection: Connection, call: Call) -> None:
         """Serve a call as far as it goes at once; the rest, if any, is a task in the container's lane."""
-        if connection.gone():
+        if connection.disconnected():
             connection.close()
             return
         self._run(connection, call, partial(self._serve, connection, call))
@@ -191,7 +191,7 @@ class CniServer:
                 self._check(connection, call)
                 return None
             case "STATUS":
-                return partial(self._tell_status, connection)
+                return partial(self._send_status, connection)
             case "GC":
                 self._collect(connection, call)
                 return None
@@ -226,13 +226,13 @@ class CniServer:
         before, self._ahead = self._ahead, None
         if before is not None:
             before.await_link()
-        begun = addition.begin_link()
-        if begun:
+        started = addition.begin_link()
+        if started:
             self._ahead = addition
-        self._server.unsettled = begun
+        self._server.unsettled = started
         if before is not None:
             self._finish_ahead(before)
-        return begun
+        return started
 
     def _settle(self) -> None:
         """Finish the ADD whose link is being made, if there is one."""
@@ -285,7 +285,7 @@ class CniServer:
         self._checker.check(call, self._open_pod(connection.fds[1]) if connection.fds else None)
         connection.send(encode_reply(0, b""))
 
-    async def _tell_status(self, connection: Connection) -> None:
+    async def _send_status(self, connection: Connection) -> None:
         """Whether an ADD could work, as far as that can be known before it.
 
         A node without free addresses or endpoint numbers is full, not broken: an error here makes a kubelet
@@ -324,8 +324,8 @@ class CniServer:
         connection.send(encode_reply(0, b""))
 
     def _refuse(self, connection: Connection, error: CniError, version: str) -> None:
-        connection.refused = error.wish is not Wish.ADDRESSES  # which is how each of these begins
+        connection.refused = error.action is not PluginAction.ADDRESSES  # which is how each of these begins
         if connection.refused:
             text = f"{error.message}: {error.details}" if error.details else error.message
             self._log.warning("call refused", code=error.code, error=text)
-        connection.send(encode_reply(1, error_json(error, version), error.wish))
+        connection.send(encode_reply(1, error_json(error, version), error.action))

@@ -84,7 +84,7 @@ class Connection:
             return False
         return True
 
-    def gone(self) -> bool:
+    def disconnected(self) -> bool:
         """Whether the plugin has closed its end."""
         try:
             return not self._socket.recv(1, _PEEK)

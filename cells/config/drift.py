@@ -250,8 +250,8 @@ class ConfigDrift:
             names = ", ".join(change.name for change in found if change.name != REFUSED)
             wrong = next((change.configured for change in found if change.name == REFUSED), "")
             todo = f"no agent would start from it ({wrong})" if wrong else "restart the agent to apply it"
-            told = f"{self.places} no longer says what runs{f': {names}' if names else ''}; {todo}"
-            self._health.degraded(f"{told}; see hive config diff")
+            text = f"{self.places} no longer says what runs{f': {names}' if names else ''}; {todo}"
+            self._health.degraded(f"{text}; see hive config diff")
             self._log.warning("configuration differs from what runs", settings=names, refused=wrong)
 
 
@@ -272,11 +272,11 @@ async def _changes(directories: Iterable[Path]) -> AsyncIterator[None]:
     """One item at first, then one after every burst of changes, until one of the directories goes."""
     from asyncinotify import Inotify, Mask
 
-    gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+    removed = Mask.DELETE_SELF | Mask.MOVE_SELF
     changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
     with Inotify() as inotify:
         for directory in directories:
-            inotify.add_watch(directory, gone | changed | Mask.ONLYDIR)
+            inotify.add_watch(directory, removed | changed | Mask.ONLYDIR)
         yield
         while True:
             events = [await inotify.get()]
@@ -284,7 +284,7 @@ async def _changes(directories: Iterable[Path]) -> AsyncIterator[None]:
                 while True:
                     events.append(await inotify.get())
             for event in events:
-                if event.mask & (gone | Mask.IGNORED):
+                if event.mask & (removed | Mask.IGNORED):
                     raise FileNotFoundError(
                         f"{event.watch.path if event.watch else 'a directory'}"
                         " with settings was removed or replaced"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal, NamedTuple
 
-from lifecycle import Duration, Formerly, Settings, config, module, refuse, seconds
+from lifecycle import Duration, RenamedFrom, Settings, config, module, refuse, seconds
 
 __all__ = [
     "DEFAULT_SEED",
@@ -167,7 +167,7 @@ class ServiceSettings(Settings, frozen=True):
     enable_auto_protect_node_port_range: bool = True
     """Keep the ports of node-port-range out of those that the kernel gives to connections by itself."""
 
-    bpf_lb_mode: Annotated[Literal["snat", "dsr", "hybrid"], Formerly("node-port-mode")] = "snat"
+    bpf_lb_mode: Annotated[Literal["snat", "dsr", "hybrid"], RenamedFrom("node-port-mode")] = "snat"
     """How a backend on another node is reached: with this node's address, or so that it answers the client
     itself (dsr), in TCP only (hybrid)."""
 
@@ -175,7 +175,7 @@ class ServiceSettings(Settings, frozen=True):
     """How that backend's node learns which service was asked: in an option of the IP header; no other way is
     served yet."""
 
-    bpf_lb_algorithm: Annotated[Literal["random", "maglev"], Formerly("node-port-algorithm")] = "random"
+    bpf_lb_algorithm: Annotated[Literal["random", "maglev"], RenamedFrom("node-port-algorithm")] = "random"
     """How a backend is chosen for clients outside: any, or by maglev the same at every node."""
 
     bpf_lb_maglev_hash_seed: str = DEFAULT_SEED

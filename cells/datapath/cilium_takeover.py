@@ -1,6 +1,6 @@
 """What Cilium's own agent leaves in force on a node that is moved to ours: its programs, until ours serve.
 
-For:    Datapath. Needs: bpffs, HostLinks. Gives: FormerPrograms.
+For:    Datapath. Needs: bpffs, HostLinks. Gives: CiliumPrograms.
 Source: Cilium 1.17: from Linux 6.6 on its programs are attached by tcx, by links pinned below
         ``<bpf-root>/cilium/{endpoints,devices}/*/links``, before that as filters; their tail calls are pinned
         beside the maps. tcx runs before filters (kernel: include/net/tcx.h), so what stays there hides ours.
@@ -26,7 +26,7 @@ _FILTERS: Final = "cil_"
 """How the names of Cilium's programs begin."""
 
 
-class FormerPrograms:
+class CiliumPrograms:
     """The programs of Cilium's agent, by the interface they are attached to. For the event loop only."""
 
     def __init__(self, programs: Path, tables: Path, links: HostLinks) -> None:
@@ -51,7 +51,7 @@ class FormerPrograms:
             self._found[ifindex].remove(path)
         found = self._links.programs(ifindex)
         self._links.detach(
-            ifindex, ingress=_is_former(found.ingress, ours), egress=_is_former(found.egress, ours)
+            ifindex, ingress=_is_cilium(found.ingress, ours), egress=_is_cilium(found.egress, ours)
         )
 
     def release_all(self, ours: Collection[int], keep: Collection[int]) -> list[str]:
@@ -61,18 +61,18 @@ class FormerPrograms:
         """
         if not self.there:
             return []
-        gone = []
+        released = []
         for ifindex in {*self._found, *(link.ifindex for link in self._links.links())}.difference(keep):
-            gone += [str(path) for path in self._found.get(ifindex, ())]
+            released += [str(path) for path in self._found.get(ifindex, ())]
             self.release(ifindex, ours)
         if not any(self._found.values()) and not keep:
             for path in list(self._calls()):
                 path.unlink(missing_ok=True)
-                gone.append(str(path))
+                released.append(str(path))
             self.there = False
         for kind in _PINS:
             _remove_empty(self._programs / kind)
-        return gone
+        return released
 
     def _calls(self) -> Iterator[Path]:
         if self._tables.is_dir():
@@ -101,7 +101,7 @@ def _detach(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _is_former(program: int, ours: Collection[int]) -> bool:
+def _is_cilium(program: int, ours: Collection[int]) -> bool:
     """Whether a filter's program is Cilium's, by its name, and not one of ours, which are called alike."""
     if not program or program in ours:
         return False

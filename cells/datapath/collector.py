@@ -67,7 +67,7 @@ class Collector:
         self._maps = maps
         self._one = anyio.CapacityLimiter(1)
         self._loaded: LoadedObject | None = None
-        self._gone: Map | None = None
+        self._forgotten: Map | None = None
         lifecycle.append(Hook("let go of the conntrack programs", stop=self._stop))
 
     async def collect(self) -> tuple[Collected, ...]:
@@ -82,9 +82,9 @@ class Collector:
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
-        if self._gone is not None:
-            self._gone.close()
-            self._gone = None
+        if self._forgotten is not None:
+            self._forgotten.close()
+            self._forgotten = None
 
     def _collect(self) -> tuple[Collected, ...]:
         programs = self._programs()
@@ -96,38 +96,38 @@ class Collector:
     def _forget(self, addresses: Collection[IPv4Address | IPv6Address]) -> int:
         if not addresses:
             return 0
-        programs, gone = self._programs(), self._gone
-        assert gone is not None  # noqa: S101  (made with the programs)
+        programs, forgotten = self._programs(), self._forgotten
+        assert forgotten is not None  # noqa: S101  (made with the programs)
         deleted = 0
         # An IPv4 address looks like an IPv6 one that ends in zeros: each family is looked for on its own.
         for version in _FORGET:
             keys = [ip.packed.ljust(16, b"\0") for ip in addresses if ip.version == version]
             if not keys:
                 continue
-            gone.update_batch([(key, bytes(4)) for key in keys])
+            forgotten.update_batch([(key, bytes(4)) for key in keys])
             try:
                 for name in _FORGET[version]:
-                    deleted += _all_gone(programs[name])
+                    deleted += _delete_all(programs[name])
             finally:
-                gone.delete_batch(keys)
+                forgotten.delete_batch(keys)
         return deleted
 
     def _programs(self) -> dict[str, int]:
         if self._loaded is None:
-            gone = create_map(FORGOTTEN)
+            forgotten = create_map(FORGOTTEN)
             try:
-                self._loaded = self._load(gone)
+                self._loaded = self._load(forgotten)
             except BaseException:
-                gone.close()
+                forgotten.close()
                 raise
-            self._gone = gone
+            self._forgotten = forgotten
         return self._loaded.programs()
 
-    def _load(self, gone: Map) -> LoadedObject:
+    def _load(self, forgotten: Map) -> LoadedObject:
         path = PACKAGED_OBJECTS / "gc.o"
         loaded = LoadedObject(read_object(path), path.name)
         try:
-            loaded.use_maps({table.spec.name: table.fd for table in (*self._maps.all(), gone)})
+            loaded.use_maps({table.spec.name: table.fd for table in (*self._maps.all(), forgotten)})
             loaded.load()
             loaded.expect((*_GC.values(), *_FORGET[4], *_FORGET[6]))
         except (LoadError, OSError):
@@ -151,7 +151,7 @@ def slices(program: int) -> Iterator[tuple[int, int, int]]:
         yield seen, alive, deleted
 
 
-def _all_gone(program: int) -> int:
+def _delete_all(program: int) -> int:
     """Walk until a walk finds nothing to delete: what moves in its bucket as others go may be missed."""
     deleted = 0
     for _ in range(_WALKS):

@@ -186,12 +186,12 @@ class ConntrackGC:
             self._interval = self._capped(next_interval(self._interval, removed, actual))
         took = anyio.current_time() - began
         self._passes.durations.observe(took)
-        self._tell(found, took)
+        self._count(found, took)
 
     def _capped(self, interval: float) -> float:
         return min(interval, self._most) if self._most else interval
 
-    def _tell(self, found: Sequence[Collected], took: float) -> None:
+    def _count(self, found: Sequence[Collected], took: float) -> None:
         with self._table.txn() as rows:
             for one in found:
                 before = self._table.get(one.map)

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from cells.config import AgentConfig
 from cells.datapath.attachments import L3_OBJECT, XDP_OBJECT, Dispatchers, Drivers, L3Programs
-from cells.datapath.cilium_takeover import FormerPrograms
+from cells.datapath.cilium_takeover import CiliumPrograms
 from cells.datapath.generation import (
     Constants,
     build_of,
@@ -97,7 +97,7 @@ class Datapath:
         self._object = settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
         self._agent = agent
         self._pins = agent.programs_dir / "dispatch"
-        self._former: FormerPrograms | None = None
+        self._cilium: CiliumPrograms | None = None
         self._maps = maps
         self._links = links
         self._drivers = Drivers(self._settings, maps, links)
@@ -147,16 +147,16 @@ class Datapath:
         """Whether the tunnel's device has what :meth:`attach_tunnel` attaches. Raises NetlinkError."""
         return self._has(ifindex, self._expected(Place.TUNNEL))
 
-    def release_former(self, keep: Collection[int]) -> None:
+    def release_previous(self, keep: Collection[int]) -> None:
         """Take off every interface what Cilium's agent left there, but of ``keep``, by index.
 
         To be called once all that lives on has ours. Raises BpfError, NetlinkError, OSError.
         """
         self._started()
-        if self._former is None or not self._former.there:
+        if self._cilium is None or not self._cilium.there:
             return
-        gone = self._former.release_all(self.programs.values(), keep)
-        self._log.info("Cilium's programs released", pins=len(gone), kept=len(keep))
+        released = self._cilium.release_all(self.programs.values(), keep)
+        self._log.info("Cilium's programs released", pins=len(released), left=len(keep))
 
     async def prepare_l3(self) -> None:
         """Load what devices without Ethernet headers need; again is harmless. HiveError."""
@@ -280,17 +280,17 @@ class Datapath:
 
         Raises what the start does.
         """
-        former = self._dispatchers
-        assert former is not None  # noqa: S101  (set with _in_force)
-        if unpinned := await anyio.to_thread.run_sync(former.unpinned, self._pins):
-            former.settle(self._pins)
+        previous = self._dispatchers
+        assert previous is not None  # noqa: S101  (set with _in_force)
+        if unpinned := await anyio.to_thread.run_sync(previous.unpinned, self._pins):
+            previous.settle(self._pins)
         missing = await anyio.to_thread.run_sync(self._missing)
         if missing:
             try:
                 await self._put_in_force()
             finally:
-                if self._dispatchers is not former:
-                    former.close()
+                if self._dispatchers is not previous:
+                    previous.close()
         return unpinned + missing
 
     def _missing(self) -> list[str]:
@@ -316,8 +316,8 @@ class Datapath:
         ingress, egress = at(place)
         descriptors = self._dispatchers.descriptors
         self._links.attach_clsact(ifindex, descriptors[ingress], descriptors.get(egress), ingress, egress)
-        if self._former is not None and self._former.there:
-            self._former.release(ifindex, self.programs.values())
+        if self._cilium is not None and self._cilium.there:
+            self._cilium.release(ifindex, self.programs.values())
 
     def _has(self, ifindex: int, expected: LinkPrograms) -> bool:
         """Whether ours are there; where we attach nothing, others may."""
@@ -330,7 +330,7 @@ class Datapath:
 
     async def _start(self) -> None:
         try:
-            self._former = FormerPrograms(self._agent.programs_dir, self._agent.globals_dir, self._links)
+            self._cilium = CiliumPrograms(self._agent.programs_dir, self._agent.globals_dir, self._links)
             await self._put_in_force()
         except BaseException:  # the thread may have finished though we are cancelled
             await self._stop()
@@ -377,15 +377,15 @@ class Datapath:
         """Whether what is in force was made from this object and these settings."""
         return constants.build == build_of(data) and constants == constants.configured(self._settings)
 
-    def _replace(self, entry: Map, former: Constants | None, data: bytes) -> Constants:
+    def _replace(self, entry: Map, previous: Constants | None, data: bytes) -> Constants:
         tables = self._maps.all()
         known = self._in_force.generation if self._in_force is not None else 0
-        generation = max(former.generation if former else 0, known) + 1
+        generation = max(previous.generation if previous else 0, known) + 1
         path = self._object
         try:
             with ExitStack() as parts:
                 programs, constants = load_tried(
-                    data, path.name, tables, generation, self._settings, parts, first=former is None
+                    data, path.name, tables, generation, self._settings, parts, first=previous is None
                 )
                 self._maps.catch_up()
                 publish(entry, programs)

@@ -167,20 +167,20 @@ def compiled_constants(loaded: LoadedObject) -> Constants:
 
 def publish(entry: Map, programs: Mapping[str, int], entries: Mapping[str, int] = ENTRIES) -> None:
     """Put programs (name to descriptor) in force. All of them or, on an error, those that were before."""
-    former: dict[int, int] = {}
+    previous: dict[int, int] = {}
     try:
         for name, slot in entries.items():
-            former[slot] = descriptor_in(entry, slot)
+            previous[slot] = descriptor_in(entry, slot)
             set_entry(entry, slot, programs[name])
     except BaseException:
-        for slot, descriptor in former.items():
+        for slot, descriptor in previous.items():
             if descriptor >= 0:
                 set_entry(entry, slot, descriptor)
             else:
                 entry.delete(struct.pack("<I", slot))
         raise
     finally:
-        for descriptor in former.values():
+        for descriptor in previous.values():
             if descriptor >= 0:
                 os.close(descriptor)
 

@@ -186,11 +186,11 @@ class LoadedObject:
 
 def _listen(level: int, template: int, arguments: int) -> int:
     """libbpf's one log of the process: in the thread that loads, so it is that thread's."""
-    said: list[str] | None = getattr(_heard, "lines", None)
-    if said is not None and level < LOG_DEBUG:
+    lines: list[str] | None = getattr(_heard, "lines", None)
+    if lines is not None and level < LOG_DEBUG:
         text = ctypes.create_string_buffer(LOG_LINE)
         _format_text()(text, LOG_LINE, template, arguments)
-        said.append(text.value.decode(errors="replace"))
+        lines.append(text.value.decode(errors="replace"))
     return 0
 
 
@@ -207,9 +207,9 @@ def _format_text() -> Any:
 @contextmanager
 def captured_log() -> Iterator[list[str]]:
     """What libbpf says meanwhile in this thread, debugging aside; nothing goes to standard error."""
-    said: list[str] = []
-    _heard.lines = said
+    lines: list[str] = []
+    _heard.lines = lines
     try:
-        yield said
+        yield lines
     finally:
         _heard.lines = None

@@ -17,7 +17,7 @@ from cells.maps.records.endpoints import (
     NODE_NOTIFY_SOCK,
     NODE_NOTIFY_TRACE,
 )
-from lifecycle import Duration, Formerly, Hook, Lifecycle, Logger, Settings, seconds
+from lifecycle import Duration, Hook, Lifecycle, Logger, RenamedFrom, Settings, seconds
 
 __all__ = [
     "AGGREGATION",
@@ -90,7 +90,7 @@ class DatapathSettings(Settings, frozen=True):
 
     bpf_lb_acceleration: Annotated[
         Literal["disabled", "native", "best-effort", "generic", "testing-only"],
-        Formerly("node-port-acceleration"),
+        RenamedFrom("node-port-acceleration"),
     ] = "disabled"
     """Serve clients outside in devices' drivers (XDP): native on all that packets leave the node through,
     best-effort where the driver can; generic, or testing-only, needs no driver and is slower than without."""
@@ -102,7 +102,7 @@ class DatapathSettings(Settings, frozen=True):
     enable_sctp: bool = False
     """Track SCTP; otherwise SCTP packets are dropped."""
 
-    monitor_aggregation: Annotated[str, Formerly("monitor-aggregation-level")] = "medium"
+    monitor_aggregation: Annotated[str, RenamedFrom("monitor-aggregation-level")] = "medium"
     """Which packets are traced: none (every packet), low (every delivery), medium and maximum (new flows and
     changes)."""
 
@@ -182,9 +182,9 @@ def host_routing(
     """By the settings; that it was asked for in vain is logged."""
     replaces = services is not None and services.kube_proxy_replacement
 
-    async def tell() -> None:
+    async def report() -> None:
         log.info("host routing by eBPF needs kube-proxy-replacement=true: packets pass the host's stack")
 
     if settings.enable_host_legacy_routing is False and not replaces:
-        lifecycle.append(Hook("report how packets are routed", tell))
+        lifecycle.append(Hook("report how packets are routed", report))
     return HostRouting(replaces and not settings.enable_host_legacy_routing)

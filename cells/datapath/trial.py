@@ -105,7 +105,7 @@ TC_ACT_OK, SHOT, TC_ACT_REDIRECT = 0, 2, 7  # linux/pkt_cls.h
 FORWARDED, DROPS = 0, 130  # bpf/lib/reasons.h: none, and the first of those that packets are dropped for
 IFINDEX: Final = 1  # what BPF_PROG_TEST_RUN takes when none is given: lo
 
-NOBODYS: Final = 60000
+UNUSED_ID: Final = 60000
 """An endpoint id that no endpoint has, and the next one: they have no policy maps."""
 USED: Final = ("hive_endpoints", "cilium_metrics", "cilium_lxc", "hive_node")
 """Maps that are written and read here, beside the programs."""
@@ -119,7 +119,7 @@ class Case(msgspec.Struct, frozen=True):
     """A packet for a program, the action expected, and the drop that must be counted, if any."""
 
     program: str
-    says: str
+    expects: str
     packet: bytes
     action: int
     reason: int | None = None
@@ -184,10 +184,10 @@ def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
 def set_up(maps: Mapping[str, Map]) -> None:
     """One pod to send, one to receive, and no policy for either."""
     pod = EndpointConfig(
-        POD, endpoint_id=NOBODYS, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC, ipv6=POD6
+        POD, endpoint_id=UNUSED_ID, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC, ipv6=POD6
     )
     neighbour = LxcValue(
-        ifindex=IFINDEX, endpoint_id=NOBODYS + 1, mac=POD_MAC, node_mac=HOST_MAC, identity=1001
+        ifindex=IFINDEX, endpoint_id=UNUSED_ID + 1, mac=POD_MAC, node_mac=HOST_MAC, identity=1001
     )
     maps["hive_endpoints"].update(struct.pack("<I", IFINDEX), pod.pack())
     for address in NEIGHBOUR, NEIGHBOUR6:
@@ -222,7 +222,7 @@ def check(case: Case, program: int, metrics: Map, name: str) -> None:
     ]
     if wrong:
         raise LoadError(
-            f"{name}: {case.program} fails its self-check, {case.says}: {'; '.join(wrong)}", 0, ""
+            f"{name}: {case.program} fails its self-check, {case.expects}: {'; '.join(wrong)}", 0, ""
         )
 
 

@@ -248,14 +248,14 @@ class PodLabelsWatch:
                     break
                 except EndpointError as error:
                     failures += 1
-                    self._tell(number, f"{endpoint.title}: {error.text}")
+                    self._set_error(number, f"{endpoint.title}: {error.text}")
                     await anyio.sleep(RETRY.pause(failures))
-            self._tell(number, "")
+            self._set_error(number, "")
         finally:
             self._busy.discard(number)
             self._look([number])
 
-    def _tell(self, number: int, error: str) -> None:
+    def _set_error(self, number: int, error: str) -> None:
         if not error:
             self._failing.pop(number, None)
         elif self._failing.get(number) != error:

@@ -28,8 +28,8 @@ from cells.kubernetes.objects.cilium_endpoint import (
     CiliumEndpointStatus,
     KnownEndpoint,
     NamedPort,
+    digest,
     owner_of,
-    said,
 )
 from cells.kubernetes.objects.core import Pod
 from cells.kubernetes.objects.kind import Key
@@ -93,9 +93,9 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
         return self.namespace, self.name
 
     @property
-    def said(self) -> int:
+    def digest(self) -> int:
         """All of it as a number, to compare with KnownEndpoint."""
-        return said(self.labels, self.pod, self.pod_uid, self.node_name, self.status)
+        return digest(self.labels, self.pod, self.pod_uid, self.node_name, self.status)
 
 
 def pod_endpoint(
@@ -254,7 +254,7 @@ class PodEndpoints:
             yield
 
     async def _follow_node(self, _: None) -> None:
-        self._tell(one.id for one in self._endpoints.all())
+        self._publish(one.id for one in self._endpoints.all())
         self._first.done()
 
     def _matters(self, number: Hashable, _old: object, _row: object) -> bool:
@@ -266,13 +266,13 @@ class PodEndpoints:
         return number in self._names and _enforced(old) != _enforced(row)
 
     async def _follow(self, changes: Sequence[Change[Any]]) -> None:
-        self._tell(int(str(change.key)) for change in changes)
+        self._publish(int(str(change.key)) for change in changes)
 
     async def _follow_pods(self, changes: Sequence[Change[Pod]]) -> None:
         changed: set[Any] = {change.key for change in changes}
-        self._tell(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
+        self._publish(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
 
-    def _tell(self, numbers: Iterable[int]) -> None:
+    def _publish(self, numbers: Iterable[int]) -> None:
         found = {number: self._row(number) for number in numbers}
         with self._table.txn() as rows:
             for number, row in found.items():
@@ -337,7 +337,7 @@ class CiliumEndpointObjects:
     def _shown(self, row: KnownEndpoint) -> PodEndpoint:
         """What is wanted, where the object says that; else something that is not."""
         wanted = self._wanted.get(row.key)
-        if wanted is not None and wanted.said == row.said:
+        if wanted is not None and wanted.digest == row.digest:
             return wanted
         nothing = CiliumEndpointStatus()
         return PodEndpoint(
@@ -450,13 +450,13 @@ class CiliumEndpointSync:
         resources: Resources,
         nodes: ReadTable[ClusterNode],
         forgotten: Table[ForgottenObject],
-        told: EndpointObjects | None,
+        published: EndpointObjects | None,
         *,
         jobs: Jobs,
         tables: Tables,
     ) -> None:
         self._wanted = wanted
-        if told is not None and not told.served:
+        if published is not None and not published.served:
             return
         self._table: Table[KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
         if not settings.asks_api_server:
@@ -489,7 +489,7 @@ class CiliumEndpointSync:
         """Objects of ours that were changed are corrected."""
         for change in changes:
             wanted = self._wanted.get(change.key)
-            if wanted is not None and (change.row is None or change.row.said != wanted.said):
+            if wanted is not None and (change.row is None or change.row.digest != wanted.digest):
                 self._reconciler.trigger()
                 return
 

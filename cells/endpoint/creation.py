@@ -95,7 +95,7 @@ class RegenerationRecovery:
         rules = Rules(retry_base=BACKOFF)
         self._controllers.update(name, retry, rules, owner=controllers_of(endpoint_id))
 
-    def gone(self, endpoint_id: int) -> None:
+    def removed(self, endpoint_id: int) -> None:
         """The endpoint is no more: nothing is tried for it any longer."""
         if endpoint_id in self._recovered:
             self._recovered.discard(endpoint_id)

@@ -219,7 +219,7 @@ class ConntrackScrub:
     def __init__(self, maps: EndpointMaps, jobs: Jobs, log: Logger) -> None:
         self._maps = maps
         self._log = log
-        self._gone: set[IPAddress] = set()
+        self._removed: set[IPAddress] = set()
         """Addresses that have flows to forget."""
         self._walked: frozenset[IPAddress] = frozenset()
         """Those whose flows are being forgotten."""
@@ -228,24 +228,24 @@ class ConntrackScrub:
 
     def forget_flows(self, address: IPAddress) -> None:
         """Have the conntrack entries of this address removed soon; many at once cost no more than one."""
-        self._gone.add(address)
+        self._removed.add(address)
         self._scrub.trigger()
 
     async def forgotten(self, addresses: Collection[IPAddress]) -> None:
         """Return once no flow of these addresses is left to forget, or that does not work for a while."""
         with anyio.move_on_after(PATIENCE):
-            while not (self._gone | self._walked).isdisjoint(addresses):
+            while not (self._removed | self._walked).isdisjoint(addresses):
                 await self._forgotten.wait()
 
     async def _forget(self) -> None:
-        batch = self._walked = frozenset(self._gone)
-        self._gone.clear()
+        batch = self._walked = frozenset(self._removed)
+        self._removed.clear()
         if not batch:
             return
         try:
             removed = await self._maps.forget_flows(batch)
         except BaseException:
-            self._gone |= batch  # the job is tried again
+            self._removed |= batch  # the job is tried again
             raise
         finally:
             self._walked = frozenset()

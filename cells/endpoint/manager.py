@@ -289,7 +289,7 @@ class Endpoints:
         if current is None or current.created != endpoint.created:
             return ()
         self._registry.remove(current)
-        self._recovery.gone(current.id)
+        self._recovery.removed(current.id)
         quietly, wrong = self._realization.quietly, self._realization.remove(current)
         wrong.append(quietly("identity", self.identities.release, current.identity))
         for address in current.addresses:

@@ -88,7 +88,7 @@ _BUILDER_QUIET: Final = frozenset(
 )
 
 
-def judge(old: State, new: State, *, builder: bool = False) -> Verdict:
+def transition(old: State, new: State, *, builder: bool = False) -> Verdict:
     """Whether an endpoint may go from ``old`` to ``new``; ``builder`` asks on behalf of a regeneration."""
     if new in (_BUILDER_ALLOWED if builder else _ALLOWED).get(old, frozenset()):
         return Verdict.ACCEPTED

@@ -20,7 +20,7 @@ from cells.endpoint.model import (
     Subject,
     Verdict,
     displayed,
-    judge,
+    transition,
 )
 from lifecycle import Logger, Table
 
@@ -202,7 +202,7 @@ class Registry:
         if endpoint is None:
             return False
         status = self._status[endpoint_id]
-        match judge(endpoint.state, state, builder=builder):
+        match transition(endpoint.state, state, builder=builder):
             case Verdict.ACCEPTED:
                 status.add(Code.OK, Subject.OTHER, reason, state)
                 self.put(replace(endpoint, state=state))

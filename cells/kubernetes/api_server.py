@@ -264,8 +264,8 @@ class KubernetesAPI:
 
         while not self._version:
             try:
-                told = await self.client.raw("GET", "/version")
-                self._version = str(msgspec.json.decode(told, type=Version))
+                body = await self.client.raw("GET", "/version")
+                self._version = str(msgspec.json.decode(body, type=Version))
             except (KubernetesError, msgspec.MsgspecError) as error:
                 self._log.warning("the API server does not report its version", error=str(error))
                 await self.client.reach.pause(ASK_AGAIN)

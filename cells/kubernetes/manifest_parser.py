@@ -303,13 +303,13 @@ def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
         row = kind.convert(value)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at ")
-        told = path.strip("`").removeprefix("$").lstrip(".")
-        shown = f"{told}: " if told else ""
+        text = path.strip("`").removeprefix("$").lstrip(".")
+        shown = f"{text}: " if text else ""
         name = f"{kind.kind} {metadata['name']}"
         raise _place(_at(node, path)).problem(f"{name}: {shown}{what[:1].lower()}{what[1:]}") from error
     if wrong := wrong_value(kind, row):
-        path, told = wrong
-        raise _place(_at(node, path)).problem(f"{kind.kind} {metadata['name']}: {path[1:]}: {told}")
+        path, text = wrong
+        raise _place(_at(node, path)).problem(f"{kind.kind} {metadata['name']}: {path[1:]}: {text}")
     return Parsed(kind, row, _place(node))
 
 
@@ -413,7 +413,7 @@ class Folder:
             for one in read.objects:
                 owner = owners.setdefault((one.kind.qualified, one.key), name)
                 if owner == name:
-                    merged[one.kind.qualified][one.key] = one.kind.kept(one.row)
+                    merged[one.kind.qualified][one.key] = one.kind.stored(one.row)
                     continue
                 shown = "/".join(part for part in one.key if part)
                 place = f"{self._path / name}:{one.place.line}:{one.place.column}"
@@ -437,8 +437,8 @@ class Folder:
         if not path.is_file() or (known is not None and known.stamp == stamp):
             return
         if found.st_size > LARGEST:
-            told = f"{path}: {found.st_size} bytes; expected at most {LARGEST}"
-            self._files[name] = self._broken(known, stamp, told)
+            text = f"{path}: {found.st_size} bytes; expected at most {LARGEST}"
+            self._files[name] = self._broken(known, stamp, text)
             return
         try:
             objects, others = parse(path.read_bytes(), self._kinds)
@@ -457,9 +457,9 @@ class Folder:
 
     def _sorted(self, path: Path, others: list[Other]) -> tuple[str, tuple[str, ...]]:
         """Of objects that are not read: what may be a mistake, in one line, and the kinds of the rest."""
-        told = [(one, mistake(one.api_version, one.kind, self._kinds)) for one in others]
-        doubtful = [(one.place, what) for one, what in told if what]
-        rest = tuple(sorted({one.kind for one, what in told if not what}))
+        text = [(one, mistake(one.api_version, one.kind, self._kinds)) for one in others]
+        doubtful = [(one.place, what) for one, what in text if what]
+        rest = tuple(sorted({one.kind for one, what in text if not what}))
         if not doubtful:
             return "", rest
         place, what = doubtful[0]

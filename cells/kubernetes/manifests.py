@@ -111,7 +111,7 @@ class ManifestsSource:
         if self._folder.empty and not self._emptied and len(self._files) > (0 if names is None else 1):
             self._emptied = True
             self._log.error("the folder of manifests is empty, objects stay in force", path=str(self._path))
-        self._tell()
+        self._report()
 
     async def _wait_filled(self) -> None:
         """For ever: what a folder lacks that was emptied goes when it is filled again, and quiet."""
@@ -122,9 +122,9 @@ class ManifestsSource:
             if quiet.cancelled_caught:
                 self._emptied = False
                 self._log.info("the folder of manifests is filled again", path=str(self._path))
-                self._tell()
+                self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         found = self._folder.objects()
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
@@ -137,9 +137,9 @@ class ManifestsSource:
         else:  # what is missing is not known to be gone
             for sink in self._resources.sinks():
                 sink.change(found.get(sink.kind.qualified, {}), state="waiting")
-        self._tell_files()
+        self._report_files()
 
-    def _tell_files(self) -> None:
+    def _report_files(self) -> None:
         now = self._folder.files()
         for one in now:
             before = self._files.get(one.name)
@@ -171,19 +171,19 @@ class ManifestsSource:
 
         from cells.kubernetes.manifest_parser import is_manifest
 
-        gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+        removed = Mask.DELETE_SELF | Mask.MOVE_SELF
         changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB
         with Inotify() as inotify:
-            inotify.add_watch(self._path, gone | changed | Mask.ONLYDIR)
+            inotify.add_watch(self._path, removed | changed | Mask.ONLYDIR)
             yield None
             while True:
                 events = [await inotify.get()]
                 with anyio.move_on_after(SETTLE):
                     while True:
                         events.append(await inotify.get())
-                if any(event.mask & (gone | Mask.IGNORED | Mask.Q_OVERFLOW) for event in events):
+                if any(event.mask & (removed | Mask.IGNORED | Mask.Q_OVERFLOW) for event in events):
                     yield None
-                    if any(event.mask & (gone | Mask.IGNORED) for event in events):
+                    if any(event.mask & (removed | Mask.IGNORED) for event in events):
                         raise FileNotFoundError(2, "is gone", str(self._path))
                     continue
                 names = {

@@ -21,7 +21,7 @@ import msgspec
 from cells.kubernetes.client.client import Client, WatchEvent, events
 from cells.kubernetes.client.errors import (
     ApiError,
-    GoneError,
+    ExpiredError,
     KubernetesError,
     MalformedError,
     NotFoundError,
@@ -151,7 +151,7 @@ class Reflector(Generic[T]):
 
     async def _after(self, error: KubernetesError) -> None:
         """What follows from a failure: what to do next, and when."""
-        if isinstance(error, GoneError):
+        if isinstance(error, ExpiredError):
             self._version = ""
             if self._failures == 0:  # ordinary: a restart of the server forgets old versions
                 self._failures += 1
@@ -188,7 +188,7 @@ class Reflector(Generic[T]):
                 self._streams = False  # an older server, or one that has it switched off
         try:
             await self._pages({"limit": str(PAGE)})
-        except GoneError:
+        except ExpiredError:
             await self._pages({})  # its versions go faster than pages come: all in one answer
 
     async def _pages(self, limit: dict[str, str]) -> None:
@@ -217,7 +217,7 @@ class Reflector(Generic[T]):
             return self._one_by_one(body, broken)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedError(f"list of {self._kind.qualified}: {error}") from error
-        rows = [self._kind.kept(row) for row in whole.items or ()]
+        rows = [self._kind.stored(row) for row in whole.items or ()]
         return rows, whole.metadata.resource_version, whole.metadata.continue_
 
     def _one_by_one(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
@@ -233,10 +233,10 @@ class Reflector(Generic[T]):
 
     def _row(self, raw: msgspec.Raw, broken: list[str]) -> T | None:
         try:
-            row: T = self._kind.kept(self._kind.decode(raw))
+            row: T = self._kind.stored(self._kind.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            known, told = self._last_good(raw)
-            broken.append(f"{told}: {error}")
+            known, name = self._last_good(raw)
+            broken.append(f"{name}: {error}")
             return known
         return row
 
@@ -292,7 +292,7 @@ class Reflector(Generic[T]):
             found = self._kind.event_decoder.decode_lines(block)
             if not found or not all(one.type in PRESENT for one in found):
                 return None
-            rows = [self._kind.kept(one.object) for one in found]
+            rows = [self._kind.stored(one.object) for one in found]
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return {row.key: row for row in rows}

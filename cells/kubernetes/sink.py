@@ -153,16 +153,16 @@ class Forgotten:
         self._log.error(
             "the API server has lost objects, they stay in force", kind=kind, lost=len(keys), left=left
         )
-        self._tell()
+        self._report()
 
-    def told(self, kind: str, keys: Collection[Key]) -> None:
+    def reported(self, kind: str, keys: Collection[Key]) -> None:
         """The server has reported these objects, existing or deleted."""
         if kind not in self._drop:
             return
         with self.table.txn() as txn:
             for namespace, name in keys:
                 txn.delete((kind, namespace, name))
-        self._tell()
+        self._report()
 
     def listed(self, kind: str) -> None:
         """A list told all there is, as it should be."""
@@ -170,7 +170,7 @@ class Forgotten:
             with self.table.txn() as txn:
                 for one in self.table.by("kind").get(kind):
                     txn.delete(one.row_key)
-            self._tell()
+            self._report()
 
     async def run(self) -> None:
         """For ever: take lost objects out of force once the store is a cluster's again, and quiet.
@@ -202,7 +202,7 @@ class Forgotten:
         with self.table.txn() as txn:
             txn.replace_all([])
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if count := len(self.table):
             kinds = ", ".join(sorted({one.kind for one in self.table.all()}))
             self._health.degraded(f"the API server has lost {count} objects ({kinds}), which stay in force")
@@ -216,7 +216,7 @@ T = TypeVar("T", bound=Object)
 
 PART = 500
 """Objects of a list that are taken in at once."""
-MOST_TOLD = 10
+MOST_REPORTED = 10
 """How many broken objects are listed per kind."""
 
 
@@ -268,12 +268,12 @@ class Sink(Generic[T]):
 
     def replace(self, rows: Mapping[Key, T], broken: Sequence[str] = (), state: State = "watching") -> None:
         """Make these the rows: a list came whole."""
-        self._count({**dict.fromkeys(self._gone(rows)), **rows}, broken)
+        self._count({**dict.fromkeys(self._missing(rows)), **rows}, broken)
         with self._table.txn() as txn:
             txn.replace_all(rows.values())
         self._complete(broken, state)
 
-    def _gone(self, rows: Mapping[Key, T]) -> list[Key]:
+    def _missing(self, rows: Mapping[Key, T]) -> list[Key]:
         """What is known and not among these."""
         return [row.key for row in self._table.all() if row.key not in rows]
 
@@ -295,8 +295,8 @@ class Sink(Generic[T]):
         Of a long list a part is taken in at a time, so that others have their turn: first what is new, last
         what is gone.
         """
-        gone = self._gone(rows)
-        if self._forgotten is None or not self._synced or 2 * len(gone) <= len(self._table):
+        removed = self._missing(rows)
+        if self._forgotten is None or not self._synced or 2 * len(removed) <= len(self._table):
             rest = iter(rows.values())
             for _ in range((len(rows) - 1) // PART):
                 part = list(islice(rest, PART))
@@ -305,14 +305,14 @@ class Sink(Generic[T]):
                     for row in part:
                         txn.put(row)
                 if self._forgotten is not None:  # lest they are taken out of force meanwhile
-                    self._forgotten.told(self._kind.qualified, [row.key for row in part])
+                    self._forgotten.reported(self._kind.qualified, [row.key for row in part])
                 await anyio.lowlevel.checkpoint()
             last = list(rest)
-            self._count({**{row.key: row for row in last}, **dict.fromkeys(gone)}, broken)
+            self._count({**{row.key: row for row in last}, **dict.fromkeys(removed)}, broken)
             with self._table.txn() as txn:
                 for row in last:
                     txn.put(row)
-                for key in gone:
+                for key in removed:
                     txn.delete(key)
             self._complete(broken, "watching")
             if self._forgotten is not None:
@@ -320,7 +320,7 @@ class Sink(Generic[T]):
             return
         self._broken.clear()
         self.change(rows, broken)
-        self._forgotten.lost(self._kind.qualified, gone, len(rows), self._drop)
+        self._forgotten.lost(self._kind.qualified, removed, len(rows), self._drop)
 
     def _drop(self, keys: Collection[Key]) -> None:
         """These are gone after all."""
@@ -345,7 +345,7 @@ class Sink(Generic[T]):
             self._broken.pop(_name(self._kind, key), None)
         self._broken.update(_split(one) for one in broken)
         if self._forgotten is not None and rows:
-            self._forgotten.told(self._kind.qualified, rows.keys())
+            self._forgotten.reported(self._kind.qualified, rows.keys())
         self._heard(state)
 
     def watching(self) -> None:
@@ -377,18 +377,24 @@ class Sink(Generic[T]):
         return found or SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0)
 
     def _heard(self, state: State) -> None:
-        told = tuple(f"{name}: {why}" for name, why in sorted(self._broken.items()))
+        reported = tuple(f"{name}: {why}" for name, why in sorted(self._broken.items()))
         before = self._now
-        for one in told:
+        for one in reported:
             if one not in before.broken:
                 self._log.warning("object cannot be read", object=one)
         status = SourceStatus(
-            self._kind.qualified, state, len(self._table), self._synced, time.time(), "", told[:MOST_TOLD]
+            self._kind.qualified,
+            state,
+            len(self._table),
+            self._synced,
+            time.time(),
+            "",
+            reported[:MOST_REPORTED],
         )
         self._status(status)
-        if told:
-            more = f" and {len(told) - 1} more" if len(told) > 1 else ""
-            self._health.degraded(f"cannot be read: {told[0]}{more}; the last good one stays in force")
+        if reported:
+            more = f" and {len(reported) - 1} more" if len(reported) > 1 else ""
+            self._health.degraded(f"cannot be read: {reported[0]}{more}; the last good one stays in force")
         else:
             self._health.ok(f"{status.objects} {self._kind.plural}")
 

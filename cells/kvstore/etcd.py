@@ -422,8 +422,12 @@ class EtcdClient:
             return LeaseLostError(text)
         if "has been compacted" in text:
             return CompactedError(text)
-        gone = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-        if code in gone:
+        transient = {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            grpc.StatusCode.CANCELLED,
+        }
+        if code in transient:
             self._next(channel)
             return StoreUnavailableError(f"{self.endpoint}: {_brief(text) or code.name.lower()}")
         return StoreError(f"{self.endpoint}: {text or code.name.lower()}")

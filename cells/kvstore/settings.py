@@ -181,22 +181,22 @@ def read_access(options: StoreOptions) -> EtcdAccess:
         return EtcdAccess(_urls(options.addresses, "kvstore-opt etcd.address"))
     path = Path(options.config)
     try:
-        told = msgspec.yaml.decode(path.read_bytes() or b"{}", type=_File)
+        file = msgspec.yaml.decode(path.read_bytes() or b"{}", type=_File)
     except OSError as error:
         raise StoreConfigError(f"etcd.config={path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise StoreConfigError(f"etcd.config={path}: {' '.join(str(error).split())}") from error
-    if told.insecure_skip_tls_verify:
+    if file.insecure_skip_tls_verify:
         raise StoreConfigError(
             f"etcd.config={path}: insecure-skip-tls-verify is not supported: give trusted-ca-file"
         )
-    if bool(told.cert_file) != bool(told.key_file):
+    if bool(file.cert_file) != bool(file.key_file):
         raise StoreConfigError(f"etcd.config={path}: cert-file and key-file belong together")
     return EtcdAccess(
-        _urls(options.addresses or tuple(told.endpoints), f"etcd.config={path}: endpoints"),
-        _pem(told.trusted_ca_file or told.ca_file, path),
-        _pem(told.cert_file, path),
-        _pem(told.key_file, path),
+        _urls(options.addresses or tuple(file.endpoints), f"etcd.config={path}: endpoints"),
+        _pem(file.trusted_ca_file or file.ca_file, path),
+        _pem(file.cert_file, path),
+        _pem(file.key_file, path),
     )
 
 

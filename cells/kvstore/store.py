@@ -53,7 +53,7 @@ class Leases:
         self._client = client
         self._ttl = ttl
         self._keys: dict[int, set[str]] = {}
-        self._kept: dict[int, float] = {}
+        self._renewed: dict[int, float] = {}
         self._lost: list[Callable[[], object]] = []
         self._granting = anyio.Lock()
         self._asked = anyio.Event()
@@ -80,7 +80,7 @@ class Leases:
                     return lease
             lease = await self._client.grant(self._ttl)
             self._keys[lease] = {key}
-            self._kept[lease] = time.monotonic()
+            self._renewed[lease] = time.monotonic()
             return lease
 
     def release(self, key: str) -> None:
@@ -90,14 +90,14 @@ class Leases:
 
     def lost(self, lease: int) -> None:
         """The lease has ended, and with it its keys."""
-        self._kept.pop(lease, None)
+        self._renewed.pop(lease, None)
         if self._keys.pop(lease, None) is not None:
             for notified in self._lost:
                 notified()
 
     def look(self) -> None:
         """The store was away: see now which leases it still knows."""
-        self._kept = dict.fromkeys(self._kept, -math.inf)
+        self._renewed = dict.fromkeys(self._renewed, -math.inf)
         self._asked.set()
 
     async def run(self) -> None:
@@ -111,8 +111,8 @@ class Leases:
     async def _keep_all(self) -> float:
         """Keep those that are due; seconds until the next one is."""
         pause = self._ttl / 3
-        for lease, kept in list(self._kept.items()):
-            due = max(0.0, kept + self._ttl / 3 - time.monotonic())
+        for lease, renewed in list(self._renewed.items()):
+            due = max(0.0, renewed + self._ttl / 3 - time.monotonic())
             if due <= 0:
                 due = self._ttl / 3 if await self._keep(lease) else RETRY
             pause = min(pause, due)
@@ -127,7 +127,7 @@ class Leases:
             return True
         except StoreError:  # the looks at the store tell; it may come back within the lease's time
             return False
-        self._kept[lease] = began
+        self._renewed[lease] = began
         return True
 
 

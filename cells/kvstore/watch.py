@@ -124,12 +124,12 @@ class PrefixWatch(Generic[Row]):
             self._put(found[begin : begin + STRETCH])
             await anyio.lowlevel.checkpoint()
         there = {kv.key[len(self._prefix) :] for kv in found}
-        gone = [key for key, *_ in self._table.items() if key not in there]
+        missing = [key for key, *_ in self._table.items() if key not in there]
         if replaced:
             due = anyio.current_time() + self._grace
-            self._missed |= {str(key): due for key in gone if key not in self._missed}
+            self._missed |= {str(key): due for key in missing if key not in self._missed}
         else:
-            self._drop(str(key) for key in gone if key not in self._missed)
+            self._drop(str(key) for key in missing if key not in self._missed)
         self._revision, self._generation = revision, generation
         self._first.done()
         self._store.metrics.synchronised(self._scope, done=True)

@@ -1,6 +1,6 @@
 """Takes the entries of a pinned map over into one of another size or layout. They are never dropped.
 
-For:    Maps, in a worker thread. Needs: the pinned map, what is wanted. Gives: migrate(), Former, formers().
+For:    Maps, in a worker thread. Needs: the pinned map. Gives: migrate(), RetiredMap, retired_maps().
 
 The programs in force use the old map until they are replaced, and may write to it until then. So it stays
 pinned beside the new one, as ``<name>_former_<id>``, until :meth:`Former.settle` has taken over what it got
@@ -25,7 +25,7 @@ from lifecycle import HiveError, Logger
 Value = Callable[[bytes], bytes]
 """Makes a new value of an old one."""
 
-_FORMER = re.compile(r"(.+)_former_\d+")
+_RETIRED = re.compile(r"(.+)_former_\d+")
 _CHUNK: Final = 4096
 _id = struct.Struct("<I")
 
@@ -70,15 +70,15 @@ def migrate(pinned: Map, wanted: MapSpec, path: Path, log: Logger) -> Map:
     Raises HiveError, one line, and changes nothing when they cannot be taken over.
     """
     value = _conversion(pinned.spec, wanted, path)
-    former = path.with_name(f"{path.name}_former_{pinned.id}")
+    retired = path.with_name(f"{path.name}_former_{pinned.id}")
     fresh = create_map(wanted)
     try:
-        _keep(pinned, former)
+        _keep(pinned, retired)
         copied = 0 if value is None else _copy(pinned, fresh, value)
         replace_pin(fresh.fd, path)
     except BpfError as error:
         fresh.close()
-        unpin(former)
+        unpin(retired)
         if error.errno == errno.E2BIG:
             raise HiveError(
                 f"map {wanted.name}: the entries of {path} ({pinned.spec}) do not fit into one of "
@@ -98,7 +98,7 @@ def migrate(pinned: Map, wanted: MapSpec, path: Path, log: Logger) -> Map:
     return fresh
 
 
-class Former:
+class RetiredMap:
     """A map that a start replaced, or one before it that was cut short."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -107,12 +107,15 @@ class Former:
 
     def catch_up(self, current: Map) -> int:
         """Take over what came into it since; how many entries that were."""
-        with open_map(self._path) as former:
-            alike = (former.spec.key_size, former.value_bytes) == (current.spec.key_size, current.value_bytes)
-            if self.name not in _CONNTRACK or not alike or former.id == current.id:
+        with open_map(self._path) as retired:
+            alike = (retired.spec.key_size, retired.value_bytes) == (
+                current.spec.key_size,
+                current.value_bytes,
+            )
+            if self.name not in _CONNTRACK or not alike or retired.id == current.id:
                 return 0
             with map_by_id(current.id, self.name) as own:  # this thread's
-                return sum(_merge(own, key, value) for key, value in former.items())
+                return sum(_merge(own, key, value) for key, value in retired.items())
 
     def settle(self, current: Map) -> int:
         """Catch up for the last time, no program using it any more, and let it go."""
@@ -125,10 +128,10 @@ class Former:
         unpin(self._path)
 
 
-def formers(directory: Path) -> list[Former]:
+def retired_maps(directory: Path) -> list[RetiredMap]:
     """The replaced maps that are still kept."""
-    found = ((path, _FORMER.fullmatch(path.name)) for path in directory.iterdir())
-    return [Former(path, match[1]) for path, match in found if match]
+    found = ((path, _RETIRED.fullmatch(path.name)) for path in directory.iterdir())
+    return [RetiredMap(path, match[1]) for path, match in found if match]
 
 
 def _conversion(old: MapSpec, new: MapSpec, path: Path) -> Value | None:
@@ -147,9 +150,9 @@ def _conversion(old: MapSpec, new: MapSpec, path: Path) -> Value | None:
     )
 
 
-def _keep(pinned: Map, former: Path) -> None:
+def _keep(pinned: Map, retired: Path) -> None:
     try:
-        pin(pinned.fd, former)
+        pin(pinned.fd, retired)
     except BpfError as error:
         if error.errno != errno.EEXIST:  # by a start that was cut short; the id says it is this one
             raise

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cells.config import AgentConfig
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.map import EXIST, Map, MapLog, MapSpec, MapType, create_map, open_map, possible_cpus
-from cells.maps.migration import Former, formers, migrate
+from cells.maps.migration import RetiredMap, migrate, retired_maps
 from cells.maps.specs import ALWAYS, MapSettings, family_of, map_specs, sizes
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 
@@ -290,30 +290,30 @@ class Maps:
         Right before others are put in force, in their thread: what begins between this and :meth:`settle` is
         all that those do not know at first.
         """
-        for former, current in self._formers():
-            former.catch_up(current)
+        for retired, current in self._retired():
+            retired.catch_up(current)
 
     async def settle(self) -> None:
         """Remove maps that this start replaced or no longer uses, once no program in force uses them."""
         await to_thread.run_sync(self._settle)
 
     def _settle(self) -> None:
-        for former, current in self._formers():
-            taken = former.settle(current)
-            self._log.info("retired map released", map=former.name, entries_taken_over=taken)
-        for former in formers(self._directory):
-            if former.name in self.unused:
-                former.remove()
+        for retired, current in self._retired():
+            taken = retired.settle(current)
+            self._log.info("retired map released", map=retired.name, entries_taken_over=taken)
+        for retired in retired_maps(self._directory):
+            if retired.name in self.unused:
+                retired.remove()
         for table in self._open:
             name = table.spec.name
             other = self._directory if name in self.unused else self._stand_ins
             if unpin(other / name) and name in self.unused:
                 self._log.info("map removed: nothing uses it any more", map=name)
 
-    def _formers(self) -> list[tuple[Former, Map]]:
+    def _retired(self) -> list[tuple[RetiredMap, Map]]:
         present = {table.spec.name: table for table in self.used()}
-        found = formers(self._directory)
-        return [(former, present[former.name]) for former in found if former.name in present]
+        found = retired_maps(self._directory)
+        return [(retired, present[retired.name]) for retired in found if retired.name in present]
 
     async def _stop(self) -> None:
         for table in self._open:

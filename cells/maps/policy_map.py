@@ -41,11 +41,11 @@ class Write(NamedTuple):
 class EntryChanges:
     """Entries that are set and keys that are taken out, packed once for all maps that get them."""
 
-    __slots__ = ("_by_group", "_writes", "gone", "new")
+    __slots__ = ("_by_group", "_writes", "new", "removed")
 
-    def __init__(self, new: Mapping[PolicyKey, PolicyEntry], gone: Iterable[PolicyKey]) -> None:
+    def __init__(self, new: Mapping[PolicyKey, PolicyEntry], removed: Iterable[PolicyKey]) -> None:
         self.new = new
-        self.gone = tuple(gone)
+        self.removed = tuple(removed)
         self._writes: tuple[Write, ...] | None = None
         self._by_group: _ByGroup | None = None
 
@@ -75,7 +75,7 @@ class EntryChanges:
         """By group and slice of a PolicyEntryMap, those that are taken out as None."""
         if self._by_group is None:
             self._by_group = {}
-            for key, entry in chain(((key, None) for key in self.gone), self.new.items()):
+            for key, entry in chain(((key, None) for key in self.removed), self.new.items()):
                 slices = self._by_group.setdefault(key.identity % _FAN, {})
                 slices.setdefault(key.identity // _FAN % _FAN, []).append((key, entry))
         return self._by_group
@@ -93,7 +93,7 @@ _ByGroup = dict[int, dict[int, list[tuple[PolicyKey, PolicyEntry | None]]]]
 class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
     """Never changed: :meth:`changed` gives another one."""
 
-    __slots__ = ("changes", "former", "groups", "length", "version")
+    __slots__ = ("changes", "groups", "length", "previous", "version")
 
     def __init__(self, entries: Mapping[PolicyKey, PolicyEntry] = _NOTHING) -> None:
         groups = [_NO_GROUP] * _FAN
@@ -108,7 +108,7 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
         self.groups = groups
         self.length = len(entries)
         self.version = object()
-        self.former: object = None
+        self.previous: object = None
         """The version that ``changes`` were made to."""
         self.changes: EntryChanges | None = None
 
@@ -129,19 +129,19 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
                 length += len(held)
         made = PolicyEntryMap.__new__(PolicyEntryMap)
         made.groups, made.length = groups, length
-        made.version, made.former, made.changes = object(), self.version, changes
+        made.version, made.previous, made.changes = object(), self.version, changes
         return made
 
-    def difference(self, former: PolicyEntryMap) -> EntryChanges:
-        """Entries that ``former`` may not have, or otherwise, and keys of those that it may have alone."""
-        if self.changes is not None and self.former is former.version:  # as nearly always
+    def difference(self, previous: PolicyEntryMap) -> EntryChanges:
+        """Entries that ``previous`` may not have, or otherwise, and keys of those that it may have alone."""
+        if self.changes is not None and self.previous is previous.version:  # as nearly always
             return self.changes
         new: _Slice = {}
-        gone: list[PolicyKey] = []
-        for ours, theirs in _different(self, former):
+        removed: list[PolicyKey] = []
+        for ours, theirs in _different(self, previous):
             new.update((key, entry) for key, entry in ours.items() if theirs.get(key) != entry)
-            gone += (key for key in theirs if key not in ours)
-        return EntryChanges(new, gone)
+            removed += (key for key in theirs if key not in ours)
+        return EntryChanges(new, removed)
 
     def __getitem__(self, key: PolicyKey) -> PolicyEntry:
         return self.groups[key.identity % _FAN][key.identity // _FAN % _FAN][key]
@@ -306,13 +306,13 @@ class PolicyMap:
                 if (old := present.get(one.key)) is None or not old.same_verdict(one.entry)
             ]
         self._put(missing)
-        if not changes.gone:
+        if not changes.removed:
             return bool(missing)
-        gone = [key for key in changes.gone if key in present]
-        if any(present[key].proxy_port for key in gone):
-            gone.sort(key=precedence)
-        self._drop(sorted(gone, key=lambda key: present[key].deny))
-        return bool(missing or gone)
+        removed = [key for key in changes.removed if key in present]
+        if any(present[key].proxy_port for key in removed):
+            removed.sort(key=precedence)
+        self._drop(sorted(removed, key=lambda key: present[key].deny))
+        return bool(missing or removed)
 
     def _put(self, writes: Sequence[Write]) -> None:
         """Set entries, in their order."""

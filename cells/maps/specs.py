@@ -36,7 +36,7 @@ from cells.maps.records.flows import (
     NodePortConfig,
     SockConfig,
 )
-from lifecycle import Formerly, Settings, refuse
+from lifecycle import RenamedFrom, Settings, refuse
 
 __all__ = ["MapSettings"]
 
@@ -81,10 +81,10 @@ class MapSettings(Settings, frozen=True):
     bpf_map_dynamic_size_ratio: float = 0.0025
     """Share of the node's memory (at most 1) for maps that grow with traffic; 0: their default sizes."""
 
-    bpf_ct_global_tcp_max: Annotated[int | None, Formerly("ct-global-max-entries-tcp")] = None
+    bpf_ct_global_tcp_max: Annotated[int | None, RenamedFrom("ct-global-max-entries-tcp")] = None
     """Entries of the TCP conntrack map (1024 to 16777216); unset: by bpf-map-dynamic-size-ratio."""
 
-    bpf_ct_global_any_max: Annotated[int | None, Formerly("ct-global-max-entries-other")] = None
+    bpf_ct_global_any_max: Annotated[int | None, RenamedFrom("ct-global-max-entries-other")] = None
     """Entries of the conntrack map of other protocols (1024 to 16777216); unset: by the ratio."""
 
     bpf_nat_global_max: int | None = None

@@ -148,7 +148,7 @@ def native_devices(
             else None
             for version, enabled in ((4, families.ipv4), (6, families.ipv6))
         )
-        told = DeviceConfig(
+        config_of_device = DeviceConfig(
             device.mac if device.has_ethernet else bytes(MAC_LENGTH),
             ipv4 if isinstance(ipv4, IPv4Address) else None,
             ipv6 if isinstance(ipv6, IPv6Address) else None,
@@ -160,7 +160,7 @@ def native_devices(
             | DEVICE_XDP * (families.accelerated and device.has_ethernet),
             families.announces,
         )
-        found[device.ifindex] = NativeDevice(device.ifindex, device.name, told)
+        found[device.ifindex] = NativeDevice(device.ifindex, device.name, config_of_device)
     return found
 
 

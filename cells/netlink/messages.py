@@ -371,8 +371,8 @@ def replace_filter(ifindex: int, parent: int, program_fd: int, name: str) -> Req
 def delete_filter(ifindex: int, parent: int) -> Request:
     """Take off what :func:`replace_filter` attaches; a filter, clsact or link that is gone is fine."""
     body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _BPF
-    gone = errno.ENOENT, errno.EINVAL, errno.ENODEV
-    return Request(f"detach from link {ifindex}", RTM_DELTFILTER, 0, body, gone)
+    missing = errno.ENOENT, errno.EINVAL, errno.ENODEV
+    return Request(f"detach from link {ifindex}", RTM_DELTFILTER, 0, body, missing)
 
 
 def dump_filters(ifindex: int, parent: int) -> Request:

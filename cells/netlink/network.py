@@ -27,7 +27,7 @@ T = TypeVar("T")
 TX_QUEUE_LENGTH = 1000
 _IFF_NOARP, _IFA_F_NODAD = 0x80, 0x02
 _LINK_SCOPE, _UNIVERSE = 253, 0
-_GONE = frozenset({3, 19, 99})  # ESRCH, ENODEV, EADDRNOTAVAIL
+_MISSING = frozenset({3, 19, 99})  # ESRCH, ENODEV, EADDRNOTAVAIL
 
 
 class NodeNetwork:
@@ -74,7 +74,7 @@ class NodeNetwork:
             lambda ip: ip.addr(
                 "del", index=ifindex, address=str(address.ip), prefixlen=address.network.prefixlen
             ),
-            gone_is_fine=True,
+            missing_ok=True,
         )
         await self.remove_route(ifindex, type(address.network)(address.ip))
 
@@ -95,16 +95,14 @@ class NodeNetwork:
         await self._do(
             f"remove route {destination}",
             lambda ip: ip.route("del", dst=str(destination), oif=ifindex),
-            gone_is_fine=True,
+            missing_ok=True,
         )
 
-    async def _do(
-        self, what: str, work: Callable[["IPRoute"], object], *, gone_is_fine: bool = False
-    ) -> None:
-        await anyio.to_thread.run_sync(_call, what, work, gone_is_fine)
+    async def _do(self, what: str, work: Callable[["IPRoute"], object], *, missing_ok: bool = False) -> None:
+        await anyio.to_thread.run_sync(_call, what, work, missing_ok)
 
 
-def _call(what: str, work: Callable[["IPRoute"], object], gone_is_fine: bool) -> None:
+def _call(what: str, work: Callable[["IPRoute"], object], missing_ok: bool) -> None:
     from pyroute2 import IPRoute
     from pyroute2 import NetlinkError as Refused
 
@@ -112,7 +110,7 @@ def _call(what: str, work: Callable[["IPRoute"], object], gone_is_fine: bool) ->
         with IPRoute() as ip:
             work(ip)
     except Refused as error:
-        if not (gone_is_fine and error.code in _GONE):
+        if not (missing_ok and error.code in _MISSING):
             raise NetlinkError(error.code, what) from error
 
 

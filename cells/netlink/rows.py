@@ -264,9 +264,9 @@ def with_mtu(message: Message, mtu: int) -> bytes | None:
     if number_at(metrics.get(m.RTAX_MTU, b"")) == mtu:
         return None
     metrics[m.RTAX_MTU] = _FLAGS.pack(mtu)
-    kept = [(kind, data) for kind, data in found if kind not in {m.RTA_METRICS, m.RTA_CACHEINFO}]
+    remaining = [(kind, data) for kind, data in found if kind not in {m.RTA_METRICS, m.RTA_CACHEINFO}]
     nested = b"".join(attribute(kind, data) for kind, data in metrics.items())
-    return bytes(head) + b"".join(attribute(*each) for each in [*kept, (m.RTA_METRICS, nested)])
+    return bytes(head) + b"".join(attribute(*each) for each in [*remaining, (m.RTA_METRICS, nested)])
 
 
 def _text(data: bytes) -> str:

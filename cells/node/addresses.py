@@ -271,19 +271,19 @@ def _of_device(
     is_host, is_dummy = device.name == HOST_DEVICE, device.type == "dummy"
     if not (device.up or is_dummy) or not (is_host or is_dummy or device.selected or device.name == LOOPBACK):
         return []
-    kept = [
+    usable = [
         one.address
         for one in sorted(device.addresses, key=_order)
         if (one.scope <= max_scope or (is_host and one.scope == LINK_SCOPE)) and not one.address.is_loopback
     ]
-    primary = {_pick(kept, version, node_ips, public_first=True) for version in (4, 6)}
+    primary = {_pick(usable, version, node_ips, public_first=True) for version in (4, 6)}
     if is_host or not (device.up or node_port_ranges):
         node_port: set[IPAddress | None] = set()
     elif node_port_ranges:
-        node_port = {one for one in kept if any(one in prefix for prefix in node_port_ranges)}
+        node_port = {one for one in usable if any(one in prefix for prefix in node_port_ranges)}
     else:
-        node_port = {_pick(kept, version, node_ips, public_first=False) for version in (4, 6)}
-    return [AddressUse(device.name, one, one in node_port, one in primary) for one in kept]
+        node_port = {_pick(usable, version, node_ips, public_first=False) for version in (4, 6)}
+    return [AddressUse(device.name, one, one in node_port, one in primary) for one in usable]
 
 
 def _order(address: DeviceAddress) -> tuple[object, ...]:
@@ -471,8 +471,8 @@ class NodeAddresses:
                 elif before is not None:
                     rows.delete(family)
                 if found != before:
-                    told = f"{found.ip} ({found.origin})" if found is not None else "none"
-                    self._log.info("address of the node", family=str(family), ip=told)
+                    shown = f"{found.ip} ({found.origin})" if found is not None else "none"
+                    self._log.info("address of the node", family=str(family), ip=shown)
 
 
 cell = module(

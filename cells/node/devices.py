@@ -237,7 +237,7 @@ class DeviceSource:
 
     def refresh(self) -> None:
         """Make the table what the kernel says now."""
-        found = {device.ifindex: self._told(device) for device in self._kernel.devices()}
+        found = {device.ifindex: self._selected(device) for device in self._kernel.devices()}
         with self._table.txn() as txn:
             for known in self._table.all():
                 if known.ifindex not in found:
@@ -252,7 +252,7 @@ class DeviceSource:
             wanted for wanted in self._settings.devices if not any(matches(wanted, name) for name in names)
         ]
 
-    def _told(self, device: Device) -> Device:
+    def _selected(self, device: Device) -> Device:
         return device if self._settings.selects(device.name) else replace(device, selected=False)
 
 
@@ -264,7 +264,7 @@ def device_table(
     source = DeviceSource(table, kernel, settings)
     selection = health.child("selection")
 
-    def tell() -> str:
+    def report() -> str:
         """What is wrong with the selection, empty if nothing."""
         if missing := source.missing():
             wrong = f"devices names {', '.join(missing)}: the node has no such device"
@@ -275,12 +275,12 @@ def device_table(
 
     async def start() -> None:
         await source.start()
-        if wrong := tell():
+        if wrong := report():
             log.warning(wrong)
 
     async def refresh(_: None) -> None:
         source.refresh()
-        tell()
+        report()
 
     lifecycle.append(Hook("list devices", start))
     jobs.observe("watch", source.hints, refresh)

@@ -378,8 +378,8 @@ class Router:
             NodeNetwork()
         )  # what is put right from now on need not wait for what it takes to load
         self._write_settings()
-        told = {str(family): str(each.ip) for family, each in self._made.items()}
-        self._log.info("router set up", **told, device=HOST)
+        addresses = {str(family): str(each.ip) for family, each in self._made.items()}
+        self._log.info("router set up", **addresses, device=HOST)
 
     def _address(self, family: Family, local: IPAddress | None, before: Iterable[IPAddress]) -> IPAddress:
         """The router's: the one that is set, which no pod gets then, or one of the range."""

@@ -66,12 +66,12 @@ def scopes_of(profile: Profile, before: float, overall: float | None = None) -> 
     """What every scope has taken so far; ``before``: seconds until there was a hive."""
     early = before + sum(one.took for one in profile.timings if one.kind in {"construct", "invoke"})
     starts = sorted((one for one in profile.timings if one.kind == "start"), key=lambda one: one.began)
-    begun = {EARLY: early} if overall is None else {OVERALL: overall, EARLY: early}
-    return Scopes(_sums(starts, begun), _sums(profile.failed, {}))
+    initial = {EARLY: early} if overall is None else {OVERALL: overall, EARLY: early}
+    return Scopes(_sums(starts, initial), _sums(profile.failed, {}))
 
 
-def _sums(starts: Iterable[Timing], begun: dict[str, float]) -> dict[str, float]:
-    sums: defaultdict[str, float] = defaultdict(float, begun)
+def _sums(starts: Iterable[Timing], initial: dict[str, float]) -> dict[str, float]:
+    sums: defaultdict[str, float] = defaultdict(float, initial)
     for one in starts:
         module = one.module.rpartition(".")[2]
         scope = SCOPES.get(f"{module}/{one.name}") or SCOPES.get(module, OTHER)
@@ -124,16 +124,16 @@ class Bootstrap:
 
 
 @after(HealthServer)
-def tell_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) -> None:
+def report_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) -> None:
     """Log the scopes in one line when the port that probes ask is served."""
 
-    async def tell() -> None:
+    async def report() -> None:
         scopes = bootstrap.complete().succeeded
         log.info(
             "Daemon initialization completed", **{scope: round(took, 4) for scope, took in scopes.items()}
         )
 
-    lifecycle.append(Hook("report how the start went", tell))
+    lifecycle.append(Hook("report how the start went", report))
 
 
 def bootstrap_metrics(bootstrap: Bootstrap) -> Member[Collector]:
@@ -150,5 +150,5 @@ cell = module(
     "bootstrap",
     "How long the start took",
     provide(Bootstrap, bootstrap_metrics),
-    invoke(tell_once_probed),
+    invoke(report_once_probed),
 )

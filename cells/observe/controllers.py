@@ -89,7 +89,7 @@ class _Controller:
         self.last_error = ""
         self.last_success: float | None = None
         self.last_failure: float | None = None
-        self.told: ControllerStatus | None = None
+        self.cached: ControllerStatus | None = None
         """Its status, created on demand and kept until it changes."""
 
     def ask(self) -> None:
@@ -104,8 +104,8 @@ class _Controller:
             self.scope.cancel()
 
     def status(self) -> ControllerStatus:
-        if self.told is None:
-            self.told = ControllerStatus(
+        if self.cached is None:
+            self.cached = ControllerStatus(
                 name=self.name,
                 uuid=self.uuid,
                 owner=self.owner,
@@ -119,7 +119,7 @@ class _Controller:
                 last_success=self.last_success,
                 last_failure=self.last_failure,
             )
-        return self.told
+        return self.cached
 
 
 class Controllers:
@@ -143,14 +143,14 @@ class Controllers:
         """Seconds that runs took, also of controllers that are no more."""
         self._run = uuid4()
         """Of this run of the agent: names its jobs' uuids."""
-        self._jobs_told: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        self._job_statuses: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
         """The hive's other jobs by name: what each status was made of, and it."""
 
     def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
         """Run ``work`` now and then by the rules. One of that name gets both, keeping uuid and counters."""
         known = self._known.get(name)
         if known is not None:
-            known.work, known.rules, known.told = work, rules, None
+            known.work, known.rules, known.cached = work, rules, None
             known.ask()
             return
         controller = self._known[name] = _Controller(name, owner, work, rules)
@@ -189,18 +189,18 @@ class Controllers:
         """Every controller, by name; the hive's other jobs too, each under the id its health has."""
         found = [known.status() for known in self._known.values()]
         degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
-        told: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        text: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
         for job in self._metrics.snapshot():
             if job.name in self._known:
                 continue
             name = f"{job.module}.{job.name}"
             failing = name in degraded
-            last = self._jobs_told.get(name)
+            last = self._job_statuses.get(name)
             if last is None or last[0] is not job or last[1] is not failing:
                 last = (job, failing, self._job(name, job, failing))
-            told[name] = last
+            text[name] = last
             found.append(last[2])
-        self._jobs_told = told
+        self._job_statuses = text
         found.sort(key=attrgetter("name"))
         return tuple(found)
 
@@ -240,21 +240,21 @@ class Controllers:
             self.runs["failure"].observe(anyio.current_time() - began)
             controller.failures += 1
             controller.in_a_row += 1
-            before, told = controller.last_error, str(error) or type(error).__name__
-            controller.last_failure, controller.last_error = time.time(), told
+            before, text = controller.last_error, str(error) or type(error).__name__
+            controller.last_failure, controller.last_error = time.time(), text
             pause = controller.rules.pause(controller.in_a_row)
             tried = f"failed {controller.in_a_row} times"
             again = "until it is asked for" if math.isinf(pause) else f"next try after {pause:g} s"
             health.degraded(f"{tried}, {again}", error)
-            if told != before:  # a repeated failure is logged once
-                self._log.warning("controller failed", name=controller.name, error=told)
+            if text != before:  # a repeated failure is logged once
+                self._log.warning("controller failed", name=controller.name, error=text)
         else:
             self.runs["success"].observe(anyio.current_time() - began)
             controller.successes += 1
             controller.in_a_row = 0
             controller.last_success, controller.last_error = time.time(), ""
             health.ok()
-        controller.told = None
+        controller.cached = None
 
 
 # Controllers as Cilium's metrics.

@@ -225,11 +225,11 @@ class AgentStatus:
     @property
     def uncontrolled(self) -> tuple[HealthStatus, ...]:
         """Degraded modules whose trouble is not shown by a controller."""
-        told = {controller.name for controller in self.controllers}
+        listed = {controller.name for controller in self.controllers}
         return tuple(
             module
             for module in self.degraded
-            if module.module not in told and module.module.rpartition(".")[2] not in told
+            if module.module not in listed and module.module.rpartition(".")[2] not in listed
         )
 
 
@@ -245,8 +245,8 @@ def agent_status(
     key-value store; a CNI configuration that cannot be written, since the node then gets no pods. Any other
     degraded module is listed, but restarting the agent would not help: the state stays Ok.
     """
-    told = tuple(modules)
-    cni = [module for module in told if module.module.rpartition(".")[2] == CNI_CONFIG_MODULE]
+    listed = tuple(modules)
+    cni = [module for module in listed if module.module.rpartition(".")[2] == CNI_CONFIG_MODULE]
     failed = next((module for module in cni if module.level == "degraded"), None)
     spoken = failed or next((module for module in cni if module.level != "unknown"), None)
     unready = next(
@@ -262,7 +262,7 @@ def agent_status(
     elif failed is not None:
         state, message = "Failure", f"Could not write CNI config file: {failed.message or failed.error}"
     outside = unready is not None and not stale and failed is None
-    return AgentStatus(state, message, told, spoken, controllers, dict(stale or {}), outside)
+    return AgentStatus(state, message, listed, spoken, controllers, dict(stale or {}), outside)
 
 
 class StatusCollector:

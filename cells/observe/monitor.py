@@ -98,7 +98,7 @@ class Payloads:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._begun = False
+        self._started = False
 
     def feed(self, data: bytes) -> Iterator[Sample | Lost]:
         """The events that are whole by now. Raises GobError; payloads of other types are passed over."""
@@ -110,10 +110,10 @@ class Payloads:
                 break
             message = self._rest[start : start + size]
             position = start + size
-            if not self._begun:
+            if not self._started:
                 if message != _definition():
                     raise GobError("the socket does not speak version 1.2 of the monitor's protocol")
-                self._begun = True
+                self._started = True
             elif (event := _event(message)) is not None:
                 yield event
         self._rest = self._rest[position:]
@@ -242,7 +242,7 @@ class Monitor:
         try:
             with self._events.subscribe() as subscription:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_until_gone, reader, tasks.cancel_scope)
+                    tasks.start_soon(_until_disconnected, reader, tasks.cancel_scope)
                     await _send(writer, subscription)
                     tasks.cancel_scope.cancel()
         except* (ConnectionError, asyncio.CancelledError):
@@ -284,7 +284,7 @@ def _pieces(batch: Iterable[Sample | Lost]) -> Iterator[bytes]:
     yield b"".join(messages)
 
 
-async def _until_gone(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:
+async def _until_disconnected(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:
     """Read what no client should send, to hear of its end."""
     while await reader.read(4096):
         pass

@@ -424,7 +424,9 @@ def _time(text: str | None) -> float | None:
 # Source: Cilium 1.17, metrics of the operator; runs and latency are gauges there.
 
 
-def tell(metrics: Metrics, endpoints: EndpointGC, identities: IdentityPasses, lifecycle: Lifecycle) -> None:
+def collect_metrics(
+    metrics: Metrics, endpoints: EndpointGC, identities: IdentityPasses, lifecycle: Lifecycle
+) -> None:
     """Tell it while this operator leads."""
 
     async def collect() -> Iterable[Family]:
@@ -481,5 +483,5 @@ cell = module(
     "Deletes objects that are no longer needed",
     config(GCSettings),
     provide(NodeGC, EndpointGC, IdentityGC, IdentityPasses),
-    invoke(collect, tell),
+    invoke(collect, collect_metrics),
 )

@@ -208,11 +208,11 @@ class KVStoreGC:
 # Source: Cilium 1.17: metrics of the store as the agent's, which begin with cilium_operator_.
 
 
-def tell(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycle) -> None:
+def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycle) -> None:
     """Tell it while this operator leads, where there is a store."""
     if metrics is None or not store.enabled:
         return
-    told = metrics
+    registry = metrics
 
     async def collect() -> Iterable[Family]:
         return [
@@ -223,10 +223,10 @@ def tell(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycle) -> None:
     collector = Collector("kvstore", collect)
 
     async def start() -> None:
-        told.add([collector])
+        registry.add([collector])
 
     async def stop() -> None:
-        told.remove([collector])
+        registry.remove([collector])
 
     lifecycle.append(Hook("report metrics", start, stop))
 
@@ -235,5 +235,5 @@ cell = module(
     "kvstore-gc",
     "Heartbeat of the kvstore, the cluster's configuration, and unused identities",
     provide(KVStoreGC, ClusterConfig, IdentityComparison),
-    invoke(KVStoreGC, ClusterConfig, IdentityComparison, tell),
+    invoke(KVStoreGC, ClusterConfig, IdentityComparison, collect_metrics),
 )

@@ -137,8 +137,8 @@ def _marks(settings: NodeSettings, pair: tuple[Node, Agents | None]) -> Iterator
     ready = agents.ready > 0
     tainted = any(one.key == settings.agent_not_ready_taint_key for one in node.spec.taints or ())
     conditions = {one.type: one for one in node.status.conditions or ()}
-    told = conditions.get(UNAVAILABLE)
-    up = told is not None and told.status == "False" and told.reason == IS_UP
+    unavailable = conditions.get(UNAVAILABLE)
+    up = unavailable is not None and unavailable.status == "False" and unavailable.reason == IS_UP
     mark = NodeMark(
         node.name,
         untaint=ready and tainted and settings.remove_cilium_node_taints,
@@ -176,7 +176,7 @@ class MarkWriter:
                 if mark.untaint or mark.taint:
                     await self._change_taints(mark)
                 if mark.available:
-                    await self._say_available(mark.name)
+                    await self._write_available(mark.name)
             except NotFoundError:
                 continue
             except KubernetesError as error:
@@ -199,7 +199,7 @@ class MarkWriter:
         steps.append({"op": "replace" if old else "add", "path": "/spec/taints", "value": new})
         await self._server.client.patch(NODES, mark.name, steps, how="json")
 
-    async def _say_available(self, name: str) -> None:
+    async def _write_available(self, name: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         condition = {
             "type": UNAVAILABLE,

@@ -81,7 +81,7 @@ class Port(_Part, frozen=True, gc=False):
     protocol: str = "TCP"
 
 
-class ServiceWishes(_Part, frozen=True, gc=False):
+class BalancedServiceSpec(_Part, frozen=True, gc=False):
     """What a service asks of a load balancer."""
 
     type: str = "ClusterIP"
@@ -117,7 +117,7 @@ class ServiceState(_Part, frozen=True, gc=False):
 class ClusterService(Object, frozen=True, gc=False):
     """A service, as load balancers see it."""
 
-    spec: ServiceWishes = ServiceWishes()
+    spec: BalancedServiceSpec = BalancedServiceSpec()
     status: ServiceState = ServiceState()
 
     @property

@@ -253,7 +253,7 @@ class WithoutEffect(Settings, frozen=True):
     """Pods do not authenticate each other, see mesh-auth-mutual-enabled."""
 
 
-def tell(settings: WithoutEffect, log: Logger) -> None:
+def warn(settings: WithoutEffect, log: Logger) -> None:
     """Name in the log what was asked for and changes nothing."""
     usual = WithoutEffect()
     fields = zip(settings.__struct_fields__, settings.__struct_encode_fields__, strict=True)
@@ -340,5 +340,5 @@ cell = module(
     "options",
     "Options of the whole operator",
     config(OperatorOptions, UnservedOperator, WithoutEffect),
-    invoke(tell),
+    invoke(warn),
 )

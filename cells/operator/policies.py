@@ -113,12 +113,12 @@ class PolicyVerdicts:
         with self._rows.txn() as txn:
             for change in changes:
                 namespace, name = cast("Key", change.key)
-                if change.row is None or (verdict := self._judged(kind, change.row)) is None:
+                if change.row is None or (verdict := self._checked(kind, change.row)) is None:
                     txn.delete((kind.kind, namespace, name))
                 else:
                     txn.put(verdict)
 
-    def _judged(self, kind: Kind[Any], policy: CiliumNetworkPolicy) -> PolicyVerdict | None:
+    def _checked(self, kind: Kind[Any], policy: CiliumNetworkPolicy) -> PolicyVerdict | None:
         """The verdict; None where the policy says it already."""
         valid, message = True, SUCCEEDED
         if policy.rules:
@@ -131,7 +131,7 @@ class PolicyVerdicts:
                 for unenforced in (one for rule in translated for one in rule.unenforced):
                     valid, message = False, unenforced.text
                     break
-        if says(policy, valid, message):
+        if has_condition(policy, valid, message):
             return None
         if not valid:
             self._log.warning("policy is not valid", policy="/".join(policy.key), error=message)
@@ -139,7 +139,7 @@ class PolicyVerdicts:
         return PolicyVerdict(kind.kind, namespace, name, policy.metadata.uid, valid, message)
 
 
-def says(policy: CiliumNetworkPolicy, valid: bool, message: str) -> bool:
+def has_condition(policy: CiliumNetworkPolicy, valid: bool, message: str) -> bool:
     """Whether a policy's condition has this status and this message."""
     conditions: Iterable[Any] = policy.status.conditions or ()
     return any((one.type, one.status, one.message) == (VALID, str(valid), message) for one in conditions)
@@ -208,8 +208,8 @@ def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, An
     if held.get("status") == wanted["status"] and held.get("lastTransitionTime"):
         since = held["lastTransitionTime"]
     written = {**wanted, "lastTransitionTime": since}
-    told = [written if one is held else one for one in conditions]
-    return {**live, "status": {**status, "conditions": told if held else [*told, written]}}
+    replaced = [written if one is held else one for one in conditions]
+    return {**live, "status": {**status, "conditions": replaced if held else [*replaced, written]}}
 
 
 AGAIN: Final = minutes(1)

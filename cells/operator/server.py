@@ -172,8 +172,8 @@ class OperatorServer:
             return Response(403, DISABLED.encode(), TEXT)
         route = self._routes.get(path)
         if route is None:
-            told = {"code": 404, "message": f"path {request.path} was not found"}
-            return Response(404, msgspec.json.encode(told), JSON)
+            body = {"code": 404, "message": f"path {request.path} was not found"}
+            return Response(404, msgspec.json.encode(body), JSON)
         return await route()
 
     async def _healthz(self) -> Response:
@@ -186,7 +186,7 @@ class OperatorServer:
         return Response(200, b"ok", TEXT)
 
     async def _metrics_json(self) -> Response:
-        found = [one for family in await self._metrics.families() for one in _told(family)]
+        found = [one for family in await self._metrics.families() for one in _json_rows(family)]
         return Response(200, msgspec.json.encode(found), JSON)
 
     async def _clusters(self) -> Response:
@@ -205,7 +205,7 @@ class OperatorServer:
         return Response(200, msgspec.json.encode(found), JSON)
 
 
-def _told(family: Family) -> Iterator[dict[str, object]]:
+def _json_rows(family: Family) -> Iterator[dict[str, object]]:
     """Every series as /v1/metrics has it: a histogram by its count."""
     for values, value in sorted(family.series.items()):
         one: dict[str, object] = {"name": family.name}

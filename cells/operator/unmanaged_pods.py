@@ -122,7 +122,7 @@ def _started(pod: ClusterPod, otherwise: float) -> float:
         return otherwise
 
 
-def tell(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
+def collect_metrics(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
     """Tell how many there are, while this operator leads."""
 
     async def collect() -> Iterable[Family]:
@@ -145,5 +145,5 @@ cell = module(
     "Pods that run without an endpoint",
     config(UnmanagedPodSettings),
     provide(UnmanagedPods),
-    invoke(tell),
+    invoke(collect_metrics),
 )

@@ -67,7 +67,7 @@ class ProxyStatistics:
     def __init__(self, endpoints: Table[Endpoint], *, jobs: Jobs) -> None:
         self._endpoints = endpoints
         self._of: dict[int, dict[Redirect, Statistics]] = {}
-        jobs.observe("endpoints", partial(endpoints.changes, only=_is_gone), self._forget)
+        jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._forget)
 
     def of(self, endpoint_id: int) -> dict[Redirect, Statistics]:
         """Of the redirects that messages of the endpoint have passed."""
@@ -101,7 +101,7 @@ class ProxyStatistics:
                 self._of.pop(int(str(change.key)), None)
 
 
-def _is_gone(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
+def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
     return row is None
 
 

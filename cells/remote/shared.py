@@ -200,17 +200,17 @@ class SharedKeys:
             seen = await self._nodes.wait_changed(name, seen)
 
     async def _follow_node(self, _: None) -> None:
-        self._tell(one.id for one in self._endpoints.all())
+        self._report(one.id for one in self._endpoints.all())
         self._first.done()
 
     async def _follow(self, changes: Sequence[Change[Endpoint]]) -> None:
-        self._tell(int(str(change.key)) for change in changes)
+        self._report(int(str(change.key)) for change in changes)
 
     async def _follow_pods(self, changes: Sequence[Change[Pod]]) -> None:
         changed: set[Any] = {change.key for change in changes}
-        self._tell(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
+        self._report(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
 
-    def _tell(self, numbers: Iterable[int]) -> None:
+    def _report(self, numbers: Iterable[int]) -> None:
         node = self._own
         if node is None:
             return
@@ -253,8 +253,8 @@ class SharedKeys:
 
     async def _look_at_nodes(self, changes: Sequence[Change[ClusterNode]]) -> None:
         node = self._own
-        gone = {change.key for change in changes if change.row is None}
-        if node is not None and node.full_name in gone:
+        removed = {change.key for change in changes if change.row is None}
+        if node is not None and node.full_name in removed:
             self._node_keys.trigger()
 
 

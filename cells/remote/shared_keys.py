@@ -84,22 +84,22 @@ _DECODE_ADDRESS = msgspec.json.Decoder(Pair)
 def read_address(key: str, value: bytes) -> SharedAddress | None:
     """The parsed key; None if it has no address or no identity."""
     try:
-        told = _DECODE_ADDRESS.decode(value)
+        decoded = _DECODE_ADDRESS.decode(value)
         prefix = ip_network(key)
     except (msgspec.MsgspecError, ValueError):
         return None
-    if not told.id:
+    if not decoded.id:
         return None
     return SharedAddress(
         address=key,
         prefix=str(prefix),
-        identity=told.id,
-        node=told.host_ip or "",
+        identity=decoded.id,
+        node=decoded.host_ip or "",
         value=value.decode(),
-        encrypt_key=told.key & 0xFF,
-        namespace=told.namespace,
-        pod=told.pod_name,
-        ports=tuple(told.named_ports) if told.named_ports else (),
+        encrypt_key=decoded.key & 0xFF,
+        namespace=decoded.namespace,
+        pod=decoded.pod_name,
+        ports=tuple(decoded.named_ports) if decoded.named_ports else (),
     )
 
 
@@ -227,33 +227,33 @@ def _of(addresses: Iterable[IPAddress], family: Family) -> str:
 def read_node(key: str, value: bytes) -> ClusterNode | None:
     """The node of a key, ``cluster/name``; None for what is none, or another one than the key says."""
     try:
-        told = _DECODE_NODE.decode(value)
+        decoded = _DECODE_NODE.decode(value)
     except msgspec.MsgspecError:
         return None
-    if f"{told.cluster}/{told.name}" != key:
+    if f"{decoded.cluster}/{decoded.name}" != key:
         return None
     return ClusterNode(
-        cluster=told.cluster,
-        name=told.name,
+        cluster=decoded.cluster,
+        name=decoded.name,
         source=Source.KVSTORE,
         addresses=tuple(
-            NodeIP(each.type, ip) for each in told.addresses or () if (ip := parse_ip(each.ip)) is not None
+            NodeIP(each.type, ip) for each in decoded.addresses or () if (ip := parse_ip(each.ip)) is not None
         ),
-        ipv4_alloc_cidrs=_cidrs(IPv4Network, told.ipv4_alloc_cidr, told.ipv4_more),
-        ipv6_alloc_cidrs=_cidrs(IPv6Network, told.ipv6_alloc_cidr, told.ipv6_more),
-        health=_ips(told.ipv4_health, told.ipv6_health),
-        ingress=_ips(told.ipv4_ingress, told.ipv6_ingress),
-        encryption_key=told.encryption_key & 0xFF,
-        labels=told.labels or {},
-        annotations=told.annotations or {},
-        boot_id=told.boot_id,
-        node_identity=told.node_identity,
+        ipv4_alloc_cidrs=_cidrs(IPv4Network, decoded.ipv4_alloc_cidr, decoded.ipv4_more),
+        ipv6_alloc_cidrs=_cidrs(IPv6Network, decoded.ipv6_alloc_cidr, decoded.ipv6_more),
+        health=_ips(decoded.ipv4_health, decoded.ipv6_health),
+        ingress=_ips(decoded.ipv4_ingress, decoded.ipv6_ingress),
+        encryption_key=decoded.encryption_key & 0xFF,
+        labels=decoded.labels or {},
+        annotations=decoded.annotations or {},
+        boot_id=decoded.boot_id,
+        node_identity=decoded.node_identity,
     )
 
 
 def _cidrs(kind: type[Any], first: Network | None, more: list[Network] | None) -> tuple[IPNetwork, ...]:
-    told = [each for each in (first, *(more or ())) if each is not None]
-    return tuple(found for each in told if isinstance(found := each.network, kind))
+    decoded = [each for each in (first, *(more or ())) if each is not None]
+    return tuple(found for each in decoded if isinstance(found := each.network, kind))
 
 
 def _ips(*texts: str | None) -> tuple[IPAddress, ...]:

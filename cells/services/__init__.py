@@ -201,7 +201,7 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
     zone: str = ""
     hinted_zones: tuple[str, ...] | None = None
     preferred: bool = False
-    by_hand: bool = False
+    manual: bool = False
     """Whether somebody gave it its state, whatever its source says."""
 
 

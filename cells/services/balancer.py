@@ -163,9 +163,9 @@ class LoadBalancer:
             if not held.confirmed:
                 batches += self.delete(key)
             elif held.pending:
-                kept = tuple(one for one in held.frontend.backends if one.address not in held.pending)
+                ready = tuple(one for one in held.frontend.backends if one.address not in held.pending)
                 self.installed[key] = msgspec.structs.replace(held, pending=frozenset())
-                served[key] = self.upsert(msgspec.structs.replace(held.frontend, backends=kept))
+                served[key] = self.upsert(msgspec.structs.replace(held.frontend, backends=ready))
         writes = [self._forget(one) for one in list(self.backends.values()) if not one.users]
         for number, where in self._second_numbers.items():
             self._backend_ids.release(number)
@@ -327,7 +327,7 @@ class LoadBalancer:
                 msgspec.structs.replace(one, state=state)
                 if one.state is BackendState.ACTIVE
                 and (state := states.get(one.address)) is not None
-                and (state is BackendState.TERMINATING or not one.by_hand)
+                and (state is BackendState.TERMINATING or not one.manual)
                 else one
                 for one in frontend.backends
             ),
@@ -348,7 +348,7 @@ class LoadBalancer:
             if record is None:
                 fresh.setdefault(backend.address, backend.state)
             elif backend.state is not record.state and (
-                backend.by_hand or backend.state is BackendState.TERMINATING
+                backend.manual or backend.state is BackendState.TERMINATING
             ):
                 record.state = backend.state
                 states.append(_backend_write(record))

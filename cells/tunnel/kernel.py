@@ -224,7 +224,7 @@ class TunnelMaps(Protocol):
         """What the programs know of the tunnel."""
         ...
 
-    def tell(self, facts: TunnelConfig) -> None:
+    def set_facts(self, facts: TunnelConfig) -> None:
         """Have them know this from the next packet on."""
         ...
 
@@ -304,7 +304,7 @@ class TunnelKernel:
         failures: dict[str, Exception] = {}
         if TunnelFacts(0, 0).key in batch:
             try:
-                self._tell(TunnelConfig())
+                self._set_facts(TunnelConfig())
             except OSError as error:
                 raise BatchError(dict.fromkeys(batch, error)) from error
         device = TunnelDevice(0, (0, 0), 0).key
@@ -326,10 +326,10 @@ class TunnelKernel:
             case TunnelFacts():
                 flags = TUNNEL_OWN_IDENTITIES * wanted.own_identities
                 ifindex = (await self._link()).ifindex
-                self._tell(TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, flags))
+                self._set_facts(TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, flags))
 
-    def _tell(self, facts: TunnelConfig) -> None:
-        self._maps.tell(facts)
+    def _set_facts(self, facts: TunnelConfig) -> None:
+        self._maps.set_facts(facts)
         self._maps.void_verdicts()  # flows that went another way
 
     async def _link(self) -> FoundVxlan:
@@ -354,7 +354,7 @@ class TunnelKernel:
         if link is None:
             link = await self._new_device(wanted)
             if (facts := self._maps.facts()) != TunnelConfig():
-                self._tell(msgspec.structs.replace(facts, ifindex=link.ifindex))
+                self._set_facts(msgspec.structs.replace(facts, ifindex=link.ifindex))
         elif not link.up or link.mtu != wanted.mtu:
             await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
 

@@ -102,7 +102,7 @@ class KernelTunnelMaps:
         """What the programs know."""
         return TunnelConfig.unpack(self._maps.tunnel.lookup(bytes(4)) or bytes(TunnelConfig.SIZE))
 
-    def tell(self, facts: TunnelConfig) -> None:
+    def set_facts(self, facts: TunnelConfig) -> None:
         """Have them know this."""
         self._maps.tunnel.update(bytes(4), facts.pack())
 
@@ -189,7 +189,7 @@ _RTM_DELROUTE: Final = 25
 _RTPROT_KERNEL: Final = 2
 _TABLE, _PROTOCOL, _TYPE, _MAIN, _UNICAST = 20, 21, 23, 254, 1
 """Of an rtmsg, behind the header of 16 bytes: the table a route is in, who made it, what it is."""
-ROUTES_GONE: Final = news.passing(
+ROUTES_REMOVED: Final = news.passing(
     (
         news.kinds(_RTM_DELROUTE),
         news.Field(news.LOAD_BYTE, _TABLE, (_MAIN,)),
@@ -239,7 +239,7 @@ class RemoteNetworks:
         tables.add(self.table, self._endpoints, into_map.statuses, self._routes, self._ways.statuses)
         jobs.observe("reconcile endpoints", into_map)
         jobs.observe("reconcile routes", self._ways)
-        jobs.observe("publish nodes", nodes.changes, self._tell)
+        jobs.observe("publish nodes", nodes.changes, self._report)
         if settings.tunnelled:
             jobs.observe("follow devices", devices.changes, self._look)
             jobs.observe("watch routes", self._hints, self._look)
@@ -265,7 +265,7 @@ class RemoteNetworks:
             found[each.network] = TunnelRoute(each.network, gateway, router, mtu)
         return found
 
-    async def _tell(self, _: object) -> None:
+    async def _report(self, _: object) -> None:
         if not self._settings.tunnelled:
             return
         networks = self.table.all()
@@ -276,7 +276,7 @@ class RemoteNetworks:
             self._health.ok(f"{len(networks)} ranges of pods of other nodes")
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, ROUTES_GONE):
+        async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, ROUTES_REMOVED):
             yield hint
 
     async def _look(self, _: object) -> None:

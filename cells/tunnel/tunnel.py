@@ -46,7 +46,7 @@ INTERVAL: Final = seconds(30)
 
 _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
-FILTERS_GONE: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+FILTERS_REMOVED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
 NO_IPV4: Final = (
     "routing-mode=tunnel: this node has no IPv4 address, and tunnels over IPv6 are not supported; pods of"
@@ -161,7 +161,7 @@ class Tunnel:
         )
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_TC, FILTERS_GONE):
+        async for hint in news.hints(_RTMGRP_TC, FILTERS_REMOVED):
             yield hint
 
     async def _look(self, _: object) -> None:

@@ -128,11 +128,11 @@ def _run(arguments: list[str] | None) -> int:
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "hive"
         message = " ".join(error.format_message().split()).rstrip(".")
-        return _say(f"{message} (see: {where} --help)", USAGE)
+        return _report(f"{message} (see: {where} --help)", USAGE)
     except click.ClickException as error:
-        return _say(error.format_message(), error.exit_code)
+        return _report(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _say("interrupted", INTERRUPTED)
+        return _report("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe has gone: it has seen enough. Keep Python from complaining at exit.
         with contextlib.suppress(OSError):
@@ -141,6 +141,6 @@ def _run(arguments: list[str] | None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _say(text: str, code: int) -> int:
+def _report(text: str, code: int) -> int:
     click.echo(f"hive: {text}", err=True)
     return code

@@ -121,8 +121,8 @@ class HiveCommands(Commands):
             "log level": log_level(),
         }
         width = max(map(len, lines)) + 1
-        for name, told in lines.items():
-            await state.print(f"{name + ':':{width}} {told}")
+        for name, lines_of in lines.items():
+            await state.print(f"{name + ':':{width}} {lines_of}")
         for one in bad:
             await state.print(f"  {one.module}: {one.message}{f' ({one.error})' if one.error else ''}")
 

@@ -107,7 +107,7 @@ class _Client:
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
         self._marks = False
-        self._gone = asyncio.Event()
+        self._disconnected = asyncio.Event()
         """Set once the client sends nothing more: what goes on without end, ends."""
         self._state = State(write=self._write)
 
@@ -146,7 +146,7 @@ class _Client:
                 await lines.put(line.decode(errors="replace"))
         except (ConnectionError, ValueError):  # it broke off, or sends a line without end
             pass
-        self._gone.set()
+        self._disconnected.set()
         await lines.put(None)
 
     async def _answer(self, line: str) -> None:
@@ -163,14 +163,14 @@ class _Client:
     async def _run(self, line: str) -> str:
         """Run a command, an endless one until the client has gone; the mark for its result."""
         command = asyncio.create_task(self._engine.line(self._state, line))
-        gone = asyncio.create_task(self._gone.wait())
+        disconnected = asyncio.create_task(self._disconnected.wait())
         try:
-            await asyncio.wait({command, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({command, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if self._engine.is_endless(line):
                 command.cancel()
             await asyncio.wait({command})
         finally:
-            gone.cancel()
+            disconnected.cancel()
             command.cancel()
             await asyncio.wait({command})
         error = None if command.cancelled() else command.exception()
@@ -178,14 +178,14 @@ class _Client:
             return END
         if isinstance(error, ConnectionError):
             raise error
-        await self._write(f"{self._told(line, error)}\n")
+        await self._write(f"{self._message(line, error)}\n")
         return CONFIRM if isinstance(error, ConfirmationNeededError) else FAILED
 
-    def _told(self, line: str, error: BaseException) -> str:
+    def _message(self, line: str, error: BaseException) -> str:
         if isinstance(error, CommandError):
             return str(error)
-        if (told := explain(error)) is not None:
-            return told
+        if (text := explain(error)) is not None:
+            return text
         self._log.error("command failed", command=line, exc_info=error)
         return f"{type(error).__name__}: {error}; the log of the process has more"
 

@@ -169,12 +169,12 @@ class TableCommands(Commands):
             for one in batch:
                 record = _record(TableRow(one.rev, one.key, one.obj))
                 sign = "-" if one.deleted else "+"
-                told = (
+                shown = (
                     ""
                     if one.deleted
                     else "".join(f"  {name}={value}" for name, value in record.items() if value)
                 )
-                await state.print(f"{sign} {text(one.key)}{told}")
+                await state.print(f"{sign} {text(one.key)}{shown}")
 
     async def _initialized(self, state: State, given: Arguments) -> None:
         tables = [self._table(name) for name in given.words] or self._tables.all()
@@ -365,8 +365,8 @@ def _record(row: TableRow) -> dict[str, str]:
     if not isinstance(row.obj, dict):
         return {"key": text(row.key), "value": text(row.obj)}
     fields = {str(name).lower(): text(value) for name, value in row.obj.items()}
-    told = any(type(value) is type(row.key) and value == row.key for value in row.obj.values())
-    return fields if told else {"key": text(row.key), **fields}
+    shown = any(type(value) is type(row.key) and value == row.key for value in row.obj.values())
+    return fields if shown else {"key": text(row.key), **fields}
 
 
 def _at_least(value: object, wanted: str) -> bool:

@@ -55,13 +55,13 @@ def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, vers
     except SettingsError as error:
         for fault in error.faults:
             late = fault.text.startswith(tuple(f"{one}: not expected here" for one in COMMANDS))
-            _say(hive, f"{fault.text}; a command comes first" if late else fault.text)
+            _report(hive, f"{fault.text}; a command comes first" if late else fault.text)
         return _USAGE
     except HiveError as error:
-        _say(hive, str(error))
+        _report(hive, str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _say(hive, "interrupted")
+        _report(hive, "interrupted")
         return _INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has gone: it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its exit
@@ -105,7 +105,7 @@ def _check(hive: Hive) -> int:
     hive.check()
     graph = hive.graph()  # constructors may fail, too
     for warning in hive.warnings():
-        _say(hive, warning)
+        _report(hive, warning)
     given = sum(setting.origin != "default" for setting in graph.settings)
     built = sum(node.built for node in graph.constructors)
     _print(f"{hive.name} is sound: {built} constructors, {len(graph.hooks)} hooks, {given} settings given")
@@ -115,13 +115,13 @@ def _check(hive: Hive) -> int:
 def _inspect(hive: Hive, view: Sequence[str]) -> int:
     graph = hive.graph()
     for warning in hive.warnings():
-        _say(hive, warning)
+        _report(hive, warning)
     try:
         _print(views.show(graph, *view))
     except ValueError as error:
         raise UsageError(str(error)) from error
     if unset := views.unset(graph):
-        _say(hive, f"not set, so the hooks of what needs it are left out: {', '.join(unset)}")
+        _report(hive, f"not set, so the hooks of what needs it are left out: {', '.join(unset)}")
     return _FOUND if view[:1] == ["circles"] and circles(graph) else _OK
 
 
@@ -141,7 +141,7 @@ def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
     from lifecycle.command.shell import shell
 
     count = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
-    own, said = list(words[:count]), words[count:]
+    own, rest = list(words[:count]), words[count:]
     named = [word.partition("=")[2] for word in own if word.startswith(_SOCKET)]
     hive.read_settings([word for word in own if not word.startswith(_SOCKET)], env)
     if not named:
@@ -151,7 +151,7 @@ def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
         raise UsageError(
             f"shell: {hive.name} has no setting admin-socket: name its socket with {_SOCKET}PATH"
         )
-    return shell(Path(named[-1]), said, hive.name)
+    return shell(Path(named[-1]), rest, hive.name)
 
 
 def _completion(hive: Hive, words: Sequence[str], version: str) -> int:
@@ -190,5 +190,5 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _say(hive: Hive, text: str) -> None:
+def _report(hive: Hive, text: str) -> None:
     sys.stderr.write(f"{hive.name}: {text}\n")

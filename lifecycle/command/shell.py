@@ -109,10 +109,10 @@ class _Connection:
         try:
             self._socket.sendall(f"{line}\n".encode())
             for text in self._lines:
-                told = text.rstrip("\n")
-                if told != END:
-                    yield told
-                if told in {CONFIRM, END, FAILED}:
+                printed = text.rstrip("\n")
+                if printed != END:
+                    yield printed
+                if printed in {CONFIRM, END, FAILED}:
                     return
         except OSError as error:
             raise HiveError(f"{self._path}: the connection broke off: {error.strerror or error}") from error

@@ -61,9 +61,9 @@ def only(graph: G, module: str) -> G:
     wanted = {one for one in parents if inside(one)}
     own = {node.id for node in graph.nodes if node.module in wanted}
     edges = tuple(edge for edge in graph.edges if edge.source in own or edge.target in own)
-    kept = own | {edge.source for edge in edges} | {edge.target for edge in edges}
+    shown = own | {edge.source for edge in edges} | {edge.target for edge in edges}
     scopes: set[str] = set()
-    for scope in (*wanted, *(node.module for node in graph.nodes if node.id in kept)):
+    for scope in (*wanted, *(node.module for node in graph.nodes if node.id in shown)):
         one: str | None = scope
         while one is not None and one not in scopes:
             scopes.add(one)
@@ -73,9 +73,9 @@ def only(graph: G, module: str) -> G:
     return msgspec.structs.replace(
         graph,
         modules=tuple(one for one in graph.modules if one.id in scopes),
-        constructors=tuple(node for node in graph.constructors if node.id in kept),
+        constructors=tuple(node for node in graph.constructors if node.id in shown),
         edges=edges,
-        invokes=tuple(root for root in graph.invokes if root.id in kept),
+        invokes=tuple(root for root in graph.invokes if root.id in shown),
         settings=tuple(setting for setting in graph.settings if setting.module in wanted),
         faults=tuple(fault for fault in graph.faults if own & set(fault.nodes)),
         hooks=tuple(

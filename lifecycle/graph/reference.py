@@ -118,8 +118,8 @@ def _row(option: Option) -> str:
     notes = [option.help]
     if option.file_name:
         notes.append(f"Or `{option.file_name}`: a file that holds it.")
-    if option.formerly:
-        notes.append(f"Formerly {', '.join(map(_code, option.formerly))}.")
+    if option.renamed_from:
+        notes.append(f"Formerly {', '.join(map(_code, option.renamed_from))}.")
     cells = (_code(option.name), option.type_text, default, " ".join(filter(None, notes)))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

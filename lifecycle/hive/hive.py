@@ -464,13 +464,13 @@ class Hive(Composition):
         return cancelled
 
     def _raise_start_error(self, failures: list[HookFailure]) -> None:
-        errors, told = [failure.error for failure in failures], [str(failure) for failure in failures]
+        errors, texts = [failure.error for failure in failures], [str(failure) for failure in failures]
         if not errors:
             asked = self.shutdown.error
             asked = asked or ShutdownRequestedError("asked to end meanwhile")
             errors = [as_failure(asked, self.name)]
-            told = [str(errors[0])]
-        raise StartError(sentence(f"{self.name} did not start", told), errors) from errors[0]
+            texts = [str(errors[0])]
+        raise StartError(sentence(f"{self.name} did not start", texts), errors) from errors[0]
 
 
 def on_asyncio(name: str) -> None:

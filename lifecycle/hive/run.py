@@ -85,13 +85,13 @@ def _ended_by(hive: Process, error: Exception) -> int:
     if code == 0 and all(isinstance(leaf, ExitRequestedError) for leaf in found):
         hive.log.info("stopped", why=str(found[0]))
     else:
-        sys.stderr.write(_told(hive.name, error))
+        sys.stderr.write(_message(hive.name, error))
     if hive.left_behind:
         leave(hive.name, f"leaving with {', '.join(hive.left_behind)} running", code)
     return code
 
 
-def _told(name: str, error: Exception) -> str:
+def _message(name: str, error: Exception) -> str:
     """A line for each fault the user can act on; the whole traceback for what only we can."""
     lines = (f"{name}: {text}\n" for text in texts(error))
     return "".join(lines) or "".join(traceback.format_exception(error))

@@ -137,12 +137,12 @@ class Modules:
         built = [node for node in self._site.built if node in self._off[module]]
         tables = self._site.tables(built)
         hooks = self._site.take_out(built)
-        self._tell(module, affected)
+        self._report(module, affected)
         failures: list[HookFailure] = []
         self._busy, self._ending = f"{module} is being disabled", hooks
         supervisor.end(hooks, failures)
         for hook in hooks:
-            await hook.gone.wait()
+            await hook.finished.wait()
         for table in tables:  # who still watches them, without a need of them in the graph
             table.close(f"module {module} was disabled; look it up again once that is enabled")
         self._busy = ""
@@ -176,7 +176,7 @@ class Modules:
             self._off[module] = held
             built = self._site.built
             self._ending = self._site.take_out([node for node in fresh if node in built])
-            self._tell(module, affected)
+            self._report(module, affected)
             if isinstance(error, Exception):
                 self._health.report(module, "degraded", "disabled: enabling it failed", error)
             raise
@@ -197,12 +197,12 @@ class Modules:
             supervisor.end(hooks, wave.failures)
             with anyio.CancelScope(shield=True):
                 for hook in hooks:
-                    await hook.gone.wait()
+                    await hook.finished.wait()
             raise
         if wave.started and not supervisor.stopping:
             return
         for hook in hooks:
-            await hook.gone.wait()
+            await hook.finished.wait()
         failures = wave.failures
         errors = [failure.error for failure in failures] or [ShutdownRequestedError("the hive is stopping")]
         raise StartError(sentence(f"{module} was not enabled", failures or errors), errors) from errors[0]
@@ -215,7 +215,7 @@ class Modules:
 
     def _begin(self, module: str) -> Supervisor:
         supervisor = self._running(module)
-        if self._busy and (not self._ending or not all(hook.gone.is_set() for hook in self._ending)):
+        if self._busy and (not self._ending or not all(hook.finished.is_set() for hook in self._ending)):
             raise HiveError(f"module {module} cannot be switched: {self._busy}")
         self._busy, self._ending = "", ()
         return supervisor
@@ -235,7 +235,7 @@ class Modules:
                 down.add(node)
         return frozenset(down)
 
-    def _tell(self, module: str, affected: Iterable[str]) -> None:
+    def _report(self, module: str, affected: Iterable[str]) -> None:
         """Report modules of which nothing is left as down; others have only lost their jobs."""
         for one in self._lifeless(affected):
             self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")

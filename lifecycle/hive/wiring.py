@@ -64,17 +64,17 @@ class Wiring:
 
         With an owner all that need it must be given. Hooks that only follow on one in a sequence are let go.
         """
-        gone: dict[HookNode, int] = {}
+        removed: dict[HookNode, int] = {}
         for owner in owners:
             self._last.pop(owner, None)
-            gone |= {node: self._numbers.pop(node) for node in self._of.pop(owner, ())}
-        hooks = sorted(gone, key=gone.__getitem__)
+            removed |= {node: self._numbers.pop(node) for node in self._of.pop(owner, ())}
+        hooks = sorted(removed, key=removed.__getitem__)
         if self._sequential:
             for before, after in itertools.pairwise(hooks):
                 after.follow(before)
         for node in reversed(hooks):
             for need in node.needs:
                 need.users.remove(node)
-            for user in [user for user in node.live if user not in gone]:
+            for user in [user for user in node.live if user not in removed]:
                 node.bypass(user)
         return hooks

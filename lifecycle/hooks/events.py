@@ -102,11 +102,11 @@ class Events:
 
     async def stream(self) -> AsyncGenerator[Event, None]:
         """Every event from now on, without end; a reader that is very slow loses the oldest."""
-        kept: deque[Event] = deque(maxlen=REMEMBERED)
+        remembered: deque[Event] = deque(maxlen=REMEMBERED)
         came = asyncio.Event()
 
         def keep(event: Event) -> None:
-            kept.append(event)
+            remembered.append(event)
             came.set()
 
         unsubscribe = self.subscribe(keep)
@@ -114,8 +114,8 @@ class Events:
             while True:
                 await came.wait()
                 came.clear()
-                while kept:
-                    yield kept.popleft()
+                while remembered:
+                    yield remembered.popleft()
         finally:
             unsubscribe()
 
@@ -150,8 +150,8 @@ class EventLog:
                 slow = took >= self._slow
                 if slow or self._is_debugged():  # finding out where a hook is written takes longer than most
                     write = self._log.info if slow else self._log.debug
-                    told, at = str(Duration(round(took, 4))), str(event.place)
-                    write(f"hook {event.step}", hook=event.hook, of=event.module, took=told, at=at)
+                    seconds, at = str(Duration(round(took, 4))), str(event.place)
+                    write(f"hook {event.step}", hook=event.hook, of=event.module, took=seconds, at=at)
             case HookEvent(step="starting" | "stopping"):
                 if self._is_debugged():
                     at = str(event.place)

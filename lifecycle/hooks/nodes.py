@@ -33,7 +33,7 @@ class HookNode:
     """One hook and its place among the others."""
 
     __slots__ = (
-        "began", "deadline", "ending", "failures", "gone", "leave", "limits", "live", "module", "name",
+        "began", "deadline", "ending", "failures", "finished", "leave", "limits", "live", "module", "name",
         "needs", "owner", "ready", "scope", "spec", "starting", "state", "task", "unstarted_needs", "users",
         "wave",
     )  # fmt: skip
@@ -67,7 +67,7 @@ class HookNode:
         self.began = 0.0
         self.ready = asyncio.Event()
         self.leave = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.finished = asyncio.Event()
         """Set when it is over, or left behind."""
         self.task: asyncio.Task[object] | None = None
         for need in self.needs:
@@ -160,7 +160,7 @@ class Wave:
             self.settled.set()
 
 
-def sentence(beginning: str, told: Iterable[object]) -> str:
+def sentence(beginning: str, parts: Iterable[object]) -> str:
     """A message with one fault, or with a line for each."""
-    texts = [str(one) for one in told]
+    texts = [str(one) for one in parts]
     return f"{beginning}: {texts[0]}" if len(texts) == 1 else "\n- ".join((f"{beginning}:", *texts))

@@ -33,24 +33,24 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
         for other in node.held_up_by:
             waiting.setdefault(other, []).append(node)
     lines: list[str] = []
-    told: set[HookNode] = set()
+    printed: set[HookNode] = set()
     # depth first, by hand: chains may be thousands deep
     stack: list[tuple[HookNode, HookNode | None, str, str]] = [
         (node, None, "", "") for node in reversed(pending) if node.running
     ]
-    while stack and len(told) < MOST:
+    while stack and len(printed) < MOST:
         node, above, head, indent = stack.pop()
-        if node in told:
+        if node in printed:
             continue
-        told.add(node)
+        printed.add(node)
         lines.append(head + _state(node, above))
         if node.running:
             lines += [f"{indent}    {line}" for line in hook_stack(node)]
-        below = [other for other in waiting.get(node, ()) if other not in told]
+        below = [other for other in waiting.get(node, ()) if other not in printed]
         for number, other in enumerate(reversed(below)):
             tail, deeper = ("└─ ", "   ") if number == 0 else ("├─ ", "│  ")
             stack.append((other, node, f"{indent}    {tail}", f"{indent}    {deeper}"))
-    if more := len({node for node in pending if node.running or node.held_up_by} - told):
+    if more := len({node for node in pending if node.running or node.held_up_by} - printed):
         lines.append(f"and {more} more")
     return lines
 

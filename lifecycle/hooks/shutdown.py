@@ -42,10 +42,10 @@ class Shutdown:
             return
         here = threading.get_ident() == self._thread
         if here:
-            self._tell()
+            self._notify()
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is nothing left to end
             # a signal handler runs in the loop's own thread, but while the loop sleeps
-            self._loop.call_soon_threadsafe(_wake if here else self._tell)
+            self._loop.call_soon_threadsafe(_wake if here else self._notify)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` in this event loop when someone asks; at once when someone has."""
@@ -56,7 +56,7 @@ class Shutdown:
         if asked:
             listener()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()
 

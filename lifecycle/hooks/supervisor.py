@@ -175,25 +175,25 @@ class Supervisor:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
             task.uncancel()
-        if not node.gone.is_set():
-            self._gone(node, State.DONE)
+        if not node.finished.is_set():
+            self._settle(node, State.DONE)
 
     def _ended(self, node: HookNode, task: asyncio.Task[None]) -> None:
         """Its task is over: also one that was cancelled before it began, or left its scopes in disorder."""
         self._tasks.discard(task)
-        if node.gone.is_set():
+        if node.finished.is_set():
             return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not (node.ending and task.cancelled()):
             self._fail(node, as_failure(error, str(node)))
-        self._gone(node, State.DONE)
+        self._settle(node, State.DONE)
 
     async def _enter_and_leave(self, node: HookNode) -> None:
         node.state = State.STARTING
         node.began = time.perf_counter()
         self._time(node, node.limits[0], self._overdue)
         try:
-            self._tell(node, "starting")
+            self._record(node, "starting")
             async with node.spec.context():
                 node.deadline.cancel()
                 node.scope.shield = True
@@ -201,7 +201,7 @@ class Supervisor:
                 await self._asked_to_leave(node)
                 node.state = State.STOPPING
                 node.began = time.perf_counter()
-                self._tell(node, "stopping")
+                self._record(node, "stopping")
                 self._time(node, node.limits[1], self._overdue)
                 if self._out_of_time:  # it is still reached, and may do what needs no waiting
                     node.scope.cancel()
@@ -223,7 +223,7 @@ class Supervisor:
     def _started(self, node: HookNode) -> None:
         node.state = State.STARTED
         self._profile.record("start", node.name, node.module, node.began, node.owner.name)
-        self._tell(node, "started", took=time.perf_counter() - node.began)
+        self._record(node, "started", took=time.perf_counter() - node.began)
         if node.ending:
             return
         for user in node.live:
@@ -237,9 +237,9 @@ class Supervisor:
         if node.state is State.STARTED:  # its context swallowed the cancellation by one of its own tasks
             raise RuntimeError("its context ended while the hive was running")
         self._profile.record("stop", node.name, node.module, node.began, node.owner.name)
-        self._tell(node, "stopped", took=time.perf_counter() - node.began)
+        self._record(node, "stopped", took=time.perf_counter() - node.began)
 
-    def _gone(self, node: HookNode, state: State) -> None:
+    def _settle(self, node: HookNode, state: State) -> None:
         """It has ended, or is no longer waited for: the hooks it needs may stop."""
         node.state = state
         self._alive.pop(node, None)
@@ -247,7 +247,7 @@ class Supervisor:
             need.live.pop(node, None)
             if need.ending and not need.live:
                 need.leave.set()
-        node.gone.set()
+        node.finished.set()
         node.wave.alive -= 1
         node.wave.settle()
         self._end_if_over()
@@ -260,10 +260,10 @@ class Supervisor:
     def _fail(self, node: HookNode, error: Exception) -> None:
         failure = HookFailure(node, node.state, error)
         if (step := _STEPS.get(node.state)) is not None:
-            self._tell(node, step, error=error)
+            self._record(node, step, error=error)
         if node.state is State.STARTING and not node.ending:
             self._profile.record_failure("start", node.name, node.module, node.began, node.owner.name)
-        if node.gone.is_set():
+        if node.finished.is_set():
             self._log.error("hook left behind has failed", hook=node.name, of=node.module, exc_info=error)
         elif node.ending:
             node.failures.append(failure)
@@ -278,7 +278,7 @@ class Supervisor:
             else:
                 self.end(node.wave.nodes, node.failures)
 
-    def _tell(
+    def _record(
         self, node: HookNode, step: HookStep, took: float | None = None, error: BaseException | None = None
     ) -> None:
         if error is None and step != "left behind" and not self._events.notices(took):
@@ -304,15 +304,15 @@ class Supervisor:
 
     def _leave_behind(self, node: HookNode) -> None:
         """It was cancelled and runs on: name it, and go on without it. A start that ends yet is stopped."""
-        if node.gone.is_set():
+        if node.finished.is_set():
             return
         when = "starting" if node.state is State.STARTING else "stopping"
         lines = [f"{node} was cancelled while {when} and runs on: it is left behind"]
         lines += [f"        {line}" for line in hook_stack(node)]
         node.failures.append(HookFailure(node, node.state, HookTimeoutError("\n".join(lines))))
         self.left.append(node)
-        self._tell(node, "left behind")
-        self._gone(node, State.LEFT)
+        self._record(node, "left behind")
+        self._settle(node, State.LEFT)
 
     def _budget_spent(self) -> None:
         """No hook has time left: cancel what runs; what is reached from now on may not wait."""

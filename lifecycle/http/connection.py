@@ -133,7 +133,7 @@ class Connection:
             body=bytes(body),
             peer=self.channel.socket,
             too_large=too_large,
-            gone=self._gone,
+            disconnected=self._disconnected,
         )
 
     def _hold(self, count: int) -> None:
@@ -180,7 +180,7 @@ class Connection:
             self._request_ends = self._loop.time() + self._limits.request_seconds
         return data
 
-    async def _gone(self) -> None:
+    async def _disconnected(self) -> None:
         """Return once the client has closed, or broken off. What it sends before is kept."""
         while len(self._ahead) < READ_SIZE:
             try:

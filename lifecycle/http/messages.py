@@ -31,7 +31,7 @@ class Request(msgspec.Struct, frozen=True):
     """The body was larger than MAX_BODY and is not here."""
     match_info: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The decoded parts of the path that the route names."""
-    gone: Callable[[], Awaitable[None]] = anyio.sleep_forever
+    disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever
     """Returns once the client has closed its side: for a handler that waits, which ends it first."""
 
     @property

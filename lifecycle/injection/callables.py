@@ -37,8 +37,8 @@ def as_function(call: Any) -> Any:
         signature = inspect.signature(call)
     except (TypeError, ValueError):  # written in C, without one to read
         return call
-    kept = [one for one in signature.parameters.values() if one.name not in given]
-    function.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # as documented
+    remaining = [one for one in signature.parameters.values() if one.name not in given]
+    function.__signature__ = signature.replace(parameters=remaining)  # type: ignore[attr-defined]  # as documented
     function.__annotations__ = _hints(inner)
     name = getattr(inner if inner is not type(call).__call__ else type(call), "__qualname__", repr(call))
     function.__name__, function.__qualname__ = name.rpartition(".")[2], name

@@ -50,15 +50,15 @@ def cycles(nodes: Iterable[Constructor]) -> Iterator[Iterator[list[Constructor]]
 
 
 def _cycles(knot: Collection[Constructor], rank: Mapping[Constructor, int]) -> Iterator[list[Constructor]]:
-    told: set[tuple[Constructor, Constructor]] = set()
+    reported: set[tuple[Constructor, Constructor]] = set()
     for node in sorted(knot, key=rank.__getitem__):
         for need in node.needs.values():
-            if need not in knot or (node, need) in told:
+            if need not in knot or (node, need) in reported:
                 continue
             cycle = [node, *_way(need, node, knot)]
             first = cycle.index(min(cycle, key=rank.__getitem__))
             cycle = cycle[first:] + cycle[:first]
-            told |= set(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+            reported |= set(zip(cycle, cycle[1:] + cycle[:1], strict=True))
             yield cycle
 
 

@@ -117,10 +117,10 @@ class Resolution:
 
     def _drop_wholes(self) -> None:
         """What has several results is replaced when every one of them is."""
-        kept = {node.whole for node in self.assembly.providers if node.whole and not node.replaced}
+        in_use = {node.whole for node in self.assembly.providers if node.whole and not node.replaced}
         for node in self.assembly.providers:
             if node.parts:
-                node.replaced = node not in kept
+                node.replaced = node not in in_use
 
     def _connect(self, node: Constructor) -> None:
         for parameter in node.parameters:

@@ -77,7 +77,7 @@ class Job:
         self.backoff = backoff
         self.failures = 0
         """In a row."""
-        self.begun = False
+        self.started = False
         self._run = run
         self._parent = health
         self._log = log
@@ -89,7 +89,7 @@ class Job:
 
     async def run(self) -> None:
         """All its life."""
-        self.health, self.begun = self._parent.child(self.name), True
+        self.health, self.started = self._parent.child(self.name), True
         self._task = asyncio.current_task()
         try:
             await self._run(self)
@@ -97,7 +97,7 @@ class Job:
             failure = end.__cause__
             assert isinstance(failure, Exception)  # noqa: S101  # as it was raised
             self.meter.over = True
-            self._tell("ended the hive", self.failures, failure)
+            self._record("ended the hive", self.failures, failure)
             self.health.degraded("ended the hive", failure)
             self._log.error("job ends the hive", job=self.name, **log_fields(failure))
             self._end_hive(failure)
@@ -164,18 +164,18 @@ class Job:
         self.report(error)
         await anyio.sleep(self.backoff.pause(self.failures))
 
-    def _tell(self, step: JobStep, failures: int = 0, error: BaseException | None = None) -> None:
+    def _record(self, step: JobStep, failures: int = 0, error: BaseException | None = None) -> None:
         self._events.emit(JobEvent(step, self.name, self.meter.module, failures, error))
 
     def works(self) -> None:
         """It has done its work: forget failures before."""
         if self.failures:
-            self._tell("recovered", self.failures)
+            self._record("recovered", self.failures)
             self.failures = 0
 
     def report(self, error: Exception) -> None:
         """Tell of a failure that will be followed by another try."""
-        self._tell("failed", self.failures, error)
+        self._record("failed", self.failures, error)
         self.health.degraded("failed, will be tried again", error)
         self._log.warning(
             "job failed, will be tried again", job=self.name, failures=self.failures, **log_fields(error)
@@ -183,7 +183,7 @@ class Job:
 
     def done(self, message: str) -> None:
         """It has ended, as it should."""
-        self._tell("ended")
+        self._record("ended")
         self.health.stopped(message)
         self.meter.over = True
         if self._forget is not None:

@@ -319,7 +319,7 @@ class Jobs:
     def _remove(self, job: Job) -> None:
         del self._known[job]
         self._metrics.forget(job.meter)
-        if job.begun and self._metrics.live(self._module, job.name) is None:
+        if job.started and self._metrics.live(self._module, job.name) is None:
             job.health.remove()
 
 

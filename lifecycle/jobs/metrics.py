@@ -71,7 +71,7 @@ class Meter:
 
     __slots__ = (
         "_began", "_in_a_row", "_kind", "_last", "_last_error", "_last_failed", "_last_succeeded", "_longest",
-        "_runs", "_seconds", "_told", "failures", "interval", "module", "name", "over", "place",
+        "_runs", "_seconds", "_stats", "failures", "interval", "module", "name", "over", "place",
         "retry_first",
     )  # fmt: skip
 
@@ -91,17 +91,17 @@ class Meter:
         self._last_succeeded: float | None = None
         self._last_failed: float | None = None
         self.interval = self.retry_first = 0.0
-        self._told: JobStats | None = None
+        self._stats: JobStats | None = None
         """The counts as a value, created on demand and kept until they change."""
 
     def __enter__(self) -> None:
-        self._told = None
+        self._stats = None
         self._began = asyncio.get_running_loop().time()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        began, self._began, self._told = self._began or 0.0, None, None
+        began, self._began, self._stats = self._began or 0.0, None, None
         if error is not None and not isinstance(error, Exception):  # cancelled: neither a run nor a failure
             return
         self._last = asyncio.get_running_loop().time() - began
@@ -115,7 +115,7 @@ class Meter:
 
     def failed(self, error: BaseException) -> None:
         """Count a failure, seen by a block or not."""
-        self._told = None
+        self._stats = None
         self._runs += 1
         self.failures += 1
         self._in_a_row += 1
@@ -123,8 +123,8 @@ class Meter:
 
     def stats(self) -> JobStats:
         """What was counted so far; the same object until that changes."""
-        if self._told is None:
-            self._told = JobStats(
+        if self._stats is None:
+            self._stats = JobStats(
                 self.module,
                 self.name,
                 self._kind,
@@ -142,7 +142,7 @@ class Meter:
                 self._last_succeeded,
                 self._last_failed,
             )
-        return self._told
+        return self._stats
 
 
 class JobMetrics:
@@ -150,7 +150,7 @@ class JobMetrics:
 
     def __init__(self) -> None:
         self._meters: dict[Meter, None] = {}
-        self._gone: dict[tuple[str, str, JobKind], JobTotals] = {}
+        self._removed: dict[tuple[str, str, JobKind], JobTotals] = {}
         self._observers: dict[Meter, object] = {}
 
     def snapshot(self) -> list[JobStats]:
@@ -159,7 +159,7 @@ class JobMetrics:
 
     def totals(self) -> dict[tuple[str, str, JobKind], JobTotals]:
         """By module, name and kind; a number in a name reads ``N``. What is counted here only grows."""
-        found = {what: msgspec.structs.replace(gone) for what, gone in self._gone.items()}
+        found = {what: msgspec.structs.replace(removed) for what, removed in self._removed.items()}
         for meter in self._meters:
             _add(found, meter.stats())
         return found
@@ -187,7 +187,7 @@ class JobMetrics:
         """The job is no more."""
         if meter in self._meters:
             del self._meters[meter]
-            _add(self._gone, meter.stats())
+            _add(self._removed, meter.stats())
         self._observers.pop(meter, None)
 
 

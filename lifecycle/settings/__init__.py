@@ -6,7 +6,7 @@ Gives:  Settings and the types of its fields; Sources, which read flags, environ
 
 from lifecycle.settings.durations import Duration, milliseconds, minutes, seconds
 from lifecycle.settings.macs import MAC
-from lifecycle.settings.options import Formerly, Option, Settings, refuse
+from lifecycle.settings.options import Option, RenamedFrom, Settings, refuse
 from lifecycle.settings.quantities import Quantity
 from lifecycle.settings.regular import read_regular
 from lifecycle.settings.secrets import Secret
@@ -15,10 +15,10 @@ from lifecycle.settings.sources import Loaded, Setting, Sources
 __all__ = [
     "MAC",
     "Duration",
-    "Formerly",
     "Loaded",
     "Option",
     "Quantity",
+    "RenamedFrom",
     "Secret",
     "Setting",
     "Settings",

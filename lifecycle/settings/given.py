@@ -95,7 +95,7 @@ def quoted(value: object) -> str:
 
 
 def unknown(shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> str:
-    current = (known for known, option in names.items() if known not in option.formerly)
+    current = (known for known, option in names.items() if known not in option.renamed_from)
     near = nearest(name.replace("_", "-"), tuple(current))
     if near and prefix != "--" and prefix:
         near = env_name(near, "")

@@ -1,7 +1,7 @@
 """Settings: frozen typed structs whose fields are options.
 
 Needs:  values.
-Gives:  Settings to derive from, Formerly for what had another name, and the options of a struct with their
+Gives:  Settings to derive from, RenamedFrom for what had another name, and the options of a struct with their
         defaults and help.
 
     class NeighbourSettings(Settings):
@@ -28,9 +28,9 @@ from lifecycle.settings.secrets import Secret
 
 __all__ = [
     "CONFIG_DIR",
-    "Formerly",
     "Group",
     "Option",
+    "RenamedFrom",
     "Settings",
     "env_name",
     "options_of",
@@ -65,8 +65,8 @@ def refuse(reasons: Iterable[str]) -> None:
         raise error
 
 
-class Formerly:
-    """The names an option had: ``Annotated[int, Formerly("old-name")]``.
+class RenamedFrom:
+    """The names an option had: ``Annotated[int, RenamedFrom("old-name")]``.
 
     An old name still sets the option if the new one is absent, with a warning to rename it.
     """
@@ -98,7 +98,7 @@ class Option(msgspec.Struct, frozen=True):
     """The type."""
     struct: type[Settings]
     required: bool
-    formerly: tuple[str, ...] = ()
+    renamed_from: tuple[str, ...] = ()
     """Old names that still count."""
     prefix: str = ""
     """What config() put before the names."""
@@ -128,7 +128,7 @@ class Option(msgspec.Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """Everything that sets it, its own name first."""
-        return (self.name, *([self.file_name] if self.file_name else []), *self.formerly)
+        return (self.name, *([self.file_name] if self.file_name else []), *self.renamed_from)
 
     @property
     def default(self) -> object:
@@ -163,9 +163,9 @@ def options_of(struct: type[Settings], prefix: str = "") -> tuple[Option, ...]:
 
 def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str) -> Option:
     kind, notes = _unannotated(info.type)
-    formerly = tuple(name for note in notes if isinstance(note, Formerly) for name in note.names)
+    renamed_from = tuple(name for note in notes if isinstance(note, RenamedFrom) for name in note.names)
     stem = f"{prefix}-" if prefix else ""
-    old = tuple(f"{stem}{name}" for name in formerly)
+    old = tuple(f"{stem}{name}" for name in renamed_from)
     limits = Limits(tuple(note for note in notes if isinstance(note, msgspec.Meta)))
     return Option(f"{stem}{info.encode_name}", info.name, kind, struct, info.required, old, prefix, limits)
 

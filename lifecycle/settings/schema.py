@@ -66,7 +66,7 @@ def schema(options: Iterable[Option], title: str) -> Schema:
         if option.file_name:
             text = f"File that holds {option.name}, instead of the value itself."
             properties[option.file_name] = {"type": "string", "minLength": 1, "description": text}
-        for old in option.formerly:
+        for old in option.renamed_from:
             renamed = {"description": f"Now called {option.name}.", "deprecated": True}
             properties[old] = type_schema(option.kind) | option.limits.schema(option.kind) | renamed
         if option.required:

@@ -209,7 +209,7 @@ def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
 
 
 def _read(found: Given, option: Option, findings: Findings) -> object:
-    if found.name in option.formerly:
+    if found.name in option.renamed_from:
         findings.warnings.append(f"{found.shown}: this setting is called {option.name} now; rename it")
     if found.name == option.file_name:
         return values.parse(_text_of_file(str(found.raw)), option.kind)
@@ -247,9 +247,9 @@ def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
     """What validate() says of ``name=value``, said of the place the value came from."""
     for setting in settings:
         found = given.get(setting.option.name)
-        said = f"{setting.option.plain_name}={values.show(setting.value)}"
-        if found is not None and found.place != "code" and text.startswith(said):
-            return found.shown + text.removeprefix(said)
+        assignment = f"{setting.option.plain_name}={values.show(setting.value)}"
+        if found is not None and found.place != "code" and text.startswith(assignment):
+            return found.shown + text.removeprefix(assignment)
     prefix = next((setting.option.prefix for setting in settings), "")
     return f"{prefix}: {text}{_origins(text, settings)}" if prefix else f"{text}{_origins(text, settings)}"
 
@@ -257,12 +257,12 @@ def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
 def _origins(text: str, settings: Iterable[Setting]) -> str:
     """The origins of the values in an error, as far as they were set."""
     words = set(re.findall(r"[\w-]+", text))
-    told = [
+    given = [
         setting
         for setting in settings
         if setting.option.plain_name in words and setting.origin not in {"default", "code"}
     ]
-    if len(told) == 1:
-        return f" (from {told[0].origin})"
-    origins = "; ".join(f"{setting.option.name} from {setting.origin}" for setting in told)
+    if len(given) == 1:
+        return f" (from {given[0].origin})"
+    origins = "; ".join(f"{setting.option.name} from {setting.origin}" for setting in given)
     return f" ({origins})" if origins else ""

@@ -124,12 +124,12 @@ class Changes(Generic[Row]):
     def replay(self, rows: Mapping[Hashable, Row | None], revision: int) -> None:
         """Begin with these rows, of which the watcher has seen none."""
         if self._only is not None:
-            self.tell(rows, revision)
+            self.notify(rows, revision)
             return
         self.revision = revision
         self._pending.update(dict.fromkeys(rows, (None, revision)))
 
-    def tell(self, changed: Mapping[Hashable, Row | None], revision: int) -> None:
+    def notify(self, changed: Mapping[Hashable, Row | None], revision: int) -> None:
         """Remember what changed, with the row as it was before unless an older one is remembered."""
         rows, pending = self._table._rows, self._pending  # noqa: SLF001
         self.revision = revision

@@ -86,7 +86,7 @@ class TableCore(Rows[Row]):
         if since:
             for key, (row, revision) in self._deleted.items():
                 if revision > since:
-                    watcher.tell({key: row}, revision)
+                    watcher.notify({key: row}, revision)
         newer: dict[Hashable, Row | None] = dict.fromkeys(rows if since == 0 else self._newer_than(since))
         watcher.replay(newer, self._revision)
         self._listen(watcher)
@@ -102,7 +102,7 @@ class TableCore(Rows[Row]):
             found = await self._key_waits().changed(key, found)
         return found
 
-    async def wait_gone(self, key: Hashable) -> None:
+    async def wait_removed(self, key: Hashable) -> None:
         """Wait until there is no row with this key."""
         found = self.get(key)
         while found is not None:
@@ -190,7 +190,7 @@ class TableCore(Rows[Row]):
             index.apply(plan)
         if self._listeners:
             for listener in self._listening():
-                listener.tell(changed, revision)
+                listener.notify(changed, revision)
 
     def _plans(self, new: Mapping[Hashable, Row | None]) -> list[tuple[Index[Row], Plan]]:
         """What each index is to hold. Raises what their functions raise; they are as before then."""

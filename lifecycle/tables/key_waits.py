@@ -68,7 +68,7 @@ class _Ear:
     def __init__(self, events: dict[Hashable, tuple[anyio.Event, int]]) -> None:
         self._events = events
 
-    def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
         del revision
         for key in changed:
             if key in self._events:

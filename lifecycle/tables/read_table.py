@@ -260,7 +260,7 @@ class Derived(_Following[Row]):
         for source in sources:
             source._listen(self)  # noqa: SLF001  # tables are one mechanism
 
-    def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
         """A source has changed."""
         del changed, revision
         self.wake()

@@ -237,7 +237,7 @@ class Reconciler(Generic[Key, Row]):
             with self._statuses.txn() as statuses:
                 for key, action in changed.items():
                     statuses.put(ObjectStatus(key, action, "pending", now))
-        self._tell_waiters()
+        self._wake_waiters()
 
     async def _try_sweep(self) -> None:
         try:
@@ -288,7 +288,7 @@ class Reconciler(Generic[Key, Row]):
         self._swept = True
         self._pruned |= may_drop
         await self._note_compared(rows)
-        self._tell_waiters()
+        self._wake_waiters()
 
     async def _note_compared(self, rows: Snapshot[Row]) -> None:
         now, known = time.time(), self._statuses
@@ -372,13 +372,13 @@ class Reconciler(Generic[Key, Row]):
                 else:
                     statistics.drops += 1
                     statuses.delete(key)
-        self._tell_waiters()
+        self._wake_waiters()
 
     def _is_realised(self, key: Key, revision: int) -> bool:
         looked = self._pruned or (self._swept and key in self._source)
         return looked and revision <= self._taken and key not in self._work
 
-    def _tell_waiters(self) -> None:
+    def _wake_waiters(self) -> None:
         for key, revision, event in self._waiters:
             if self._is_realised(key, revision):
                 event.set()

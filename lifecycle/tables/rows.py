@@ -24,7 +24,7 @@ Stored = dict[Hashable, tuple[Row, int]]
 class Listener(Protocol):
     """Notified of changes: watchers and derived tables."""
 
-    def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
         """These keys changed, with the rows before."""
         ...
 

@@ -73,8 +73,8 @@ class Transaction(Generic[Row]):
         """Make these the only rows: what the table holds under other keys is removed."""
         writes, key = self._usable(), self._table.key
         new: dict[Hashable, Row | None] = {key(row): row for row in rows}
-        for gone in (*self._table._rows, *writes):  # noqa: SLF001  # the two are one mechanism
-            writes[gone] = None
+        for present in (*self._table._rows, *writes):  # noqa: SLF001  # the two are one mechanism
+            writes[present] = None
         writes.update(new)
 
     def get(self, key: Hashable) -> Row | None:

@@ -148,9 +148,9 @@ class _Trial:
         asked = phase == "interrupt" and all(isinstance(one, ShutdownRequestedError) for one in found)
         if found != [self.error] and not asked:
             raise AssertionError(f"other errors came with it: {raised}") from raised
-        begun = {event.node for event in self.recorder.events if event.phase == "start"}
+        started = {event.node for event in self.recorder.events if event.phase == "start"}
         if phase == "start" and self.number is not None:
-            users = begun & set(self.hive.hooks[self.number].users)
+            users = started & set(self.hive.hooks[self.number].users)
             if users:
                 raise AssertionError(f"started all the same, needing it: {', '.join(map(str, users))}")
 

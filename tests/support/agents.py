@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hive.lab import agent_process, pods
-from hive.lab.node import Lab, create, destroy, exclusive, wait_gone
+from hive.lab.node import Lab, create, destroy, exclusive, wait_exited
 from tests.support.plugin import compiled_plugin
 
 LOG_LINE = re.compile(r"time=\S+ level=\w+ ")
@@ -89,7 +89,7 @@ def serving(lab: Lab, *settings: str) -> int:
 def terminated(lab: Lab, pid: int, within: float = 60.0) -> int:
     """Ask our agent to end and wait; its wait status as an exit code, -15 when the signal itself ended it."""
     os.kill(pid, signal.SIGTERM)
-    assert wait_gone(pid, within), f"the agent goes on after SIGTERM:\n{agent_process.log_end(lab, 40)}"
+    assert wait_exited(pid, within), f"the agent goes on after SIGTERM:\n{agent_process.log_end(lab, 40)}"
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

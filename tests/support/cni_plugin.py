@@ -83,9 +83,9 @@ def run_plugin(env: Mapping[str, str], stdin: object, patience: Patience = Patie
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def reply(exit_code: int, stdout: bytes, *, version: int = 1, wish: int = 0) -> bytes:
+def reply(exit_code: int, stdout: bytes, *, version: int = 1, patch: int = 0) -> bytes:
     """A reply packet."""
-    return HEADER.pack(b"HCNI", version, wish, exit_code, len(stdout)) + stdout
+    return HEADER.pack(b"HCNI", version, patch, exit_code, len(stdout)) + stdout
 
 
 @dataclass

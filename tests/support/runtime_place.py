@@ -18,7 +18,7 @@ from types import TracebackType
 
 from hive import syscalls
 from hive.lab import pods
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, wait_exited
 from tests.support.waiting import eventually
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -90,7 +90,7 @@ def end_cgroup(name: str) -> None:
         for pid in sorted(members(folder)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            assert wait_gone(pid, 60), f"process {pid} survives SIGKILL"
+            assert wait_exited(pid, 60), f"process {pid} survives SIGKILL"
     for folder in hierarchies(name):
         eventually(partial(empty, folder))
         for place, _, _ in os.walk(folder, topdown=False):

@@ -117,37 +117,37 @@ def _without_zeros(schema: Any) -> Any:
 
 
 def _operation(one: Described, schemas: _Schemas) -> dict[str, Any]:
-    told: dict[str, Any] = {} if one.alias else {"operationId": one.id}
-    told |= {"tags": [one.tag], "summary": one.summary}
+    described: dict[str, Any] = {} if one.alias else {"operationId": one.id}
+    described |= {"tags": [one.tag], "summary": one.summary}
     if one.parameters:
-        told["parameters"] = [_parameter(each, schemas) for each in one.parameters]
+        described["parameters"] = [_parameter(each, schemas) for each in one.parameters]
     if one.body is not None:
         content: dict[str, Any] = {"schema": schemas[one.body.kind]}
         if one.body.example is not None:
             content["example"] = one.body.example
-        told["requestBody"] = {
+        described["requestBody"] = {
             "description": one.body.text,
             "required": one.body.required,
             "content": {JSON: content},
         }
     by_status = groupby(one.all_answers(), key=lambda answer: answer.status)
-    told["responses"] = {str(status): _response(list(group), schemas) for status, group in by_status}
-    return told
+    described["responses"] = {str(status): _response(list(group), schemas) for status, group in by_status}
+    return described
 
 
 def _parameter(one: Parameter, schemas: _Schemas) -> dict[str, Any]:
-    told = {
+    described = {
         "name": one.name,
         "in": one.place,
         "description": one.text,
         "required": one.required,
         "schema": schemas[one.kind],
     }
-    return told if one.example is None else told | {"example": one.example}
+    return described if one.example is None else described | {"example": one.example}
 
 
 def _response(answers: list[Answer], schemas: _Schemas) -> dict[str, Any]:
-    told: dict[str, Any] = {"description": " Or: ".join(each.text for each in answers)}
+    described: dict[str, Any] = {"description": " Or: ".join(each.text for each in answers)}
     content: dict[str, dict[str, Any]] = {}
     for each in answers:
         if each.kind is None:
@@ -160,10 +160,10 @@ def _response(answers: list[Answer], schemas: _Schemas) -> dict[str, Any]:
         else:
             media["schema"] = schema
     if content:
-        told["content"] = content
+        described["content"] = content
     links = {name: parameters for each in answers for name, parameters in each.links.items()}
     if links:
-        told["links"] = {
+        described["links"] = {
             name: {"operationId": name, "parameters": dict(parameters)} for name, parameters in links.items()
         }
-    return told
+    return described

@@ -130,19 +130,19 @@ class EndpointOperations:
     def routes(self) -> list[Route]:
         """All of them."""
         one = "/v1/endpoint/{id}"
-        client, gone, failed = frozenset({400}), frozenset({404}), frozenset({500})
-        neither = client | gone
+        client, missing, failed = frozenset({400}), frozenset({404}), frozenset({500})
+        neither = client | missing
         return [
             Route("GET", "/v1/endpoint", self.list_endpoints),
             Route("DELETE", "/v1/endpoint", self.delete_endpoints, texts=neither),
-            Route("GET", one, self.get_endpoint, texts=client, bare=gone),
+            Route("GET", one, self.get_endpoint, texts=client, bare=missing),
             Route("PUT", one, self.put_endpoint, texts=client | failed),
-            Route("DELETE", one, self.delete_endpoint, texts=client, bare=gone),
+            Route("DELETE", one, self.delete_endpoint, texts=client, bare=missing),
             Route("GET", f"{one}/healthz", self.get_endpoint_health, bare=neither),
             Route("GET", f"{one}/log", self.get_endpoint_log, bare=neither),
-            Route("GET", f"{one}/labels", self.get_endpoint_labels, bare=gone),
-            Route("PATCH", f"{one}/labels", self.patch_endpoint_labels, texts=failed, bare=gone),
-            Route("GET", f"{one}/config", self.get_endpoint_config, bare=gone),
+            Route("GET", f"{one}/labels", self.get_endpoint_labels, bare=missing),
+            Route("PATCH", f"{one}/labels", self.patch_endpoint_labels, texts=failed, bare=missing),
+            Route("GET", f"{one}/config", self.get_endpoint_config, bare=missing),
             Route("PATCH", f"{one}/config", self.patch_endpoint_config, texts=failed, bare=neither),
         ]
 

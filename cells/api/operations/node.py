@@ -53,7 +53,7 @@ class NodeMaps:
         """Of all pinned maps, policy maps too."""
         return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("."))
 
-    def kept(self, name: str) -> Map | None:
+    def cached(self, name: str) -> Map | None:
         """cilium_lxc or cilium_ipcache."""
         found = (table for table in (self._maps.lxc, self._maps.ipcache) if table.spec.name == name)
         return next(found, None)
@@ -121,7 +121,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 KEEPALIVE = 30.0
 
 
-class KeptMap(Protocol):
+class CachedMap(Protocol):
     """A map that only the agent writes to; cells.maps.Map."""
 
     log: MapLog | None
@@ -143,7 +143,7 @@ class MapReader(Protocol):
         """Of all maps."""
         ...
 
-    def kept(self, name: str) -> KeptMap | None:
+    def cached(self, name: str) -> CachedMap | None:
         """A map that only the agent writes to; None where others do, or there is none."""
         ...
 
@@ -279,20 +279,20 @@ class NodeOperations:
         return answer(200, self._map(name)) if name in self._maps.names() else empty(404)
 
     def _map(self, name: str) -> wire.BPFMap:
-        path, kept = str(self._maps.directory / name), self._maps.kept(name)
-        if kept is None:
+        path, cached = str(self._maps.directory / name), self._maps.cached(name)
+        if cached is None:
             return wire.BPFMap(path=path)
-        rows = (row_text(name, key, value) for key, value in kept.items())
+        rows = (row_text(name, key, value) for key, value in cached.items())
         return wire.BPFMap(path=path, cache=[wire.BPFMapEntry(key=key, value=value) for key, value in rows])
 
     async def get_map_events(self, request: Request) -> Response:
         """GET /map/{name}/events: a line for each of the latest changes; ``follow``: and those to come."""
         name = request.match_info["name"]
-        kept = self._maps.kept(name)
-        if kept is None or kept.log is None:
+        cached = self._maps.cached(name)
+        if cached is None or cached.log is None:
             return empty(404)
         follow = parse_bool(request.query.get("follow"), default=False)
-        return Response(200, self._changes(name, kept.log, follow=follow), JSON)
+        return Response(200, self._changes(name, cached.log, follow=follow), JSON)
 
     async def _changes(self, name: str, log: MapLog, *, follow: bool) -> AsyncGenerator[bytes, None]:
         seen = 0

@@ -85,7 +85,7 @@ def _addressing(found: Mapping[Family, NodeAddressingElement]) -> NodeAddressing
 class _Watcher(msgspec.Struct):
     asked: float
     """When it asked last, by the monotonic clock."""
-    told: dict[str, NodeElement]
+    shown: dict[str, NodeElement]
 
 
 class NodeWatchers:
@@ -110,7 +110,7 @@ class NodeWatchers:
         if watcher is None:
             number = secrets.randbelow(1 << 31) + 1  # nor one from before a restart
             watcher = self._watchers[number] = _Watcher(now, {})
-        before, watcher.told, watcher.asked = watcher.told, found, now
+        before, watcher.shown, watcher.asked = watcher.shown, found, now
         added = [node for key, node in found.items() if before.get(key) != node]
         removed = [node for key, node in before.items() if found.get(key) != node]
         return node_models.ClusterNodeStatus(

@@ -156,7 +156,7 @@ def _port_rule(use: PortUse) -> models.PolicyRule:
     if use.port_name:
         filter_["port-name"] = use.port_name
     filter_["protocol"] = use.protocol
-    filter_["l7-rules"] = [{selector: how} for selector, how in use.says.items()]
+    filter_["l7-rules"] = [{selector: how} for selector, how in use.l7_rules.items()]
     derived = sorted({labels for found in use.origins.values() for labels in found})
     return models.PolicyRule(
         rule=msgspec.json.encode(filter_).decode().replace("&", "\\u0026"),  # as encoding/json escapes it

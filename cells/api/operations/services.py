@@ -31,7 +31,7 @@ from cells.services import (
     ServiceName,
     ServiceType,
 )
-from cells.services.control import HandMade, LocalRedirect, ServedFrontend, ServicesByHand
+from cells.services.control import HandMade, LocalRedirect, ManualServices, ServedFrontend
 from lifecycle import Member, Table
 from lifecycle.http import Refusal, Request, Response
 
@@ -108,8 +108,8 @@ def _ip(status: int, text: str) -> IPv4Address | IPv6Address:
 
 
 def _ext_local(flags: ServiceFlags) -> bool:
-    said = flags.ext_traffic_policy or flags.traffic_policy
-    return _word(_POLICIES, "extTrafficPolicy", said)
+    policy = flags.ext_traffic_policy or flags.traffic_policy
+    return _word(_POLICIES, "extTrafficPolicy", policy)
 
 
 def _word(known: dict[str, Meaning], name: str, text: str) -> Meaning:
@@ -128,11 +128,11 @@ class ServiceOperations:
     """The handlers."""
 
     def __init__(
-        self, served: Table[ServedFrontend], redirects: Table[LocalRedirect], by_hand: ServicesByHand
+        self, served: Table[ServedFrontend], redirects: Table[LocalRedirect], manual: ManualServices
     ) -> None:
         self._served = served
         self._redirects = redirects
-        self._by_hand = by_hand
+        self._manual = manual
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -157,15 +157,15 @@ class ServiceOperations:
     async def put_service(self, request: Request) -> Response:
         """PUT /service/{id}: 201 for a new one; with updateServices, the states of backends everywhere."""
         body = read_body(request, ServiceRequest, "config")
-        self._by_hand.check_followed()
+        self._manual.check_followed()
         if body.update_services:
-            await self._by_hand.set_states(requested_backends(body))
+            await self._manual.set_states(requested_backends(body))
             return empty(200)
-        return empty(201 if await self._by_hand.put(requested(body)) else 200)
+        return empty(201 if await self._manual.put(requested(body)) else 200)
 
     async def delete_service(self, request: Request) -> Response:
         """DELETE /service/{id}: one of an object comes back with the object's next change."""
-        return empty(200 if await self._by_hand.delete(_number(request)) else 404)
+        return empty(200 if await self._manual.delete(_number(request)) else 404)
 
     async def get_redirects(self, request: Request) -> Response:
         """GET /lrp: local redirect policies that can be done, by name."""
@@ -208,17 +208,19 @@ def service_model(served: ServedFrontend) -> Service:
     return Service(spec=spec, status=ServiceStatus(realized=spec))
 
 
-def redirect_model(told: LocalRedirect) -> LRPSpec:
+def redirect_model(redirect_row: LocalRedirect) -> LRPSpec:
     """A policy in Cilium's words."""
-    redirect, pods = told.redirect, dict(told.pods)
+    redirect, pods = redirect_row.redirect, dict(redirect_row.pods)
     return LRPSpec(
-        uid=told.uid,
-        name=told.name.name,
-        namespace=told.name.namespace,
+        uid=redirect_row.uid,
+        name=redirect_row.name.name,
+        namespace=redirect_row.name.namespace,
         frontend_type=redirect.kind if redirect is not None else "unknown",
         lrp_type="svc" if redirect is not None and redirect.service is not None else "addr",
         service_id=str(redirect.service) if redirect is not None and redirect.service is not None else "",
-        frontend_mappings=tuple(_mapping(each, pods, told.name.namespace) for each in told.frontends),
+        frontend_mappings=tuple(
+            _mapping(each, pods, redirect_row.name.namespace) for each in redirect_row.frontends
+        ),
     )
 
 

@@ -24,7 +24,7 @@ Source = TypeVar("Source")
 Made = TypeVar("Made")
 
 
-class Kept(Generic[Source, Made]):
+class Memo(Generic[Source, Made]):
     """Makes something of values that are replaced, not changed, when they change: once of each object."""
 
     def __init__(self, make: Callable[[Source], Made]) -> None:
@@ -239,8 +239,8 @@ class StatusModels:
     """Models of controllers and modules; only those that changed since the last answer are built again."""
 
     def __init__(self) -> None:
-        self.controllers = Kept(controller)
-        self.modules = Kept(module_health)
+        self.controllers = Memo(controller)
+        self.modules = Memo(module_health)
 
 
 def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModels) -> wire.StatusResponse:

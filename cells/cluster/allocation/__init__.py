@@ -147,11 +147,11 @@ def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log
     """How nodes agree: without a kvstore by objects."""
     wanted = settings.identity_allocation_mode
 
-    async def tell() -> None:
+    async def report() -> None:
         log.warning("identity-allocation-mode is crd: no kvstore is set", wanted=wanted.value)
 
     if not store.enabled and wanted.writes_both:
-        lifecycle.append(Hook("report how nodes agree upon identities", tell))
+        lifecycle.append(Hook("report how nodes agree upon identities", report))
     return wanted if store.enabled else AllocationMode.CRD
 
 

@@ -77,7 +77,7 @@ class AgreedNumbers(ABC):
         self._health = health
         self._made: dict[Labels, int] = {}
         """Numbers that were made or found here, and which the watch has yet to bring."""
-        self._kept: set[int] = set()
+        self._adopted: set[int] = set()
         """Numbers from before a restart, taken over before those of others were known."""
         self._held: set[int] = set()
         self._fresh: dict[int, float] = {}
@@ -105,19 +105,19 @@ class AgreedNumbers(ABC):
         """Take no number that stands for other labels there, and rather those that stand for the same."""
         self._beside = other
 
-    def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
+    def allocate_now(self, labels: Labels, previous: int = 0) -> int | None:
         """The number of these labels; before those of others are known the former one."""
         if not self._all_known():
-            if former not in CLUSTER or former in self._kept:
+            if previous not in CLUSTER or previous in self._adopted:
                 return None
-            self._kept.add(former)
-            return former
-        return self._known(labels, former)
+            self._adopted.add(previous)
+            return previous
+        return self._known(labels, previous)
 
     def release(self, number: int) -> None:
         """This node no longer uses it; the operator deletes unused identities."""
         self._fresh.pop(number, None)
-        self._kept.discard(number)
+        self._adopted.discard(number)
 
     def grace(self, number: int) -> float:
         """What is left of the grace period of a number taken here, in seconds."""
@@ -143,19 +143,19 @@ class AgreedNumbers(ABC):
         """Whether the number was taken here, and the watch has yet to bring it."""
         return number in self._made.values()
 
-    def _known(self, labels: Labels, former: int) -> int | None:
+    def _known(self, labels: Labels, previous: int) -> int | None:
         found = self.numbers(labels)
-        if former in found:
-            return former
+        if previous in found:
+            return previous
         return found[0] if found else self._made.get(labels)
 
     def _may_take(self, labels: Labels, number: int) -> bool:
         """Whether the other store, if there is one, does not have the number for other labels."""
         return self._beside is None or self._beside.labels_of(number) in (None, labels)
 
-    def _preferred(self, labels: Labels, former: int) -> Iterator[int]:
+    def _preferred(self, labels: Labels, previous: int) -> Iterator[int]:
         """Numbers that may stand for the labels already: before a restart, or in the other store."""
-        yield former
+        yield previous
         if self._beside is not None:
             yield from self._beside.numbers(labels)
 

@@ -108,17 +108,17 @@ class KVStoreAllocator(AgreedNumbers):
         self._written: dict[str, str] = {}
         """Keys that say that this node uses what was taken here."""
 
-    async def allocate(self, labels: Labels, former: int = 0) -> int:
+    async def allocate(self, labels: Labels, previous: int = 0) -> int:
         """The number of these labels, once the store has it; tried until it does."""
         failures = 0
         try:
             if not self._shared.table.initialized:
                 self._wait(labels, "the kvstore's identities are not known yet")
                 await self._shared.table.wait_initialized()
-            while (known := self._known(labels, former)) is None:
+            while (known := self._known(labels, previous)) is None:
                 try:
                     with anyio.fail_after(self._store.settings.kvstore_connectivity_timeout):
-                        if await self._make(labels, former):
+                        if await self._make(labels, previous):
                             continue
                     error = "every number tried is another identity's"
                 except (StoreError, TimeoutError) as failed:
@@ -165,12 +165,12 @@ class KVStoreAllocator(AgreedNumbers):
         """The numbers of master keys with these labels, the lowest first."""
         return self._shared.numbers(labels)
 
-    async def _make(self, labels: Labels, former: int) -> bool:
+    async def _make(self, labels: Labels, previous: int) -> bool:
         """Have a number stand for the labels, or find it; whether one does now. Raises StoreError."""
         self._store.lock_leases += 1
         try:
             async with lock(self._store.client, f"{LOCKS}{encode(labels)}.lock") as held:
-                return await self._found(labels, held) or await self._taken(labels, former, held)
+                return await self._found(labels, held) or await self._taken(labels, previous, held)
         finally:
             self._store.lock_leases -= 1
 
@@ -193,12 +193,12 @@ class KVStoreAllocator(AgreedNumbers):
             self._took(labels, number, key)
         return done.succeeded
 
-    async def _taken(self, labels: Labels, former: int, held: Lock) -> bool:
+    async def _taken(self, labels: Labels, previous: int, held: Lock) -> bool:
         """Whether a free number was taken for the labels."""
         if len(self._shared.table) >= len(CLUSTER):
             raise StoreError(f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}")
         lease = await self._store.leases.lease_for(key := value_key(labels, self._node()))
-        for number in self._free(labels, former):
+        for number in self._free(labels, previous):
             master = f"{IDS}{number}"
             done = await self._store.client.txn(
                 put(master, encode(labels).encode()),
@@ -216,10 +216,10 @@ class KVStoreAllocator(AgreedNumbers):
             self._made[labels] = number
         self._written[key] = str(number)
 
-    def _free(self, labels: Labels, former: int) -> Iterator[int]:
+    def _free(self, labels: Labels, previous: int) -> Iterator[int]:
         """Numbers to try: the former one, then some at random, that other nodes may not try as well."""
         there = self._shared.table
-        for number in self._preferred(labels, former):
+        for number in self._preferred(labels, previous):
             if number in CLUSTER and str(number) not in there and self._may_take(labels, number):
                 yield number
         tried = 0

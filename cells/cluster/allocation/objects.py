@@ -92,15 +92,15 @@ class CiliumIdentityAllocator(AgreedNumbers):
         self._log = log
         self._writers = anyio.Semaphore(WRITERS)
 
-    async def allocate(self, labels: Labels, former: int = 0) -> int:
+    async def allocate(self, labels: Labels, previous: int = 0) -> int:
         """The number of these labels, once there is an object; tried until there is one."""
         failures = 0
         try:
             if not self._table.initialized:
                 self._wait(labels, "CiliumIdentity objects are not known yet")
                 await self._table.wait_initialized()
-            while (known := self._known(labels, former)) is None:
-                if (error := await self._make(labels, former)) is None:
+            while (known := self._known(labels, previous)) is None:
+                if (error := await self._make(labels, previous)) is None:
                     continue
                 failures += 1
                 if failures > 1 or not self._waiting.get(labels):
@@ -150,7 +150,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
         found = (one.number for one in self._table.by("labels").get(meaning(labels)))
         return sorted(number for number in found if number is not None and number in CLUSTER)
 
-    async def _make(self, labels: Labels, former: int) -> str | None:
+    async def _make(self, labels: Labels, previous: int) -> str | None:
         """Create an object, or find the one that another node made; else why there is none."""
         from cells.kubernetes.client.errors import KubernetesError
 
@@ -158,7 +158,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
             return f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}"
         try:
             async with self._writers:
-                for number in self._free(labels, former):
+                for number in self._free(labels, previous):
                     if await self._have(number, labels):
                         self._made[labels] = number
                         return None
@@ -166,10 +166,10 @@ class CiliumIdentityAllocator(AgreedNumbers):
             return str(error) or type(error).__name__
         return "every number tried is another identity's"
 
-    def _free(self, labels: Labels, former: int) -> Iterable[int]:
+    def _free(self, labels: Labels, previous: int) -> Iterable[int]:
         first = next(candidates(labels))
         others = (*range(first, CLUSTER.stop), *range(CLUSTER.start, first))  # where few are left
-        for number in chain(self._preferred(labels, former), candidates(labels), others):
+        for number in chain(self._preferred(labels, previous), candidates(labels), others):
             taken = number in self._held or ("", str(number)) in self._table
             if number in CLUSTER and not taken and self._may_take(labels, number):
                 yield number

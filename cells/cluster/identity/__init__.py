@@ -80,7 +80,7 @@ def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
 
 def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
     """Write them, whole or not at all. Raises OSError."""
-    told = [
+    rows = [
         _Identity(
             one.id,
             {label.key: _Label(label.key, label.value, label.source) for label in map(parse, one.labels)},
@@ -89,7 +89,7 @@ def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
     ]
     fresh = path.with_suffix(".new")
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(told))
+        file.write(msgspec.json.encode(rows))
     fresh.replace(path)
 
 

@@ -50,15 +50,15 @@ class NoIdentityError(Exception):
 class IdentityAllocator(Protocol):
     """Gives numbers to label sets. The same labels have the same number until it is released."""
 
-    def allocate_now(self, labels: Labels, former: int = 0) -> int | None:
+    def allocate_now(self, labels: Labels, previous: int = 0) -> int | None:
         """The number of these labels, when that takes no waiting; None: await allocate().
 
-        ``former`` is the number they had before a restart; they keep it, if it is free. Raises
+        ``previous`` is the number they had before a restart; they keep it, if it is free. Raises
         NoIdentityError.
         """
         ...
 
-    async def allocate(self, labels: Labels, former: int = 0) -> int:
+    async def allocate(self, labels: Labels, previous: int = 0) -> int:
         """The number of these labels, however long it takes; may be cancelled. Raises NoIdentityError."""
         ...
 
@@ -101,11 +101,11 @@ class NodeAllocator:
         self._reserved: set[int] = set()
         """These numbers."""
 
-    def allocate_now(self, labels: Labels, former: int = 0) -> int:
+    def allocate_now(self, labels: Labels, previous: int = 0) -> int:
         """The former number if it is one of ours and free, else the next that is."""
         restored = self._restored.pop(labels, 0)
         self._reserved.discard(restored)
-        number = restored or former
+        number = restored or previous
         if number not in self._numbers or number in self._taken or number in self._reserved:
             number = self._free_number()
         elif number >= self._next:
@@ -124,9 +124,9 @@ class NodeAllocator:
         """Those that nobody has asked for yet."""
         return self._restored
 
-    async def allocate(self, labels: Labels, former: int = 0) -> int:
+    async def allocate(self, labels: Labels, previous: int = 0) -> int:
         """The same."""
-        return self.allocate_now(labels, former)
+        return self.allocate_now(labels, previous)
 
     def release(self, number: int) -> None:
         """It is free."""
@@ -216,14 +216,14 @@ class Identities:
         self._of_host: dict[str, frozenset[str]] = {}
         """The host's labels, by who says so."""
 
-    def acquire_now(self, labels: Labels, former: int = 0) -> Identity | None:
+    def acquire_now(self, labels: Labels, previous: int = 0) -> Identity | None:
         """One more reference to the identity of ``labels``, if that takes no waiting; else None.
 
         Raises NoIdentityError.
         """
         found = self.by_labels(labels)
         if found is None:
-            number = self._allocators[scope_for(labels)].allocate_now(labels, former)
+            number = self._allocators[scope_for(labels)].allocate_now(labels, previous)
             if number is None:
                 return None
             found = self._add(number, labels)
@@ -231,19 +231,19 @@ class Identities:
         self._note_use(found.id)
         return found
 
-    async def acquire(self, labels: Labels, former: int = 0) -> Identity:
+    async def acquire(self, labels: Labels, previous: int = 0) -> Identity:
         """One more reference to the identity of ``labels``; raises NoIdentityError.
 
-        ``former`` is the number the labels had before a restart. They keep it, unless they have another one
+        ``previous`` is the number the labels had before a restart. They keep it, unless they have another one
         already, or the number stands for other labels, or is none that pods may have.
         """
-        while (found := self.acquire_now(labels, former)) is None:
+        while (found := self.acquire_now(labels, previous)) is None:
             if (others := self._asked.get(labels)) is not None:
                 await others.wait()
                 continue
             over = self._asked[labels] = anyio.Event()
             try:
-                self._add(await self._allocators[scope_for(labels)].allocate(labels, former), labels)
+                self._add(await self._allocators[scope_for(labels)].allocate(labels, previous), labels)
             finally:
                 del self._asked[labels]
                 over.set()

@@ -158,9 +158,9 @@ class Ipcache:
 
         What is claimed stays.
         """
-        gone = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
-        self._write(dict.fromkeys(gone))
-        self._rows.settled(gone)
+        removed = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
+        self._write(dict.fromkeys(removed))
+        self._rows.settled(removed)
 
     def _ensure_identities(self, numbers: Iterable[int]) -> None:
         """Those whose labels are known; others no rule by labels can select until their labels come."""

@@ -303,7 +303,7 @@ class IpcacheSweep:
             await stretch.pause()
         if removed:
             self._log.info("removed unclaimed rows of cilium_ipcache", rows=removed)
-        self._tell(failures)
+        self._report(failures)
         if failures:
             raise ReconcileError("ipcache", failures)
 
@@ -323,7 +323,7 @@ class IpcacheSweep:
         row = self._table.get(prefix)
         return None if row is None else row.value
 
-    def _tell(self, failures: Mapping[Hashable, Exception]) -> None:
+    def _report(self, failures: Mapping[Hashable, Exception]) -> None:
         now = time.time()
         with self.refused.txn() as statuses:
             for status in self.refused.all():

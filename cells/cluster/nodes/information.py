@@ -30,7 +30,7 @@ from cells.kubernetes.objects.cilium_node import CiliumNode
 from cells.kubernetes.objects.core import Node
 from cells.kubernetes.settings import KubernetesSettings
 from cells.node.ipam.pools import PoolState
-from cells.node.ipam.settings import IpamSettings, kept_ranges
+from cells.node.ipam.settings import IpamSettings, saved_ranges
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, Table, UsageError
 
 PATIENCE: Final = 10.0
@@ -71,7 +71,7 @@ class NodeInformation:
         self._cilium_nodes = cilium_nodes
         self._health = health.child("node-information")
         self._log = log
-        self._told: set[Fault] = set()
+        self._reported: set[Fault] = set()
         lifecycle.append(Hook("wait for node information", self._wait, start_timeout=math.inf))
 
     def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:
@@ -84,12 +84,12 @@ class NodeInformation:
         row = self._cilium_nodes.get(self._own)
         if row is None:
             return None
-        told = row.spec.ipam.pools
+        ranges = row.spec.ipam.pools
         requested = {
             one.pool: {Family.IPV4: one.needed.ipv4, Family.IPV6: one.needed.ipv6}
-            for one in told.requested or ()
+            for one in ranges.requested or ()
         }
-        allocated = {one.pool: tuple(map(parse_cidr, one.cidrs or ())) for one in told.allocated or ()}
+        allocated = {one.pool: tuple(map(parse_cidr, one.cidrs or ())) for one in ranges.allocated or ()}
         return PoolState(
             requested,
             {pool: tuple(cidr for cidr in cidrs if cidr is not None) for pool, cidrs in allocated.items()},
@@ -153,21 +153,21 @@ class NodeInformation:
         required = self.required()
         if not (self._manifests or self._api.enabled):
             return
-        restored = kept_ranges(self._agent.state_dir, self._log)
+        restored = saved_ranges(self._agent.state_dir, self._log)
         if missing := [family for family in required if family not in restored.assigned]:
-            await self._until_told(missing)
+            await self._until_known(missing)
         elif self._pooled or any(
             self._ipam.explicit_range(family) is None and family not in restored.primary
             for family in self._enabled
         ):
             await self._until_heard()
         self._check()
-        told = {
+        ranges = {
             f"{family}_pod_cidrs": [str(each) for each in cidrs] for family, cidrs in self.current().items()
         }
-        if told:
+        if ranges:
             self._log.info(
-                "Received own node information", node=self._agent.node_name, kind=self._kind, **told
+                "Received own node information", node=self._agent.node_name, kind=self._kind, **ranges
             )
         self._health.ok("known")
 
@@ -184,7 +184,7 @@ class NodeInformation:
                 if self._api.enabled:
                     either.start_soon(until, self._api.wait_lost)
 
-    async def _until_told(self, required: list[Family]) -> None:
+    async def _until_known(self, required: list[Family]) -> None:
         seen = self._table.get(self._own)
         while missing := self._missing(seen, required):
             name = self._agent.node_name
@@ -211,10 +211,10 @@ class NodeInformation:
             return ParsedNode()
         parsed = parse_cilium_node(seen) if isinstance(seen, CiliumNode) else self._reader.parse(seen)
         for fault in parsed.faults:
-            if fault not in self._told:
-                self._told.add(fault)
-                tell = self._log.error if fault.level == "error" else self._log.warning
-                tell(fault.text, node=seen.name, value=fault.value)
+            if fault not in self._reported:
+                self._reported.add(fault)
+                log = self._log.error if fault.level == "error" else self._log.warning
+                log(fault.text, node=seen.name, value=fault.value)
         return parsed
 
     def _check(self) -> None:

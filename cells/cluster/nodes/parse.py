@@ -74,7 +74,7 @@ class NodeSettings(Settings, frozen=True):
             if mode != "nodes":
                 yield f"policy-cidr-match-mode={mode}: expected nodes, or nothing"
 
-    def kept_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+    def chosen_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
         """The labels that no pattern matches."""
         patterns = [re.compile(pattern) for pattern in self.exclude_node_label_patterns]
         return {
@@ -263,25 +263,25 @@ class NodeReader:
 
     def labels(self, node: Node) -> dict[str, str]:
         """Those of its labels that count."""
-        return self._settings.kept_labels(node.labels)
+        return self._settings.chosen_labels(node.labels)
 
     def read(self, node: Node | None, cilium: CiliumNode | None) -> ClusterNode:
         """The row of a node that has one of the two objects, or both."""
-        told = parse_cilium_node(cilium) if cilium is not None else ParsedNode()
+        parsed = parse_cilium_node(cilium) if cilium is not None else ParsedNode()
         if node is not None:
-            told = filled(told, self.parse(node))
+            parsed = filled(parsed, self.parse(node))
         known = node or cilium
-        labels = self._settings.kept_labels(cilium.labels) if cilium is not None else {}
+        labels = self._settings.chosen_labels(cilium.labels) if cilium is not None else {}
         return ClusterNode(
             cluster=self._cluster,
             name=known.name if known is not None else "",
             source=Source.KUBERNETES if cilium is None else Source.CUSTOM_RESOURCE,
-            addresses=tuple(told.addresses),
-            ipv4_alloc_cidrs=tuple(told.cidrs[Family.IPV4]),
-            ipv6_alloc_cidrs=tuple(told.cidrs[Family.IPV6]),
-            health=tuple(told.health),
-            ingress=tuple(told.ingress),
-            encryption_key=told.encryption_key,
+            addresses=tuple(parsed.addresses),
+            ipv4_alloc_cidrs=tuple(parsed.cidrs[Family.IPV4]),
+            ipv6_alloc_cidrs=tuple(parsed.cidrs[Family.IPV6]),
+            health=tuple(parsed.health),
+            ingress=tuple(parsed.ingress),
+            encryption_key=parsed.encryption_key,
             labels=labels or (self.labels(node) if node is not None else {}),
             annotations=annotations_of(cilium) or annotations_of(node),
             provider_id=(node.spec.provider_id if node is not None else "")

@@ -52,8 +52,8 @@ def wanted(local: ClusterNode, node: Node | None, mode: str) -> Body:
         "ingress": _pair(local.ingress),
         "encryption": {"key": local.encryption_key} if local.encryption_key else {},
     }
-    told = {"bootid": local.boot_id, "instance-id": local.provider_id, "nodeidentity": local.node_identity}
-    spec.update({key: value for key, value in told.items() if value})
+    known = {"bootid": local.boot_id, "instance-id": local.provider_id, "nodeidentity": local.node_identity}
+    spec.update({key: value for key, value in known.items() if value})
     if mode == "kubernetes" and any(local.all_cidrs()):
         spec["ipam"] = {"podCIDRs": [str(cidr) for cidr in local.all_cidrs()]}
     metadata: Body = {
@@ -64,8 +64,8 @@ def wanted(local: ClusterNode, node: Node | None, mode: str) -> Body:
     if node is not None and node.metadata.uid:
         owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.metadata.uid}
         metadata["ownerReferences"] = [owner]
-    kept = {key: value for key, value in metadata.items() if value}
-    return {"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": kept, "spec": spec}
+    present = {key: value for key, value in metadata.items() if value}
+    return {"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": present, "spec": spec}
 
 
 def _pair(addresses: tuple[IPAddress, ...]) -> Body:
@@ -89,7 +89,9 @@ def merged(
         metadata["ownerReferences"] = want["metadata"]["ownerReferences"]
     fresh = {key: value for key, value in want["spec"].items() if key not in {"addresses", "ipam"}}
     spec.update({key: value for key, value in fresh.items() if value or spec.get(key)})
-    spec["addresses"] = want["spec"]["addresses"] + _kept_routers(spec, want["spec"]["addresses"], families)
+    spec["addresses"] = want["spec"]["addresses"] + _existing_routers(
+        spec, want["spec"]["addresses"], families
+    )
     if "ipam" in want["spec"]:
         spec["ipam"] = (spec.get("ipam") or {}) | want["spec"]["ipam"]
     if requests is not None:
@@ -97,7 +99,7 @@ def merged(
     return None if found == live else found
 
 
-def _kept_routers(spec: Mapping[str, Any], ours: list[Body], families: set[Family]) -> list[Body]:
+def _existing_routers(spec: Mapping[str, Any], ours: list[Body], families: set[Family]) -> list[Body]:
     known = {Family.of(ip) for each in ours if each["type"] == CILIUM_INTERNAL_IP and (ip := _ip(each))}
     return [
         each
@@ -198,8 +200,8 @@ class CiliumNodePublisher:
         self._ranges = ranges
         self._rate = settings.ipam_cilium_node_update_rate
         self._log = log
-        told: ReadTable[CiliumNode] = store.table.map(self._told, name="ciliumnode")
-        tables.add(told)
+        known: ReadTable[CiliumNode] = store.table.map(self._cilium_node, name="ciliumnode")
+        tables.add(known)
         if not settings.auto_create_cilium_node_resource:
             return
         self._timer = jobs.timer("write the CiliumNode", self._write, AGAIN)
@@ -213,7 +215,7 @@ class CiliumNodePublisher:
         if self._requests is not None:
             jobs.observe("publish requests of pools", self._requests.changes, self._ask)
 
-    def _told(self, local: ClusterNode) -> CiliumNode:
+    def _cilium_node(self, local: ClusterNode) -> CiliumNode:
         return msgspec.convert(wanted(local, None, self._mode), CiliumNode)
 
     @property

@@ -163,11 +163,11 @@ class CniConfig:
         """An empty text once the directory is watched, then what changed, until the directory itself goes."""
         from asyncinotify import Inotify, Mask
 
-        gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+        removed = Mask.DELETE_SELF | Mask.MOVE_SELF
         changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
         try:
             inotify = Inotify()
-            inotify.add_watch(self._path.parent, gone | changed | Mask.ATTRIB | Mask.ONLYDIR)
+            inotify.add_watch(self._path.parent, removed | changed | Mask.ATTRIB | Mask.ONLYDIR)
         except OSError as error:  # too many watches on this machine, say: pods need the file all the same
             await self.write()
             reason = error.strerror or str(error)
@@ -182,7 +182,7 @@ class CniConfig:
                 with anyio.move_on_after(SETTLE):
                     while True:
                         events.append(await inotify.get())
-                if any(event.mask & (gone | Mask.IGNORED) for event in events):
+                if any(event.mask & (removed | Mask.IGNORED) for event in events):
                     return
                 names = {str(event.name) for event in events if event.name is not None}
                 if shown := sorted(name for name in names if not name.startswith(".")):

@@ -110,13 +110,13 @@ class HostEndpoint:
         self._log.info("the node has a policy of its own", endpoint=row.id, labels=row.labels)
 
     async def _start(self) -> None:
-        former = self._programs.host_policy
+        previous = self._programs.host_policy
         if not self.enabled:
             self._programs.set_host_policy(HostPolicy())
             return
-        number = self._adopted(former.endpoint_id)
+        number = self._adopted(previous.endpoint_id)
         if not number:  # until the rules are known the node may do everything
-            self._programs.set_host_policy(HostPolicy(audited=former.audited))
+            self._programs.set_host_policy(HostPolicy(audited=previous.audited))
             number = await self._acquired()
         self._row = Endpoint(
             id=number,

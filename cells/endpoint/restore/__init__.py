@@ -13,11 +13,11 @@ from cells.base.barriers import PodsExposed
 from cells.datapath.datapath import Datapath
 from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore.edges import (
-    FormerAgent,
     KernelLinkEvents,
     KernelStaleMaps,
     LinkEvents,
     LxcRow,
+    PreviousAgent,
     RestoreAddresses,
     RestoreLinks,
     StaleMaps,
@@ -34,10 +34,10 @@ from lifecycle import after, invoke, module, provide, provide_private
 
 __all__ = [
     "ExposedEndpoints",
-    "FormerAgent",
     "LinkEvents",
     "LxcRow",
     "OldEndpoints",
+    "PreviousAgent",
     "QuarantinedEndpoints",
     "RegeneratedEndpoints",
     "RestoreAddresses",
@@ -62,7 +62,7 @@ def restore_links(links: HostLinks) -> RestoreLinks:
     return links
 
 
-def former_agent(datapath: Datapath) -> FormerAgent:
+def previous_agent(datapath: Datapath) -> PreviousAgent:
     """What Cilium's agent left, as the datapath finds it."""
     return datapath
 
@@ -95,7 +95,7 @@ cell = module(
         stale_maps,
         restore_links,
         restore_addresses,
-        former_agent,
+        previous_agent,
         OldEndpoints,
         RestoredEndpoints,
         ExposedEndpoints,

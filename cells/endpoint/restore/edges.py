@@ -106,10 +106,10 @@ class StaleMaps(Protocol):
         ...
 
 
-class FormerAgent(Protocol):
+class PreviousAgent(Protocol):
     """What Cilium's own agent left in force on a node that was moved to this one."""
 
-    def release_former(self, keep: Collection[int]) -> None:
+    def release_previous(self, keep: Collection[int]) -> None:
         """Take its programs off every interface but of ``keep``, by index; raises OSError."""
         ...
 

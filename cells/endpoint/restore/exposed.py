@@ -13,7 +13,7 @@ import anyio
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import EndpointMaps, Endpoints, Level, Regenerations, StateFiles, resource_of
-from cells.endpoint.restore.edges import FormerAgent, LinkEvents, RestoreAddresses, RestoreLinks, StaleMaps
+from cells.endpoint.restore.edges import LinkEvents, PreviousAgent, RestoreAddresses, RestoreLinks, StaleMaps
 from cells.endpoint.restore.restored import QuarantinedEndpoint, RestoredEndpoints
 from cells.node.ipam.ranges import IpamError
 from cells.policy.maps import EndpointPolicies, KnownRules, RealizedPolicy
@@ -45,7 +45,7 @@ class RegeneratedEndpoints:
         endpoints: Endpoints,
         regenerations: Regenerations,
         rules: KnownRules | None,
-        former: FormerAgent | None,
+        previous: PreviousAgent | None,
         realized: Table[RealizedPolicy],
         *,
         lifecycle: Lifecycle,
@@ -54,7 +54,7 @@ class RegeneratedEndpoints:
         log: Logger,
     ) -> None:
         self._rules = rules
-        self._former = former
+        self._previous = previous
         self._jobs = jobs
         self._restored = restored
         self._endpoints = endpoints
@@ -106,22 +106,22 @@ class RegeneratedEndpoints:
             total=len(restored),
             milliseconds=took,
         )
-        self._release_former(failed)
+        self._release_previous(failed)
         summary = f"{len(restored) - len(wrong)} of {len(restored)} regenerated in {took} ms"
-        if gone := len(wrong) - len(failed):
-            summary += f", {gone} removed meanwhile"
+        if freed := len(wrong) - len(failed):
+            summary += f", {freed} removed meanwhile"
         if failed:
             self._health.degraded(f"{summary}; failed, tried again: endpoints {', '.join(map(str, failed))}")
         else:
             self._health.ok(summary)
 
-    def _release_former(self, failed: Collection[int]) -> None:
+    def _release_previous(self, failed: Collection[int]) -> None:
         """Let programs of Cilium's agent go; those of pods that ours do not serve yet stay."""
-        if self._former is None:
+        if self._previous is None:
             return
         waiting = {one.ifindex for one in self._restored.endpoints if one.id in failed}
         try:
-            self._former.release_former(
+            self._previous.release_previous(
                 waiting | {one.ifindex for one in self._restored.quarantined.values()}
             )
         except OSError as error:
@@ -166,37 +166,37 @@ class QuarantinedEndpoints:
         jobs.one_shot("free what quarantined endpoints had", self._watch)
 
     async def _watch(self) -> None:
-        kept = self._restored.quarantined
-        if not kept:
+        quarantined = self._restored.quarantined
+        if not quarantined:
             return
         async with self._events.removals() as removed:
-            while kept:
+            while quarantined:
                 present = {link.ifindex for link in self._links.links()}
-                for number in [number for number, one in kept.items() if one.ifindex not in present]:
-                    await self._free(kept.pop(number))
-                if kept:
-                    self._health.degraded(f"not restored, left alone: endpoints {sorted(kept)}")
+                for number in [number for number, one in quarantined.items() if one.ifindex not in present]:
+                    await self._free(quarantined.pop(number))
+                if quarantined:
+                    self._health.degraded(f"not restored, left alone: endpoints {sorted(quarantined)}")
                     await removed()
         self._health.ok("no endpoint is left that was not restored")
 
-    async def _free(self, gone: QuarantinedEndpoint) -> None:
+    async def _free(self, freed: QuarantinedEndpoint) -> None:
         """Take every step of a delete, whatever becomes of the others."""
-        number = gone.number
+        number = freed.number
         rows = [row for row in self._left.addresses() if row.endpoint_id == number and not row.is_host]
         steps: list[Callable[[], object]] = [
             *(partial(self._left.drop_address, row.ip, number) for row in rows),
-            partial(self._ipcache.withdraw, resource_of(number), gone.prefixes),
-            partial(self._left.drop_config, gone.ifindex),
-            partial(self._identities.unhold, gone.identity),
+            partial(self._ipcache.withdraw, resource_of(number), freed.prefixes),
+            partial(self._left.drop_config, freed.ifindex),
+            partial(self._identities.unhold, freed.identity),
             partial(self._files.remove, number),
-            *(partial(self._addresses.release, ip, self._addresses.default_pool) for ip in gone.addresses),
+            *(partial(self._addresses.release, ip, self._addresses.default_pool) for ip in freed.addresses),
         ]
-        if gone.has_policy_map:
+        if freed.has_policy_map:
             steps.append(partial(self._policies.release, number))
         for step in steps:
             self._take(number, step)
-        await self._maps.forget_flows(gone.addresses)
-        addresses = ", ".join(map(str, gone.addresses))
+        await self._maps.forget_flows(freed.addresses)
+        addresses = ", ".join(map(str, freed.addresses))
         self._log.info("pod of a quarantined endpoint no longer exists", endpoint=number, addresses=addresses)
 
     def _take(self, number: int, step: Callable[[], object]) -> None:

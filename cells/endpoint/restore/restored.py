@@ -208,13 +208,17 @@ class RestoredEndpoints:
             self._health.ok(summary)
 
     def _live(self, left: list[LxcRow]) -> Live:
-        kept = {one.ifindex for one in self.quarantined.values()}
+        quarantined = {one.ifindex for one in self.quarantined.values()}
         return Live(
             addresses=frozenset(
                 [address for endpoint in self.endpoints for address in endpoint.addresses]
-                + [row.ip for row in left if row.ifindex in kept and row.endpoint_id in self.quarantined]
+                + [
+                    row.ip
+                    for row in left
+                    if row.ifindex in quarantined and row.endpoint_id in self.quarantined
+                ]
             ),
-            links=frozenset([endpoint.ifindex for endpoint in self.endpoints] + list(kept)),
+            links=frozenset([endpoint.ifindex for endpoint in self.endpoints] + list(quarantined)),
             unsure=frozenset([*self._old.scan.unreadable, *self._refused]),
         )
 
@@ -238,7 +242,7 @@ class RestoredEndpoints:
                 return
             else:
                 identity = await self._identities.acquire(
-                    endpoint.labels or INIT_LABELS, former=endpoint.identity
+                    endpoint.labels or INIT_LABELS, previous=endpoint.identity
                 )
                 if identity.id != endpoint.identity:
                     was, now = endpoint.identity, identity.id

@@ -211,11 +211,11 @@ async def _changes(path: Path) -> AsyncIterator[None]:
     from asyncinotify import Inotify, Mask
 
     changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
-    gone = Mask.DELETE_SELF | Mask.MOVE_SELF
+    removed = Mask.DELETE_SELF | Mask.MOVE_SELF
     while True:
         place = next(each for each in path.parents if each.is_dir())
         with Inotify() as inotify:
-            inotify.add_watch(place, changed | gone | Mask.ONLYDIR)
+            inotify.add_watch(place, changed | removed | Mask.ONLYDIR)
             yield
             while place.is_dir() and (place == path.parent or not path.parent.is_dir()):
                 await inotify.get()

@@ -130,11 +130,11 @@ def shown_labels(labels: Sequence[str], identity: int) -> tuple[str, ...]:
     """Sorted; of the prefixes of a local identity the longest one only."""
     if scope_of(identity) != Scope.LOCAL:
         return tuple(sorted(labels))
-    kept: list[str] = []
+    chosen: list[str] = []
     longest, widest = "", 0
     for label in labels:
         if not label.startswith("cidr:"):
-            kept.append(label)
+            chosen.append(label)
             continue
         try:
             length = ip_network(label.removeprefix("cidr:").replace("-", ":"), strict=False).prefixlen
@@ -142,7 +142,7 @@ def shown_labels(labels: Sequence[str], identity: int) -> tuple[str, ...]:
             continue
         if length > widest:
             longest, widest = label, length
-    return tuple(sorted([*kept, longest] if longest else kept))
+    return tuple(sorted([*chosen, longest] if longest else chosen))
 
 
 def workload_of(generate_name: str, owner: tuple[str, str] | None, labels: dict[str, str]) -> Workload | None:

@@ -95,10 +95,10 @@ def normalised(target: str) -> str:
     """The path of a request, names in it as placeholders: there are few of them."""
     path = target.partition("?")[0]
     head, *parts = path.strip("/").split("/")
-    kept = {"api": 1, "apis": 2}.get(head)
-    if kept is None or len(parts) <= kept:
+    count = {"api": 1, "apis": 2}.get(head)
+    if count is None or len(parts) <= count:
         return path
-    shown, rest = parts[:kept], parts[kept:]
+    shown, rest = parts[:count], parts[count:]
     if rest[0] == "namespaces" and len(rest) > 2:
         shown += ["namespaces", "{namespace}"]
         rest = rest[2:]

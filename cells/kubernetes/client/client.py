@@ -141,7 +141,7 @@ class Client:
         return _whole(kind, await self.raw("GET", kind.path(namespace, name)))
 
     async def page(self, kind: Kind[T], query: Mapping[str, str], namespace: str = "") -> bytes:
-        """One page of a list, as it came. Raises GoneError, ApiError, UnreachableError."""
+        """One page of a list, as it came. Raises ExpiredError, ApiError, UnreachableError."""
         return await self.raw("GET", kind.path(namespace), query)
 
     @asynccontextmanager
@@ -285,8 +285,8 @@ class Client:
         error = api_error(answer.status, await answer.body(), answer.header(b"retry-after"))
         if error.code != 401 or not (expired := self._credentials.expired()):
             return error
-        said = msgspec.structs.replace(error.status, message=f"{error.status.message}; {expired}")
-        return status_error(said, error.retry_after)
+        status = msgspec.structs.replace(error.status, message=f"{error.status.message}; {expired}")
+        return status_error(status, error.retry_after)
 
     @asynccontextmanager
     async def _sent(

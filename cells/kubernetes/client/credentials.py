@@ -184,9 +184,9 @@ class Credentials:
         except OSError as error:
             raise CredentialsError(f"exec {command}: {error.strerror}") from error
         if done.returncode:
-            told = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            output = done.stderr.decode("utf-8", "replace").strip().splitlines()
             raise CredentialsError(
-                f"exec {command}: exit {done.returncode}: {told[-1] if told else 'no reason given'}"
+                f"exec {command}: exit {done.returncode}: {output[-1] if output else 'no reason given'}"
             )
         try:
             found = decode(done.stdout, _PLUGIN_TELLS).status

@@ -74,7 +74,7 @@ async def _connect(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
     line = f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n".encode()
     await stream.send(line + proxy.authorization + b"\r\n")
     answer = Incoming()
-    while not answer.begun:
+    while not answer.started:
         answer.feed(await stream.receive())
     answer.release()
     if not 200 <= answer.status < 300:
@@ -217,8 +217,8 @@ def _reason(error: BaseException) -> str:
         return f"certificate verify failed: {error.verify_message}"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and (error.errno or 0) > 0:
         return os.strerror(error.errno or 0)
-    told = error.strerror if isinstance(error, socket.gaierror) else str(error)
-    return told or "the connection broke off"
+    reason = error.strerror if isinstance(error, socket.gaierror) else str(error)
+    return reason or "the connection broke off"
 
 
 # Connections that are kept for the next request.

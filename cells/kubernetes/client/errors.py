@@ -15,7 +15,7 @@ __all__ = [
     "ApiError",
     "ConflictError",
     "CredentialsError",
-    "GoneError",
+    "ExpiredError",
     "KubernetesError",
     "MalformedError",
     "NotFoundError",
@@ -110,11 +110,11 @@ class ConflictError(ApiError):
         return self.reason == "AlreadyExists"
 
 
-class GoneError(ApiError):
+class ExpiredError(ApiError):
     """410: the version is too old; list again."""
 
 
-_KINDS: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError, 410: GoneError}
+_KINDS: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError, 410: ExpiredError}
 _DECODER = msgspec.json.Decoder(Status)
 
 

@@ -38,10 +38,10 @@ class Incoming:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
-        self.begun = False
+        self.started = False
         """Whether the head is there."""
         self.complete = False
-        self.kept = False
+        self.keep_alive = False
         """Whether the connection may be used again after it."""
         self._size = 0
         self._since = 0
@@ -59,7 +59,7 @@ class Incoming:
                 raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes") from error
             if not self.complete:
                 raise UnreachableError(f"an answer that is no HTTP/1.1: {error}") from error
-            self.kept = False  # more came than was asked for
+            self.keep_alive = False  # more came than was asked for
         if self.parts or self.complete:
             self._since = 0
         else:
@@ -79,11 +79,11 @@ class Incoming:
     def _end(self) -> None:
         framed = self.header(b"content-length") or self.header(b"transfer-encoding")
         if self.complete:
-            self.kept = False
-        elif self.begun and not framed:
+            self.keep_alive = False
+        elif self.started and not framed:
             self.complete = True  # the body lasts until the connection ends (RFC 9112, 6.3)
         else:
-            where = "in the middle of" if self.begun else "without"
+            where = "in the middle of" if self.started else "without"
             raise UnreachableError(f"the server closed the connection {where} an answer")
 
     # ---- called by llhttp; what is raised here ends in feed()
@@ -96,18 +96,18 @@ class Incoming:
         self._size += len(name) + len(value)
         if self._size > MOST_HEAD:
             raise HeadTooLongError
-        if not self.begun:  # what follows the body is not asked for
+        if not self.started:  # what follows the body is not asked for
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None  # noqa: S101  # it is what calls
         self.status = self._parser.get_status_code()
         if self.status >= 200:
-            self.begun = True
-            self.kept = self._parser.should_keep_alive()
+            self.started = True
+            self.keep_alive = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        if self.begun:
+        if self.started:
             self.complete = True
         else:  # an interim one: the answer is yet to come
             self.headers.clear()
@@ -270,7 +270,7 @@ class Connection:
     @property
     def reusable(self) -> bool:
         """Whether its answer was read to the end, and the server keeps it open."""
-        return self._answer.complete and self._answer.kept
+        return self._answer.complete and self._answer.keep_alive
 
     @property
     def stale(self) -> bool:
@@ -291,7 +291,7 @@ class Connection:
             raise UnreachableError(f"the request could not be sent within {within:g} s") from error
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass  # a server may refuse before it has read all: then its answer says why, or that it is gone
-        while not answer.begun:
+        while not answer.started:
             await self._more()
         return answer
 
@@ -313,7 +313,7 @@ class Connection:
 
     async def aclose(self) -> None:
         """Break it off."""
-        self._answer.kept = False
+        self._answer.keep_alive = False
         await self._stream.aclose()
 
     async def _more(self) -> None:

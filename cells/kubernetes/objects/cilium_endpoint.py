@@ -33,8 +33,8 @@ __all__ = [
     "KnownEndpoint",
     "KnownEndpointSlice",
     "NamedPort",
+    "digest",
     "owner_of",
-    "said",
 ]
 
 
@@ -192,8 +192,8 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     """
     encrypt_key: int = 0
     ports: tuple[NamedPort, ...] = ()
-    said: int = 0
-    """Of all that the object says, see said(); 0 for one of a slice."""
+    digest: int = 0
+    """Of all that the object says, see digest(); 0 for one of a slice."""
     node_name: str = ""
     """The node whose agent wrote it, by its annotation; empty without one, and for one of a slice."""
 
@@ -230,7 +230,7 @@ class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
         return "", self.name
 
 
-def said(
+def digest(
     labels: Mapping[str, str], pod: str, pod_uid: str, node_name: str, status: CiliumEndpointStatus
 ) -> int:
     """A number that is the same for what is the same, in this process: owner, node, labels and status."""
@@ -251,7 +251,7 @@ def _of_object(row: CiliumEndpoint) -> KnownEndpoint:
         networking=status.networking,
         key=status.encryption.key,
         ports=status.named_ports,
-        said=said(row.labels, *owner_of(row), node_name, status),
+        digest=digest(row.labels, *owner_of(row), node_name, status),
         node_name=node_name,
     )
 
@@ -279,7 +279,7 @@ def _known(
     networking: Networking | None,
     key: int,
     ports: tuple[NamedPort, ...] | None,
-    said: int = 0,
+    digest: int = 0,
     node_name: str = "",
 ) -> KnownEndpoint:
     possible = 0 < identity < 1 << 32 and 0 <= key < 1 << 8
@@ -290,7 +290,7 @@ def _known(
         " ".join(_prefixes(networking)) if networking is not None else "",
         key if possible else 0,
         ports or (),
-        said,
+        digest,
         intern(node_name),
     )
 
@@ -319,5 +319,5 @@ def _prefixes(networking: Networking) -> Iterator[str]:
             yield f"{pair.ipv4}/32"
 
 
-KNOWN_ENDPOINTS: Final[Kind[Any]] = CILIUM_ENDPOINTS.kept_as(_of_object)
-KNOWN_ENDPOINT_SLICES: Final[Kind[Any]] = CILIUM_ENDPOINT_SLICES.kept_as(_of_slice)
+KNOWN_ENDPOINTS: Final[Kind[Any]] = CILIUM_ENDPOINTS.stored_as(_of_object)
+KNOWN_ENDPOINT_SLICES: Final[Kind[Any]] = CILIUM_ENDPOINT_SLICES.stored_as(_of_slice)

@@ -196,7 +196,7 @@ class Kind(Generic[T]):
         """Whether the status is written on a path of its own."""
         self._keep: Callable[[Any], Any] | None = None
 
-    def kept_as(self, keep: Callable[[T], Any]) -> Kind[Any]:
+    def stored_as(self, keep: Callable[[T], Any]) -> Kind[Any]:
         """The same kind, of which tables hold what ``keep`` makes of an object; it has the object's ``key``.
 
         For objects of which there are very many.
@@ -205,7 +205,7 @@ class Kind(Generic[T]):
         found._keep = keep  # of the same class
         return found
 
-    def kept(self, row: T) -> Any:
+    def stored(self, row: T) -> Any:
         """What a table holds of an object that was read."""
         return row if self._keep is None else self._keep(row)
 

@@ -29,12 +29,12 @@ from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools, NodePools, Po
 from cells.node.ipam.ranges import NEXT_FAILED, IpamError, IpamLaterError, PodRange
 from cells.node.ipam.settings import (
     IpamSettings,
-    KeptRanges,
+    SavedRanges,
     automatic_range,
     keep_ranges,
-    kept_pools,
-    kept_ranges,
     nested_range,
+    saved_pools,
+    saved_ranges,
 )
 from lifecycle import (
     Health,
@@ -185,8 +185,8 @@ class Ipam(Allocator):
 
     async def _start(self) -> None:
         enabled = self._enabled
-        restored = kept_ranges(self._agent.state_dir, self._log)
-        kept = restored.primary
+        restored = saved_ranges(self._agent.state_dir, self._log)
+        saved = restored.primary
         for family in Family:
             if not enabled[family] and self._settings.explicit_range(family) is not None:
                 self._log.warning(f"{family}-range is set, and enable-{family} is not: pods get none of it")
@@ -194,7 +194,7 @@ class Ipam(Allocator):
         found = {
             family: self._settings.explicit_range(family)
             or next(iter(assigned.get(family, ())), None)
-            or kept.get(family)
+            or saved.get(family)
             for family in Family
         }
         if any(enabled[family] and network is None for family, network in found.items()):
@@ -210,9 +210,9 @@ class Ipam(Allocator):
         used = {family: network for family, network in found.items() if enabled[family] and network}
         others = [network for family in used for network in assigned.get(family, ()) if self._follows(family)]
         retired = [
-            network for family, network in kept.items() if self._follows(family) and family in assigned
+            network for family, network in saved.items() if self._follows(family) and family in assigned
         ]
-        for networks in kept_pools(self._agent.state_dir, self._log).values():  # of mode multi-pool
+        for networks in saved_pools(self._agent.state_dir, self._log).values():  # of mode multi-pool
             retired += [network for network in networks if network not in retired]
         primary = list(used.values())
         self.use(*primary, *(each for each in others if each not in primary), retired=retired)
@@ -232,17 +232,17 @@ class Ipam(Allocator):
             return
         for family, networks in self._assigned.current().items():
             if self._follows(family) and self.follow(family, networks):
-                told = [str(network) for network in networks]
-                self._log.info("ranges of pods have changed", family=str(family), ranges=told)
+                names = [str(network) for network in networks]
+                self._log.info("ranges of pods have changed", family=str(family), ranges=names)
                 self._keep({family: networks[0]}, {family})
 
     def _keep(self, used: Mapping[Family, IPNetwork], assigned: Collection[Family]) -> None:
         """Keep these ranges beside what is kept of other families; a family that was assigned stays so."""
-        kept = kept_ranges(self._agent.state_dir, self._log)
-        ranges = {**kept.primary, **used}
-        same = {family for family in kept.assigned if kept.primary[family] == ranges[family]}
-        now = KeptRanges(ranges, frozenset(assigned) | same)
-        if now != kept:
+        saved = saved_ranges(self._agent.state_dir, self._log)
+        ranges = {**saved.primary, **used}
+        same = {family for family in saved.assigned if saved.primary[family] == ranges[family]}
+        now = SavedRanges(ranges, frozenset(assigned) | same)
+        if now != saved:
             keep_ranges(self._agent.state_dir, now)
 
     def _ranges_changed(self) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from cells.base.addresses import Family, IPNetwork
 from cells.config import AgentConfig
 from cells.node.ipam.allocator import Allocator, Clock
-from cells.node.ipam.settings import IpamSettings, keep_pools, kept_pools, kept_ranges
+from cells.node.ipam.settings import IpamSettings, keep_pools, saved_pools, saved_ranges
 from lifecycle import Health, Logger, Table, UsageError
 
 __all__ = ["AssignedPodCIDRs", "AssignedPools", "PodPools", "PoolRequest", "PoolState"]
@@ -182,31 +182,31 @@ class NodePools:
         self._claimed = False
         """Whether restored endpoints have claimed their addresses."""
         self._following = False
-        self._kept: Mapping[str, tuple[IPNetwork, ...]] = {}
+        self._saved: Mapping[str, tuple[IPNetwork, ...]] = {}
         self._grown = anyio.Event()
 
     async def start(self) -> None:
         """Wait until every pool that addresses are held ready of has one. Raises UsageError."""
         if self._assigned is None:
             raise UsageError("ipam=multi-pool: no source for this node's pools")
-        self._kept = kept_pools(self._state_dir, self._log)
-        earlier = kept_ranges(self._state_dir, self._log).primary.values()  # of another mode of IPAM
-        self._allocator.use_pools(self._families, self._kept or {self._default: tuple(earlier)})
+        self._saved = saved_pools(self._state_dir, self._log)
+        earlier = saved_ranges(self._state_dir, self._log).primary.values()  # of another mode of IPAM
+        self._allocator.use_pools(self._families, self._saved or {self._default: tuple(earlier)})
         self._following = True
         state = self._assigned.pools()
-        self._look(PoolState({}, self._kept) if state is None else state)
+        self._look(PoolState({}, self._saved) if state is None else state)
         for family in self._families:
             if not self._ahead.get(self._default):
                 self._demand.wanted(self._default, family, FIRST)
         self.use_changed()
         self._first.done()
         if missing := self._missing():
-            self._tell(missing)
+            self._report(missing)
             async for _ in self._assigned.changes():
                 self.look()
                 if not (missing := self._missing()):
                     break
-                self._tell(missing)
+                self._report(missing)
         for family in self._families:
             self._demand.met(self._default, family, FIRST)
         self._health.ok("every pool has addresses")
@@ -260,8 +260,8 @@ class NodePools:
     def keep(self) -> None:
         """Keep the ranges for the next run of the agent."""
         networks = self._networks()
-        if networks != self._kept:
-            self._kept = networks
+        if networks != self._saved:
+            self._saved = networks
             keep_pools(self._state_dir, networks)
 
     def _look(self, state: PoolState | None) -> None:
@@ -273,8 +273,8 @@ class NodePools:
                 for pool, counts in state.requested.items()
                 for family, count in counts.items()
             }
-        told = {(pool, network) for pool, networks in state.allocated.items() for network in networks}
-        self._leaving &= told
+        allocated = {(pool, network) for pool, networks in state.allocated.items() for network in networks}
+        self._leaving &= allocated
         use = {
             pool: [network for network in networks if (pool, network) not in self._leaving]
             for pool, networks in state.allocated.items()
@@ -310,7 +310,7 @@ class NodePools:
             if not self._allocator.has_free(pool, family)
         ]
 
-    def _tell(self, missing: list[Key]) -> None:
+    def _report(self, missing: list[Key]) -> None:
         text = ", ".join(f"{pool} ({family})" for pool, family in missing)
         state = self._assigned.pools() if self._assigned is not None else None
         problem = state.problem if state is not None else ""

@@ -13,7 +13,7 @@ from cells.node.devices import Device
 from lifecycle import HiveError, Logger, Settings
 from lifecycle.settings import read_regular
 
-__all__ = ["IpamSettings", "KeptRanges", "automatic_range", "kept_ranges", "nested_range"]
+__all__ = ["IpamSettings", "SavedRanges", "automatic_range", "nested_range", "saved_ranges"]
 
 
 MODES: Final = ("cluster-pool", "kubernetes", "multi-pool", "delegated-plugin")
@@ -192,7 +192,7 @@ FILE: Final = "pod-ranges.json"
 POOLS_FILE: Final = "pod-pools.json"
 
 
-class KeptRanges(NamedTuple):
+class SavedRanges(NamedTuple):
     """What an earlier run of the agent used."""
 
     primary: Mapping[Family, IPNetwork]
@@ -207,35 +207,35 @@ class _File(msgspec.Struct, omit_defaults=True):
     assigned: tuple[Family, ...] = ()
 
 
-def kept_ranges(state_dir: Path, log: Logger) -> KeptRanges:
+def saved_ranges(state_dir: Path, log: Logger) -> SavedRanges:
     """What keep_ranges wrote; nothing if there is no file, or none that can be used, which is logged."""
     path = state_dir / FILE
     try:
-        kept = msgspec.json.decode(read_regular(path), type=_File)
-        told = {Family.IPV4: kept.ipv4, Family.IPV6: kept.ipv6}
-        ranges = {family: parse_range(family, text) for family, text in told.items() if text}
+        saved = msgspec.json.decode(read_regular(path), type=_File)
+        texts = {Family.IPV4: saved.ipv4, Family.IPV6: saved.ipv6}
+        ranges = {family: parse_range(family, text) for family, text in texts.items() if text}
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         log.warning("pod ranges are chosen again", path=str(path), error=str(error))
     else:
-        return KeptRanges(ranges, frozenset(kept.assigned) & ranges.keys())
-    return KeptRanges({}, frozenset())
+        return SavedRanges(ranges, frozenset(saved.assigned) & ranges.keys())
+    return SavedRanges({}, frozenset())
 
 
-def keep_ranges(state_dir: Path, ranges: KeptRanges) -> None:
+def keep_ranges(state_dir: Path, ranges: SavedRanges) -> None:
     """Write them, whole or not at all. Raises HiveError."""
     path = state_dir / FILE
     ipv4, ipv6 = (str(ranges.primary.get(family, "")) for family in (Family.IPV4, Family.IPV6))
     _write(path, _File(ipv4, ipv6, tuple(sorted(ranges.assigned))))
 
 
-def kept_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]]:
+def saved_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]]:
     """The ranges by pool that keep_pools wrote; nothing if there is no file, or none that can be used."""
     path = state_dir / POOLS_FILE
     try:
-        kept = msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
-        return {pool: tuple(map(ip_network, texts)) for pool, texts in kept.items()}
+        saved = msgspec.json.decode(read_regular(path), type=dict[str, list[str]])
+        return {pool: tuple(map(ip_network, texts)) for pool, texts in saved.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -248,10 +248,10 @@ def keep_pools(state_dir: Path, pools: Mapping[str, Sequence[IPNetwork]]) -> Non
     _write(state_dir / POOLS_FILE, {pool: [str(one) for one in networks] for pool, networks in pools.items()})
 
 
-def _write(path: Path, kept: object) -> None:
+def _write(path: Path, saved: object) -> None:
     fresh = path.with_suffix(".new")
     try:
-        fresh.write_bytes(msgspec.json.encode(kept))
+        fresh.write_bytes(msgspec.json.encode(saved))
         fresh.replace(path)
     except OSError as error:
         raise HiveError(f"cannot keep the ranges of pods' addresses in {path}: {error.strerror}") from error

@@ -147,7 +147,7 @@ class Subscription:
             self._missing = 0
         return taken
 
-    def tell(self, event: Sample | Lost) -> None:
+    def publish(self, event: Sample | Lost) -> None:
         """Queue an event, or count it."""
         if isinstance(event, Lost):
             self.lost += event.count
@@ -195,7 +195,7 @@ class Events:
         """
         subscription = Subscription(room or self._settings.monitor_queue_size)
         if self._reader is None and not self._over:
-            self._reader = Reader(self._maps.events, self._settings.monitor_num_pages, self._tell)
+            self._reader = Reader(self._maps.events, self._settings.monitor_num_pages, self._publish)
         if self._over:
             subscription.end()
         self._subscriptions.append(subscription)
@@ -211,13 +211,13 @@ class Events:
         """Whether there are subscribers."""
         return bool(self._subscriptions)
 
-    def tell(self, data: bytes) -> None:
+    def publish(self, data: bytes) -> None:
         """An event that the agent itself has seen."""
-        self._tell(Sample(0, data))
+        self._publish(Sample(0, data))
 
-    def _tell(self, event: Sample | Lost) -> None:
+    def _publish(self, event: Sample | Lost) -> None:
         for subscription in self._subscriptions:
-            subscription.tell(event)
+            subscription.publish(event)
 
     def _close(self) -> None:
         if self._reader is not None:

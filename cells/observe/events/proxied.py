@@ -66,15 +66,15 @@ def party_value(party: Party) -> dict[str, Any]:
     }
 
 
-def read_party(said: dict[str, Any]) -> Party:
+def read_party(party: dict[str, Any]) -> Party:
     """Of what gob has."""
-    address = said.get("IPv4") or said.get("IPv6", "")
+    address = party.get("IPv4") or party.get("IPv6", "")
     labels = (
         Label(one.get("Source", ""), one.get("Key", ""), one.get("Value", ""))
-        for one in said.get("Labels", ())
+        for one in party.get("Labels", ())
     )
     return Party(
-        address, said.get("Port", 0), said.get("Identity", 0), said.get("ID", 0), tuple(map(str, labels))
+        address, party.get("Port", 0), party.get("Identity", 0), party.get("ID", 0), tuple(map(str, labels))
     )
 
 

@@ -131,8 +131,8 @@ AT_ONCE: Final = 256
 class Reader:
     """Attached to the map from its making until it is closed. Belongs to the running event loop."""
 
-    def __init__(self, table: Map, pages: int, tell: Callable[[Sample | Lost], None]) -> None:
-        self._tell = tell
+    def __init__(self, table: Map, pages: int, publish: Callable[[Sample | Lost], None]) -> None:
+        self._publish = publish
         self._loop = asyncio.get_running_loop()
         self._rings: list[Ring] = []
         # Opened separately: the kernel removes the entries that were added through a descriptor when that
@@ -161,7 +161,7 @@ class Reader:
             return
         taken = ring.read(AT_ONCE)
         for each in taken:
-            self._tell(Sample(ring.cpu, each) if isinstance(each, bytes) else Lost(each, ring.cpu))
+            self._publish(Sample(ring.cpu, each) if isinstance(each, bytes) else Lost(each, ring.cpu))
         if len(taken) == AT_ONCE:  # the kernel reports a buffer once, not for as long as it holds something
             self._loop.call_soon(self._drain, ring)
 

@@ -183,7 +183,7 @@ class Metrics:
 
     async def families(self) -> list[Family]:
         """The current values of every family that is served."""
-        return [family for family in await self.every() if self._choice.tells(family)]
+        return [family for family in await self.every() if self._choice.serves(family)]
 
     async def every(self) -> list[Family]:
         """Every family there is, told or not. Of a collector that fails none; the log says why."""
@@ -328,7 +328,7 @@ def listen(address: Address) -> socket.socket:
 
 
 @after(MetricsServer)
-def tell_of_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecycle: Lifecycle) -> None:
+def collect_from_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecycle: Lifecycle) -> None:
     """Have the cells asked once they have started, and no more before they stop."""
 
     async def start() -> None:
@@ -345,5 +345,5 @@ cell = module(
     "Metrics in Prometheus's text form",
     config(MetricsSettings),
     provide(Metrics, MetricsServer),
-    invoke(tell_of_cells),
+    invoke(collect_from_cells),
 )

@@ -30,7 +30,7 @@ class Choice:
     """The selection of metric families."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        self._said: dict[str, bool] = {}
+        self._chosen: dict[str, bool] = {}
         self.unsigned: list[str] = []
         """Words that say neither + nor -, and so nothing."""
         for word in words:
@@ -38,13 +38,13 @@ class Choice:
             if sign not in {"+", "-"}:
                 self.unsigned.append(word)
                 continue
-            self._said[_ALSO_CALLED.get(name, name)] = sign == "+"
+            self._chosen[_ALSO_CALLED.get(name, name)] = sign == "+"
 
-    def tells(self, family: Family) -> bool:
+    def serves(self, family: Family) -> bool:
         """Whether this family is served."""
         if family.fixed and family.name not in _CAN_BE_LEFT_OUT:
             return True
-        return self._said.get(family.name, family.on)
+        return self._chosen.get(family.name, family.on)
 
 
 # Families in Prometheus's text exposition format, version 0.0.4.

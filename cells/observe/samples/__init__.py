@@ -124,7 +124,7 @@ class Series:
         for ring in self.rings:
             ring[slot] = NOTHING
 
-    def told(self, samples: Iterable[float]) -> str:
+    def shown(self, samples: Iterable[float]) -> str:
         """Values of one moment, in a cell of a table; 0 for what is not there."""
         suffix = "s" if self.is_histogram and "seconds" in self.name else ""
         return " / ".join(pretty(0.0 if math.isnan(one) else one, suffix) for one in samples)
@@ -191,7 +191,7 @@ class Sampler:
         was_full = self.samples.full
         self.samples.take(await self.metrics.every())
         if self.samples.full and not was_full:
-            self._log.warning("too many series: only some are sampled", kept=MOST)
+            self._log.warning("too many series: only some are sampled", sampled=MOST)
 
 
 # The shell's commands over metrics: as they are now, and as they were.
@@ -210,22 +210,22 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
         matches = _pattern(given.words)
         form = given.flags["format"]
         if given.flags["sampled"]:
-            told = _sampled(sampler.samples, matches, form)
+            shown = _sampled(sampler.samples, matches, form)
         else:
-            told = _current(await sampler.metrics.families(), matches, form)
-        await _tell(state, given, told)
+            shown = _current(await sampler.metrics.families(), matches, form)
+        await _print(state, given, shown)
 
     async def plot(state: State, given: Arguments) -> None:
         matches = _pattern(given.words)
         series = next((one for one in sampler.samples if matches.search(one.name + one.labels)), None)
         if series is None:
             raise CommandError(f"no sample of a metric matches {given.words[0]!r}; see: metrics --sampled")
-        await _tell(state, given, _plotted(sampler.samples, series, rate=bool(given.flags["rate"])))
+        await _print(state, given, _plotted(sampler.samples, series, rate=bool(given.flags["rate"])))
 
     async def html(state: State, given: Arguments) -> None:
         from cells.observe.samples.graphs import page
 
-        await _tell(state, given, page(sampler.samples))
+        await _print(state, given, page(sampler.samples))
 
     return Commands(
         Command(
@@ -265,7 +265,7 @@ def _pattern(words: Sequence[str]) -> re.Pattern[str]:
         raise CommandError(f"regex: {words[0]!r}: {error}") from None
 
 
-async def _tell(state: State, given: Arguments, text: str) -> None:
+async def _print(state: State, given: Arguments, text: str) -> None:
     if name := given.flags["out"]:
         state.path(name).write_text(text, encoding="utf-8")  # of a script, which waits for nothing else
     else:
@@ -319,7 +319,7 @@ def _sampled(samples: Samples, matches: re.Pattern[str], form: str) -> str:
     for one in found:
         rings = [samples.newest_first(ring) for ring in one.rings]
         rows.append(
-            (one.name, one.labels, *(one.told(ring[back] for ring in rings) for back in BACK.values()))
+            (one.name, one.labels, *(one.shown(ring[back] for ring in rings) for back in BACK.values()))
         )
     return _columns(rows)
 
@@ -331,7 +331,7 @@ def _dumped(samples: Samples, series: Series) -> Mapping[str, object]:
         if series.is_histogram
         else ("gauge_or_counter", {"samples": rings[0]})
     )
-    latest = series.told(ring[0] for ring in rings)
+    latest = series.shown(ring[0] for ring in rings)
     return {"name": series.name, "labels": series.labels, kind: values, "latest": latest}
 
 

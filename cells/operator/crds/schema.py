@@ -177,8 +177,8 @@ def _plain(found: inspect.Type) -> Schema:
 
 
 def _limits(found: inspect.Type, names: Mapping[str, str]) -> dict[str, Any]:
-    values = ((told, getattr(found, name, None)) for name, told in names.items())
-    return {told: value for told, value in values if value is not None}
+    values = ((key, getattr(found, name, None)) for name, key in names.items())
+    return {key: value for key, value in values if value is not None}
 
 
 # What the API server shall check beyond what a struct says: formats, choices, defaults.

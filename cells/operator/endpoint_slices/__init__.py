@@ -94,7 +94,7 @@ def families(counts: SliceCounts) -> list[Family]:
     ]
 
 
-def tell(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle) -> None:
+def collect_metrics(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle) -> None:
     """Tell it while this operator leads."""
 
     async def collect() -> Iterable[Family]:
@@ -174,22 +174,22 @@ class SliceWriter:
                 failures[name] = error
             else:
                 self._counts.written(before, frozenset(one.name for one in row.endpoints))
-        self._told(len(batch), failures)
+        self._count(len(batch), failures)
 
     async def drop(self, batch: Collection[str]) -> None:
         """Delete them, but those whose namespace has changed its turn. Raises BatchError."""
         failures: dict[str, Exception] = {}
-        gone = [name for name in batch if self._rows.get(name) is None]
-        for name in gone:
+        removed = [name for name in batch if self._rows.get(name) is None]
+        for name in removed:
             await self._limit.turn()
             self._slices.waiting.pop(name, None)
             try:
                 await self._server.client.delete(CILIUM_ENDPOINT_SLICES, name)
             except KubernetesError as error:
                 failures[name] = error
-        self._told(len(gone), failures)
+        self._count(len(removed), failures)
 
-    def _told(self, tried: int, failures: dict[str, Exception]) -> None:
+    def _count(self, tried: int, failures: dict[str, Exception]) -> None:
         self._counts.outcomes["fail"] += len(failures)
         self._counts.outcomes["success"] += tried - len(failures)
         if failures:
@@ -246,7 +246,7 @@ def write(
         writer = SliceWriter(server, slices, rows, limit, counts, first=first)
         part = rows.filter(_goes_first if first else _waits, name=f"endpoint-slices-{name}")
         jobs.observe(f"write-{name}", Reconciler(part, writer, full_every=AGAIN))
-    tell(metrics, counts, lifecycle)
+    collect_metrics(metrics, counts, lifecycle)
 
 
 def _goes_first(row: SliceRow) -> bool:

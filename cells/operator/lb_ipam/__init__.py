@@ -36,13 +36,13 @@ from cells.operator.lb_ipam.allocation import (
     plan,
     request_of,
 )
-from cells.operator.lb_ipam.wishes import (
-    PoolWish,
+from cells.operator.lb_ipam.patches import (
+    PoolPatch,
     PoolWriter,
-    ServiceWish,
+    ServicePatch,
     ServiceWriter,
-    pool_wish,
-    service_wish,
+    pool_patch,
+    service_patch,
 )
 from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService, selector_of
 from cells.operator.options import OperatorOptions
@@ -64,7 +64,7 @@ from lifecycle import (
     refuse,
 )
 
-__all__ = ["LBIPAM", "LBIPAMSettings", "NodeIPAM", "PoolWish", "ServiceWish", "cell"]
+__all__ = ["LBIPAM", "LBIPAMSettings", "NodeIPAM", "PoolPatch", "ServicePatch", "cell"]
 
 
 # Whether and for whom LB-IPAM works.
@@ -149,8 +149,8 @@ class LBIPAM:
         settings: LBIPAMSettings,
         options: OperatorOptions,
         objects: ClusterObjects,
-        service_wishes: Table[ServiceWish],
-        pool_wishes: Table[PoolWish],
+        service_patches: Table[ServicePatch],
+        pool_patches: Table[PoolPatch],
         *,
         jobs: Jobs,
         log: Logger,
@@ -161,8 +161,8 @@ class LBIPAM:
         self._proxy = settings.k8s_service_proxy_name
         self._proto_diff = settings.bpf_lb_proto_diff
         self._versions = [4] * options.enable_ipv4 + [6] * options.enable_ipv6
-        self._service_wishes = service_wishes
-        self._pool_wishes = pool_wishes
+        self._service_patches = service_patches
+        self._pool_patches = pool_patches
         self._log = log
         self._arrival: dict[Key, int] = {}
         self._given: dict[Key, tuple[str, tuple[Address, ...]]] = {}
@@ -200,22 +200,22 @@ class LBIPAM:
         known = {(one.name, one.ranges): self._age.get((one.name, one.ranges)) for one in pools}
         self._age = {key: next(self._clock) if at is None else at for key, at in known.items()}
         self.pools = sorted(pools, key=lambda one: self._age[one.name, one.ranges])
-        self._tell_broken(broken)
+        self._report_broken(broken)
         self._slept = self._slept and not rows
         ours = {key: one for key, one in services.items() if self._serves(one)}
         requests = [self._request(ours[key]) for key in sorted(ours, key=self._arrival.__getitem__)]
         self.plan = Plan({}, {}) if self._slept else plan(self.pools, requests)
         self._given = {one.key: (one.uid, self._grant(one.key).addresses) for one in requests}
         by_name = {one.name: one for one in self.pools}
-        with self._service_wishes.txn() as txn:
-            wishes = [
-                service_wish(one, self.plan.grants.get(key))
+        with self._service_patches.txn() as txn:
+            patches = [
+                service_patch(one, self.plan.grants.get(key))
                 for key, one in services.items()
                 if not (self._slept and key in ours)  # without pools nothing is said of services
             ]
-            txn.replace_all(one for one in wishes if one is not None)
-        with self._pool_wishes.txn() as pool_txn:
-            found = (pool_wish(row, by_name.get(name), self.plan.used) for name, row in rows.items())
+            txn.replace_all(one for one in patches if one is not None)
+        with self._pool_patches.txn() as pool_txn:
+            found = (pool_patch(row, by_name.get(name), self.plan.used) for name, row in rows.items())
             pool_txn.replace_all(one for one in found if one is not None)
 
     def _serves(self, service: ClusterService) -> bool:
@@ -236,7 +236,7 @@ class LBIPAM:
     def _grant(self, key: Key) -> Grant:
         return self.plan.grants.get(key) or Grant(())
 
-    def _tell_broken(self, broken: dict[str, str]) -> None:
+    def _report_broken(self, broken: dict[str, str]) -> None:
         for name, why in broken.items():
             if self._broken.get(name) != why:
                 self._log.error("pool cannot be read", pool=name, error=why)
@@ -341,7 +341,7 @@ class NodeIPAM:
         self._log = log
         self._places: dict[str, Place] = {}
         self._wrong: dict[Key, str] = {}
-        self.wishes: Table[ServiceWish] = Table(
+        self.patches: Table[ServicePatch] = Table(
             "node-ipam-requests", key=lambda one: (one.namespace, one.name)
         )
         """What services do not say yet, by namespace and name."""
@@ -349,9 +349,9 @@ class NodeIPAM:
             self._services = objects.table(CLUSTER_SERVICES)
             self._nodes = objects.table(NODES)
             self._slices = objects.table(ENDPOINT_SLICES)
-            tables.add(self.wishes)
+            tables.add(self.patches)
             jobs.one_shot("addresses of nodes", self._run)
-            writer = Reconciler(self.wishes, ServiceWriter(server), full_every=AGAIN, put_early=True)
+            writer = Reconciler(self.patches, ServiceWriter(server), full_every=AGAIN, put_early=True)
             jobs.observe("write-addresses-of-nodes", writer)
 
     async def _run(self) -> None:
@@ -376,7 +376,7 @@ class NodeIPAM:
         for one in self._slices.all():
             backends[one.namespace, one.service].append(one)
         wrong: dict[Key, str] = {}
-        wishes: list[ServiceWish] = []
+        patches: list[ServicePatch] = []
         for service in self._services.all():
             if not self._serves(service):
                 continue
@@ -386,10 +386,10 @@ class NodeIPAM:
                 wrong[service.key] = str(error)
                 continue  # what it has it keeps
             if addresses != service.addresses:
-                wishes.append(_wish(service, addresses))
-        with self.wishes.txn() as txn:
-            txn.replace_all(wishes)
-        self._tell(wrong)
+                patches.append(_patch_of(service, addresses))
+        with self.patches.txn() as txn:
+            txn.replace_all(patches)
+        self._report(wrong)
 
     def _serves(self, service: ClusterService) -> bool:
         spec = service.spec
@@ -400,7 +400,7 @@ class NodeIPAM:
             and served_by(service.labels, self._proxy)
         )
 
-    def _tell(self, wrong: dict[Key, str]) -> None:
+    def _report(self, wrong: dict[Key, str]) -> None:
         for key, why in wrong.items():
             if self._wrong.get(key) != why:
                 self._log.error("the nodes of a service cannot be listed", service="/".join(key), error=why)
@@ -412,9 +412,9 @@ class NodeIPAM:
             self._health.ok("every selector of nodes can be read")
 
 
-def _wish(service: ClusterService, addresses: Collection[str]) -> ServiceWish:
+def _patch_of(service: ClusterService, addresses: Collection[str]) -> ServicePatch:
     uid = service.metadata.uid
-    return ServiceWish(service.namespace, service.name, uid, tuple(addresses), None, conditioned=False)
+    return ServicePatch(service.namespace, service.name, uid, tuple(addresses), None, conditioned=False)
 
 
 # What LB-IPAM tells of itself.
@@ -424,7 +424,7 @@ def _wish(service: ClusterService, addresses: Collection[str]) -> ServiceWish:
 PREFIX = "cilium_operator_lbipam"
 
 
-def tell(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> None:
+def collect_metrics(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> None:
     """Tell it while this operator leads."""
 
     async def collect() -> Iterable[Family]:
@@ -463,18 +463,18 @@ def families(ipam: LBIPAM) -> list[Family]:
     ]
 
 
-def service_wishes() -> Table[ServiceWish]:
+def service_patches() -> Table[ServicePatch]:
     """What services do not say yet, by namespace and name."""
     return Table("lb-service-annotations", key=lambda one: (one.namespace, one.name))
 
 
-def pool_wishes() -> Table[PoolWish]:
+def pool_patches() -> Table[PoolPatch]:
     """What pools do not say yet, by name."""
     return Table("lb-pool-requests", key=lambda one: one.name)
 
 
 def write(
-    server: ClusterAPI, services: Table[ServiceWish], pools: Table[PoolWish], ipam: LBIPAM, jobs: Jobs
+    server: ClusterAPI, services: Table[ServicePatch], pools: Table[PoolPatch], ipam: LBIPAM, jobs: Jobs
 ) -> None:
     """Have wishes written, where there can be any."""
     if not ipam.active:
@@ -489,6 +489,6 @@ cell = module(
     "lb-ipam",
     "Addresses of load balancers",
     config(LBIPAMSettings),
-    provide(service_wishes, pool_wishes, LBIPAM, NodeIPAM),
-    invoke(write, tell, NodeIPAM),
+    provide(service_patches, pool_patches, LBIPAM, NodeIPAM),
+    invoke(write, collect_metrics, NodeIPAM),
 )

@@ -23,10 +23,10 @@ from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS
 from cells.kubernetes.objects.kind import Key
 from cells.operator.api_server import ClusterAPI
-from cells.operator.multi_pool.ledger import PoolLedger, Wishes
+from cells.operator.multi_pool.ledger import NodePatches, PoolLedger
 from cells.operator.objects import ClusterObjects
 from cells.operator.options import OperatorOptions
-from cells.operator.pod_cidrs import AGAIN, NodeWish, NodeWriter
+from cells.operator.pod_cidrs import AGAIN, NodePatch, NodeWriter
 from lifecycle import (
     Health,
     Jobs,
@@ -118,7 +118,7 @@ class MultiPool:
         settings: MultiPoolSettings,
         server: ClusterAPI,
         objects: ClusterObjects,
-        wishes: Table[NodeWish],
+        patches: Table[NodePatch],
         *,
         jobs: Jobs,
         health: Health,
@@ -130,7 +130,7 @@ class MultiPool:
         """Who has what."""
         self._settings = settings
         self._server = server
-        self._wishes = wishes
+        self._patches = patches
         self._health = health.child("pools")
         self._log = log
         self._defined = anyio.Event()
@@ -155,7 +155,7 @@ class MultiPool:
                     self._log.warning("pool still in use by node", pool=name, node=node)
             before = dict(self.ledger.faults)
             self._publish(self.ledger.define(changed))
-            self._tell_faults(before)
+            self._report_faults(before)
             self._defined.set()
             await feed.wait()
 
@@ -188,17 +188,17 @@ class MultiPool:
         async for changes in self._nodes.changes():
             self._publish(self.ledger.update({cast("Key", one.key)[1]: one.row for one in changes}))
 
-    def _publish(self, wishes: Wishes) -> None:
-        with self._wishes.txn() as txn:
-            for name, wish in wishes.items():
-                if wish is None:
+    def _publish(self, patches: NodePatches) -> None:
+        with self._patches.txn() as txn:
+            for name, patch in patches.items():
+                if patch is None:
                     txn.delete(name)
                     continue
-                if wish.error and wish.says:
-                    self._log.warning("node has not all it asks for", node=name, error=wish.error)
-                txn.put(wish)
+                if patch.error and patch.error_changed:
+                    self._log.warning("node has not all it asks for", node=name, error=patch.error)
+                txn.put(patch)
 
-    def _tell_faults(self, before: dict[str, str]) -> None:
+    def _report_faults(self, before: dict[str, str]) -> None:
         faults = self.ledger.faults
         for name, why in faults.items():
             if before.get(name) != why:
@@ -209,10 +209,10 @@ class MultiPool:
             self._health.ok("all pools are as defined")
 
 
-def write(server: ClusterAPI, wishes: Table[NodeWish], pools: MultiPool, jobs: Jobs) -> None:
+def write(server: ClusterAPI, patches: Table[NodePatch], pools: MultiPool, jobs: Jobs) -> None:
     """Have wishes written, where there can be any."""
     if pools.active:
-        jobs.observe("write", Reconciler(wishes, NodeWriter(server), full_every=AGAIN, put_early=True))
+        jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))
 
 
 cell = module(

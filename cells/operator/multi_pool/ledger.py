@@ -13,7 +13,7 @@ from typing import Final
 
 from cells.kubernetes.objects.cilium_node import AllocatedPool, CiliumNode
 from cells.kubernetes.objects.cilium_pools import CiliumPodIPPool
-from cells.operator.pod_cidrs import Network, NodeWish, PoolError, Pools, PoolsWish, parsed, ranges_said
+from cells.operator.pod_cidrs import Network, NodePatch, PoolError, Pools, PoolsPatch, parsed, reported_ranges
 
 # Networks that nodes hold: none overlaps another.
 
@@ -137,7 +137,7 @@ class Pool:
 
 Part = tuple[str, Network]
 """A range, and the pool it is of."""
-Wishes = dict[str, NodeWish | None]
+NodePatches = dict[str, NodePatch | None]
 _NO_POOL = "cannot allocate from non-existing pool"
 
 
@@ -179,7 +179,7 @@ class PoolLedger:
         """The nodes that hold ranges of a pool."""
         return [name for name, one in self._of.items() if any(part[0] == pool for part in one.parts)]
 
-    def define(self, changed: Mapping[str, CiliumPodIPPool | None]) -> Wishes:
+    def define(self, changed: Mapping[str, CiliumPodIPPool | None]) -> NodePatches:
         """Take in pools that have changed (None: they are gone); the wishes of nodes that had waited.
 
         A pool that cannot be as it is defined stays as it was.
@@ -198,7 +198,7 @@ class PoolLedger:
                 self.faults[name] = str(error)
         return self._serve(self._waiting())
 
-    def update(self, changed: Mapping[str, CiliumNode | None]) -> Wishes:
+    def update(self, changed: Mapping[str, CiliumNode | None]) -> NodePatches:
         """Take in nodes that have changed (None: they are gone); the wishes of all that are concerned."""
         live = {name: node for name, node in changed.items() if node is not None}
         freed = False
@@ -215,8 +215,8 @@ class PoolLedger:
         waiting = [name for name in self._waiting() if name not in live] if freed else []
         has = [name for name in live if self._of[name].parts or self._of[name].lost]
         rest = [name for name in live if name not in has]
-        gone: Wishes = {name: None for name in changed if name not in live}
-        return gone | self._serve([*has, *waiting, *rest])
+        removed: NodePatches = {name: None for name in changed if name not in live}
+        return removed | self._serve([*has, *waiting, *rest])
 
     def _waiting(self) -> list[str]:
         return [name for name, one in self._of.items() if one.error]
@@ -233,9 +233,9 @@ class PoolLedger:
         old = self._nodes.get(name)
         if old is not None and old.spec.ipam.pools.requested != node.spec.ipam.pools.requested:
             holdings.lost = []
-        said = {part for part in map(_part, _said(node)) if part is not None}
-        holdings.unseen -= said
-        back = [part for part in holdings.parts if part not in said and part not in holdings.unseen]
+        reported = {part for part in map(_part, _reported(node)) if part is not None}
+        holdings.unseen -= reported
+        back = [part for part in holdings.parts if part not in reported and part not in holdings.unseen]
         for part in back:
             del holdings.parts[part]
             holdings.strays.discard(part)
@@ -245,7 +245,7 @@ class PoolLedger:
     def _adopt(self, name: str, node: CiliumNode) -> None:
         """What its object says that it holds."""
         holdings = self._of[name]
-        for pool, text in _said(node):
+        for pool, text in _reported(node):
             part = _part((pool, text))
             if part is None:
                 _note(holdings.lost, f"invalid CIDR address: {text}")
@@ -267,10 +267,10 @@ class PoolLedger:
             return f"unable to reuse from pool {part[0]}: cidr {part[1]} is not part of the requested pool"
         return ""
 
-    def _serve(self, names: Iterable[str]) -> Wishes:
-        return {name: self._wish(name, self._nodes[name], self._of[name]) for name in names}
+    def _serve(self, names: Iterable[str]) -> NodePatches:
+        return {name: self._patch_of(name, self._nodes[name], self._of[name]) for name in names}
 
-    def _wish(self, name: str, node: CiliumNode, holdings: _Holdings) -> NodeWish | None:
+    def _patch_of(self, name: str, node: CiliumNode, holdings: _Holdings) -> NodePatch | None:
         errors = [*holdings.lost]
         for part in sorted(holdings.strays, key=str):
             _note(errors, self._stray(part))
@@ -280,12 +280,12 @@ class PoolLedger:
                     text = f'failed to allocate ipv{version} address for node "{name}" from pool'
                     errors.append(f'{text} "{request.pool}": {why}')
         holdings.error = "\n".join(filter(None, errors))
-        wanted, said = _allocated(holdings.parts), frozenset(_said(node))
-        pools = None if ranges_said(wanted) == said else PoolsWish(wanted, said)
-        says = holdings.error != node.status.ipam.operator_status.error
-        if pools is None and not says:
+        wanted, reported = _allocated(holdings.parts), frozenset(_reported(node))
+        pools = None if reported_ranges(wanted) == reported else PoolsPatch(wanted, reported)
+        error_changed = holdings.error != node.status.ipam.operator_status.error
+        if pools is None and not error_changed:
             return None
-        return NodeWish(name, node.metadata.uid, None, holdings.error, says, pools)
+        return NodePatch(name, node.metadata.uid, None, holdings.error, error_changed, pools)
 
     def _fill(self, holdings: _Holdings, name: str, version: int, needed: int) -> str:
         """Add ranges until there are as many addresses as needed; why that cannot be."""
@@ -305,14 +305,14 @@ class PoolLedger:
         return ""
 
 
-def _said(node: CiliumNode) -> list[tuple[str, str]]:
+def _reported(node: CiliumNode) -> list[tuple[str, str]]:
     """The pools and ranges that a node's object names."""
     return [(pool.pool, text) for pool in node.spec.ipam.pools.allocated or () for text in pool.cidrs or ()]
 
 
-def _part(said: tuple[str, str]) -> Part | None:
+def _part(reported: tuple[str, str]) -> Part | None:
     try:
-        return said[0], parsed(said[1])
+        return reported[0], parsed(reported[1])
     except PoolError:
         return None
 

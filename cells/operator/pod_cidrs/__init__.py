@@ -24,12 +24,12 @@ from cells.operator.options import OperatorOptions
 from cells.operator.pod_cidrs.ledger import (
     Ledger,
     Network,
-    NodeWish,
+    NodePatch,
     PoolError,
     Pools,
-    PoolsWish,
+    PoolsPatch,
     parsed,
-    ranges_said,
+    reported_ranges,
 )
 from lifecycle import (
     BatchError,
@@ -52,16 +52,16 @@ from lifecycle import (
 __all__ = [
     "AGAIN",
     "Network",
-    "NodeWish",
+    "NodePatch",
     "NodeWriter",
     "PodCIDRSettings",
     "PodCIDRs",
     "PoolError",
     "Pools",
-    "PoolsWish",
+    "PoolsPatch",
     "cell",
     "parsed",
-    "ranges_said",
+    "reported_ranges",
 ]
 
 
@@ -109,7 +109,7 @@ class PodCIDRs:
         options: OperatorOptions,
         settings: PodCIDRSettings,
         objects: ClusterObjects,
-        wishes: Table[NodeWish],
+        patches: Table[NodePatch],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -118,7 +118,7 @@ class PodCIDRs:
         self._options = options
         self._settings = settings
         self._nodes = objects.table(CILIUM_NODES)
-        self._wishes = wishes
+        self._patches = patches
         self._log = log
         self.active = options.ipam == "cluster-pool"
         """Whether ranges are ours to give."""
@@ -146,20 +146,20 @@ class PodCIDRs:
         assert ledger is not None  # noqa: S101  # its hook has run
         async for changes in self._nodes.changes():
             changed = {cast("Key", one.key)[1]: one.row for one in changes}
-            wishes = ledger.update(changed)
-            with self._wishes.txn() as txn:
-                for name, wish in wishes.items():
-                    if wish is None:
+            patches = ledger.update(changed)
+            with self._patches.txn() as txn:
+                for name, patch in patches.items():
+                    if patch is None:
                         txn.delete(name)
                         continue
-                    txn.put(wish)
-                    self._tell(wish)
+                    txn.put(patch)
+                    self._report(patch)
 
-    def _tell(self, wish: NodeWish) -> None:
-        if wish.error:
-            self._log.warning("node has no ranges, or not these", node=wish.name, error=wish.error)
-        elif wish.cidrs:
-            self._log.debug("node has its ranges", node=wish.name, cidrs=wish.cidrs)
+    def _report(self, patch: NodePatch) -> None:
+        if patch.error:
+            self._log.warning("node has no ranges, or not these", node=patch.name, error=patch.error)
+        elif patch.cidrs:
+            self._log.debug("node has its ranges", node=patch.name, cidrs=patch.cidrs)
 
 
 def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> Pools:
@@ -186,18 +186,21 @@ AT_ONCE: Final = 8
 """Requests under way together; more of them make each dearer, and nothing faster."""
 
 
-def with_pools(wish: NodeWish, pools: PoolsWish, live: dict[str, Any]) -> dict[str, Any] | None:
+def with_pools(patch: NodePatch, pools: PoolsPatch, live: dict[str, Any]) -> dict[str, Any] | None:
     """The object with its new ranges; None for another node, or one that says something else by now.
 
     That one is looked at as it comes by the watch.
     """
-    if live["metadata"].get("uid") != wish.uid:
+    if live["metadata"].get("uid") != patch.uid:
         return None
     ipam = live.setdefault("spec", {}).setdefault("ipam", {})
-    told = ipam.setdefault("pools", {})
-    if ranges_said(msgspec.convert(told.get("allocated") or [], list[AllocatedPool])) != pools.said:
+    pools_status = ipam.setdefault("pools", {})
+    if (
+        reported_ranges(msgspec.convert(pools_status.get("allocated") or [], list[AllocatedPool]))
+        != pools.reported
+    ):
         return None
-    told["allocated"] = msgspec.to_builtins(pools.allocated)
+    pools_status["allocated"] = msgspec.to_builtins(pools.allocated)
     return live
 
 
@@ -207,21 +210,21 @@ class NodeWriter:
     def __init__(self, server: ClusterAPI) -> None:
         self._server = server
 
-    async def dump(self) -> Mapping[str, NodeWish]:
+    async def dump(self) -> Mapping[str, NodePatch]:
         """Nothing: a wish goes away once its node says it."""
         return {}
 
-    async def put(self, batch: Mapping[str, NodeWish]) -> None:
+    async def put(self, batch: Mapping[str, NodePatch]) -> None:
         """Write them, several at a time. Raises BatchError."""
         failures: dict[str, Exception] = {}
         waiting = iter(batch.values())
 
         async def work() -> None:
-            for wish in waiting:
+            for patch in waiting:
                 try:
-                    await self._write(wish)
+                    await self._write(patch)
                 except KubernetesError as error:
-                    failures[wish.name] = error
+                    failures[patch.name] = error
 
         async with anyio.create_task_group() as group:
             for _ in range(min(AT_ONCE, len(batch))):
@@ -232,47 +235,47 @@ class NodeWriter:
     async def drop(self, batch: Collection[str]) -> None:
         """A wish that is fulfilled, or whose node is gone, leaves nothing to do."""
 
-    async def _write(self, wish: NodeWish) -> None:
+    async def _write(self, patch: NodePatch) -> None:
         try:
-            if wish.cidrs is not None:
-                await self._patch(wish, {"spec": {"ipam": {"podCIDRs": list(wish.cidrs)}}})
-            if wish.pools is not None:
+            if patch.cidrs is not None:
+                await self._patch(patch, {"spec": {"ipam": {"podCIDRs": list(patch.cidrs)}}})
+            if patch.pools is not None:
                 await self._server.client.update(
-                    CILIUM_NODES, wish.name, partial(with_pools, wish, wish.pools)
+                    CILIUM_NODES, patch.name, partial(with_pools, patch, patch.pools)
                 )
-            if wish.says:
-                status = {"ipam": {"operator-status": {"error": wish.error or None}}}
-                await self._patch(wish, {"status": status}, "status")
+            if patch.error_changed:
+                status = {"ipam": {"operator-status": {"error": patch.error or None}}}
+                await self._patch(patch, {"status": status}, "status")
         except NotFoundError:
             return
         except ConflictError as error:
             if "uid" not in str(error).lower():
                 raise  # else it is another node of that name: its own wish follows
 
-    async def _patch(self, wish: NodeWish, change: dict[str, Any], subresource: str = "") -> None:
-        body = {"metadata": {"uid": wish.uid}, **change}
-        await self._server.client.patch(CILIUM_NODES, wish.name, body, subresource=subresource)
+    async def _patch(self, patch: NodePatch, change: dict[str, Any], subresource: str = "") -> None:
+        body = {"metadata": {"uid": patch.uid}, **change}
+        await self._server.client.patch(CILIUM_NODES, patch.name, body, subresource=subresource)
 
 
 AGAIN = minutes(1)
 """How often what nodes still do not say is written again."""
 
 
-def node_wishes() -> Table[NodeWish]:
+def node_patches() -> Table[NodePatch]:
     """What CiliumNodes do not say yet, by node."""
     return Table("cilium-node-requests", key=lambda one: one.name)
 
 
-def write(server: ClusterAPI, wishes: Table[NodeWish], pod_cidrs: PodCIDRs, jobs: Jobs) -> None:
+def write(server: ClusterAPI, patches: Table[NodePatch], pod_cidrs: PodCIDRs, jobs: Jobs) -> None:
     """Have wishes written, where there can be any."""
     if pod_cidrs.active:
-        jobs.observe("write", Reconciler(wishes, NodeWriter(server), full_every=AGAIN, put_early=True))
+        jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))
 
 
 cell = module(
     "pod-cidrs",
     "Ranges of nodes out of the cluster's pools",
     config(PodCIDRSettings),
-    provide(node_wishes, PodCIDRs),
+    provide(node_patches, PodCIDRs),
     invoke(write),
 )

@@ -153,20 +153,20 @@ def listed(networks: Iterable[Network]) -> str:
     return f"[{' '.join(map(str, networks))}]"
 
 
-class PoolsWish(msgspec.Struct, frozen=True, gc=False):
+class PoolsPatch(msgspec.Struct, frozen=True, gc=False):
     """What a CiliumNode shall say of its pools, decided upon what it said."""
 
     allocated: tuple[AllocatedPool, ...]
-    said: frozenset[tuple[str, str]]
+    reported: frozenset[tuple[str, str]]
     """The pools and ranges it named then; its agent may have changed them since."""
 
 
-def ranges_said(pools: Iterable[AllocatedPool]) -> frozenset[tuple[str, str]]:
+def reported_ranges(pools: Iterable[AllocatedPool]) -> frozenset[tuple[str, str]]:
     """The pools and ranges that a CiliumNode names."""
     return frozenset((pool.pool, text) for pool in pools for text in pool.cidrs or ())
 
 
-class NodeWish(msgspec.Struct, frozen=True, gc=False):
+class NodePatch(msgspec.Struct, frozen=True, gc=False):
     """What a CiliumNode shall say."""
 
     name: str
@@ -175,9 +175,9 @@ class NodeWish(msgspec.Struct, frozen=True, gc=False):
     """Its ranges; None leaves them as they are."""
     error: str
     """Why it has none, or not these; empty takes an old error away."""
-    says: bool
+    error_changed: bool
     """Whether that is news: the node's status says something else."""
-    pools: PoolsWish | None = None
+    pools: PoolsPatch | None = None
     """Its ranges of pools, in mode multi-pool; None leaves them as they are."""
 
 
@@ -195,7 +195,7 @@ class Ledger:
         """The ranges of each node."""
         return self._held
 
-    def update(self, changed: Mapping[str, CiliumNode | None]) -> dict[str, NodeWish | None]:
+    def update(self, changed: Mapping[str, CiliumNode | None]) -> dict[str, NodePatch | None]:
         """Take in nodes that have changed (None: they are gone); the wishes of all that are concerned.
 
         None for a wish: nothing is to be said of that node (any more).
@@ -215,8 +215,8 @@ class Ledger:
         for name, node in concerned.items():
             if not node.spec.ipam.pod_cidrs:
                 self._settle(name, node)
-        gone: dict[str, NodeWish | None] = {name: None for name, node in changed.items() if node is None}
-        return gone | {name: self._wish(name) for name in concerned}
+        removed: dict[str, NodePatch | None] = {name: None for name, node in changed.items() if node is None}
+        return removed | {name: self._patch_of(name) for name in concerned}
 
     def _forget(self, names: Iterable[str]) -> bool:
         freed = False
@@ -297,12 +297,16 @@ class Ledger:
             raise
         self._held[name] = sorted([*held, *new], key=lambda one: one.version) if new else held
 
-    def _wish(self, name: str) -> NodeWish | None:
+    def _patch_of(self, name: str) -> NodePatch | None:
         node = self._nodes[name]
         error = self._errors.get(name, "")
         has = node.spec.ipam.pod_cidrs or ()
         cidrs: tuple[str, ...] | None = tuple(map(str, self._held.get(name, ())))
         if error or cidrs == has:
             cidrs = None
-        says = error != node.status.ipam.operator_status.error
-        return NodeWish(name, node.metadata.uid, cidrs, error, says) if says or cidrs is not None else None
+        error_changed = error != node.status.ipam.operator_status.error
+        return (
+            NodePatch(name, node.metadata.uid, cidrs, error, error_changed)
+            if error_changed or cidrs is not None
+            else None
+        )

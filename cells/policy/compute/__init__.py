@@ -19,11 +19,11 @@ from cells.policy.selectors import PeerSelector
 
 __all__ = [
     "Entry",
+    "FilterPeer",
     "Key",
     "PolicyConflictError",
     "PortKey",
     "Redirect",
-    "Said",
     "SelectorPolicy",
     "in_slices",
 ]
@@ -243,7 +243,7 @@ class PortKey(NamedTuple):
 
 EVERYTHING = PortKey()
 
-Said = tuple[PortRange, PeerSelector]
+FilterPeer = tuple[PortRange, PeerSelector]
 """A filter of a direction, by its ports, and one of its selectors."""
 
 
@@ -257,23 +257,25 @@ class Key(NamedTuple):
 class Redirect(NamedTuple):
     """The proxy that takes the traffic; the lowest priority number wins, then the lowest port.
 
-    A proxy that is told by its port alone what holds has one for each ``said``: what rules say, on which
-    ports and to which selectors. It has no ``port`` before that is known. Others leave ``said`` None.
+    A proxy that knows by its port alone what holds has one for each ``filter_peers``: what rules say, on what
+    ports and to which selectors. It has no ``port`` before that is known. Others leave ``filter_peers`` None.
     """
 
     priority: int
     port: int
     name: str
-    said: frozenset[Said] | None = None
+    filter_peers: frozenset[FilterPeer] | None = None
 
     @classmethod
     def merged(cls, redirects: Sequence[Redirect]) -> Redirect | None:
         """Of several for one key: to peers of two selectors rules say both."""
         chosen = min(redirects, default=None, key=lambda one: one[:3])
-        if chosen is None or chosen.said is None or len(redirects) == 1:
+        if chosen is None or chosen.filter_peers is None or len(redirects) == 1:
             return chosen
-        said = (one.said for one in redirects if one.name == chosen.name and one.said is not None)
-        return chosen._replace(said=frozenset[Said]().union(*said))
+        filter_peers = (
+            one.filter_peers for one in redirects if one.name == chosen.name and one.filter_peers is not None
+        )
+        return chosen._replace(filter_peers=frozenset[FilterPeer]().union(*filter_peers))
 
 
 @lru_cache(maxsize=8192)

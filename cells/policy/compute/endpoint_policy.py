@@ -214,8 +214,18 @@ class DirectionPolicy:
     """One direction of one endpoint."""
 
     __slots__ = (
-        "_anybody", "_cache", "_dual_stack", "_known", "_localhost", "_named_ports", "_peers", "_proxies",
-        "_says", "direction", "enforced", "filters",
+        "_anybody",
+        "_cache",
+        "_dual_stack",
+        "_entries",
+        "_known",
+        "_localhost",
+        "_named_ports",
+        "_peers",
+        "_proxies",
+        "direction",
+        "enforced",
+        "filters",
     )  # fmt: skip
 
     def __init__(
@@ -244,7 +254,7 @@ class DirectionPolicy:
     def read(self, filters: Iterable[Filter]) -> Steps[None]:
         """Take these filters in place of those there are, in steps; not to be used before the last one."""
         self.filters = tuple(filters)
-        self._says: dict[PeerSelector, list[tuple[tuple[PortKey, ...], Entry]]] = {}
+        self._entries: dict[PeerSelector, list[tuple[tuple[PortKey, ...], Entry]]] = {}
         if self.enforced:
             for number, filter_ in enumerate(self.filters):
                 if number % STEP == STEP - 1:
@@ -252,9 +262,9 @@ class DirectionPolicy:
                 yield from self._read(filter_)
         else:
             allow = Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_ANY[self.direction]]))
-            self._says[ALL] = [((EVERYTHING,), allow)]
-        self._anybody = anybody_entries(self._said(self._says.get(ALL, ())))
-        self._peers = self._says.keys() - {ALL}
+            self._entries[ALL] = [((EVERYTHING,), allow)]
+        self._anybody = anybody_entries(self._merged(self._entries.get(ALL, ())))
+        self._peers = self._entries.keys() - {ALL}
 
     def _read(self, filter_: Filter) -> Steps[None]:
         """What a filter says to the peers of each of its selectors.
@@ -274,7 +284,7 @@ class DirectionPolicy:
                 peer != ALL and for_everybody is not None and entry.same_effect(for_everybody)
             ):
                 continue
-            self._says.setdefault(peer, []).append((ports, entry))
+            self._entries.setdefault(peer, []).append((ports, entry))
 
     def _entry(
         self, filter_: Filter, peer: PeerSelector, policy: SelectorPolicy, wildcard: SelectorPolicy | None
@@ -292,9 +302,9 @@ class DirectionPolicy:
             redirect = self._proxies(filter_, asking)
             if redirect is None:
                 return None
-            if redirect.said is not None:
+            if redirect.filter_peers is not None:
                 peers = (peer,) if wildcard is None else (peer, ALL)
-                redirect = redirect._replace(said=frozenset((filter_.port, one) for one in peers))
+                redirect = redirect._replace(filter_peers=frozenset((filter_.port, one) for one in peers))
         auth = AUTH_TYPES[policy.auth] if policy.auth is not None else None
         return same(Entry(redirect=redirect, auth=auth, origins=origins))
 
@@ -311,7 +321,7 @@ class DirectionPolicy:
         return tuple(PortKey(port.protocol, first, bits) for first, bits in masked_ports(number, port.end))
 
     @staticmethod
-    def _said(parts: Iterable[tuple[tuple[PortKey, ...], Entry]]) -> Entries:
+    def _merged(parts: Iterable[tuple[tuple[PortKey, ...], Entry]]) -> Entries:
         found: dict[PortKey, list[Entry]] = {}
         for ports, entry in parts:
             for key in ports:
@@ -321,7 +331,7 @@ class DirectionPolicy:
     @property
     def peers(self) -> Iterable[PeerSelector]:
         """The selectors that the direction's entries depend on."""
-        return self._says.keys()
+        return self._entries.keys()
 
     def anybody(self) -> Entries:
         """The entries that hold for every peer."""
@@ -342,7 +352,7 @@ class DirectionPolicy:
     def _entries_of(
         self, selecting: Iterable[PeerSelector], *more: tuple[tuple[PortKey, ...], Entry]
     ) -> Entries:
-        own = self._said([*(part for peer in selecting for part in self._says[peer]), *more])
+        own = self._merged([*(part for peer in selecting for part in self._entries[peer]), *more])
         return identity_entries(own, self._anybody) if own else {}
 
     @staticmethod
@@ -351,21 +361,23 @@ class DirectionPolicy:
 
     def identities(self) -> set[int]:
         """Every identity that has entries of its own."""
-        return self._selected(self._says) | ({HOST_IDENTITY} if self._localhost else set())
+        return self._selected(self._entries) | ({HOST_IDENTITY} if self._localhost else set())
 
-    def identities_since(self, former: DirectionPolicy) -> set[int] | None:
+    def identities_since(self, previous: DirectionPolicy) -> set[int] | None:
         """The identities whose entries may be others than by a former policy of this; None: any may.
 
         The selector cache must still have the selectors of both.
         """
         if (self._anybody, self._dual_stack, self._localhost) != (
-            former._anybody,
-            former._dual_stack,
-            former._localhost,
+            previous._anybody,
+            previous._dual_stack,
+            previous._localhost,
         ):
             return None
-        either = self._says.keys() | former._says.keys()
-        return self._selected(peer for peer in either if self._says.get(peer) != former._says.get(peer))
+        either = self._entries.keys() | previous._entries.keys()
+        return self._selected(
+            peer for peer in either if self._entries.get(peer) != previous._entries.get(peer)
+        )
 
     def _selected(self, peers: Iterable[PeerSelector]) -> set[int]:
         found: set[int] = set().union(*(self._cache.selections(peer) for peer in peers if peer != ALL))

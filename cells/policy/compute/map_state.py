@@ -160,7 +160,7 @@ class Match(NamedTuple):
     def is_read(self) -> bool:
         """Whether a proxy reads its requests of HTTP."""
         redirect = self.entry.redirect if self.verdict == "redirect" and self.entry is not None else None
-        return redirect is not None and redirect.said is not None
+        return redirect is not None and redirect.filter_peers is not None
 
 
 def lookup(entries: Mapping[int, Entries], identity: int, protocol: int, port: int) -> Match:
@@ -225,5 +225,5 @@ def map_entry(entry: Entry) -> PolicyEntry:
         deny=entry.deny,
         proxy_port=redirect.port if redirect is not None else 0,
         auth_type=0 if entry.deny else entry.auth_type,
-        only_by_proxy=redirect is not None and redirect.said is not None,
+        only_by_proxy=redirect is not None and redirect.filter_peers is not None,
     )

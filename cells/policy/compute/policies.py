@@ -385,11 +385,11 @@ class ComputedPolicies:
         return found
 
     @staticmethod
-    def _refill(shared: _Shared, direction: Direction, former: DirectionPolicy | None) -> ChangedEntries:
+    def _refill(shared: _Shared, direction: Direction, previous: DirectionPolicy | None) -> ChangedEntries:
         policy = shared.directions[direction]
         changed: ChangedEntries = {}
         shared.replace(direction, ANYBODY, policy.anybody(), changed)
-        identities = policy.identities_since(former) if former is not None else None
+        identities = policy.identities_since(previous) if previous is not None else None
         if identities is None:
             identities = policy.identities() | (shared.entries[direction].keys() - {ANYBODY})
         for identity in identities:
@@ -397,10 +397,10 @@ class ComputedPolicies:
         return changed
 
     def _release(self, shared: _Shared, peers: Iterable[tuple[Direction, PeerSelector]]) -> None:
-        kept = set(shared.peers) if shared.key in self._shared else set()
+        known_peers = set(shared.peers) if shared.key in self._shared else set()
         for direction, peer in peers:
             self._cache.remove_selector(peer)
-            if (direction, peer) not in kept:
+            if (direction, peer) not in known_peers:
                 using = self._using.get(peer, set())
                 using.discard((shared, direction))
                 if not using:

@@ -128,7 +128,7 @@ class Repository:
         self.revision += 1
         return Changed(self.revision, (*held, *rules))
 
-    def says_the_same(self, world: World) -> bool:
+    def is_equivalent(self, world: World) -> bool:
         """Whether rules that name services mean the same with this world as with the one they follow."""
         try:
             return all(

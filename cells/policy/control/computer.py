@@ -226,7 +226,7 @@ class RulePolicy:
     def follow_services(self) -> tuple[list[EndpointPolicy], dict[Source, PolicyError]]:
         """Services or their backends have changed; and the objects that cannot follow, with why."""
         world = self._world()
-        if self._repository.says_the_same(world):
+        if self._repository.is_equivalent(world):
             return [], {}
         changed, failed = self._repository.follow(world)
         return self._follow(changed), failed
@@ -282,7 +282,7 @@ class RulePolicy:
         """The map entries of a policy follow what changed in it."""
         held = self._entries.get(difference.key, NOTHING)
         changes = self._map_changes(difference)
-        self._entries[difference.key] = held.changed(changes) if changes.new or changes.gone else held
+        self._entries[difference.key] = held.changed(changes) if changes.new or changes.removed else held
         redirects = changes is not self._alike[1]
         if self._requests is not None and (redirects or self._requests.serves(difference.key)):
             self._follow_requests(
@@ -300,7 +300,7 @@ class RulePolicy:
         if difference.entries == entries:
             return changes
         new: dict[MapKey, PolicyEntry] = {}
-        gone: list[MapKey] = []
+        removed: list[MapKey] = []
         made: dict[int, PolicyEntry] = {}  # identities share entries
         shared = True
         for direction, changed in difference.entries.items():
@@ -308,13 +308,13 @@ class RulePolicy:
             for key, entry in changed.items():
                 where = map_key(key, egress=egress)
                 if entry is None:
-                    gone.append(where)
+                    removed.append(where)
                 elif (known := made.get(id(entry))) is not None:
                     new[where] = known
                 else:
                     made[id(entry)] = new[where] = self._map_entry(difference.key, direction, entry)
-                    shared &= entry.redirect is None or entry.redirect.said is None
-        changes = EntryChanges(new, gone)
+                    shared &= entry.redirect is None or entry.redirect.filter_peers is None
+        changes = EntryChanges(new, removed)
         if shared:  # else the port is one of this policy
             self._alike = difference.entries, changes
         return changes

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cells.policy.compute import Entry, Key, Redirect, Said
+from cells.policy.compute import Entry, FilterPeer, Key, Redirect
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import PolicyKey
 from cells.policy.labels import LabelSet
@@ -95,7 +95,7 @@ class HTTPRedirects:
         self._table = table
         self._ports = ports
         self._proxies = proxies
-        self._used: dict[PolicyKey, dict[tuple[Direction, Key], frozenset[Said]]] = {}
+        self._used: dict[PolicyKey, dict[tuple[Direction, Key], frozenset[FilterPeer]]] = {}
         self._rows: dict[PolicyKey, set[str]] = {}
 
     @property
@@ -113,9 +113,9 @@ class HTTPRedirects:
     def with_port(self, key: PolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
         """The entry with the port of its redirect. It denies where there is no proxy, or no port left."""
         redirect = entry.redirect
-        if redirect is None or redirect.said is None:
+        if redirect is None or redirect.filter_peers is None:
             return entry
-        port = self._ports.port(_name(key, labels, direction, redirect.said)) if self._ports else 0
+        port = self._ports.port(_name(key, labels, direction, redirect.filter_peers)) if self._ports else 0
         if not port:
             return Entry(deny=True, origins=entry.origins)
         return msgspec.structs.replace(entry, redirect=redirect._replace(port=port))
@@ -132,8 +132,8 @@ class HTTPRedirects:
         before = self._rows.pop(key, set())
         for direction, where, entry in changed:
             redirect = entry.redirect if entry is not None else None
-            if redirect is not None and redirect.said is not None:
-                used[direction, where] = redirect.said
+            if redirect is not None and redirect.filter_peers is not None:
+                used[direction, where] = redirect.filter_peers
             else:
                 used.pop((direction, where), None)
         wanted = self._names(key, labels, used)
@@ -145,7 +145,7 @@ class HTTPRedirects:
         with self._table.txn() as rows:
             for name in before - wanted.keys():
                 rows.delete(name)
-            for name, (direction, said) in wanted.items():
+            for name, (direction, chosen) in wanted.items():
                 port = self._ports.port(name) if self._ports is not None else 0
                 row = HTTPRedirect(
                     name=name,
@@ -153,7 +153,7 @@ class HTTPRedirects:
                     direction=direction,
                     identity=key.identity,
                     labels=tuple(map(str, labels)),
-                    rules=_rules(directions.get(direction), said),
+                    rules=_rules(directions.get(direction), chosen),
                 )
                 if port and rows.get(name) != row:
                     rows.put(row)
@@ -173,24 +173,24 @@ class HTTPRedirects:
 
     @staticmethod
     def _names(
-        key: PolicyKey, labels: LabelSet, used: Mapping[tuple[Direction, Key], frozenset[Said]]
-    ) -> dict[str, tuple[Direction, frozenset[Said]]]:
-        sets = {(direction, said) for (direction, _), said in used.items()}
-        return {_name(key, labels, direction, said): (direction, said) for direction, said in sets}
+        key: PolicyKey, labels: LabelSet, used: Mapping[tuple[Direction, Key], frozenset[FilterPeer]]
+    ) -> dict[str, tuple[Direction, frozenset[FilterPeer]]]:
+        sets = {(direction, chosen) for (direction, _), chosen in used.items()}
+        return {_name(key, labels, direction, chosen): (direction, chosen) for direction, chosen in sets}
 
 
-def _name(key: PolicyKey, labels: LabelSet, direction: Direction, said: frozenset[Said]) -> str:
+def _name(key: PolicyKey, labels: LabelSet, direction: Direction, chosen: frozenset[FilterPeer]) -> str:
     """By what stays the same over restarts: labels, not numbers of identities."""
-    parts = (*sorted(map(str, labels)), *sorted(map(str, key.named_ports)), *sorted(map(repr, said)))
+    parts = (*sorted(map(str, labels)), *sorted(map(str, key.named_ports)), *sorted(map(repr, chosen)))
     return f"{direction}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
 
 
-def _rules(policy: DirectionPolicy | None, said: frozenset[Said]) -> tuple[HTTPRule, ...] | None:
+def _rules(policy: DirectionPolicy | None, chosen: frozenset[FilterPeer]) -> tuple[HTTPRule, ...] | None:
     """What may pass by any of the filters: all of it, if one of them says nothing of requests."""
     found: dict[HTTPRule, None] = {}
     for filter_ in policy.filters if policy is not None else ():
         for peer, how in filter_.selectors.items():
-            if (filter_.port, peer) not in said or how.deny:
+            if (filter_.port, peer) not in chosen or how.deny:
                 continue
             if how.rules is None or not how.rules.http:
                 return None

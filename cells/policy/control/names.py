@@ -118,11 +118,11 @@ class NamedAddresses:
         """Announce, in a constructor, who tells the names known before a restart; to be called when told."""
         self._sources += 1
 
-        def told() -> None:
+        def done() -> None:
             self._sources -= 1
-            self._tell()
+            self._report()
 
-        return told
+        return done
 
     async def begin(self) -> None:
         """The rules are known. Returns once all names from before a restart are; follow_rules() is next."""
@@ -172,7 +172,7 @@ class NamedAddresses:
         """
         if self._pending:
             self._pending = False
-            self._tell()
+            self._report()
         selectors = frozenset(self._policy.repository.name_selectors)
         if selectors == self._selectors and not claimed and not withdrawn:
             return
@@ -225,18 +225,18 @@ class NamedAddresses:
                 for _, identity in given.values():
                     self._identities.release(identity.id)
                 raise
-            gone = [one for one, labels in wanted.items() if labels is None and one in self._claimed]
-            former = [self._claimed.pop(one)[1] for one in (*gone, *given) if one in self._claimed]
+            removed = [one for one, labels in wanted.items() if labels is None and one in self._claimed]
+            previous = [self._claimed.pop(one)[1] for one in (*removed, *given) if one in self._claimed]
             self._claimed |= given
-            self._ipcache.withdraw(RESOURCE, map(prefix_of, gone))
-            for identity in former:
+            self._ipcache.withdraw(RESOURCE, map(prefix_of, removed))
+            for identity in previous:
                 self._identities.release(identity.id)
             for address, labels in wanted.items():
                 if self._wanted(address) == labels:
                     self._stale.pop(address, None)
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         news, self._news = self._news, anyio.Event()
         news.set()
 
@@ -300,7 +300,7 @@ class NameRules:
         if not policy.enforced:
             return EVERYTHING
         selecting = self._policy.selector_cache.selecting(identity)
-        said = [
+        filters = [
             how
             for filter_ in policy.filters
             if any(
@@ -310,7 +310,7 @@ class NameRules:
             for peer, how in filter_.selectors.items()
             if (peer == ALL or peer in selecting) and not how.deny
         ]
-        return _merged(said) if said else NameFilter()
+        return _merged(filters) if filters else NameFilter()
 
 
 def name_matches(pattern: str, name: str) -> bool:
@@ -318,10 +318,10 @@ def name_matches(pattern: str, name: str) -> bool:
     return dns_pattern(pattern).fullmatch(name) is not None
 
 
-def _merged(said: Iterable[SelectorPolicy]) -> NameFilter:
+def _merged(filters: Iterable[SelectorPolicy]) -> NameFilter:
     names: set[str] = set()
     patterns: dict[str, None] = {}
-    for how in said:
+    for how in filters:
         if how.rules is None or not how.rules.dns:
             return EVERYTHING
         for rule in how.rules.dns:

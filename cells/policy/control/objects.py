@@ -215,14 +215,14 @@ class ClusterPorts:
     """The ports that pods name anywhere, each for as long as somebody tells of it."""
 
     def __init__(self) -> None:
-        self._told: dict[Any, frozenset[NamedPort]] = {}
+        self._reported: dict[Any, frozenset[NamedPort]] = {}
         self._tellers: Counter[NamedPort] = Counter()
 
-    def tell(self, teller: object, ports: frozenset[NamedPort]) -> None:
+    def report(self, teller: object, ports: frozenset[NamedPort]) -> None:
         """What a teller knows of now; nothing where it is gone."""
-        self._tellers.subtract(self._told.pop(teller, ()))
+        self._tellers.subtract(self._reported.pop(teller, ()))
         if ports:
-            self._told[teller] = ports
+            self._reported[teller] = ports
             self._tellers.update(ports)
 
     def all(self) -> frozenset[NamedPort]:

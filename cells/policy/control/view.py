@@ -111,7 +111,7 @@ class PortUse(msgspec.Struct, frozen=True):
     port: int
     port_name: str
     protocol: str
-    says: Mapping[str, dict[str, Any] | None]
+    l7_rules: Mapping[str, dict[str, Any] | None]
     """What holds beside being allowed, in Cilium's JSON; None for nothing."""
     origins: Mapping[str, tuple[tuple[str, ...], ...]]
 
@@ -202,7 +202,7 @@ def _port_use(filter_: Filter) -> PortUse:
         port=filter_.port.port,
         port_name=filter_.port.name,
         protocol=_PROTOCOL_NAMES[filter_.port.protocol],
-        says={texts[selector]: _above(how) for selector, how in filter_.selectors.items()},
+        l7_rules={texts[selector]: _above(how) for selector, how in filter_.selectors.items()},
         origins={
             texts[selector]: tuple(sorted({origin.labels for origin in how.origins}))
             for selector, how in filter_.selectors.items()
@@ -212,14 +212,14 @@ def _port_use(filter_: Filter) -> PortUse:
 
 def _above(how: SelectorPolicy) -> dict[str, Any] | None:
     """What holds for a selector beside being allowed; None for nothing."""
-    said: dict[str, Any] = {}
+    rule: dict[str, Any] = {}
     if how.deny:
-        said["IsDeny"] = True
+        rule["IsDeny"] = True
     if how.auth is not None:
-        said["auth"] = {"mode": how.auth}
+        rule["auth"] = {"mode": how.auth}
     if how.rules is not None:
-        said |= msgspec.to_builtins(how.rules)
-    return said or None
+        rule |= msgspec.to_builtins(how.rules)
+    return rule or None
 
 
 def _has(labels: Iterator[Label], wanted: Collection[Label]) -> bool:

@@ -92,9 +92,9 @@ class PolicyWatch:
         self._claimed = ipcache.table.initializer("policies")
         self._starting = ExitStack()
         """Open until restored endpoints' maps know the identities that the ipcache is to give."""
-        self._starting.enter_context(policies.taking_nothing())
+        self._starting.enter_context(policies.deferring_deletes())
         policies.unknown_rules = lambda: self.missing
-        self._begun = False
+        self._started = False
         self._log = log
         self._health = health
         self._unenforced: dict[PolicySource, str] = {}
@@ -104,7 +104,7 @@ class PolicyWatch:
         self._outdated: set[PolicySource] = set()
         """Objects whose latest version is refused: an earlier one is in force, if any."""
         self._prefixes: dict[Prefix, Identity] = {}
-        self._told: set[Prefix] = set()
+        self._named: set[Prefix] = set()
         """Those that the ipcache was told of."""
         self._taken: dict[PolicySource, dict[str, Any]] = {}
         """What became of an object is known: one whose status alone changes is not taken in again."""
@@ -145,7 +145,7 @@ class PolicyWatch:
         await self.known()
         await self._names.begin()
         await self._policies.realized.wait_initialized()
-        self._begun = True
+        self._started = True
         await self._follow_rules([])
         self._names.follow_rules((), ())
         self._starting.close()
@@ -161,7 +161,7 @@ class PolicyWatch:
         taken: dict[PolicySource, dict[str, Any]] = {}
         changed: list[Changed] = []
         # While it takes turns with others, maps must not lose what its own new rules are to allow.
-        with self._policies.taking_nothing():
+        with self._policies.deferring_deletes():
             async for change in in_slices(changes):
                 changed += self._take_in(kind, change, taken)
             rows = await self._policy.follow(changed)
@@ -219,13 +219,13 @@ class PolicyWatch:
 
     async def _follow_pods(self, changes: list[Change[Pod]]) -> None:
         for change in changes:
-            self._ports.tell(("pod", change.key), of_pod(change.row) if change.row is not None else NONE)
+            self._ports.report(("pod", change.key), of_pod(change.row) if change.row is not None else NONE)
         await self._follow_ports({_key(change) for change in changes})
 
     async def _follow_remote(self, changes: list[Change[RemoteEndpoint]]) -> None:
         for change in changes:
             ports = of_remote(change.row) if change.row is not None else NONE
-            self._ports.tell(("remote", change.key), ports)
+            self._ports.report(("remote", change.key), ports)
         await self._follow_ports(())
 
     async def _follow_ports(self, pods: Collection[PodKey]) -> None:
@@ -241,9 +241,9 @@ class PolicyWatch:
         was allowed, and is, is not cut because its peer is another identity's now.
         """
         wanted = self._policy.prefixes
-        gone = [prefix for prefix in self._prefixes if prefix not in wanted]
-        new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._told]
-        if not new and not gone and not self._names.concerned:
+        removed = [prefix for prefix in self._prefixes if prefix not in wanted]
+        new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._named]
+        if not new and not removed and not self._names.concerned:
             await self._realize(rows, "policy rules changed")
             return
         for prefix in new:
@@ -251,18 +251,18 @@ class PolicyWatch:
                 labels = prefix_labels(prefix, dual_stack=self._dual_stack)
                 self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
         rows += self._policy.know(self._prefixes[prefix] for prefix in new)
-        if not self._begun:
+        if not self._started:
             await self._realize(rows, "policy rules changed")
             return
-        with self._policies.taking_nothing():
+        with self._policies.deferring_deletes():
             await self._realize(rows, "policy rules changed")
             self._claim(new)
-            self._names.follow_rules(new, gone)
+            self._names.follow_rules(new, removed)
             with anyio.move_on_after(NAMES_PATIENCE):
                 await self._names.all_settled()
-            self._ipcache.withdraw(RESOURCE, map(str, gone))
-        for prefix in gone:
-            self._told.discard(prefix)
+            self._ipcache.withdraw(RESOURCE, map(str, removed))
+        for prefix in removed:
+            self._named.discard(prefix)
             self._identities.release(self._prefixes.pop(prefix).id)
         await self._policies.apply()
 
@@ -279,7 +279,7 @@ class PolicyWatch:
                 for prefix in new
             )
         )
-        self._told.update(new)
+        self._named.update(new)
 
     async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
         await realize(self._policies, rows, reason)

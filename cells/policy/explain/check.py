@@ -169,13 +169,13 @@ def _port_names(cluster: Cluster) -> Iterator[Finding]:
 
 def _no_port(name: str, protocols: set[int], direction: Direction, pods: Sequence[KnownPod]) -> str:
     """Why a named port matches no port of these pods; empty where it matches one."""
-    whose = "it selects" if direction == "ingress" else "of the folder"
+    place = "it selects" if direction == "ingress" else "of the folder"
     known = {port for pod in pods for port in pod.ports}
     having = [port for port in known if port.name == name]
     if not having:
         near = get_close_matches(name, sorted({port.name for port in known}), 1, 0.6)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return f"no pod {whose} has a port named {name}{hint}"
+        return f"no pod {place} has a port named {name}{hint}"
     meant = [port for port in having if port.protocol in protocols]
     if not meant:
         has = ", ".join(_protocols(port.protocol for port in having))
@@ -203,10 +203,10 @@ def _conflicts(cluster: Cluster) -> Iterator[Finding]:
                 yield Finding(pod.located.at("metadata"), "error", text)
 
 
-def _without_effect(cluster: Cluster, told: Collection[Place]) -> Iterator[Finding]:
+def _without_effect(cluster: Cluster, reported: Collection[Place]) -> Iterator[Finding]:
     """Entries whose removal changes no packet's fate: others allow as much, or a deny stands before them.
 
-    Of those in ``told`` the reason was said already.
+    Of those in ``reported`` the reason was said already.
     """
     for source, located in cluster.policies.items():
         rules = [rule for rule in cluster.repository.rules if rule.source == source]
@@ -216,7 +216,7 @@ def _without_effect(cluster: Cluster, told: Collection[Place]) -> Iterator[Findi
                 for index, entry in enumerate(rule.of(direction)):
                     if (
                         pods
-                        and located.at(entry.path) not in told
+                        and located.at(entry.path) not in reported
                         and _selects(cluster, entry)
                         and not _matters(cluster, pods, source, number, direction, index)
                     ):
@@ -275,8 +275,8 @@ class _Without(Repository):
 def _without(rule: Rule, direction: Direction, index: int) -> Rule:
     """The rule with one entry that selects no endpoint any more; the direction stays enforced."""
     entries = rule.of(direction)
-    nobody = msgspec.structs.replace(entries[index], peers=(), ports=None)
-    return msgspec.structs.replace(rule, **{direction: (*entries[:index], nobody, *entries[index + 1 :])})
+    no_peer = msgspec.structs.replace(entries[index], peers=(), ports=None)
+    return msgspec.structs.replace(rule, **{direction: (*entries[:index], no_peer, *entries[index + 1 :])})
 
 
 def _unselected(cluster: Cluster) -> Iterator[Finding]:

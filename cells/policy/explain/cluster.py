@@ -130,8 +130,8 @@ def _fault(located: Located) -> BadFile | None:
     version = located.object.get("apiVersion")
     if version != kind.api_version:
         place = located.at("apiVersion")
-        told = f"{kind.kind} is read as {kind.api_version} only, not {version or 'without apiVersion'}"
-        return BadFile(place.file, told, place.line)
+        text = f"{kind.kind} is read as {kind.api_version} only, not {version or 'without apiVersion'}"
+        return BadFile(place.file, text, place.line)
     metadata = located.object.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not name:
@@ -145,8 +145,8 @@ def _fault(located: Located) -> BadFile | None:
         path = at.strip("`").removeprefix("$").lstrip(".")
         place = located.at(path)
         shown = f"{path}: " if path else ""
-        told = f"{kind.kind} {name}: {shown}{reason[:1].lower()}{reason[1:]}"
-        return BadFile(place.file, told, place.line)
+        text = f"{kind.kind} {name}: {shown}{reason[:1].lower()}{reason[1:]}"
+        return BadFile(place.file, text, place.line)
     if (wrong := wrong_value(kind, row)) is not None:
         path, reason = wrong[0].lstrip("."), wrong[1]
         place = located.at(path)

@@ -114,15 +114,15 @@ def _unmet(selector: PeerSelector, peer: LabelSet) -> str:
     if not isinstance(selector, Selector):
         return f"addresses of {selector.text} only"
     unmet = [one for one in selector.requirements if not one.matches(peer)]
-    said = []
+    reasons = []
     for one in unmet:
         has = peer.value(one.source, one.key)
         key = one.text_key.removeprefix("any:")
         wanted = f"{key} {one.operator} {', '.join(one.values)}".strip()
         if one.operator == "In" and len(one.values) == 1:
             wanted = f"{key}={one.values[0]}" if one.values[0] else key
-        said.append(f"{wanted} (the peer has {has or 'an empty value'})" if has is not None else wanted)
-    return f"peers with {' and '.join(said)}"
+        reasons.append(f"{wanted} (the peer has {has or 'an empty value'})" if has is not None else wanted)
+    return f"peers with {' and '.join(reasons)}"
 
 
 def port_text(filter_: Filter) -> str:

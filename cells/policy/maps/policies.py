@@ -26,7 +26,7 @@ from cells.policy.maps.rows import (
 from lifecycle import HiveError, Logger, Table
 
 
-class Kept:
+class DeferredDeletes:
     """The entries of maps that have more than is wanted, by endpoint id."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class Kept:
         return endpoint_id in self._entries
 
     @contextmanager
-    def taking_nothing(self) -> Iterator[None]:
-        """As long as one such block goes on, with_former() keeps entries."""
+    def deferring_deletes(self) -> Iterator[None]:
+        """As long as one such block goes on, with_previous() keeps entries."""
         self._depth += 1
         try:
             yield
@@ -55,23 +55,23 @@ class Kept:
         """Endpoints whose maps may be made as wanted now."""
         return () if self._depth else list(self._entries)
 
-    def with_former(
-        self, endpoint_id: int, former: PolicyEntries | None, wanted: PolicyEntries
+    def with_previous(
+        self, endpoint_id: int, previous: PolicyEntries | None, wanted: PolicyEntries
     ) -> PolicyEntries:
         """What to write: ``wanted``, with what the map has besides, if that is to be kept.
 
         Note it with keep().
         """
-        former = self._entries.get(endpoint_id, former)
+        previous = self._entries.get(endpoint_id, previous)
         if (
             not self._depth
-            or not isinstance(former, PolicyEntryMap)
+            or not isinstance(previous, PolicyEntryMap)
             or not isinstance(wanted, PolicyEntryMap)
         ):
             return wanted
-        changes = wanted.difference(former)
-        keeps = any(key in former for key in changes.gone)
-        return former.changed(EntryChanges(changes.new, ())) if keeps else wanted
+        changes = wanted.difference(previous)
+        keeps = any(key in previous for key in changes.removed)
+        return previous.changed(EntryChanges(changes.new, ())) if keeps else wanted
 
     def keep(self, endpoint_id: int, written: PolicyEntries, wanted: PolicyEntries) -> None:
         """The map has what was written."""
@@ -127,8 +127,8 @@ class EndpointPolicies:
         """Endpoints whose maps are to follow."""
         self._written: dict[int, EndpointPolicy] = {}
         """What maps were last made whole."""
-        self._kept = Kept()
-        self._former: dict[int, PolicyEntries] = {}
+        self._deferred = DeferredDeletes()
+        self._previous: dict[int, PolicyEntries] = {}
         """What maps had that were taken over and are not written yet."""
         self.unknown_rules: Callable[[], str] = lambda: ""
         """What must be known before policies follow from the rules; empty when nothing is missing."""
@@ -158,14 +158,14 @@ class EndpointPolicies:
 
         Whoever does so is an initializer of ``realized`` until the map has been written, or could not be.
         """
-        self._former[endpoint_id] = self._pool.adopt(endpoint_id)
+        self._previous[endpoint_id] = self._pool.adopt(endpoint_id)
 
     def release(self, endpoint_id: int) -> None:
         """The endpoint is no more: give its number and map back; raises OSError."""
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
-        self._former.pop(endpoint_id, None)
-        self._kept.forget(endpoint_id)
+        self._previous.pop(endpoint_id, None)
+        self._deferred.forget(endpoint_id)
         self._hosts.discard(endpoint_id)
         self._computer.forget(endpoint_id)
         self._overflowed.pop(endpoint_id, None)
@@ -194,7 +194,7 @@ class EndpointPolicies:
 
         Computed from a part of the rules, a policy would allow what the others forbid.
         """
-        return endpoint_id in self._former and bool(self.unknown_rules())
+        return endpoint_id in self._previous and bool(self.unknown_rules())
 
     def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
         """Have the maps of all endpoints know this identity, before any packet carries it.
@@ -251,7 +251,7 @@ class EndpointPolicies:
                     continue
                 rows.put(policy)
                 if self._is_realized(policy, known):
-                    self._tell(policy)
+                    self._mark(policy)
                 elif policy.endpoint_id in self._hosts:
                     self._changed.add(policy.endpoint_id)
                 elif policy.revision != self.status(policy.endpoint_id).written:
@@ -264,16 +264,16 @@ class EndpointPolicies:
             self.apply_soon()
 
     @contextmanager
-    def taking_nothing(self) -> Iterator[None]:
+    def deferring_deletes(self) -> Iterator[None]:
         """During the block maps get what is new, and keep what they have; what is over goes afterwards.
 
         Until then their status does not say that they have the new revision.
         """
         try:
-            with self._kept.taking_nothing():
+            with self._deferred.deferring_deletes():
                 yield
         finally:
-            self._changed.update(self._kept.over)
+            self._changed.update(self._deferred.over)
             if self._changed:
                 self.apply_soon()
 
@@ -284,7 +284,7 @@ class EndpointPolicies:
             policy.entries is known.entries
             and enforced_directions(policy) == enforced_directions(known)
             and self._written.get(policy.endpoint_id) is known
-            and policy.endpoint_id not in self._kept
+            and policy.endpoint_id not in self._deferred
             and not status.error
         )
 
@@ -308,7 +308,7 @@ class EndpointPolicies:
     async def reconcile(self) -> None:
         """Compare every policy map as a whole, and put right what differs; raises OSError."""
         for position, policy in enumerate(self.table.all()):
-            skipped = policy.endpoint_id in self._overflowed or policy.endpoint_id in self._kept
+            skipped = policy.endpoint_id in self._overflowed or policy.endpoint_id in self._deferred
             if self.table.get(policy.endpoint_id) is policy and not skipped:
                 wrong = self._pool.repair(policy.endpoint_id, policy.entries)
                 if wrong:
@@ -319,10 +319,10 @@ class EndpointPolicies:
     def _write_all(self, policies: Collection[EndpointPolicy]) -> list[tuple[EndpointPolicy, OSError]]:
         """Make the maps so; those that refuse, and why. Who refuses at first is asked once more, singly."""
         singly = policies
-        if self._kept.nothing and not self._overflowed:
+        if self._deferred.nothing and not self._overflowed:
             refused = self._pool.write_all({one.endpoint_id: one.entries for one in policies})
             singly = [one for one in policies if one.endpoint_id in refused]
-            self._tell(*(one for one in policies if one.endpoint_id not in refused) if refused else policies)
+            self._mark(*(one for one in policies if one.endpoint_id not in refused) if refused else policies)
         failed = []
         for one in singly:
             try:
@@ -337,20 +337,20 @@ class EndpointPolicies:
         except OSError as error:
             self._failed(policy.endpoint_id, error)
             raise
-        self._tell(policy)
+        self._mark(policy)
 
-    def _tell(self, *policies: EndpointPolicy) -> None:
+    def _mark(self, *policies: EndpointPolicy) -> None:
         """The maps have these policies."""
         with self.realized.txn() as rows:
             for policy in policies:
                 self._changed.discard(policy.endpoint_id)
                 self._written[policy.endpoint_id] = policy
-                self._former.pop(policy.endpoint_id, None)
+                self._previous.pop(policy.endpoint_id, None)
                 revision = policy.revision
                 waits = not self.acknowledged(policy.endpoint_id)
                 if waits:
                     self._awaiting.add(policy.endpoint_id)
-                if waits or policy.endpoint_id in self._kept:
+                if waits or policy.endpoint_id in self._deferred:
                     revision = self.status(policy.endpoint_id).revision
                 rows.put(
                     RealizedPolicy(
@@ -366,7 +366,7 @@ class EndpointPolicies:
     def follow_proxies(self) -> None:
         """Proxies have acknowledged something: endpoints that waited for that may have their revision now."""
         awaiting, self._awaiting = self._awaiting, set()
-        self._tell(*(self._written[one] for one in awaiting if one in self._written))
+        self._mark(*(self._written[one] for one in awaiting if one in self._written))
 
     def _write_map(self, policy: EndpointPolicy) -> None:
         """Make the map so. One without room is emptied with ``lockdown``, until fewer entries are wanted."""
@@ -383,15 +383,15 @@ class EndpointPolicies:
                 self._overflowed.pop(number, None)
                 return
         self._overflowed[number] = least
-        self._kept.forget(number)
+        self._deferred.forget(number)
         self._pool.write(number, {})
         text = f"locked down, nothing is allowed: {wanted} entries have no room (bpf-policy-map-max)"
         raise OSError(errno.ENOSPC, text)
 
     def _write_entries(self, number: int, wanted: PolicyEntries) -> None:
         known = self._written.get(number)
-        former = known.entries if known is not None else self._over(number, wanted)
-        entries = self._kept.with_former(number, former, wanted)
+        previous = known.entries if known is not None else self._over(number, wanted)
+        entries = self._deferred.with_previous(number, previous, wanted)
         if entries is not wanted:
             try:
                 self._pool.write(number, entries)
@@ -399,14 +399,14 @@ class EndpointPolicies:
                 if error.errno != errno.ENOSPC:
                     raise
             else:
-                self._kept.keep(number, entries, wanted)
+                self._deferred.keep(number, entries, wanted)
                 return
         self._pool.write(number, wanted)
-        self._kept.keep(number, wanted, wanted)
+        self._deferred.keep(number, wanted, wanted)
 
     def _over(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
         """What a map had when it was taken over, if it is to lose something of that."""
-        held = self._former.get(number)
+        held = self._previous.get(number)
         if held is None or all(key in wanted for key in held):
             return None
         return PolicyEntryMap(held)

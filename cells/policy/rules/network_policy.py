@@ -145,10 +145,10 @@ def _directions(
     for index, way in enumerate(spec.egress or ()):
         with at(f"egress[{index}]"):
             egress += _entries(f"spec.egress[{index}]", way.to, way, namespace, options, prefixes)
-    nobody = PeerRule(path="spec.policyTypes", peers=(), ports=None)
+    no_peer = PeerRule(path="spec.policyTypes", peers=(), ports=None)
     return (
-        tuple(ingress or [nobody]) if "Ingress" in types else (),
-        tuple(egress or [nobody]) if "Egress" in types else (),
+        tuple(ingress or [no_peer]) if "Ingress" in types else (),
+        tuple(egress or [no_peer]) if "Egress" in types else (),
     )
 
 

@@ -19,7 +19,7 @@ from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import CT_OUT, CtEntry
 from cells.policy.control import DNSProxyPort, NamedAddresses, RulePolicy
-from cells.proxy.dns.exchange import Counts, LookupLog
+from cells.proxy.dns.exchange import Counts, DNSAccessLog
 from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy, transparent_proxies
 from cells.proxy.dns.proxy import DNSProxy
 from cells.proxy.dns.settings import DNSProxySettings
@@ -108,7 +108,7 @@ cell = group(
         "dns-proxy",
         "Names that pods ask for",
         provide(NameStore, DNSProxy, Counts, connections, dns_metrics, transparent_proxies),
-        provide_private(journal, ProxyRoutes, LookupLog),
+        provide_private(journal, ProxyRoutes, DNSAccessLog),
         invoke(DNSProxy),
     ),
 )

@@ -64,8 +64,8 @@ class EndpointNames:
             of: dict[Lookup, list[IPAddress]] = {}
             for address, lookup in addresses.items():
                 of.setdefault(lookup, []).append(address)
-            for lookup, kept in of.items():
-                yield msgspec.structs.replace(lookup, name=name, addresses=tuple(kept))
+            for lookup, held in of.items():
+                yield msgspec.structs.replace(lookup, name=name, addresses=tuple(held))
 
     @property
     def names(self) -> int:

@@ -102,7 +102,7 @@ class Verdict(Enum):
     """The rules are not known yet."""
 
 
-class Judge:
+class QueryPolicy:
     """Asks policy, and what policy was."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Judge:
 #         lookups are counted.
 
 
-class LookupLog:
+class DNSAccessLog:
     """Tells of lookups as they happen."""
 
     def __init__(
@@ -168,7 +168,7 @@ class LookupLog:
         if self._events.watched:
             record = self._record(asking, endpoint, query, verdict)
             record.code = code
-            self._tell(record)
+            self._report(record)
 
     def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         """The server's answer is on its way to the pod."""
@@ -183,13 +183,13 @@ class LookupLog:
             record.aliases, record.answer_types = read_rest(data, exchange.query.end)
         except WireError as error:
             self._log.debug("other records of an answer are not logged", error=str(error))
-        self._tell(record)
+        self._report(record)
 
     def _redirect(self, asking: Asking) -> Redirect:
         return Redirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
 
-    def _tell(self, record: LookupRecord) -> None:
-        self._events.tell(lookup_sample(record))
+    def _report(self, record: LookupRecord) -> None:
+        self._events.publish(lookup_sample(record))
 
     def _record(self, asking: Asking, endpoint: Endpoint, query: Query, verdict: str) -> LookupRecord:
         return LookupRecord(

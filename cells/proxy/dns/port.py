@@ -62,15 +62,15 @@ class ProxyPort:
 
     async def _choose(self) -> None:
         path = self._agent.state_dir / FILE
-        kept = _kept(path)
-        former = kept[NAME].port if NAME in kept else 0
+        saved = _saved(path)
+        previous = saved[NAME].port if NAME in saved else 0
         # Not tried: for a moment a socket there would be sent what pods ask.
-        self._port = self._wanted or former or self._free()
-        if former != self._port:
-            kept[NAME] = _Port("dns", ingress=False, port=self._port)
+        self._port = self._wanted or previous or self._free()
+        if previous != self._port:
+            saved[NAME] = _Port("dns", ingress=False, port=self._port)
             try:
                 temporary = path.with_suffix(".tmp")
-                temporary.write_bytes(msgspec.json.encode(kept))
+                temporary.write_bytes(msgspec.json.encode(saved))
                 temporary.rename(path)
             except OSError as error:
                 self._log.warning("the DNS proxy's port is not saved for the next agent", error=str(error))
@@ -90,7 +90,7 @@ class ProxyPort:
         return True
 
 
-def _kept(path: Path) -> dict[str, _Port]:
+def _saved(path: Path) -> dict[str, _Port]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, _Port])
     except (OSError, msgspec.MsgspecError):

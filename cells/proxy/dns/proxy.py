@@ -27,7 +27,17 @@ from cells.config import ChainingMode
 from cells.endpoint import Endpoint
 from cells.policy.control import NamedAddresses, NameRules, PolicyRuleSettings, RulePolicy
 from cells.policy.maps import KnownRules
-from cells.proxy.dns.exchange import TCP, UDP, Asking, Awaited, Counts, Exchange, Judge, LookupLog, Verdict
+from cells.proxy.dns.exchange import (
+    TCP,
+    UDP,
+    Asking,
+    Awaited,
+    Counts,
+    DNSAccessLog,
+    Exchange,
+    QueryPolicy,
+    Verdict,
+)
 from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy
 from cells.proxy.dns.servers import PATIENCE, PodSockets, ServerConnection, Upstream, message
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
@@ -81,7 +91,7 @@ class DNSProxy:
         rules: KnownRules,
         counts: Counts,
         routes: ProxyRoutes,
-        told: LookupLog,
+        access_log: DNSAccessLog,
         senders: Table[TransparentProxy],
         *,
         jobs: Jobs,
@@ -89,13 +99,13 @@ class DNSProxy:
     ) -> None:
         self._settings = settings
         self._port = port
-        self._judge = Judge(endpoints, ipcache, NameRules(policy), store)
+        self._policy = QueryPolicy(endpoints, ipcache, NameRules(policy), store)
         self._store = store
         self._names = names
         self._rules = rules
         self._counts = counts
         self._routes = routes
-        self._told = told
+        self._access_log = access_log
         self._log = log
         self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
         self._most_delay = float(settings.tofqdns_proxy_response_max_delay)
@@ -164,7 +174,7 @@ class DNSProxy:
             else:
                 self._reject(asking)
             return
-        found = self._judged(asking)
+        found = self._checked(asking)
         if found is None:
             return
         verdict, query, endpoint = found
@@ -175,7 +185,7 @@ class DNSProxy:
         else:
             self._forward(Exchange(asking, query, endpoint, began))
 
-    def _judged(self, asking: Asking) -> tuple[Verdict, Query, Endpoint] | None:
+    def _checked(self, asking: Asking) -> tuple[Verdict, Query, Endpoint] | None:
         """What becomes of a query; None: nothing, as it is none, or nobody's."""
         try:
             query = read_query(asking.data)
@@ -183,22 +193,22 @@ class DNSProxy:
             self._counts.l7["parse_errors"] += 1
             self._log.debug("what a pod asks is no DNS query", pod=str(asking.client[0]), error=str(error))
             return None
-        endpoint = self._judge.endpoint(asking)
+        endpoint = self._policy.endpoint(asking)
         if endpoint is None:
             return None
         if self._transparent and not len(self._senders):
             self._senders.put(TransparentProxy("cilium-dns-egress"))
         try:
-            verdict = self._judge.verdict(endpoint, asking, query.name)
+            verdict = self._policy.verdict(endpoint, asking, query.name)
         except OSError as error:
             self._log.warning("a DNS query could not be checked", name=query.name, error=str(error))
             return None
         if verdict is Verdict.REFUSE:
             self._counts.l7["denied"] += 1
-            self._told.asked(asking, endpoint, query, "Denied", self._refused)
+            self._access_log.asked(asking, endpoint, query, "Denied", self._refused)
         elif verdict is Verdict.FORWARD:
             self._counts.l7["forwarded"] += 1
-            self._told.asked(asking, endpoint, query, "Forwarded")
+            self._access_log.asked(asking, endpoint, query, "Forwarded")
         return verdict, query, endpoint
 
     def _reject(self, asking: Asking) -> None:
@@ -237,14 +247,14 @@ class DNSProxy:
         """Ask the server, from the pod's address if that can be. Raises OSError, WireError."""
         asking, identity = exchange.asking, exchange.endpoint.identity
         asking = asking._replace(data=rewritten(asking.data, exchange.query))
-        told = partial(self._replied, exchange)
+        access_log = partial(self._replied, exchange)
         if self._transparent:
             try:
-                return self._in_name.ask(asking, identity, told)
+                return self._in_name.ask(asking, identity, access_log)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-        return self._upstream.ask(asking.server, identity, asking.data, told)
+        return self._upstream.ask(asking.server, identity, asking.data, access_log)
 
     def _replied(self, exchange: Exchange, data: bytes | OSError) -> bool:
         """What came from the server; whether it was the answer."""
@@ -294,7 +304,7 @@ class DNSProxy:
 
     def _release(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         exchange.count(self._counts)
-        self._told.answered(exchange, answer, data)
+        self._access_log.answered(exchange, answer, data)
         try:
             self._send(exchange.asking, self._written(exchange, data))
         except WireError as error:
@@ -314,7 +324,7 @@ class DNSProxy:
         self._end(exchange)
         exchange.count(self._counts, "upstream")
         asking = exchange.asking
-        self._told.asked(asking, exchange.endpoint, exchange.query, "Error", SERVFAIL)
+        self._access_log.asked(asking, exchange.endpoint, exchange.query, "Error", SERVFAIL)
         self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
         self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
 
@@ -403,7 +413,7 @@ class DNSProxy:
 
     def _to_server(self, asking: Asking) -> ServerConnection | None:
         """For a pod's connection; None for one that is no pod's."""
-        endpoint = self._judge.endpoint(asking)
+        endpoint = self._policy.endpoint(asking)
         if endpoint is None:
             return None
         client = asking.client if self._transparent else None
@@ -411,11 +421,11 @@ class DNSProxy:
 
     async def _asked_by_tcp(self, asking: Asking, to_server: ServerConnection) -> bytes | None:
         began = time.perf_counter()
-        found = self._judged(asking)
+        found = self._checked(asking)
         if found is not None and found[0] is Verdict.WAIT:
             with anyio.move_on_after(RULES_PATIENCE):
                 await self._rules.known()
-            found = self._judged(asking)
+            found = self._checked(asking)
         if found is None or found[0] is Verdict.WAIT:
             return None
         verdict, query, endpoint = found
@@ -430,7 +440,7 @@ class DNSProxy:
             answer = _answer_to(query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
             exchange.count(self._counts, "upstream")
-            self._told.asked(asking, endpoint, query, "Error", SERVFAIL)
+            self._access_log.asked(asking, endpoint, query, "Error", SERVFAIL)
             self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
             return refusal(asking.data, query.end, SERVFAIL)
         finally:
@@ -440,7 +450,7 @@ class DNSProxy:
         if not self._learn(exchange, answer):
             await self._ready(answer)
         exchange.count(self._counts)
-        self._told.answered(exchange, answer, data)
+        self._access_log.answered(exchange, answer, data)
         try:
             return self._written(exchange, data)
         except WireError:

@@ -110,20 +110,20 @@ LARGEST: Final = 65535
 
 Key = tuple[Address, int]
 """The server, and the identity that is asked for."""
-Told = Callable[[bytes | OSError], bool]
+OnReply = Callable[[bytes | OSError], bool]
 """Gets a datagram, or why there is none; whether it was what was waited for."""
 
 
 class Line:
     """A socket to a server. It waits for one answer at a time."""
 
-    __slots__ = ("_of", "key", "made", "since", "told", "uses")
+    __slots__ = ("_of", "key", "made", "on_reply", "since", "uses")
 
     def __init__(self, of: Upstream, key: Key, made: socket.socket) -> None:
         self._of = of
         self.key = key
         self.made = made
-        self.told: Told | None = None
+        self.on_reply: OnReply | None = None
         self.uses = 0
         self.since = 0.0
 
@@ -141,19 +141,19 @@ class Upstream:
         self._all: set[Line] = set()
         self._sweep = loop.call_later(IDLE, self._close_idle)
 
-    def ask(self, server: Address, identity: int, data: bytes, told: Told) -> Line:
-        """Send a query; ``told`` gets what comes back, until it says that this was it. Raises OSError."""
+    def ask(self, server: Address, identity: int, data: bytes, on_reply: OnReply) -> Line:
+        """Send a query; ``on_reply`` gets what comes back, until it says that this was it. Raises OSError."""
         key = server, identity
         while idle := self._idle.get(key):
             line = idle.pop()
             try:
-                return self._send(line, data, told)
+                return self._send(line, data, on_reply)
             except OSError:  # what became of an earlier query: another socket knows nothing of that
                 continue
-        return self._send(self._connected(key), data, told)
+        return self._send(self._connected(key), data, on_reply)
 
-    def _send(self, line: Line, data: bytes, told: Told) -> Line:
-        line.told = told
+    def _send(self, line: Line, data: bytes, on_reply: OnReply) -> Line:
+        line.on_reply = on_reply
         line.uses += 1
         try:
             line.made.send(data)
@@ -164,7 +164,7 @@ class Upstream:
 
     def give_up(self, line: Line) -> None:
         """Nobody waits for the answer any more. What comes late is for nobody."""
-        line.told = None
+        line.on_reply = None
         self._close(line)
 
     def close(self) -> None:
@@ -189,24 +189,24 @@ class Upstream:
     def _ready(self, line: Line) -> None:
         if line not in self._all:
             return
-        said: bytes | OSError
+        received: bytes | OSError
         try:
-            said = line.made.recv(LARGEST)
+            received = line.made.recv(LARGEST)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            said = error
-        told = line.told
-        if told is None:  # of a query that nobody waits for
-            if isinstance(said, OSError):
+            received = error
+        on_reply = line.on_reply
+        if on_reply is None:  # of a query that nobody waits for
+            if isinstance(received, OSError):
                 self._close(line)
             return
-        if not told(said):
+        if not on_reply(received):
             return
-        line.told = None
+        line.on_reply = None
         if line not in self._all:
             return
-        if isinstance(said, OSError) or line.uses >= USES:
+        if isinstance(received, OSError) or line.uses >= USES:
             self._close(line)
             return
         line.since = self._loop.time()
@@ -253,7 +253,7 @@ class PodSocket:
     def __init__(self, of: PodSockets, key: Address, identity: int) -> None:
         self._of = of
         self.key = key
-        self._waiting: dict[Query, list[Told]] = {}
+        self._waiting: dict[Query, list[OnReply]] = {}
         self.made = upstream(key[0].version, identity, socket.SOCK_DGRAM, key)
 
     @property
@@ -261,13 +261,13 @@ class PodSocket:
         """Whether answers are awaited."""
         return bool(self._waiting)
 
-    def ask(self, asking: Asking, told: Told) -> Waiting:
+    def ask(self, asking: Asking, on_reply: OnReply) -> Waiting:
         """Send a query. Raises OSError."""
         server = text_of(asking.server[0]), asking.server[1]
         self.made.sendto(asking.data, server)
         query = (*server, asking.data[:2])
-        self._waiting.setdefault(query, []).append(told)
-        return Waiting(self, query, told)
+        self._waiting.setdefault(query, []).append(on_reply)
+        return Waiting(self, query, on_reply)
 
     def received(self) -> None:
         """Something has come, or an error."""
@@ -276,16 +276,16 @@ class PodSocket:
         except OSError:  # of an earlier one; errors of the network are told to the pod itself
             return
         query = _canonical(sender[0]), sender[1], data[:2]
-        for told in list(self._waiting.get(query, ())):
-            if told(data):
-                self.forget(query, told)
+        for on_reply in list(self._waiting.get(query, ())):
+            if on_reply(data):
+                self.forget(query, on_reply)
                 return
 
-    def forget(self, query: Query, told: Told) -> None:
+    def forget(self, query: Query, on_reply: OnReply) -> None:
         """Nobody waits for this any more."""
         waiting = self._waiting.get(query, [])
-        if told in waiting:
-            waiting.remove(told)
+        if on_reply in waiting:
+            waiting.remove(on_reply)
         if not waiting:
             self._waiting.pop(query, None)
         if not self._waiting:
@@ -295,16 +295,16 @@ class PodSocket:
 class Waiting:
     """A query that waits for its answer."""
 
-    __slots__ = ("_made", "_query", "_told")
+    __slots__ = ("_made", "_on_reply", "_query")
 
-    def __init__(self, made: PodSocket, query: Query, told: Told) -> None:
+    def __init__(self, made: PodSocket, query: Query, on_reply: OnReply) -> None:
         self._made = made
         self._query = query
-        self._told = told
+        self._on_reply = on_reply
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more."""
-        self._made.forget(self._query, self._told)
+        self._made.forget(self._query, self._on_reply)
 
 
 class PodSockets:
@@ -318,8 +318,8 @@ class PodSockets:
         self._ready = select.epoll()
         loop.add_reader(self._ready, self._received)
 
-    def ask(self, asking: Asking, identity: int, told: Told) -> Waiting:
-        """Send a query; ``told`` gets what comes back, until it says that this was it.
+    def ask(self, asking: Asking, identity: int, on_reply: OnReply) -> Waiting:
+        """Send a query; ``on_reply`` gets what comes back, until it says that this was it.
 
         Raises OSError: EADDRINUSE where somebody on the node holds the port for every address.
         """
@@ -330,7 +330,7 @@ class PodSockets:
             self._by_descriptor[made.made.fileno()] = made
             self._ready.register(made.made, select.EPOLLIN)
         try:
-            return made.ask(asking, told)
+            return made.ask(asking, on_reply)
         except OSError:
             if not made.waits:
                 self.close_one(made)

@@ -195,7 +195,7 @@ class NameStore:
         jobs.one_shot("restore", self._restored)
         jobs.timer("garbage-collector", self.collect, GC)
         self._save_soon = jobs.timer("saved-state", self._save, math.inf, debounce=KEEP).trigger
-        jobs.observe("endpoints", partial(endpoints.changes, only=_is_gone), self._follow)
+        jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._follow)
 
     # What is learnt
 
@@ -447,5 +447,5 @@ def _zombie(endpoint: Endpoint, name: str, address: IPAddress, zombie: Zombie) -
     return Seen(endpoint.id, endpoint.attachment_id, name, (str(address),), 0, at, at, zombie=True)
 
 
-def _is_gone(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
+def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
     return row is None

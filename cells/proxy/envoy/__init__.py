@@ -60,9 +60,9 @@ async def has_taken(socket: Path, versions: Mapping[str, str]) -> bool | None:
             answer = await pool.request("GET", "http://envoy/stats?filter=version_text$|listeners_warming$")
     except (OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
         return None
-    said = dict(line.split(": ", 1) for line in answer.content.decode().splitlines() if ": " in line)
-    return said.get(WARMING) == "0" and all(
-        said.get(name, "").strip('"') == version for name, version in versions.items()
+    statistics = dict(line.split(": ", 1) for line in answer.content.decode().splitlines() if ": " in line)
+    return statistics.get(WARMING) == "0" and all(
+        statistics.get(name, "").strip('"') == version for name, version in versions.items()
     )
 
 
@@ -119,14 +119,14 @@ class Envoy:
         self._agent = agent
         self._log = log
         self._place = Place(agent.state_dir / FOLDER)
-        self._former: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
+        self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
         """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
         self._wanted = anyio.Event()
         """Set once there is a redirect."""
         self._answers = anyio.Event()
         """Set once Envoy has taken its configuration."""
         self._written: dict[Path, bytes] = {}
-        self._told: list[HTTPRedirect] = []
+        self._sent: list[HTTPRedirect] = []
         self._versions: dict[str, str] = {}
         """That Envoy says it has once it has taken all, by the names of its statistics."""
         self._acknowledged: dict[str, HTTPRedirect] = {}
@@ -170,8 +170,8 @@ class Envoy:
     def _prepare(self) -> None:
         """Read the state of an earlier agent."""
         for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
-            if path.exists() and path not in self._written and not self._former[name]:
-                self._former[name] = {one["name"]: one for one in _resources(path)}
+            if path.exists() and path not in self._written and not self._previous[name]:
+                self._previous[name] = {one["name"]: one for one in _resources(path)}
 
     async def _changes(self) -> AsyncIterator[None]:
         self._prepare()
@@ -201,13 +201,13 @@ class Envoy:
         addresses = ["127.0.0.1" if one == socket.AF_INET else "::1" for one in self._dns.families]
         wanted = resources.listeners(redirects, self._settings, self._place, addresses)
         versions["listener_manager.lds.version_text"] = self._put(self._place.listeners, "listeners", wanted)
-        self._told, self._versions = redirects, versions
+        self._sent, self._versions = redirects, versions
         if redirects:
             self._wanted.set()
             self._acknowledge_soon()
-        kept = {one.name for one in redirects} | self._former["listeners"].keys()
+        needed = {one.name for one in redirects} | self._previous["listeners"].keys()
         for path in self._place.routes("").parent.glob("*.json"):
-            if path.stem not in kept:
+            if path.stem not in needed:
                 path.unlink()
                 self._written.pop(path, None)
 
@@ -217,13 +217,13 @@ class Envoy:
         with anyio.move_on_after(PATIENCE):
             pause = LEAST_PAUSE
             while True:
-                told, versions = self._told, self._versions
-                taken = await has_taken(self._place.admin, versions) if told else True
-                if taken and told is self._told:
-                    self._acknowledged = {one.name: one for one in told}
+                sent, versions = self._sent, self._versions
+                taken = await has_taken(self._place.admin, versions) if sent else True
+                if taken and sent is self._sent:
+                    self._acknowledged = {one.name: one for one in sent}
                     self._policies.follow_proxies()
                     self._report(HTTPProxyState(runs=True))
-                    if told:
+                    if sent:
                         self._answers.set()
                     return
                 await anyio.sleep(pause)
@@ -263,7 +263,7 @@ class Envoy:
 
     def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
         """These, and those from before that may be in use; their version."""
-        content = _discovery((self._former[kind] | {one["name"]: one for one in wanted}).values())
+        content = _discovery((self._previous[kind] | {one["name"]: one for one in wanted}).values())
         self._replace(path, content)
         return str(content["version_info"])
 
@@ -284,7 +284,7 @@ class Envoy:
                 if self._endpoints.get(endpoint.id) is None:
                     break
                 await self._policies.realized.wait_changed(endpoint.id, seen)
-        self._former = {"listeners": {}, "clusters": {}}
+        self._previous = {"listeners": {}, "clusters": {}}
         self._ports.keep({one.name for one in self._redirects.all()})
         await self._write(None)
 
@@ -299,8 +299,8 @@ def _resources(path: Path) -> Iterable[Any]:
 
 def _discovery(found: Iterable[Resource]) -> Resource:
     """With its digest as the version."""
-    kept = list(found)
-    return resources.discovery(hashlib.sha256(msgspec.json.encode(kept)).hexdigest()[:16], kept)
+    needed = list(found)
+    return resources.discovery(hashlib.sha256(msgspec.json.encode(needed)).hexdigest()[:16], needed)
 
 
 def http_proxy_ports(ports: RedirectPorts) -> HTTPProxyPorts:

@@ -103,9 +103,9 @@ class AccessLog:
         if len(self._rest) > LONGEST:
             self._rest = b""
         for line in lines:
-            self._tell(line)
+            self._publish(line)
 
-    def _tell(self, data: bytes) -> None:
+    def _publish(self, data: bytes) -> None:
         counted = self._counts.requests
         try:
             line = self._line.decode(data)
@@ -126,10 +126,10 @@ class AccessLog:
         except (OSError, ValueError) as error:
             self._log.debug("a request is not reported", error=str(error))
             return
-        self._events.tell(request_sample(request))
+        self._events.publish(request_sample(request))
         if not line.denied:
             answer = msgspec.structs.replace(request, answer=True, time=line.end, code=line.code)
-            self._events.tell(request_sample(answer))
+            self._events.publish(request_sample(answer))
 
     def _count(self, line: Line, redirect: HTTPRedirect) -> None:
         """The request and its answer, for the endpoint whose policy was asked. Raises ValueError."""

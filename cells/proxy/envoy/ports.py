@@ -72,7 +72,7 @@ class RedirectPorts:
         self._dns = dns
         self._agent = agent
         self._log = log
-        self._kept: dict[str, int] = {}
+        self._assigned: dict[str, int] = {}
         self._taken: set[int] = set()
         lifecycle.append(Hook("read the ports of HTTP redirects", self._read))
 
@@ -85,13 +85,13 @@ class RedirectPorts:
         """The port of a redirect; 0 where none is left, or there is no Envoy."""
         if not self._serves:
             return 0
-        if port := self._kept.get(name, 0):
+        if port := self._assigned.get(name, 0):
             return port
         port = self._free()
         if not port:
             self._log.error("no port is left for a redirect: nothing may pass it", redirect=name)
             return 0
-        self._kept[name] = port
+        self._assigned[name] = port
         self._taken.add(port)
         self._write()
         return port
@@ -102,26 +102,26 @@ class RedirectPorts:
 
     async def _read(self) -> None:
         try:
-            self._kept = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
+            self._assigned = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
         except FileNotFoundError:
             return
         except (OSError, msgspec.MsgspecError) as error:
             self._log.warning("redirects get other ports than before", file=str(self._path), error=str(error))
-        self._taken = set(self._kept.values())
+        self._taken = set(self._assigned.values())
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".tmp")
         try:
-            temporary.write_bytes(msgspec.json.encode(self._kept))
+            temporary.write_bytes(msgspec.json.encode(self._assigned))
             temporary.rename(self._path)
         except OSError as error:
             self._log.warning("a redirect's port is not saved for the next agent", error=str(error))
 
     def keep(self, names: set[str]) -> None:
         """No other redirects are there any more: their ports may be others'."""
-        if self._kept.keys() - names:
-            self._kept = {name: port for name, port in self._kept.items() if name in names}
-            self._taken = set(self._kept.values())
+        if self._assigned.keys() - names:
+            self._assigned = {name: port for name, port in self._assigned.items() if name in names}
+            self._taken = set(self._assigned.values())
             self._write()
 
     def _free(self) -> int:

@@ -59,11 +59,11 @@ class Process:
         digest = hashlib.sha256(
             b"\0".join([began, *map(os.fsencode, command), b"%d %d" % (stat.st_size, stat.st_mtime_ns)])
         ).hexdigest()
-        former = _started(self._place)
-        if former is not None and former.digest != digest:
-            await self._end(former.pid)
-            former = None
-        if former is None:
+        running = _started(self._place)
+        if running is not None and running.digest != digest:
+            await self._end(running.pid)
+            running = None
+        if running is None:
             await wanted.wait()
             self._place.admin.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._place.bootstrap.write_bytes(began)
@@ -71,7 +71,7 @@ class Process:
             (self._place.folder / PID_FILE).write_bytes(msgspec.json.encode(_Running(pid, digest)))
             self._log.info("Envoy was started", pid=pid, program=str(self._program))
         else:
-            pid = former.pid
+            pid = running.pid
             self._log.info("Envoy goes on", pid=pid)
         await self._ended(pid)
         raise EnvoyError(f"Envoy ended, pid {pid}{_how(pid)}: see {self._log_file}")
@@ -129,21 +129,21 @@ def _inherited() -> list[int]:
 
 def end_envoy(state_dir: Path) -> list[str]:
     """End the Envoy that an agent with this state directory has started; what was ended. Raises OSError."""
-    former = _started(Place(state_dir / FOLDER))
-    if former is None:
+    running = _started(Place(state_dir / FOLDER))
+    if running is None:
         return []
-    os.kill(former.pid, signal.SIGKILL)
-    return [f"Envoy, pid {former.pid}"]
+    os.kill(running.pid, signal.SIGKILL)
+    return [f"Envoy, pid {running.pid}"]
 
 
 def _started(place: Place) -> _Running | None:
     """The one that an agent before this has started, if it runs."""
     try:
-        former = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)
-        command = Path(f"/proc/{former.pid}/cmdline").read_bytes().split(b"\0")
+        running = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)
+        command = Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, msgspec.MsgspecError):
         return None
-    return former if os.fsencode(place.bootstrap) in command else None
+    return running if os.fsencode(place.bootstrap) in command else None
 
 
 def _how(pid: int) -> str:

@@ -92,7 +92,7 @@ class Responder:
     def __init__(self, table: ReadTable[L2Announcement], kernel: ResponderKernel) -> None:
         self._table = table
         self._kernel = kernel
-        self._told: dict[L2ResponderKey, str] = {}
+        self._announced: dict[L2ResponderKey, str] = {}
         """Which MAC the network was told of. What an earlier agent answered for is no news."""
 
     async def dump(self) -> Mapping[L2ResponderKey, L2Announcement]:
@@ -100,7 +100,7 @@ class Responder:
         found: dict[L2ResponderKey, L2Announcement] = {}
         for key in self._kernel.held():
             wanted = self._table.get(key)
-            if wanted is not None and self._told.setdefault(key, wanted.mac) == wanted.mac:
+            if wanted is not None and self._announced.setdefault(key, wanted.mac) == wanted.mac:
                 found[key] = wanted
             else:
                 found[key] = L2Announcement(key.ip, key.ifindex, "", "", ())
@@ -116,16 +116,16 @@ class Responder:
             except (OSError, HiveError) as error:
                 failures[key] = error
                 continue
-            if added or self._told.get(key) != row.mac:
-                self._told[key] = ""
+            if added or self._announced.get(key) != row.mac:
+                self._announced[key] = ""
                 frames[key] = row.device, row.ip, row.mac
-        failed = await to_thread.run_sync(self._kernel.tell, frames) if frames else {}
+        failed = await to_thread.run_sync(self._kernel.announce, frames) if frames else {}
         for key, (device, ip, mac) in frames.items():
             if key in failed:
                 text = f"{ip} cannot be announced on {device}: {failed[key]}"
                 failures[key] = HiveError(text)
             else:
-                self._told[key] = mac
+                self._announced[key] = mac
         if failures:
             raise BatchError(failures)
 
@@ -134,7 +134,7 @@ class Responder:
         with BatchFailures(OSError) as failures:
             for key in batch:
                 with failures.of(key):
-                    self._told.pop(key, None)
+                    self._announced.pop(key, None)
                     self._kernel.delete(key)
 
 

@@ -66,7 +66,7 @@ class ResponderKernel(Protocol):
         """When the agent was last alive, in nanoseconds of CLOCK_MONOTONIC."""
         ...
 
-    def tell(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
+    def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
         """Tell networks where addresses are now; what failed. Called in a worker thread."""
         ...
 
@@ -111,7 +111,7 @@ class KernelResponder:
         """When the agent was last alive."""
         self._maps.runtime_config.update(_INDEX, _TIME.pack(moment))
 
-    def tell(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
+    def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
         """Tell networks where addresses are now. Closing the socket waits for RCU."""
         failed: dict[L2ResponderKey, OSError] = {}
         try:
@@ -230,7 +230,7 @@ class Elections:
         try:
             while key in candidates:
                 async with anyio.create_task_group() as group:
-                    group.start_soon(_until_gone, candidates, key, group.cancel_scope)
+                    group.start_soon(_until_removed, candidates, key, group.cancel_scope)
                     await self._stand(candidates, key)
                     group.cancel_scope.cancel()
         finally:
@@ -244,7 +244,7 @@ class Elections:
 
         settings, name, own = self._settings, lease_name(key), self._agent.node_name
 
-        def tell(holder: str) -> None:
+        def announce(holder: str) -> None:
             with self.leases.txn() as rows:
                 rows.put(L2Lease(key, name, holder, holder == own))
 
@@ -253,14 +253,14 @@ class Elections:
             duration=settings.l2_announcements_lease_duration,
             deadline=settings.l2_announcements_renew_deadline,
             retry=settings.l2_announcements_retry_period,
-            observed=tell,
+            observed=announce,
         )
 
         async def hold() -> None:
             try:
                 await anyio.sleep_forever()
             finally:
-                tell("")
+                announce("")
                 if key in candidates and not election.lost:
                     self._kernel.alive(0)  # the agent ends: others may answer from now on
 
@@ -276,9 +276,9 @@ class Elections:
         from cells.kubernetes.leases import LEASES
 
         client = self._api.client
-        told = json.loads(await client.page(LEASES, {}, self._namespace))
+        found_leases = json.loads(await client.page(LEASES, {}, self._namespace))
         ours = {row.lease for row in self.leases.all()}
-        for one in told.get("items") or ():
+        for one in found_leases.get("items") or ():
             name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
             held = (one.get("spec") or {}).get("holderIdentity")
             if not held and name.startswith(PREFIX) and name not in ours:
@@ -286,8 +286,8 @@ class Elections:
                     await client.delete(LEASES, name, self._namespace, version=version)
 
 
-async def _until_gone(candidates: ReadTable[Candidate], key: Key, scope: anyio.CancelScope) -> None:
-    await candidates.wait_gone(key)
+async def _until_removed(candidates: ReadTable[Candidate], key: Key, scope: anyio.CancelScope) -> None:
+    await candidates.wait_removed(key)
     scope.cancel()
 
 

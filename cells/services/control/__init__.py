@@ -4,7 +4,7 @@ Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, P
             serve node ports; the table ``frontends`` follows from them.
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
 Needs:      AgentConfig, Resources, Maps, NodePorts, ReadTable[ClusterNode].   Gives: Table[Frontend],
-            Table[ServedFrontend], Table[RefusedAddress], ServicesByHand.
+            Table[ServedFrontend], Table[RefusedAddress], ManualServices.
 Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
             and EndpointSlice is known: connections through services outlive a restart. Where no source
             of objects is set, it stays as it is, and the log says so.
@@ -40,13 +40,13 @@ from cells.services import (
     ServiceType,
 )
 from cells.services.balancer import LoadBalancer
-from cells.services.control.by_hand import (
+from cells.services.control.manual import (
     HandMade,
-    SaidService,
-    SaidState,
-    ServicesByHand,
-    said_services,
-    said_states,
+    ManualService,
+    ManualServices,
+    ManualState,
+    manual_services,
+    manual_states,
 )
 from cells.services.control.pending import ServiceMaps
 from cells.services.control.tables import (
@@ -99,13 +99,13 @@ __all__ = [
     "HandMade",
     "LoadBalancerOptions",
     "LocalRedirect",
+    "ManualServices",
     "RefusedAddress",
     "ServedFrontend",
     "ServiceConflict",
     "ServiceMaps",
     "ServiceName",
     "ServiceType",
-    "ServicesByHand",
     "backends_by_port",
     "backends_of",
     "cell",
@@ -168,8 +168,8 @@ def watch(
     served: LoadBalancerOptions,
     redirects: Table[LocalRedirect],
     conflicts: Table[ServiceConflict],
-    by_hand: Table[SaidService],
-    states: Table[SaidState],
+    manual: Table[ManualService],
+    states: Table[ManualState],
     refused: Table[RefusedAddress],
     outside: NodePorts | None = None,
     cluster: ReadTable[ClusterNode] | None = None,
@@ -188,7 +188,7 @@ def watch(
         resources.table(PODS) if served.enable_host_port or redirected or reached else None,
         outside.addresses if outside is not None else None,
         resources.table(CILIUM_LOCAL_REDIRECT_POLICIES) if redirected else None,
-        by_hand,
+        manual,
         states,
         devices if served.enable_host_port else None,
         cluster if reached or redirected else None,
@@ -212,7 +212,7 @@ def watch_metrics(found: ServiceWatch) -> Member[Collector]:
 @after(ServiceWatch)
 def reconcile(
     table: Table[Frontend],
-    told: Table[ServedFrontend],
+    served_table: Table[ServedFrontend],
     maps: ServiceMaps,
     served: LoadBalancerOptions,
     objects: KubernetesSettings,
@@ -225,7 +225,7 @@ def reconcile(
     log: Logger,
 ) -> None:
     """Keep the maps as the table says; without a source of objects, as an earlier agent left them."""
-    initial = told.initializer("what the maps hold")
+    initial = served_table.initializer("what the maps hold")
     if not objects.has_source:
         jobs.one_shot("look at what is left", partial(_leave, maps, log))
         return
@@ -233,7 +233,7 @@ def reconcile(
     if settings.maglev:
         size = (sizes or MapSettings()).bpf_lb_maglev_table_size
         maglev = MaglevTables(size, Seed.parse(settings.bpf_lb_maglev_hash_seed))
-    target = ServicesTarget(table, LoadBalancer(served, maglev), maps, told, initial.done, shortage)
+    target = ServicesTarget(table, LoadBalancer(served, maglev), maps, served_table, initial.done, shortage)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)
@@ -260,9 +260,9 @@ cell = module(
         service_conflicts,
         refused_addresses,
         local_redirects,
-        said_services,
-        said_states,
-        ServicesByHand,
+        manual_services,
+        manual_states,
+        ManualServices,
         Shortage,
         dependency,
         metrics,

@@ -118,7 +118,7 @@ class PendingWrites:
         """Backends that are to be written before any slot."""
         self._failed: dict[MapKey, bytes] = {}
         """The same of those that could not be."""
-        self._gone: dict[MapKey, None] = {}
+        self._unwanted: dict[MapKey, None] = {}
         """Backends that nobody wants any more."""
 
     def __contains__(self, owner: Owner) -> bool:
@@ -129,7 +129,7 @@ class PendingWrites:
         self.entries = {name: dict(held) for name, held in entries.items() if name not in LOOK_UP_TABLES}
         self._tables = {MapKey(name, key): None for name in LOOK_UP_TABLES for key in entries.get(name, ())}
 
-    def owe(self, owner: Owner) -> None:
+    def mark_dirty(self, owner: Owner) -> None:
         """Something is to be done for the frontend, though it is not known yet what."""
         self._todo.setdefault(owner, deque())
 
@@ -145,28 +145,28 @@ class PendingWrites:
                 own.append((_phase(batch), batch))
         if left := self._todo.get(owner):
             again = {write.where for _, batch in own for write in batch.writes()}
-            kept = [
+            remaining = [
                 (phase, _one(write))
                 for phase, batch in left
                 for write in batch.writes()
                 if write.where not in again
             ]
             # What was left may rest on what is new: a count on another slot.
-            own = [*own, *kept] if first else sorted([*kept, *own], key=lambda each: each[0])
+            own = [*own, *remaining] if first else sorted([*remaining, *own], key=lambda each: each[0])
         self._todo[owner] = deque(own)
 
     def _add_backends(self, batch: Batch) -> None:
         if batch.values is not None:
             self._fresh.append(batch)
-            if self._gone:
+            if self._unwanted:
                 for key in batch.keys:
-                    self._gone.pop(MapKey(batch.map, key), None)
+                    self._unwanted.pop(MapKey(batch.map, key), None)
             return
         self._failed |= self._take_fresh()
         for key in batch.keys:
             self._failed.pop(where := MapKey(batch.map, key), None)
             if key in self.entries.get(batch.map, ()):
-                self._gone[where] = None
+                self._unwanted[where] = None
 
     def _take_fresh(self) -> dict[MapKey, bytes]:
         batches, self._fresh = self._fresh, []
@@ -180,16 +180,16 @@ class PendingWrites:
         """
         planned = {owner: list(self._todo[owner]) for owner in owners if owner in self._todo}
         failures = self._without_backends(planned, self._write_backends())
-        begun = [owner for owner in planned if owner not in failures]
-        failed = await self._write_together(begun)
+        attempted = [owner for owner in planned if owner not in failures]
+        failed = await self._write_together(attempted)
         self._undo({owner: planned[owner] for owner in failed})
         for owner, error in failed.items():
-            failures |= await self._write_together([owner]) if len(begun) > 1 else {owner: error}
+            failures |= await self._write_together([owner]) if len(attempted) > 1 else {owner: error}
             if owner in failures:
                 self._undo({owner: planned[owner]})
         if error_of_backends := self._delete_backends():
             for owner in owners:
-                self.owe(owner)
+                self.mark_dirty(owner)
                 failures.setdefault(owner, error_of_backends)
         return failures
 
@@ -257,19 +257,19 @@ class PendingWrites:
 
     def _delete_backends(self) -> Exception | None:
         """Of those that nobody wants, those that nothing leads to which somebody failed to change."""
-        if not self._gone or (named := self._named()) is None:
+        if not self._unwanted or (named := self._named()) is None:
             return None
         failure = None
-        for batch in batched(Write(where, None) for where in self._gone if where.key not in named):
-            told = (
+        for batch in batched(Write(where, None) for where in self._unwanted if where.key not in named):
+            errors = (
                 [None] * len(batch.keys)
                 if self._write_at_once(batch)
                 else map(self._write_one, batch.writes())
             )
-            for key, error in zip(batch.keys, told, strict=True):
+            for key, error in zip(batch.keys, errors, strict=True):
                 failure = failure or error
                 if error is None:
-                    del self._gone[MapKey(batch.map, key)]
+                    del self._unwanted[MapKey(batch.map, key)]
         return failure
 
     def _named(self) -> set[bytes] | None:

@@ -150,7 +150,7 @@ class ServicesTarget:
         self._maps = maps
         self._served = served
         self._pending = PendingWrites(maps)
-        self._tell_taken_over = taken_over
+        self._mark_taken_over = taken_over
         self._shortage = shortage if shortage is not None else Shortage()
         self._taken_over = False
         self._planned: dict[FrontendKey, Frontend] = {}
@@ -210,7 +210,7 @@ class ServicesTarget:
             failed = self._plan(frontends)
             failed |= await self._write_of([one.key for one in frontends if one.key not in failed])
             for key in failed:
-                self._pending.owe(key)  # put() tries again, and tells
+                self._pending.mark_dirty(key)  # put() tries again, and tells
             await anyio.lowlevel.checkpoint()
         synced = self._balancer.synced()
         for owner, batches in synced.items():
@@ -220,9 +220,9 @@ class ServicesTarget:
         if held:
             with self._served.txn() as rows:
                 for one in self._served.all():
-                    rows.put(self._told(one.frontend))
+                    rows.put(self._served_row(one.frontend))
         self._maps.void_verdicts()
-        self._tell_taken_over()
+        self._mark_taken_over()
 
     async def _mend(self, held: Entries) -> None:
         """Write what somebody else changed: what is pointed at first, and what is too much last."""
@@ -255,10 +255,10 @@ class ServicesTarget:
         with self._served.txn() as rows:
             for key in keys:
                 if key not in failures and (frontend := self._planned.pop(key, None)) is not None:
-                    rows.put(self._told(frontend))
+                    rows.put(self._served_row(frontend))
         return failures
 
-    def _told(self, frontend: Frontend) -> ServedFrontend:
+    def _served_row(self, frontend: Frontend) -> ServedFrontend:
         held = self._balancer.installed[frontend.key]
         same = held.frontend is frontend or held.frontend == frontend
         return ServedFrontend(held.id, frontend, None if same else held.frontend)

@@ -27,7 +27,7 @@ from cells.services import (
     Node,
     ServiceName,
 )
-from cells.services.control.by_hand import SaidService, SaidState
+from cells.services.control.manual import ManualService, ManualState
 from cells.services.control.tables import LocalRedirect, ServiceConflict
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import WEIGHT, refused_backends, weight_of
@@ -68,8 +68,8 @@ class WatchedObjects(NamedTuple):
     pods: ReadTable[Pod] | None = None
     addresses: ReadTable[NodePortAddress] | None = None
     redirects: ReadTable[CiliumLocalRedirectPolicy] | None = None
-    by_hand: ReadTable[SaidService] | None = None
-    states: ReadTable[SaidState] | None = None
+    manual: ReadTable[ManualService] | None = None
+    states: ReadTable[ManualState] | None = None
     devices: ReadTable[Device] | None = None
     """The node's devices, whose addresses host ports may have."""
     cluster: ReadTable[ClusterNode] | None = None
@@ -122,7 +122,7 @@ class ServiceWatch:
             if table is not None and table is not objects.cluster:
                 await table.wait_initialized()
         follows = [
-            *self._followed(objects.by_hand, _said),
+            *self._followed(objects.manual, _override),
             *self._followed(objects.addresses, self._addresses_changed),
             *self._followed(objects.nodes, self._node_changed),
             *self._followed(objects.devices, self._device_changed),
@@ -131,7 +131,7 @@ class ServiceWatch:
             *self._followed(objects.services, self._service_changed),  # each has its backends at once
             *self._followed(objects.pods, self._pod_changed),
             *self._followed(objects.redirects, self._redirect_changed),
-            *self._followed(objects.states, _state_said),
+            *self._followed(objects.states, _override_state),
         ]
         first: dict[FrontendKey, Frontend] = {}
         for feed in follows:
@@ -193,7 +193,7 @@ class ServiceWatch:
             self.events["delete"] += 1
             return catalog.delete_service(ServiceName(*old.key))
         self.events["add" if old is None else "update"] += 1
-        self._tell_faults(old, row)
+        self._report_faults(old, row)
         return catalog.upsert_service(row)
 
     def _slice_changed(
@@ -204,11 +204,11 @@ class ServiceWatch:
         if old is not None and (row is None or row.service != old.service):
             yield from catalog.delete_slice(ServiceName(old.namespace, old.service), old.name)
         if row is not None and row.service:
-            self._tell_weight(old, row)
+            self._report_weight(old, row)
             self._report_backends(old, row)
             yield from catalog.upsert_slice(row)
 
-    def _tell_weight(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
+    def _report_weight(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
         given = row.metadata.annotations
         if self._log is None or not given or (old is not None and old.annotations == row.annotations):
             return
@@ -237,7 +237,7 @@ class ServiceWatch:
             reason="loopback, link-local, multicast and unspecified addresses are no backends",
         )  # fmt: skip
 
-    def _tell_faults(self, old: Service | None, row: Service) -> None:
+    def _report_faults(self, old: Service | None, row: Service) -> None:
         """What a service asks for and does not get, once for each time that it asks."""
         log = self._log
         if log is None or not served_by(row.labels, self._options.k8s_service_proxy_name):
@@ -285,7 +285,7 @@ class ServiceWatch:
 
     def _report(self, catalog: ServiceCatalog) -> None:
         """Everything that is not served as it was asked for."""
-        self._tell_redirects(catalog)
+        self._publish_redirects(catalog)
         self._report_conflicts(catalog)
         self._report_refused(catalog)
 
@@ -309,16 +309,16 @@ class ServiceWatch:
                         **{of: one.object_name}, part=one.part, address=str(one.address), reason=one.reason,
                     )  # fmt: skip
 
-    def _tell_redirects(self, catalog: ServiceCatalog) -> None:
+    def _publish_redirects(self, catalog: ServiceCatalog) -> None:
         before, self._refused_redirects = self._refused_redirects, dict(catalog.refused_redirects)
         for name, reason in self._refused_redirects.items():
             if before.get(name) != reason and self._log is not None:
                 self._log.warning("local redirect policy refused", policy=str(name), error=reason)
         if self._reports.redirects is None:
             return
-        told = [_told(catalog, redirect) for redirect in catalog.redirects.values()]
+        rows_now = [_local_redirect(catalog, redirect) for redirect in catalog.redirects.values()]
         with self._reports.redirects.txn() as rows:
-            rows.replace_all([*told, *self._refused.values()])
+            rows.replace_all([*rows_now, *self._refused.values()])
 
     def _report_conflicts(self, catalog: ServiceCatalog) -> None:
         """Frontends that a service claims and another has: in the table, and once in the log."""
@@ -379,7 +379,7 @@ def _addresses(device: Device | None) -> tuple[IPAddress, ...]:
     return tuple(each.ip for each in device.addresses)
 
 
-def _told(catalog: ServiceCatalog, redirect: Redirect) -> LocalRedirect:
+def _local_redirect(catalog: ServiceCatalog, redirect: Redirect) -> LocalRedirect:
     frontends = tuple(catalog.redirected.get(redirect.name, ()))
     used = {str(backend.address.ip) for frontend in frontends for backend in frontend.backends}
     names = catalog.pods_of(redirect.name.namespace) if used else {}
@@ -402,12 +402,12 @@ def _changes(
         yield from feed(catalog, change)
 
 
-def _said(catalog: ServiceCatalog, change: Change[SaidService]) -> Iterable[FrontendChange]:
+def _override(catalog: ServiceCatalog, change: Change[ManualService]) -> Iterable[FrontendChange]:
     if change.row is not None:
-        return catalog.say(change.row.key, change.row.frontend)
-    return catalog.unsay(change.old.key) if change.old is not None else ()
+        return catalog.override(change.row.key, change.row.frontend)
+    return catalog.clear_override(change.old.key) if change.old is not None else ()
 
 
-def _state_said(catalog: ServiceCatalog, change: Change[SaidState]) -> Iterable[FrontendChange]:
+def _override_state(catalog: ServiceCatalog, change: Change[ManualState]) -> Iterable[FrontendChange]:
     row = change.row
     return catalog.set_state(row.address, row.state) if row is not None else ()

@@ -212,13 +212,13 @@ class ServiceCatalog:
         self.refused_redirects.pop(name, None)
         return self._claims.replace(_owner(name), [])
 
-    def say(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
+    def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
         """Serve this by hand, with None nothing, until an object says something else of the frontend."""
-        return self._claims.say(key, frontend)
+        return self._claims.override(key, frontend)
 
-    def unsay(self, key: FrontendKey) -> Iterator[FrontendChange]:
+    def clear_override(self, key: FrontendKey) -> Iterator[FrontendChange]:
         """Serve what objects say of the frontend."""
-        return self._claims.unsay(key)
+        return self._claims.clear_override(key)
 
     def set_state(self, address: Address, state: BackendState) -> Iterator[FrontendChange]:
         """Give a backend a state by hand, until nobody has the backend any more."""

@@ -175,8 +175,8 @@ def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
 
 
 def _answer(service: ServiceName, count: int) -> HealthAnswer:
-    said = {"service": {"namespace": service.namespace, "name": service.name}, "localEndpoints": count}
-    body = msgspec.json.encode(said) + b"\n"
+    health = {"service": {"namespace": service.namespace, "name": service.name}, "localEndpoints": count}
+    body = msgspec.json.encode(health) + b"\n"
     headers = (
         ("Content-Type", "application/json"),
         ("X-Content-Type-Options", "nosniff"),

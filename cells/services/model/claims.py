@@ -41,7 +41,7 @@ class Claims:
     def __init__(self) -> None:
         self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
         self._claimed: dict[ServiceName, tuple[FrontendKey, ...]] = {}
-        self._by_hand: dict[FrontendKey, Frontend | None] = {}
+        self._manual: dict[FrontendKey, Frontend | None] = {}
         """None: not served, whoever claims it."""
         self._states: dict[Address, BackendState] = {}
         self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
@@ -53,7 +53,7 @@ class Claims:
         for key in self._claimed.get(owner, ()):
             if key not in wanted:
                 before = self._served(key)
-                self._by_hand.pop(key, None)
+                self._manual.pop(key, None)
                 claims = self._claims[key]
                 del claims[owner]
                 if not claims:
@@ -66,30 +66,30 @@ class Claims:
             self._claimed.pop(owner, None)
         for key, frontend in wanted.items():
             held = self._claims.get(key)
-            if held is None and key not in self._by_hand and not self._states:
+            if held is None and key not in self._manual and not self._states:
                 self._claims[key] = {owner: frontend}
                 yield Upsert(frontend)
                 continue
             before = self._served(key)
             claims = self._claims.setdefault(key, {})
             if claims.get(owner) != frontend:
-                self._by_hand.pop(key, None)
+                self._manual.pop(key, None)
                 claims[owner] = frontend
                 self._contest(key, claims)
             yield from self._change(key, before)
         self._forget_states()
 
-    def say(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
+    def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
         """Serve this by hand, or with None nothing, whoever claims the frontend."""
         before = self._served(key)
-        self._by_hand[key] = frontend
+        self._manual[key] = frontend
         yield from self._change(key, before)
         self._forget_states()
 
-    def unsay(self, key: FrontendKey) -> Iterator[FrontendChange]:
+    def clear_override(self, key: FrontendKey) -> Iterator[FrontendChange]:
         """Serve again who claims the frontend."""
         before = self._served(key)
-        self._by_hand.pop(key, None)
+        self._manual.pop(key, None)
         yield from self._change(key, before)
         self._forget_states()
 
@@ -112,7 +112,7 @@ class Claims:
                 self.contested[key] = (served.service, *(claims[name].service for name in others))
 
     def _keys(self) -> Iterable[FrontendKey]:
-        return [*self._claims, *(key for key in self._by_hand if key not in self._claims)]
+        return [*self._claims, *(key for key in self._manual if key not in self._claims)]
 
     def _has(self, key: FrontendKey, address: Address) -> bool:
         frontend = self._plain(key)
@@ -136,8 +136,8 @@ class Claims:
         return _with_states(frontend, self._states) if frontend is not None and self._states else frontend
 
     def _plain(self, key: FrontendKey) -> Frontend | None:
-        if key in self._by_hand:
-            return self._by_hand[key]
+        if key in self._manual:
+            return self._manual[key]
         claims = self._claims.get(key)
         return _first(claims) if claims is not None else None
 
@@ -147,7 +147,7 @@ def _with_states(frontend: Frontend, states: Mapping[Address, BackendState]) -> 
     if not any(one.address in states for one in frontend.backends):
         return frontend
     backends = tuple(
-        msgspec.structs.replace(one, state=states[one.address], by_hand=True)
+        msgspec.structs.replace(one, state=states[one.address], manual=True)
         if one.address in states and one.state is not BackendState.TERMINATING
         else one
         for one in frontend.backends

@@ -74,7 +74,7 @@ Without a value every one asks. What is only read together with another one is t
 """
 
 
-class Wishes(msgspec.Struct, frozen=True, gc=False):
+class ServiceAnnotations(msgspec.Struct, frozen=True, gc=False):
     """What the annotations of a service mean here."""
 
     types: frozenset[str] = _TYPES
@@ -83,17 +83,17 @@ class Wishes(msgspec.Struct, frozen=True, gc=False):
     deny: bool = False
 
 
-NOTHING = Wishes()
+NOTHING = ServiceAnnotations()
 
 
-def wishes_of(service: Service, options: LoadBalancerOptions) -> Wishes:
+def service_annotations(service: Service, options: LoadBalancerOptions) -> ServiceAnnotations:
     """Read them; what the agent does not let services choose is left out."""
     given = service.metadata.annotations
     if not given:
         return NOTHING
     algorithm = given.get(ALGORITHM, "").lower() if options.bpf_lb_algorithm_annotation else ""
     forwarding = given.get(FORWARDING, "").lower() if options.bpf_lb_mode_annotation else ""
-    return Wishes(
+    return ServiceAnnotations(
         types=_types(given.get(TYPES, "")) or _TYPES,
         algorithm=algorithm if algorithm in {"random", "maglev"} else "",
         forwarding=forwarding if forwarding in {"dsr", "snat"} else "",
@@ -244,7 +244,7 @@ DEFAULT_AFFINITY_TIMEOUT = 10800
 LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
 LOCAL = "Local"
-NOBODY = ("0.0.0.0/32",)
+NO_RANGES = ("0.0.0.0/32",)
 """A range that no client is in, of either family."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
@@ -280,7 +280,7 @@ class _Conversion:
         self._backends = backends
         self._node = node
         self._options = options
-        self._wishes = wishes_of(service, options)
+        self._annotations = service_annotations(service, options)
         self._ext_local = self._spec.external_traffic_policy == LOCAL
         self._int_local = (
             options.enable_internal_traffic_policy and self._spec.internal_traffic_policy == LOCAL
@@ -313,13 +313,13 @@ class _Conversion:
 
     def _wants(self, type_: ServiceType) -> bool:
         """Whether the service is to have such frontends."""
-        return type_.text in self._wishes.types
+        return type_.text in self._annotations.types
 
     def _direct(self, protocol: int) -> bool:
         """Whether its backends on other nodes answer clients outside themselves, where it may say so."""
         if not self._options.bpf_lb_mode_annotation:
             return False
-        mode = self._wishes.forwarding or self._options.bpf_lb_mode
+        mode = self._annotations.forwarding or self._options.bpf_lb_mode
         return mode == "dsr" or (mode == "hybrid" and protocol != PROTOCOLS["UDP"])
 
     def _unique_ports(self) -> list[ServicePort]:
@@ -369,10 +369,10 @@ class _Conversion:
             two_scopes=two_scopes,
             affinity_timeout=self._affinity_timeout(),
             source_ranges=ranges,
-            algorithm=self._wishes.algorithm if not is_cluster_ip else "",
+            algorithm=self._annotations.algorithm if not is_cluster_ip else "",
             direct=self._direct(key.address.protocol)
             and not (is_cluster_ip and not self._options.bpf_lb_external_clusterip),
-            source_ranges_deny=bool(ranges) and self._wishes.deny,
+            source_ranges_deny=bool(ranges) and self._annotations.deny,
             health_check_node_port=self._health_check_port(type_),
             routable=not key.address.is_wildcard
             and (not is_cluster_ip or self._options.bpf_lb_external_clusterip),
@@ -385,7 +385,7 @@ class _Conversion:
         if not given or not self._options.enable_svc_source_range_check:
             return ()
         ranges = {str(one) for one in map(parse_prefix, given) if one}
-        return tuple(sorted(ranges)) or (() if self._wishes.deny else NOBODY)
+        return tuple(sorted(ranges)) or (() if self._annotations.deny else NO_RANGES)
 
     def _health_check_port(self, type_: ServiceType) -> int:
         served = type_ in (ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT)

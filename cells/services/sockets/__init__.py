@@ -246,8 +246,8 @@ class SocketTermination:
     async def _look(self, _: None) -> None:
         remembered = await to_thread.run_sync(lambda: list(self._kernel.remembered()))
         frontends = {each.id: each for each in self._served.all()}  # no older than what is remembered
-        gone = {key for key, asked in remembered if not still_serves(frontends, key, asked)}
-        fresh = gone - self._looked_for
+        stale = {key for key, asked in remembered if not still_serves(frontends, key, asked)}
+        fresh = stale - self._looked_for
         if fresh:
             ended = await to_thread.run_sync(
                 partial(self._kernel.end, fresh, self._protocols, pods=self._pods)
@@ -255,7 +255,7 @@ class SocketTermination:
             self.ended += ended
             if ended:
                 self._log.info("ended sockets that were connected to removed backends", sockets=ended)
-        self._looked_for = gone  # only now: after an error they are looked for again
+        self._looked_for = stale  # only now: after an error they are looked for again
 
 
 def lost_backends(change: Change[ServedFrontend], protocols: Iterable[int]) -> bool:

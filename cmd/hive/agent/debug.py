@@ -83,8 +83,8 @@ def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: flo
             try:
                 text = make()
             except (click.ClickException, OSError, ValueError) as error:
-                told = error.format_message() if isinstance(error, click.ClickException) else str(error)
-                errors.append(f"{what}: {told}")
+                message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+                errors.append(f"{what}: {message}")
                 continue
             _add(archive, f"{name}/{what}", text)
             collected += 1

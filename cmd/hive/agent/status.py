@@ -252,9 +252,9 @@ def masquerading_text(masquerading: dict[str, Any]) -> str:
     families = masquerading.get("enabledProtocols", {})
     on = " and ".join(text for name, text in (("ipv4", "IPv4"), ("ipv6", "IPv6")) if families.get(name))
     networks = [masquerading.get(f"snat-exclusion-cidr-{name}") for name in ("v4", "v6")]
-    kept = ", ".join(each for each in networks if each)
+    excluded = ", ".join(each for each in networks if each)
     mode = str(masquerading.get("mode", "Enabled"))
-    return mode + (f" ({on})" if on else "") + (f", not to {kept}" if kept else "")
+    return mode + (f" ({on})" if on else "") + (f", not to {excluded}" if excluded else "")
 
 
 def _controllers(controllers: list[dict[str, Any]] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:

@@ -156,8 +156,8 @@ def _show(changes: list[dict[str, str]]) -> None:
         click.echo(line)
     for text in wrong:
         click.echo(f"hive: {text}", err=True)
-    said = "The agent would not start again: mend this first." if wrong else "A restart applies this."
-    click.echo(said, err=True)
+    advice = "The agent would not start again: mend this first." if wrong else "A restart applies this."
+    click.echo(advice, err=True)
 
 
 @command.command()

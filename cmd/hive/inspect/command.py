@@ -102,7 +102,7 @@ def command(
         _show_graph(graph, form or "tree", module, timeline)
     else:
         _show_view(chosen, graph, module, why or "", timeline, as_json=form == "json")
-    return _tell_faults(graph) or FAULTY * (chosen == "circles" and _has_circles(graph))
+    return _report_faults(graph) or FAULTY * (chosen == "circles" and _has_circles(graph))
 
 
 def _has_circles(graph: "Graph") -> bool:
@@ -111,7 +111,7 @@ def _has_circles(graph: "Graph") -> bool:
     return bool(circles(graph))
 
 
-def _tell_faults(graph: "Graph") -> int:
+def _report_faults(graph: "Graph") -> int:
     """Why the hive that was shown cannot be, in full; the exit code."""
     if not graph.faults:
         return 0

@@ -18,7 +18,7 @@ import click
 
 from hive.client import ask
 from hive.lab import cgroups
-from hive.lab.node import Lab, LabError, wait_gone
+from hive.lab.node import Lab, LabError, wait_exited
 
 READY_WITHIN = 60.0
 FIRST_IDENTITY = 32768
@@ -91,7 +91,7 @@ def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
     began = time.monotonic()
     agent_socket = api_socket(pid)
     while not (_serves(agent_socket) and lab.cni_conf.exists()):
-        if wait_gone(pid, _SETTLE):
+        if wait_exited(pid, _SETTLE):
             _collect(pid)
             raise LabError(f"the agent of node {lab.name} ended instead of serving:\n{log_end(lab)}")
         if time.monotonic() - began > within:
@@ -154,10 +154,10 @@ def _end(lab: Lab, signal_number: signal.Signals, within: float) -> bool:
         return True
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal_number)
-    gone = wait_gone(pid, within)
-    if gone:
+    exited = wait_exited(pid, within)
+    if exited:
         _collect(pid)
-    return gone
+    return exited
 
 
 def _collect(pid: int) -> None:

@@ -151,8 +151,8 @@ def list_nodes(output: str) -> None:
 
     nodes = [(lab, lab.exists, agent_process.running(lab), lab.pods()) for lab in labs()]
     keys = ("name", "complete", "agent_pid", "pods")
-    told = [dict(zip(keys, (lab.name, *rest), strict=True)) for lab, *rest in nodes]
-    if (text := document(told, output)) is not None:
+    rows = [dict(zip(keys, (lab.name, *rest), strict=True)) for lab, *rest in nodes]
+    if (text := document(rows, output)) is not None:
         click.echo(text)
         return
     if not nodes:

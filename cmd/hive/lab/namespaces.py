@@ -164,12 +164,12 @@ def furnish(share: Path | None = None) -> None:
                 # __detach_mounts(). Until its name is gone as well, the error is EINVAL, not ENOENT.
                 if path in mounted_below(Path("/run")):
                     raise
-    kept = None if share is None else os.open(share, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    handle = None if share is None else os.open(share, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     syscalls.mount("run", "/run", "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755")
-    if share is not None and kept is not None:
+    if share is not None and handle is not None:
         share.mkdir(parents=True)
-        syscalls.mount(f"/proc/self/fd/{kept}", share, flags=syscalls.MS_BIND)
-        os.close(kept)
+        syscalls.mount(f"/proc/self/fd/{handle}", share, flags=syscalls.MS_BIND)
+        os.close(handle)
     Path("/run/cilium").mkdir()
     Path("/run/netns").mkdir()
     if Path("/var/run").resolve() != Path("/run"):

@@ -228,11 +228,11 @@ def end_processes(lab: Lab, within: float = 30.0) -> None:
     for pid in processes(lab):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        if not wait_gone(pid, within):
+        if not wait_exited(pid, within):
             raise LabError(f"process {pid} of node {lab.name} survives SIGKILL for {within:g} s")
 
 
-def wait_gone(pid: int, within: float) -> bool:
+def wait_exited(pid: int, within: float) -> bool:
     """Wait until the process has ended, whoever its parent is; false when it outlives `within` seconds."""
     try:
         process = os.pidfd_open(pid)

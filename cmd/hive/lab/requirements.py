@@ -40,8 +40,8 @@ def missing() -> str:
         finally:
             os._exit(code)
     os.close(write)
-    with os.fdopen(read, encoding="utf-8") as told:
-        found = told.read()
+    with os.fdopen(read, encoding="utf-8") as output:
+        found = output.read()
     _, status = os.waitpid(child, 0)
     return found if status == 0 else f"the lab cannot be tried here: the trial ended with status {status}"
 

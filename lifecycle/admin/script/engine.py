@@ -65,7 +65,7 @@ class Engine:
             except StopScript:
                 return
             except CommandError as error:
-                raise ScriptError(_told(name, line, error, state)) from None
+                raise ScriptError(_message(name, line, error, state)) from None
 
     def complete(self, text: str) -> list[str]:
         """What the line that is being typed may go on with: whole words in place of the one under way."""
@@ -123,9 +123,9 @@ class Engine:
         except StopScript:
             raise
         except Exception as error:
-            if (told := explain(error)) is None:
+            if (text := explain(error)) is None:
                 raise
-            failure = CommandError(told)
+            failure = CommandError(text)
         printed, checks = state.take(), command.name in _LOOK_BACK
         if not checks:  # what looks at the output of the command before leaves it as it is
             state.stdout, state.stderr = printed, f"{failure}\n" if failure else ""
@@ -143,7 +143,7 @@ def _asks_for_help(words: Sequence[str]) -> bool:
     return not {"-h", "-help", "--help"}.isdisjoint(before)
 
 
-def _told(name: str, line: Line, error: CommandError, state: State) -> str:
+def _message(name: str, line: Line, error: CommandError, state: State) -> str:
     text = f"{name}:{line.number}: {line.text}\n{error}"
     printed = f"{state.stdout}{state.stderr}".rstrip("\n")
     return f"{text}\nprinted before:\n{printed}" if printed and printed not in text else text

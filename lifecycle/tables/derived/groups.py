@@ -54,8 +54,8 @@ class GroupRows(Generic[Row, Value, New]):
             writes[value] = new
 
         def remember() -> None:
-            _remember(self._groups, touched, gone=lambda members: not members)
-            _remember(self._of, values, gone=lambda value: value is ABSENT)
+            _remember(self._groups, touched, is_empty=lambda members: not members)
+            _remember(self._of, values, is_empty=lambda value: value is ABSENT)
 
         return writes, remember
 
@@ -105,8 +105,8 @@ class AggregateRows(Generic[Row, Value, New]):
             writes[value] = total if count else None
 
         def remember() -> None:
-            _remember(self._sums, sums, gone=lambda held: not held[0])
-            _remember(self._added, added, gone=lambda one: one is ABSENT)
+            _remember(self._sums, sums, is_empty=lambda held: not held[0])
+            _remember(self._added, added, is_empty=lambda one: one is ABSENT)
 
         return writes, remember
 
@@ -115,9 +115,9 @@ Held = TypeVar("Held")
 Name = TypeVar("Name")
 
 
-def _remember(known: dict[Name, Held], news: Mapping[Name, Held], gone: Callable[[Held], bool]) -> None:
+def _remember(known: dict[Name, Held], news: Mapping[Name, Held], is_empty: Callable[[Held], bool]) -> None:
     for name, held in news.items():
-        if gone(held):
+        if is_empty(held):
             known.pop(name, None)
         else:
             known[name] = held

@@ -56,7 +56,7 @@ class Input(Generic[Row]):
         """All that changed has been."""
         self._changed = {}
 
-    def tell(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
         """The source has changed."""
         del revision
         if (known := self._changed) is not None:

@@ -39,13 +39,13 @@ class Index(Generic[Row]):
     """What can be iterated over, and is one value all the same."""
 
     def __init__(self, source: RowSource[Row], name: str, values: Values[Row]) -> None:
-        self._told = f"table {source.name}: index {name!r}"
+        self._described = f"table {source.name}: index {name!r}"
         if not callable(values):
-            raise TypeError(f"{self._told} is {values!r}: expected a function from a row to its values")
+            raise TypeError(f"{self._described} is {values!r}: expected a function from a row to its values")
         gives = getattr(values, "__annotations__", {}).get("return")
         if gives in self.single or gives in {one.__name__ for one in self.single}:
             where = f" at {place_of(values)}" if has_place(values) else ""
-            raise TypeError(f"{self._told}: its function{where} gives {_ONE}")
+            raise TypeError(f"{self._described}: its function{where} gives {_ONE}")
         self.name = name
         self._source = source
         self._values = values
@@ -87,12 +87,12 @@ class Index(Generic[Row]):
     def _values_of(self, row: Row) -> frozenset[Hashable]:
         values = self._values(row)
         if isinstance(values, self.single):
-            raise TypeError(f"{self._told}: its function gave {values!r}, {_ONE}")
+            raise TypeError(f"{self._described}: its function gave {values!r}, {_ONE}")
         try:
             return self._hashed(values)
         except TypeError as error:
             what = f"its function gave {values!r}, expected hashable values in a tuple or list"
-            raise TypeError(f"{self._told}: {what}: {error}") from error
+            raise TypeError(f"{self._described}: {what}: {error}") from error
 
     def _hashed(self, values: Iterable[Hashable]) -> frozenset[Hashable]:
         return frozenset(values)

@@ -19,7 +19,7 @@ from tests.support.cni_plugin import (
     run_plugin,
 )
 
-WISH = reply(1, b'{"cniVersion":"1.1.0","code":999,"msg":"addresses, please"}', wish=2)
+WISH = reply(1, b'{"cniVersion":"1.1.0","code":999,"msg":"addresses, please"}', patch=2)
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.5/16"}]}
 
 

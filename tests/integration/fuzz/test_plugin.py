@@ -165,7 +165,7 @@ def test_any_input_is_answered(bench: Bench) -> None:
 replies = st.one_of(
     odd_bytes,
     st.builds(
-        lambda version, wish, code, length, rest: HEADER.pack(b"HCNI", version, wish, code, length) + rest,
+        lambda version, patch, code, length, rest: HEADER.pack(b"HCNI", version, patch, code, length) + rest,
         st.sampled_from([0, 1, 1, 1, 2, 65535]),
         st.sampled_from([0, 1, 65535]),
         st.sampled_from([0, 1, 255, 256, 2**32 - 1]),

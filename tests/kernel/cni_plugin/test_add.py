@@ -156,7 +156,7 @@ def test_the_agents_wish_for_ipv6_is_met_once(pod: Namespaces, sock: Path) -> No
     switch = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
     with inside(pod):
         switch.write_text("1")
-    refusal = reply(1, b'{"code":999,"msg":"IPv6 is off"}\n', wish=1)
+    refusal = reply(1, b'{"code":999,"msg":"IPv6 is off"}\n', patch=1)
     with StubAgent(sock).answering(answer(refusal), answer(refusal)) as agent:
         ended = call("ADD", pod, sock)
     assert (ended.code, ended.json["msg"], ended.stderr) == (1, "IPv6 is off", "")

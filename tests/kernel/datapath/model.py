@@ -125,7 +125,7 @@ class Model:
         status = self.conntrack.look_up(flow, Direction.EGRESS, now)
         receiver = self.pods.get(flow.destination)
         peer = self._identity(flow.destination)
-        self._judge(status, pod, flow, Direction.EGRESS, peer, pod.identity, now)
+        self._policy(status, pod, flow, Direction.EGRESS, peer, pod.identity, now)
         if receiver is not None and flow.hops <= 1:
             quoted = QUOTED_TCP if flow.protocol == TCP and flow.plain else QUOTED
             if flow.source.version == 4 or len(frame) < ETHERNET + quoted:
@@ -184,10 +184,10 @@ class Model:
 
     def _deliver(self, pod: ModelPod, flow: Flow, frame: bytes, sender: int, now: int) -> Walk:
         status = self.conntrack.look_up(flow, Direction.INGRESS, now)
-        self._judge(status, pod, flow, Direction.INGRESS, sender, sender, now)
+        self._policy(status, pod, flow, Direction.INGRESS, sender, sender, now)
         return Walk(REDIRECT, hop(frame, pod.host_mac, pod.mac), (FORWARDED, int(Direction.INGRESS)))
 
-    def _judge(
+    def _policy(
         self,
         status: Status,
         pod: ModelPod,

@@ -27,7 +27,7 @@ def pins() -> set[str]:
     return {path.name for path in GLOBALS.iterdir()}
 
 
-def formers() -> set[str]:
+def retired_maps() -> set[str]:
     return {name for name in pins() if "_former_" in name}
 
 
@@ -55,7 +55,7 @@ async def test_no_packet_is_lost_to_an_upgrade_from_before_ipv6(in_node: None) -
         so_far = len(pods[0])
         eventually(lambda: len(pods[0]) > so_far + 100)
     assert (lost(pods), lost(down)) == (set(), set())
-    assert formers() == set()
+    assert retired_maps() == set()
 
 
 def ipv4_alone(maps: Maps) -> None:
@@ -95,7 +95,7 @@ async def test_connections_outlive_a_conntrack_map_of_another_size(in_node: None
         so_far = len(traffic[0])
         eventually(lambda: len(traffic[0]) > so_far + 100)
     assert lost(traffic) == set()
-    assert formers() == set()
+    assert retired_maps() == set()
 
 
 async def test_connections_made_after_a_start_that_failed_outlive_the_next(
@@ -110,7 +110,7 @@ async def test_connections_made_after_a_start_that_failed_outlive_the_next(
     with pytest.raises(StartError):
         async with running(datapath_object=nothing, **RESIZED):
             pass
-    assert len(formers()) == 2
+    assert len(retired_maps()) == 2
     with open_map(GLOBALS / "hive_entry") as entry:
         assert entry.lookup(bytes(4)) == struct.pack("<I", generation)
     with flow(one, two, answer=True) as traffic:
@@ -121,4 +121,4 @@ async def test_connections_made_after_a_start_that_failed_outlive_the_next(
         so_far = len(traffic[0])
         eventually(lambda: len(traffic[0]) > so_far + 100)
     assert lost(traffic) == set()
-    assert formers() == set()
+    assert retired_maps() == set()

@@ -13,7 +13,7 @@ from hive import syscalls
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.kernel import machine_links
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, wait_exited
 from hive.lab.traffic.probe import ping
 from tests.support.agents import invoke
 from tests.support.waiting import eventually
@@ -39,7 +39,7 @@ def start(node: Lab) -> None:
     pid = agent_process.start(node, f"--state-dir={RUN}", f"--bpf-root={BPF}", "--agent-health-port=19879")
 
     def serves() -> bool:
-        assert not wait_gone(pid, 0), agent_process.log_end(node)
+        assert not wait_exited(pid, 0), agent_process.log_end(node)
         with node.open() as inside:
             return bool(inside.run(ask, "/v1/healthz", RUN / "cilium.sock")) and node.cni_conf.exists()
 

@@ -16,7 +16,7 @@ import pytest
 from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.kernel import machine_links
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, wait_exited
 from hive.lab.traffic.probe import ping
 from tests.support.account import agreed
 from tests.support.agents import Ended, call_environment, ended, invoke, serving, start_plugin
@@ -47,7 +47,7 @@ def killer(stop: Stop, pid: int, changes: int, directory: str, delay: float) -> 
 def start_and_kill(lab: Lab, seconds: float) -> None:
     """Start an agent, and kill it after so long."""
     pid = agent_process.start(lab)
-    wait_gone(pid, seconds)
+    wait_exited(pid, seconds)
     agent_process.crash(lab)
 
 

@@ -41,7 +41,7 @@ class Conversation:
         client.setblocking(False)
         server.setblocking(False)
 
-    def say(self) -> None:
+    def override(self) -> None:
         """Send one more byte."""
         byte = bytes([len(self._sent) % 256])
         self._client.send(byte)
@@ -78,14 +78,14 @@ def conversation(lab: Lab, client: pods.Attached, server: pods.Attached) -> Iter
 
 def flows(talk: Conversation) -> None:
     """Said, and heard: what was lost before is sent again by the kernel, after a growing pause."""
-    talk.say()
+    talk.override()
     eventually(lambda: talk.is_through)
 
 
 def is_cut(lab: Lab, talk: Conversation) -> None:
     """The next thing said is dropped by policy, and not heard."""
     before = denied(lab)
-    talk.say()
+    talk.override()
     eventually(lambda: denied(lab) > before)
     assert not talk.is_through
 
@@ -95,11 +95,11 @@ def is_cut_soon(lab: Lab, talk: Conversation) -> None:
     before = denied(lab)
 
     def dropped() -> bool:
-        talk.say()
+        talk.override()
         return denied(lab) > before
 
     eventually(dropped)
-    talk.say()
+    talk.override()
     assert not talk.is_through
 
 

@@ -66,7 +66,7 @@ class Speaker:
         self._version = version
         self._port = port
 
-    def say(self, to: str, port: int, text: bytes) -> None:
+    def override(self, to: str, port: int, text: bytes) -> None:
         """One packet, with its checksum."""
         self._socket.sendto(
             bytes(SCTP(sport=self._port, dport=port, tag=7) / SCTPChunkData(data=text)), (to, 0)
@@ -104,10 +104,10 @@ def exchanged(
 ) -> tuple[tuple[str, int], tuple[str, int]]:
     """A message and its answer: whom the server heard, and whom the client did."""
     question = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    client.say(*to, question)
+    client.override(*to, question)
     peer, port, heard = server.hear()
     assert heard == question
-    server.say(peer, port, question[::-1])
+    server.override(peer, port, question[::-1])
     answerer, answered_from, answer = client.hear()
     assert answer == question[::-1]
     return (peer, port), (answerer, answered_from)

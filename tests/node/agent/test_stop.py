@@ -15,7 +15,7 @@ from hive.lab import agent_process, pods
 from hive.lab.children import Stop
 from hive.lab.demo.upgrade import second_build
 from hive.lab.kernel import look
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, wait_exited
 from hive.lab.traffic.probe import ping
 from tests.support.account import agreed, in_kernel
 from tests.support.agents import call_environment, ended, invoke, serving, start_plugin, terminated
@@ -91,7 +91,7 @@ def test_a_stop_in_the_middle_of_a_start(node: Lab) -> None:
         for moment in (*(chance.uniform(0.05, 0.6) for _ in range(8)), 0.0):
             said = node.agent_log.stat().st_size
             pid = agent_process.start(node)
-            if wait_gone(pid, moment):
+            if wait_exited(pid, moment):
                 raise AssertionError(agent_process.log_end(node))
             code = terminated(node, pid)
             if "node claimed" in node.agent_log.read_text()[said:]:
@@ -120,7 +120,7 @@ def test_a_stop_in_the_middle_of_a_burst(lab: Lab) -> None:
         calls[name] = start_plugin(lab, call_environment(lab, name, command), plugin=pods.PLUGIN)
         if number == 8:
             os.kill(pid, signal.SIGTERM)
-    assert wait_gone(pid, 60)
+    assert wait_exited(pid, 60)
     ended_in_order(lab, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     serving(lab)
     assert {name: ended(call).code for name, call in calls.items()} == dict.fromkeys(names, 0)
@@ -166,7 +166,7 @@ def test_a_second_signal_ends_at_once(lab: Lab) -> None:
     os.kill(pid, signal.SIGTERM)
     os.kill(pid, signal.SIGINT)
     os.kill(pid, signal.SIGCONT)
-    assert wait_gone(pid, 60)
+    assert wait_exited(pid, 60)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in {0, 1}
     serving(lab)
     assert len(agreed(lab).listed) == 1

@@ -9,7 +9,7 @@ import pytest
 from hive.lab import agent_process, pods
 from hive.lab.demo.upgrade import RATE, second_build, upgrade
 from hive.lab.namespaces import inside
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, wait_exited
 from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
 from tests.support.account import agreed
 from tests.support.agents import serving
@@ -45,7 +45,7 @@ def test_upgrades_cut_short_anywhere_lose_nothing(lab: Lab) -> None:
             leaving = sending.start(udp_sender, (target.ipv4, datagrams.getsockname()[1]), RATE)
             for turn in range(12):
                 pid = agent_process.start(lab, *builds[turn % 2])
-                wait_gone(pid, chance.uniform(0.2, 0.5))  # the datapath is swapped about then
+                wait_exited(pid, chance.uniform(0.2, 0.5))  # the datapath is swapped about then
                 agent_process.crash(lab)
             serving(lab, *builds[0])
             sent, received = leaving.finish(within=60), arriving.finish(within=60)

@@ -13,7 +13,7 @@ import pytest
 
 from hive.lab import agent_process, pods
 from hive.lab.demo.upgrade import second_build
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, wait_exited
 from tests.support.agents import invoke
 from tests.support.crash.calls import BPF_READS, HARMLESS, IOCTL_READS
 from tests.support.crash.interposer import Interposer
@@ -87,7 +87,7 @@ class Witnessed:
         pid = agent_process.running(self.lab)
         assert pid is not None
         os.kill(pid, ending)
-        assert wait_gone(pid, 60)
+        assert wait_exited(pid, 60)
         agent_process.crash(self.lab)
         over = re.compile(rf"^{pid} +\+\+\+ ", re.MULTILINE)
         eventually(lambda: over.search(self._trace.read_text(errors="replace")))

@@ -13,7 +13,7 @@ import pytest
 
 from hive.lab import agent_process
 from hive.lab.demo.upgrade import second_build
-from hive.lab.node import Lab, create, destroy, exclusive, wait_gone
+from hive.lab.node import Lab, create, destroy, exclusive, wait_exited
 from tests.support.account import agreed
 from tests.support.agents import invoke, serving
 from tests.support.crash.drill import POINTS, SEED, SURVIVORS, Drill, chosen
@@ -106,7 +106,7 @@ def test_shutdown(drill: Drill) -> None:
 
     def stopped() -> None:
         pid = agent_process.running(drill.lab)
-        assert pid is None or wait_gone(pid, 60), agent_process.log_end(drill.lab)
+        assert pid is None or wait_exited(pid, 60), agent_process.log_end(drill.lab)
         agent_process.crash(drill.lab)
 
     with drill.survivors():

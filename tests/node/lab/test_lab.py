@@ -13,7 +13,7 @@ from pyroute2 import IPRoute
 
 from hive.lab.cluster import Cluster
 from hive.lab.kernel import lab_links
-from hive.lab.node import ROOT, Lab, destroy, wait_gone
+from hive.lab.node import ROOT, Lab, destroy, wait_exited
 from tests.support.namespaces import need_root
 from tests.support.waiting import eventually
 
@@ -183,7 +183,7 @@ def test_down_removes_a_node_whose_agent_crashed(lab: Lab) -> None:
     pid = node["agent_pid"]
     assert isinstance(pid, int)
     os.kill(pid, signal.SIGKILL)
-    assert wait_gone(pid, 60)
+    assert wait_exited(pid, 60)
     hive(
         "lab", "exec", "--name", lab.name, "--pod", "pod-1", "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 &"
     )

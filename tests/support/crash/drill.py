@@ -21,7 +21,7 @@ import pyroute2  # noqa: F401 (or each forked child would import it)
 from hive.lab import agent_process, pods
 from hive.lab.kernel import machine_links
 from hive.lab.namespaces import inside
-from hive.lab.node import Lab, wait_gone
+from hive.lab.node import Lab, wait_exited
 from hive.lab.pods import Attached
 from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import interfaces, ping
@@ -139,7 +139,7 @@ class Drill:
     def expect_cut(self) -> None:
         """Wait for the agent's death at its point; AssertionError when it was not reached."""
         pid = agent_process.running(self.lab)
-        gone = pid is None or wait_gone(pid, WITHIN)
+        gone = pid is None or wait_exited(pid, WITHIN)
         counted = self._interposer.counted
         log = agent_process.log_end(self.lab)
         agent_process.crash(self.lab)

@@ -26,7 +26,7 @@ from cells.datapath.collector import Collected, Collector
 from cells.datapath.datapath import Datapath, HostPolicy
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.host import HostPrograms
-from cells.endpoint.restore import FormerAgent, StaleMaps
+from cells.endpoint.restore import PreviousAgent, StaleMaps
 from cells.endpoint.watchdog import EndpointWatchdog
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
@@ -139,7 +139,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(PolicyMapPool, kernel),
         replace(HostPrograms, NoHostPolicy()),
         replace(StaleMaps, FakeLeft(kernel)),
-        replace(FormerAgent, FakeLeft(kernel)),
+        replace(PreviousAgent, FakeLeft(kernel)),
         replace(IpcacheMap, kernel.prefixes),
         replace(LxcMap, FakeLxcMap()),
         replace(NodeMap, fake(NodeMap, numbers=dict)),

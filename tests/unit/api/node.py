@@ -51,7 +51,7 @@ from cells.policy.control import PolicyView, RulePolicy
 from cells.policy.maps import PolicyEntries, PolicyMapPool, RuleComputer
 from cells.policy.rules import PolicyOptions
 from cells.services import LoadBalancerOptions
-from cells.services.control.by_hand import ServicesByHand, said_services, said_states
+from cells.services.control.manual import ManualServices, manual_services, manual_states
 from cells.services.control.tables import local_redirects, served_frontends
 from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
 from tests.support.policy_maps import write_singly
@@ -344,7 +344,7 @@ async def running_node(
         provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
-        provide(served_frontends, local_redirects, said_services, said_states, ServicesByHand),
+        provide(served_frontends, local_redirects, manual_services, manual_states, ManualServices),
         supply(LoadBalancerOptions()),
         replace(AgentConfig, config),
         replace(EndpointMaps, kernel),

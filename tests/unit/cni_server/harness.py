@@ -34,7 +34,7 @@ class Reply:
 
     code: int
     stdout: bytes
-    wish: int = 0
+    patch: int = 0
     """What the agent asks of the plugin; 1 is IPv6 in the pod."""
 
     @property
@@ -69,10 +69,10 @@ class Client:
             packet = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 18)
         if not packet:
             raise ConnectionError("closed without an answer")
-        magic, _, wish, code, length = HEADER.unpack_from(packet)
+        magic, _, patch, code, length = HEADER.unpack_from(packet)
         assert magic == b"HCNI"
         assert len(packet) == HEADER.size + length
-        return Reply(code, packet[HEADER.size :], wish)
+        return Reply(code, packet[HEADER.size :], patch)
 
     def close(self) -> None:
         """The plugin dies."""

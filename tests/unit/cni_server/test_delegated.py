@@ -29,14 +29,14 @@ async def delegating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 async def test_an_add_asks_the_plugin_for_addresses_first_and_changes_nothing(delegating: Harness) -> None:
     reply = await delegating.call("ADD", conf=CONF)
-    assert reply.wish == ADDRESSES_WISHED
+    assert reply.patch == ADDRESSES_WISHED
     assert "delegated-plugin" in reply.message
     assert delegating.node.clean()
 
 
 async def test_a_pod_has_the_address_it_was_given_as_its_own(delegating: Harness) -> None:
     reply = await delegating.call("ADD", conf=CONF, addresses=GIVEN)
-    assert (reply.code, reply.wish) == (0, 0)
+    assert (reply.code, reply.patch) == (0, 0)
     assert [each["address"] for each in reply.json["ips"]] == ["10.77.0.5/32"]
     (endpoint,) = delegating.node.book.values()
     assert endpoint.addresses == (ip_address("10.77.0.5"),)
@@ -83,12 +83,12 @@ async def test_a_result_without_an_address_for_this_node_is_refused(
 async def test_a_pod_that_cannot_be_reached_is_taken_back(delegating: Harness) -> None:
     delegating.node.refuse = {"route"}
     reply = await delegating.call("ADD", conf=CONF, addresses=GIVEN)
-    assert (reply.code, reply.wish) == (1, 0)
+    assert (reply.code, reply.patch) == (1, 0)
     assert delegating.node.clean()
 
 
 async def test_a_plugin_named_to_an_agent_with_addresses_of_its_own_is_refused(served: Harness) -> None:
     reply = await served.call("ADD", conf=CONF)
-    assert reply.wish == 0
+    assert reply.patch == 0
     assert "ipam.type=host-local, and the agent's ipam is not delegated-plugin" in reply.message
     assert served.node.clean()

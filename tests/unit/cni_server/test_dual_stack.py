@@ -55,13 +55,13 @@ async def test_an_address_that_is_not_taken_back_keeps_not_the_other(both: Harne
 async def test_a_pod_with_ipv6_off_is_left_to_the_plugin_clean(both: Harness) -> None:
     both.node.pods_without_ipv6.add(both.pod("pod1"))
     reply = await both.call("ADD")
-    assert (reply.code, reply.wish) == (1, 1)
+    assert (reply.code, reply.patch) == (1, 1)
     assert reply.message.startswith(
         "unable to configure interfaces in container namespace: error configuring IPv6 and IPv4: "
     )
     assert both.node.clean()
     both.node.pods_without_ipv6.clear()
-    assert (await both.call("ADD")).wish == 0
+    assert (await both.call("ADD")).patch == 0
 
 
 async def test_nothing_is_wished_of_a_pod_without_ipv6_addresses(served: Harness) -> None:
@@ -69,4 +69,4 @@ async def test_nothing_is_wished_of_a_pod_without_ipv6_addresses(served: Harness
     assert (await served.call("ADD")).code == 0
     served.node.refuse.add("configure")
     reply = await served.call("ADD", "cid2", pod="pod2")
-    assert (reply.code, reply.wish) == (1, 0)
+    assert (reply.code, reply.patch) == (1, 0)

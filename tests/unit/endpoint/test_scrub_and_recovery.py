@@ -138,7 +138,7 @@ async def test_a_regeneration_is_tried_until_it_works(monkeypatch: pytest.Monkey
         (found,) = controllers.of("endpoint-7")
         assert (found.name, found.failures, found.successes) == ("endpoint-7-regeneration-recovery", 2, 1)
         assert asked == [7, 7, 7]
-        recovery.gone(7)
+        recovery.removed(7)
         await anyio.wait_all_tasks_blocked()
         assert controllers.of("endpoint-7") == ()
         statuses = hive.get(HealthTree).snapshot()

@@ -21,10 +21,10 @@ from cells.endpoint import (
 )
 from cells.endpoint.restore import (
     ExposedEndpoints,
-    FormerAgent,
     LinkEvents,
     LxcRow,
     OldEndpoints,
+    PreviousAgent,
     QuarantinedEndpoints,
     RegeneratedEndpoints,
     RestoreAddresses,
@@ -123,7 +123,7 @@ class FakeLeft:
     async def sweep_policies(self) -> None:
         self.swept = True
 
-    def release_former(self, keep: Collection[int]) -> None:
+    def release_previous(self, keep: Collection[int]) -> None:
         """FormerAgent: who was kept."""
         self._step("release")
         self.still_served = list(keep)
@@ -172,7 +172,7 @@ class Left:
             supply(self.node.policies, EndpointPolicies),
             supply(Table("endpoint-policies-realized", key=_id), Table[RealizedPolicy]),
             supply(self.left, StaleMaps),
-            supply(self.left, FormerAgent),
+            supply(self.left, PreviousAgent),
             supply(self.links, RestoreLinks),
             supply(self.links, LinkEvents),
             supply(self.addresses, RestoreAddresses),

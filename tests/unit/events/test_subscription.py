@@ -17,7 +17,7 @@ async def rest(subscription: Subscription) -> list[Sample | Lost]:
 async def test_events_come_in_order() -> None:
     subscription = Subscription(4)
     for event in (ONE, TWO, THREE):
-        subscription.tell(event)
+        subscription.publish(event)
     assert await rest(subscription) == [ONE, TWO, THREE]
     assert subscription.lost == 0
 
@@ -25,23 +25,23 @@ async def test_events_come_in_order() -> None:
 async def test_what_finds_no_room_is_counted_where_it_is_missing() -> None:
     subscription = Subscription(1)
     for event in (ONE, TWO, Lost(5, 0)):
-        subscription.tell(event)
+        subscription.publish(event)
     assert await anext(subscription) == [ONE, Lost(6)]
-    subscription.tell(THREE)
+    subscription.publish(THREE)
     assert await rest(subscription) == [THREE]
     assert subscription.lost == 6
 
 
 async def test_losses_are_told_without_another_event() -> None:
     subscription = Subscription(1)
-    subscription.tell(ONE)
-    subscription.tell(TWO)
+    subscription.publish(ONE)
+    subscription.publish(TWO)
     assert await rest(subscription) == [ONE, Lost(1)]
 
 
 async def test_losses_of_the_kernel_are_counted() -> None:
     subscription = Subscription(4)
-    subscription.tell(Lost(5, 0))
+    subscription.publish(Lost(5, 0))
     assert await rest(subscription) == [Lost(5, 0)]
     assert subscription.lost == 5
 

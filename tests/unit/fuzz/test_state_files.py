@@ -22,7 +22,7 @@ from cells.config import read_pidfile
 from cells.endpoint.kernel import claims_of, config_row, lxc_value
 from cells.endpoint.state.directory import StateFiles
 from cells.endpoint.state.saved import encode
-from cells.node.ipam.settings import keep_ranges, kept_ranges
+from cells.node.ipam.settings import keep_ranges, saved_ranges
 from cells.node.router import remembered
 from lifecycle import Lifecycle
 from lifecycle.settings.regular import LARGEST
@@ -143,10 +143,10 @@ def test_ranges_are_kept_or_chosen_anew(make: Put) -> None:
     with directory() as state:
         path = state / "pod-ranges.json"
         make(path)
-        ranges = kept_ranges(state, structlog.get_logger())
+        ranges = saved_ranges(state, structlog.get_logger())
         if not path.is_dir():
             keep_ranges(state, ranges)
-            assert kept_ranges(state, structlog.get_logger()) == ranges
+            assert saved_ranges(state, structlog.get_logger()) == ranges
 
 
 header_lines = st.lists(

@@ -252,7 +252,7 @@ async def test_a_handler_can_ask_whether_the_client_has_gone(tmp_path: Path) -> 
     left = asyncio.Event()
 
     async def handler(request: Request) -> Response:
-        await request.gone()
+        await request.disconnected()
         left.set()
         return Response(200)
 
@@ -270,7 +270,7 @@ async def test_a_client_that_breaks_off_has_gone_too(tmp_path: Path) -> None:
 
     async def handler(request: Request) -> Response:
         if request.target == "/2":
-            await request.gone()
+            await request.disconnected()
             left.set()
         return Response(200, b"never read")
 
@@ -292,7 +292,7 @@ async def test_what_comes_while_a_handler_asks_for_the_client_is_answered_after(
         if request.target == "/1":
 
             async def watch() -> None:
-                await request.gone()
+                await request.disconnected()
 
             async with anyio.create_task_group() as group:
                 group.start_soon(watch)

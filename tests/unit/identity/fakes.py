@@ -18,15 +18,15 @@ class SlowAllocator:
         self.released: list[int] = []
         self.refuse = False
 
-    def allocate_now(self, labels: tuple[str, ...], former: int = 0) -> None:
+    def allocate_now(self, labels: tuple[str, ...], previous: int = 0) -> None:
         """Never at once."""
 
-    async def allocate(self, labels: tuple[str, ...], former: int = 0) -> int:
+    async def allocate(self, labels: tuple[str, ...], previous: int = 0) -> int:
         self.asked.append(labels)
         await self.may_answer.wait()
         if self.refuse:
             raise NoIdentityError("the cluster gives none")
-        return self._numbers.allocate_now(labels, former)
+        return self._numbers.allocate_now(labels, previous)
 
     def release(self, number: int) -> None:
         self.released.append(number)

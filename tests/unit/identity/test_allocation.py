@@ -77,9 +77,9 @@ def objects(one: Cluster) -> dict[str, Any]:
     return {name: found for (_, name), found in one.server.store.of(kind.storage).objects.items()}
 
 
-async def acquired(of: Agent, labels: tuple[str, ...], former: int = 0) -> int:
+async def acquired(of: Agent, labels: tuple[str, ...], previous: int = 0) -> int:
     with anyio.fail_after(30):
-        return (await of.identities.acquire(labels, former)).id
+        return (await of.identities.acquire(labels, previous)).id
 
 
 def test_an_object_says_what_its_labels_are() -> None:
@@ -127,8 +127,8 @@ async def test_a_restarted_node_keeps_its_numbers_while_the_server_is_away(
     one.put(body(4711, WEB))
     away = one.server.faults.add(Fault(times=-1, status=503))
     async with agent(tmp_path, one) as node:
-        assert await acquired(node, WEB, former=4711) == 4711
-        assert await acquired(node, DB, former=4712) == 4712
+        assert await acquired(node, WEB, previous=4711) == 4711
+        assert await acquired(node, DB, previous=4712) == 4712
         with anyio.move_on_after(0.05):
             await node.identities.acquire(("k8s:app=new",))
             raise AssertionError("nobody can give a number")
@@ -145,8 +145,8 @@ async def test_a_number_that_means_something_else_now_is_given_up(one: Cluster, 
     one.put(body(4713, WEB))
     away = one.server.faults.add(Fault(times=-1, status=503))
     async with agent(tmp_path, one) as node:
-        assert await acquired(node, WEB, former=4712) == 4712
-        assert await acquired(node, ("k8s:app=x",), former=4711) == 4711
+        assert await acquired(node, WEB, previous=4712) == 4712
+        assert await acquired(node, ("k8s:app=x",), previous=4711) == 4711
         away.times = 0
         await eventually(lambda: not node.identities.stands_for(4711, ("k8s:app=x",)), within=30)
         await eventually(lambda: not node.identities.stands_for(4712, WEB))

@@ -43,7 +43,7 @@ async def test_numbers_stay_and_are_nobody_elses(tmp_path: Path) -> None:
         assert (await identities.acquire(C)).id == numbers[C]
         fresh = (await identities.acquire(prefix("10.0.0.0/8"))).id
         assert fresh not in numbers.values()
-        assert (await identities.acquire(A, former=fresh)).id == numbers[A]
+        assert (await identities.acquire(A, previous=fresh)).id == numbers[A]
     async with agent(tmp_path).started() as hive:
         identities = hive.get(Identities)
         identities.forget_restored()

@@ -125,7 +125,7 @@ async def test_well_known_pods_have_the_same_numbers_everywhere() -> None:
     )
     async with hive(enable_well_known_identities="true", k8s_namespace="cilium").started() as running:
         identities = running.get(Identities)
-        found = await identities.acquire(dns, former=4711)
+        found = await identities.acquire(dns, previous=4711)
         assert found.id == 112
         identities.release(found.id)
         assert identities.get(112) == found, "it is always there"
@@ -142,6 +142,6 @@ def test_well_known_identities_of_cilium_need_its_namespace() -> None:
 
 def test_a_former_number_of_a_well_known_identity_is_nobody_elses() -> None:
     identities = Identities(identity_table(), NodeAllocator(CLUSTER))
-    found = identities.acquire_now(("k8s:app=web",), former=104)
+    found = identities.acquire_now(("k8s:app=web",), previous=104)
     assert found is not None
     assert found.id in CLUSTER

@@ -33,9 +33,9 @@ def over(allocator: IdentityAllocator) -> Identities:
     return Identities(identity_table(), allocator)
 
 
-def number(identities: Identities, labels: tuple[str, ...], former: int = 0) -> int:
+def number(identities: Identities, labels: tuple[str, ...], previous: int = 0) -> int:
     """The number the labels get, which takes no waiting."""
-    found = identities.acquire_now(labels, former)
+    found = identities.acquire_now(labels, previous)
     assert found is not None
     return found.id
 
@@ -63,25 +63,25 @@ def test_reserved_identities_are_always_there(identities: Identities) -> None:
 
 
 def test_a_restored_identity_keeps_its_number(identities: Identities) -> None:
-    assert number(identities, WEB, former=4711) == 4711
+    assert number(identities, WEB, previous=4711) == 4711
     assert number(identities, WEB) == 4711
     assert number(identities, DB) == 4712
 
 
 @pytest.mark.parametrize("former", [0, 1, 255, 65536, 1 << 24])
-def test_a_number_that_cannot_be_an_endpoints_is_replaced(identities: Identities, former: int) -> None:
-    assert number(identities, WEB, former) == FIRST
+def test_a_number_that_cannot_be_an_endpoints_is_replaced(identities: Identities, previous: int) -> None:
+    assert number(identities, WEB, previous) == FIRST
 
 
 def test_two_label_sets_that_claim_one_number_get_two(identities: Identities) -> None:
-    assert number(identities, WEB, former=300) == 300
-    assert number(identities, DB, former=300) == 301
+    assert number(identities, WEB, previous=300) == 300
+    assert number(identities, DB, previous=300) == 301
 
 
 def test_a_held_number_goes_to_nobody_but_its_restored_owner(identities: Identities) -> None:
     identities.hold(FIRST)
     assert number(identities, WEB) == FIRST + 1
-    assert number(identities, DB, former=FIRST) == FIRST
+    assert number(identities, DB, previous=FIRST) == FIRST
 
 
 def test_a_number_that_is_held_no_more_is_free(identities: Identities) -> None:

@@ -51,7 +51,7 @@ class Told:
             await self.news.wait()
             yield None
 
-    def say(self, problem: str = "", **allocated: str) -> None:
+    def override(self, problem: str = "", **allocated: str) -> None:
         self.state = self.said(allocated, problem)
         self.news.set()
         self.news = anyio.Event()
@@ -136,12 +136,12 @@ async def test_the_start_asks_for_pools_and_waits_until_each_has_an_address(tmp_
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await eventually(lambda: asked(one) == {"default": 4, "red": 2})
-        told.say("cannot allocate from non-existing pool: red", default="10.0.0.0/28")
+        told.override("cannot allocate from non-existing pool: red", default="10.0.0.0/28")
         await eventually(
             lambda: any("non-existing pool: red" in (row.message or "") for row in one.health.snapshot())
         )
         assert not started.is_set()
-        told.say(default="10.0.0.0/28", red="10.9.0.0/28")
+        told.override(default="10.0.0.0/28", red="10.9.0.0/28")
         with anyio.fail_after(30):
             await started.wait()
         assert one.get(Ipam).status() == "IPv4: 2 IPAM pool(s) available, "
@@ -179,7 +179,7 @@ async def test_a_pool_that_is_not_there_is_asked_for_and_the_pod_can_wait_for_it
 
             tasks.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            told.say(default="10.0.0.0/28", red="10.9.0.0/28")
+            told.override(default="10.0.0.0/28", red="10.9.0.0/28")
         assert ipam.allocate_next("default/web")[0].pool == "red"
         assert asked(one) == {"default": 8, "red": 1}
 
@@ -217,7 +217,7 @@ async def test_a_full_pool_goes_on_with_the_next_range_and_gives_back_what_it_ne
         with pytest.raises(IpamLaterError, match="all pod CIDR ranges are exhausted"):
             ipam.allocate_next("default/7")
         assert asked(one) == {"default": 10}
-        told.say(default="10.0.0.0/29 10.0.0.8/29")
+        told.override(default="10.0.0.0/29 10.0.0.8/29")
         await eventually(lambda: len(states(one)) == 2)
         seventh = ipam.allocate_next("default/7")[0]
         assert seventh.ip in ip_network("10.0.0.8/29")
@@ -231,9 +231,9 @@ async def test_a_full_pool_goes_on_with_the_next_range_and_gives_back_what_it_ne
         assert all(pod.ip in ip_network("10.0.0.0/29") for pod in again)
         with pytest.raises(IpamLaterError):  # not what is being given back: somebody may have it already
             ipam.allocate_next("default/7")
-        told.say(default="10.0.0.0/29")
+        told.override(default="10.0.0.0/29")
         await eventually(lambda: released(one) == [])
-        told.say(default="10.0.0.0/29 10.0.0.8/29")
+        told.override(default="10.0.0.0/29 10.0.0.8/29")
         await eventually(lambda: len(states(one)) == 2)
         assert ipam.allocate_next("default/7")[0].ip in ip_network("10.0.0.8/29")
 
@@ -252,7 +252,7 @@ async def test_a_range_that_goes_stays_until_its_last_pod_goes(tmp_path: Path) -
         ipam = one.get(Ipam)
         (web,) = ipam.allocate_next("default/web")
         ipam.forget_retired()
-        told.say(default="10.0.0.0/28")
+        told.override(default="10.0.0.0/28")
         await eventually(lambda: states(one)["red 10.9.0.0/28"] == "retired")
         assert ipam.covers(web.ip)
         with pytest.raises(IpamLaterError, match="not \\(yet\\) available"):

@@ -12,7 +12,7 @@ import structlog
 
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access
-from cells.kubernetes.client.errors import ConflictError, GoneError, NotFoundError, api_error
+from cells.kubernetes.client.errors import ConflictError, ExpiredError, NotFoundError, api_error
 from cells.kubernetes.reflector import Reflector
 from cells.kubernetes.sink import Sink, SourceStatus
 from lifecycle import HealthTree, Table
@@ -82,7 +82,7 @@ def test_every_recorded_refusal_is_told_apart() -> None:
             seen += 1
             assert error.code == answer["status"], where
             assert isinstance(error, NotFoundError) is (error.code == 404), where
-            assert isinstance(error, GoneError) is (error.code == 410), where
+            assert isinstance(error, ExpiredError) is (error.code == 410), where
             assert isinstance(error, ConflictError) is (error.code == 409), where
             if isinstance(body, dict):
                 assert error.status.message == body.get("message", ""), where

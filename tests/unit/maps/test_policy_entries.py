@@ -29,6 +29,6 @@ def test_entries_are_those_of_a_dictionary_and_differences_lead_from_one_to_anot
     one, other = (data.draw(st.integers(0, len(steps))) for _ in range(2))
     changes = versions[one].difference(versions[other])
     reached = {
-        key: entry for key, entry in (models[other] | dict(changes.new)).items() if key not in changes.gone
+        key: entry for key, entry in (models[other] | dict(changes.new)).items() if key not in changes.removed
     }
     assert reached == models[one]

@@ -104,7 +104,7 @@ USUAL, UNUSUAL, FIXED = (
 )
 def test_the_setting_adds_and_leaves_out_and_its_last_word_counts(words: list[str], told: str) -> None:
     choice = Choice(words)
-    assert " ".join(one.name for one in (USUAL, UNUSUAL, FIXED) if choice.tells(one)) == told
+    assert " ".join(one.name for one in (USUAL, UNUSUAL, FIXED) if choice.serves(one)) == told
     assert choice.unsigned == [word for word in words if word[:1] not in {"+", "-"}]
 
 
@@ -118,7 +118,7 @@ def test_the_setting_adds_and_leaves_out_and_its_last_word_counts(words: list[st
     ],
 )
 def test_names_under_which_cilium_knows_a_metric_mean_it(word: str, name: str) -> None:
-    assert not Choice([word]).tells(gauge(name, "", 1, fixed=name == "cilium_bpf_map_pressure"))
+    assert not Choice([word]).serves(gauge(name, "", 1, fixed=name == "cilium_bpf_map_pressure"))
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ class FakeEvents:
         finally:
             self.subscriptions.remove(subscription)
 
-    def tell(self, *events: Sample | Lost) -> None:
+    def publish(self, *events: Sample | Lost) -> None:
         for subscription in self.subscriptions:
             for event in events:
-                subscription.tell(event)
+                subscription.publish(event)
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ async def test_every_client_hears_every_event(tmp_path: Path) -> None:
         async with await connect_unix(path) as one, await connect_unix(path) as two:
             await eventually(lambda: monitor.watchers == 2)
             told: list[Sample | Lost] = [Sample(0, b"first"), Sample(3, b"second"), Lost(4, 1)]
-            events.tell(*told)
+            events.publish(*told)
             assert await some(one, 3) == await some(two, 3) == told
         await eventually(lambda: events.subscriptions == [])
         assert monitor.watchers == 0
@@ -94,7 +94,7 @@ async def test_one_client_too_many_is_turned_away_until_another_goes(tmp_path: P
         await eventually(lambda: monitor.watchers == MOST_CLIENTS - 1)
         async with await connect_unix(path) as another:
             await eventually(lambda: monitor.watchers == MOST_CLIENTS)
-            events.tell(Lost(4, 1))
+            events.publish(Lost(4, 1))
             assert await some(another, 1) == [Lost(4, 1)]
 
 
@@ -118,10 +118,10 @@ async def test_a_client_that_does_not_read_loses_events_and_is_told_how_many(tmp
             sent = 0
             while events.subscriptions[0].lost == 0:
                 for _ in range(50):
-                    events.tell(Sample(0, bytes(10_000)))
+                    events.publish(Sample(0, bytes(10_000)))
                     sent += 1
                 await anyio.lowlevel.checkpoint()
-            events.tell(Lost(5, 0))
+            events.publish(Lost(5, 0))
             payloads = Payloads()
             heard: list[Sample | Lost] = []
             with anyio.fail_after(30):

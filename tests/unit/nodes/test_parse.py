@@ -176,7 +176,7 @@ def test_where_the_operator_decides_a_range_of_the_node_object_does_not_count() 
 
 def test_labels_that_a_pattern_matches_are_left_out() -> None:
     settings = NodeSettings(exclude_node_label_patterns=("^beta", "zone$"))
-    assert settings.kept_labels({"beta.x": "1", "zone": "a", "keep": "2"}) == {"keep": "2"}
+    assert settings.chosen_labels({"beta.x": "1", "zone": "a", "keep": "2"}) == {"keep": "2"}
 
 
 @settings(max_examples=60, deadline=None)

@@ -200,4 +200,4 @@ async def test_the_table_holds_this_node_and_the_others_and_follows(tmp_path: Pa
             await table.wait_for("default/n2", lambda row: str(row.node_ip(Family.IPV4)) == "192.0.2.3")
         (tmp_path / "n2.yaml").unlink()
         with anyio.fail_after(30):
-            await table.wait_gone("default/n2")
+            await table.wait_removed("default/n2")

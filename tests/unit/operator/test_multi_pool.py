@@ -15,7 +15,7 @@ from cells.kubernetes.objects.cilium_node import AllocatedPool, CiliumNode
 from cells.kubernetes.objects.cilium_pools import CiliumPodIPPool
 from cells.operator.multi_pool import pool_spec
 from cells.operator.multi_pool.ledger import PoolLedger, usable
-from cells.operator.pod_cidrs import NodeWish, with_pools
+from cells.operator.pod_cidrs import NodePatch, with_pools
 from tests.support.counts import Count
 from tests.unit.operator.recordings import Json, load
 
@@ -82,13 +82,13 @@ class Cluster:
             one["cidrs"] = one["cidrs"][:keep]
         self.tell({name: body})
 
-    def _fulfil(self, wishes: Mapping[str, NodeWish | None]) -> None:
-        for name, wish in wishes.items():
-            self.errors[name] = wish.error if wish is not None else ""
-            if wish is None or wish.pools is None or self.away:
+    def _fulfil(self, patches: Mapping[str, NodePatch | None]) -> None:
+        for name, patch in patches.items():
+            self.errors[name] = patch.error if patch is not None else ""
+            if patch is None or patch.pools is None or self.away:
                 continue
             body = msgspec.json.decode(msgspec.json.encode(self.nodes[name]))
-            if (live := with_pools(wish, wish.pools, body)) is not None:
+            if (live := with_pools(patch, patch.pools, body)) is not None:
                 self.tell({name: live})
 
 
@@ -221,12 +221,12 @@ def test_what_an_agent_has_changed_meanwhile_is_not_written_over() -> None:
     ledger.define({"p": pool("p", "10.0.0.0/24")})
     cluster = Cluster()
     body = cluster.body("a", {"p": 20}, {"p": ["10.0.0.0/28"]})
-    wish = ledger.update({"a": msgspec.convert(body, CiliumNode)})["a"]
-    assert wish is not None
-    assert wish.pools is not None
-    assert wish.pools.allocated == (AllocatedPool("p", ("10.0.0.0/28", "10.0.0.16/28")),)
-    assert with_pools(wish, wish.pools, cluster.body("a", {"p": 0}, {})) is None
-    assert with_pools(wish, wish.pools, body) is body
+    patch = ledger.update({"a": msgspec.convert(body, CiliumNode)})["a"]
+    assert patch is not None
+    assert patch.pools is not None
+    assert patch.pools.allocated == (AllocatedPool("p", ("10.0.0.0/28", "10.0.0.16/28")),)
+    assert with_pools(patch, patch.pools, cluster.body("a", {"p": 0}, {})) is None
+    assert with_pools(patch, patch.pools, body) is body
 
 
 def test_ranges_are_counted_as_recorded_but_for_those_too_small_to_have_a_first_and_a_last(
@@ -241,10 +241,10 @@ def test_ranges_are_counted_as_recorded_but_for_those_too_small_to_have_a_first_
     outcomes: Counter[str] = Counter()
     for request in recorded["steps"][1]["by_test"]:
         node = msgspec.convert(request["body"], CiliumNode)
-        wish = ledger.update({node.name: node})[node.name]
-        assert wish is not None
-        assert wish.pools is not None
-        found = wish.pools.allocated[0].cidrs or ()
+        patch = ledger.update({node.name: node})[node.name]
+        assert patch is not None
+        assert patch.pools is not None
+        found = patch.pools.allocated[0].cidrs or ()
         mask = int(found[0].partition("/")[2])
         if mask in {31, 32, 127, 128}:  # Cilium counts none in them, and gives the whole pool to one node
             needed = node.spec.ipam.pools.requested[0].needed if node.spec.ipam.pools.requested else None

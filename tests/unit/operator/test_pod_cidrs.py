@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cells.kubernetes.client.errors import ConflictError
 from cells.kubernetes.objects.cilium_node import CiliumNode, CiliumNodeSpec, IPAMSpec
 from cells.kubernetes.objects.kind import DatedMeta
-from cells.operator.pod_cidrs.ledger import Ledger, NodeWish, Pools
+from cells.operator.pod_cidrs.ledger import Ledger, NodePatch, Pools
 from tests.support.apiserver import ApiServer, Fault, on
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
@@ -41,16 +41,16 @@ class Cluster:
                 self.nodes.pop(name, None)
             else:
                 self.nodes[name] = one
-        for name, wish in self.ledger.update(changed).items():
+        for name, patch in self.ledger.update(changed).items():
             self.errors.pop(name, None)
-            if wish is not None:
-                self._fulfil(wish)
+            if patch is not None:
+                self._fulfil(patch)
 
-    def _fulfil(self, wish: NodeWish) -> None:
-        if wish.error:
-            self.errors[wish.name] = wish.error
-        elif wish.cidrs is not None:
-            self.tell({wish.name: node(wish.name, wish.cidrs)})
+    def _fulfil(self, patch: NodePatch) -> None:
+        if patch.error:
+            self.errors[patch.name] = patch.error
+        elif patch.cidrs is not None:
+            self.tell({patch.name: node(patch.name, patch.cidrs)})
 
 
 CIDRS = ["10.1.0.0/25", "10.1.0.128/25", "10.1.0.0/24", "10.9.0.0/26", "192.0.2.0/24", "nonsense"]

@@ -16,7 +16,7 @@ import pytest
 
 from cells.kubernetes.client.client import Client
 from cells.kubernetes.client.errors import ApiError, NotFoundError
-from cells.operator.lb_ipam import LBIPAM, ServiceWish
+from cells.operator.lb_ipam import LBIPAM, ServicePatch
 from cells.operator.leader import LeaderHive
 from lifecycle import Hive, Table
 from lifecycle.testing import eventually
@@ -166,8 +166,10 @@ class Player:
         inner = self._hive.get(LeaderHive).current if self._hive is not None else None
         if inner is None:
             return
-        ipam, wishes = inner.get(LBIPAM), inner.get(Table[ServiceWish])
-        await eventually(lambda: names <= {name for _, name in ipam.plan.grants} and not wishes.all(), WITHIN)
+        ipam, patches = inner.get(LBIPAM), inner.get(Table[ServicePatch])
+        await eventually(
+            lambda: names <= {name for _, name in ipam.plan.grants} and not patches.all(), WITHIN
+        )
 
     async def _ranges(self) -> list[bool]:
         """Whether each CiliumNode has ranges, or is told why not."""

@@ -204,7 +204,7 @@ async def test_while_addresses_change_identities_maps_get_what_is_new_and_lose_n
     room.rules.entries = former
     number = room.made()
     room.maps.room = holds
-    with room.policies.taking_nothing():
+    with room.policies.deferring_deletes():
         room.rules.revision, room.rules.entries = 2, latter
         room.policies.realize(number, 300, ())
         both = {**ALLOW_WEB, **ALLOW_LOCALHOST}

@@ -31,7 +31,7 @@ from cells.services import (
 )
 from cells.services.balancer import Installed, LoadBalancer
 from cells.services.control import ServedFrontend
-from cells.services.control.by_hand import check_frontend, check_states, frontend_of
+from cells.services.control.manual import check_frontend, check_states, frontend_of
 from cells.services.maglev import MaglevTables
 from cells.services.map_entries import Batch, IdsExhaustedError, Write
 from cells.services.model import ServiceCatalog
@@ -164,9 +164,9 @@ class Run:
                 created = check_frontend(frontend, self._told())
             except Refusal as error:
                 if error.status == 460:
-                    self._apply(self.catalog.say(frontend.key, frontend))
+                    self._apply(self.catalog.override(frontend.key, frontend))
                 raise
-            self._apply(self.catalog.say(frontend.key, frontend))
+            self._apply(self.catalog.override(frontend.key, frontend))
         except Refusal as error:
             return {"status": error.status, "body": json.dumps(error.text)}
         return {"status": 201 if created else 200, "body": ""}
@@ -175,7 +175,7 @@ class Run:
         found = next((one.key for one in self._told() if one.id == number), None)
         if found is None:
             return {"status": 404, "body": ""}
-        self._apply(self.catalog.say(found, None))
+        self._apply(self.catalog.override(found, None))
         return {"status": 200, "body": ""}
 
     def _told(self) -> list[ServedFrontend]:

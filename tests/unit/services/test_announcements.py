@@ -196,7 +196,7 @@ class FakeKernel:
     def alive(self, moment: int) -> None:
         self.moments.append(moment)
 
-    def tell(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
+    def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
         if self.down:
             return {key: OSError(100, "Network is down") for key in frames}
         self.told += [(device, str(ip)) for device, ip, _ in frames.values()]

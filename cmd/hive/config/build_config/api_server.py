@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hive.config.build_config.cluster import ClusterError
 from hive.config.build_config.manifests import Manifests
-from hive.config.build_config.sources import Source, Tell
+from hive.config.build_config.sources import Report, Source
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.client import Client
@@ -35,7 +35,7 @@ class ApiServer(Manifests):
         settings: "KubernetesSettings",
         sources: Sequence[Source],
         node: str,
-        tell: Tell,
+        report: Report,
         *,
         patience: float = PATIENCE,
     ) -> None:
@@ -43,7 +43,7 @@ class ApiServer(Manifests):
         self._settings = settings
         self._sources = sources
         self._node = node
-        self._tell = tell
+        self._report = report
         self._patience = patience
 
     def _load(self) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -80,7 +80,7 @@ class ApiServer(Manifests):
                 left = until - anyio.current_time()
                 if left <= 0 or (isinstance(error, ApiError) and error.code < 500):
                     raise
-                self._tell(f"no API server answers yet, asking again for {left:.0f} s: {error}")
+                self._report(f"no API server answers yet, asking again for {left:.0f} s: {error}")
             finally:
                 await client.reset()
             await anyio.sleep(min(left, PAUSE))

@@ -69,10 +69,10 @@ def command(
         raise click.UsageError(str(error)) from error
     overrides = Overrides(_keys(allow_config_keys), _keys(deny_config_keys))
     try:
-        found = [read_source(source, cluster, node_name, _tell) for source in wanted]
+        found = [read_source(source, cluster, node_name, _report) for source in wanted]
         later = [one for group in found[1:] for one in group]
-        values = merge(found[0], later, overrides, _tell)
-        write_directory(Path(dest), values, _tell)
+        values = merge(found[0], later, overrides, _report)
+        write_directory(Path(dest), values, _report)
     except (SourceError, ClusterError, OSError) as error:
         raise click.ClickException(f"Build config failed: {error}") from error
     click.echo(f"wrote {len(values)} settings from {_names(found)} to {dest}")
@@ -101,7 +101,7 @@ def _cluster(
     from hive.config.build_config.api_server import ApiServer
 
     settings = KubernetesSettings(k8s_kubeconfig_path=kubeconfig, k8s_api_server=server)
-    return ApiServer(settings, wanted, node, _tell)
+    return ApiServer(settings, wanted, node, _report)
 
 
 def _keys(text: str | None) -> frozenset[str] | None:
@@ -112,5 +112,5 @@ def _names(found: list[list[Found]]) -> str:
     return ", ".join(one.source.title for group in found for one in group if one.values) or "no source"
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     click.echo(f"hive: {line}", err=True)

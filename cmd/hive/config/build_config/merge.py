@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hive.config.build_config.sources import Found, Tell
+from hive.config.build_config.sources import Found, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +25,19 @@ class Overrides:
         return self.deny is None or key not in self.deny
 
 
-def merge(first: Sequence[Found], later: Sequence[Found], overrides: Overrides, tell: Tell) -> dict[str, str]:
+def merge(
+    first: Sequence[Found], later: Sequence[Found], overrides: Overrides, report: Report
+) -> dict[str, str]:
     """The settings, and where they are from under ``config-sources`` and ``config-sources-overrides``."""
     values: dict[str, str] = {}
     for found in first:
-        _put(values, found.values, found, tell)
+        _put(values, found.values, found, report)
     for found in later:
         refused = sorted(key for key in found.values if not overrides.permits(key))
         for key in refused:
-            tell(f"warning: {found.source.title} has the non-overridable key {key}: not taken")
-        kept = {key: value for key, value in found.values.items() if key not in refused}
-        _put(values, kept, found, tell)
+            report(f"warning: {found.source.title} has the non-overridable key {key}: not taken")
+        allowed = {key: value for key, value in found.values.items() if key not in refused}
+        _put(values, allowed, found, report)
     named = [found.source for found in (*first, *later) if found.values]
     values["config-sources"] = json.dumps(
         [{"kind": one.kind, "namespace": one.namespace, "name": one.name} for one in named]
@@ -46,9 +48,9 @@ def merge(first: Sequence[Found], later: Sequence[Found], overrides: Overrides, 
     return values
 
 
-def _put(values: dict[str, str], more: Mapping[str, str], found: Found, tell: Tell) -> None:
+def _put(values: dict[str, str], more: Mapping[str, str], found: Found, report: Report) -> None:
     for key in sorted(more.keys() & values.keys()):
-        tell(f"{found.source.title} overrides {key}")
+        report(f"{found.source.title} overrides {key}")
     values.update(more)
 
 

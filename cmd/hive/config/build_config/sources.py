@@ -16,7 +16,7 @@ KINDS = ("config-map", "cilium-node-config", "node", "directory")
 _TRIES = 10
 """How often a mounted ConfigMap is read that is swapped meanwhile."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 """Writes a line to the container's log."""
 
 
@@ -62,42 +62,42 @@ def parse_source(text: str, namespace: str, node: str) -> Source:
     raise SourceError(f"unknown config source {text!r}: expected one of {', '.join(KINDS)}, then :name")
 
 
-def read_source(source: Source, cluster: Cluster, node: str, tell: Tell) -> list[Found]:
+def read_source(source: Source, cluster: Cluster, node: str, report: Report) -> list[Found]:
     """What the source has, weaker first. Raises ClusterError, SourceError, OSError."""
     match source.kind:
         case "config-map":
             values = cluster.config_map(source.namespace, source.name)
             if values is None:
-                tell(f"error: {source.title} not found: taken as empty")
+                report(f"error: {source.title} not found: taken as empty")
             return [Found(source, values or {})]
         case "cilium-node-config":
-            return _node_configs(source, cluster, node, tell)
+            return _node_configs(source, cluster, node, report)
         case "node":
-            return [Found(source, _node_overrides(source, cluster, tell))]
+            return [Found(source, _node_overrides(source, cluster, report))]
     return [Found(source, read_directory(source.name))]
 
 
-def _node_configs(source: Source, cluster: Cluster, node: str, tell: Tell) -> list[Found]:
+def _node_configs(source: Source, cluster: Cluster, node: str, report: Report) -> list[Found]:
     configs = sorted(cluster.node_configs(source.namespace), key=lambda one: one.name)
     if source.name:
         chosen = [one for one in configs if one.name == source.name]
         if not chosen:
-            tell(f"error: {source.title} not found: taken as empty")
+            report(f"error: {source.title} not found: taken as empty")
     else:
         found = cluster.node(node)
         if found is None and configs:
-            tell(f"error: node {node!r} not found: no {source.kind} is taken")
+            report(f"error: node {node!r} not found: no {source.kind} is taken")
         chosen = [one for one in configs if found is not None and one.selects(found.labels)]
     return [
         Found(Source(source.kind, one.namespace, one.name), one.defaults) for one in chosen if one.defaults
     ]
 
 
-def _node_overrides(source: Source, cluster: Cluster, tell: Tell) -> dict[str, str]:
+def _node_overrides(source: Source, cluster: Cluster, report: Report) -> dict[str, str]:
     """Settings a node carries by itself; its annotations are stronger than its labels."""
     node = cluster.node(source.name)
     if node is None:
-        tell(f"error: {source.title} not found: taken as empty")
+        report(f"error: {source.title} not found: taken as empty")
         return {}
     values: dict[str, str] = {}
     for carried in (node.labels, node.annotations):
@@ -107,7 +107,7 @@ def _node_overrides(source: Source, cluster: Cluster, tell: Tell) -> dict[str, s
                 if setting:
                     values[setting] = value
                 else:
-                    tell(f"error: {source.title}: {key}: expected the name of a setting after the slash")
+                    report(f"error: {source.title}: {key}: expected the name of a setting after the slash")
     return values
 
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hive.config.build_config.sources import Tell
+from hive.config.build_config.sources import Report
 
 DATA = "..data"
 
 
-def write_directory(directory: Path, values: Mapping[str, str], tell: Tell) -> None:
+def write_directory(directory: Path, values: Mapping[str, str], report: Report) -> None:
     """Make the directory's files be these values; a reader sees the former ones or these, never a mixture.
 
     Files are links through ``..data`` to the newest of ``..data_*``; links and data of former runs that mean
@@ -22,7 +22,7 @@ def write_directory(directory: Path, values: Mapping[str, str], tell: Tell) -> N
     """
     wrong = sorted(key for key in values if "/" in key or key.startswith("..") or not key)
     for key in wrong:
-        tell(f"error: {key!r} is no name of a setting: left out")
+        report(f"error: {key!r} is no name of a setting: left out")
     keys = [key for key in values if key not in wrong]
     directory.mkdir(parents=True, exist_ok=True)
     fresh = _new_data(directory)
@@ -59,9 +59,9 @@ def _replace_link(path: Path, target: str) -> None:
     temporary.replace(path)
 
 
-def _sweep(directory: Path, kept: Path) -> None:
+def _sweep(directory: Path, allowed: Path) -> None:
     for path in directory.iterdir():
         if path.is_symlink() and path.readlink().parts[0] == DATA and not path.exists():
             path.unlink()
-        elif path.name.startswith(f"{DATA}_") and path != kept and not path.is_symlink():
+        elif path.name.startswith(f"{DATA}_") and path != allowed and not path.is_symlink():
             shutil.rmtree(path)

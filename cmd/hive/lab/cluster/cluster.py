@@ -93,10 +93,10 @@ class Cluster:
                 self.manifests.join(lab)
                 made.append(lab)
         self.manifests.write("namespaces", [namespace_object()])
-        self._tell_nodes()
+        self._announce_nodes()
         return made
 
-    def _tell_nodes(self) -> None:
+    def _announce_nodes(self) -> None:
         """All objects to every node; with etcd, to each node only its own."""
         objects = {lab: node_objects(lab, self.place(lab)) for lab in self.nodes()}
         if self.store.exists:
@@ -119,17 +119,17 @@ class Cluster:
         """Attach a pod of which every node knows the object."""
         return add_pod(self.manifests, lab, self.place(lab).ipv4, name)
 
-    def remove(self, gone: Sequence[Lab]) -> None:
+    def remove(self, removed: Sequence[Lab]) -> None:
         """Take these nodes down; with the last one the network goes."""
-        for lab in gone:
+        for lab in removed:
             agent_process.terminate(lab)
-            pods_gone = lab.pods()
+            removed_pods = lab.pods()
             destroy(lab)
             if self.nodes() and self.network.exists:
-                for pod in pods_gone:
+                for pod in removed_pods:
                     self.manifests.remove(f"pod-{pod}")
                 self.manifests.follow_services()
-                self._tell_nodes()
+                self._announce_nodes()
         if not self.nodes():
             self.store.remove()
             remove_network(self.network)

@@ -18,7 +18,7 @@ from pathlib import Path
 from hive.lab.agent_process import birth
 from hive.lab.children import undisturbed
 from hive.lab.cluster.network import LabNetwork, Place
-from hive.lab.node import LabError, wait_gone
+from hive.lab.node import LabError, wait_exited
 
 PORT = 2379
 READY_WITHIN = 60.0
@@ -99,7 +99,7 @@ class Store:
         began = time.monotonic()
         with self.network.open() as network:
             while not network.run(_listens):
-                if wait_gone(pid, _SETTLE) or time.monotonic() - began > READY_WITHIN:
+                if wait_exited(pid, _SETTLE) or time.monotonic() - began > READY_WITHIN:
                     lines = (self.directory / "log").read_text(errors="replace").splitlines()[-5:]
                     raise LabError("etcd does not serve:\n" + "\n".join(f"  {line}" for line in lines))
 
@@ -111,7 +111,7 @@ class Store:
         for each in (signal.SIGCONT, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.kill(pid, each)
-        if not wait_gone(pid, 10.0):
+        if not wait_exited(pid, 10.0):
             raise LabError("etcd survives SIGKILL")
         with suppress(ChildProcessError):  # another process started it
             os.waitpid(pid, 0)

@@ -15,7 +15,7 @@ from hive.lab import agent_process, pods
 from hive.lab.demo.aftermath import clear_away, settled
 from hive.lab.demo.story import WIDTH, Story
 from hive.lab.demo.talk import Talk
-from hive.lab.demo.upgrade import RATE, ids, second_build, tell, upgrade
+from hive.lab.demo.upgrade import RATE, ids, report, second_build, upgrade
 from hive.lab.kernel import Belongings, Kernel, belongings, lab_links, look
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, PREFIX, Lab, LabError, create, destroy
@@ -187,12 +187,12 @@ class Demo:
         first, second = (self._attached[name] for name in PODS)
         seen = upgrade(self._lab, first, second, build, SETTINGS)
         self.kernels += [seen.before, seen.after]
-        tell(self._story, seen)
-        kept = {endpoint.addresses(one)["ipv4"] for one in self._endpoints()}
+        report(self._story, seen)
+        addresses = {endpoint.addresses(one)["ipv4"] for one in self._endpoints()}
         self._story.check(
             "the new agent knows both pods",
-            kept == {pod.ipv4 for pod in self._attached.values()},
-            ", ".join(sorted(kept)),
+            addresses == {pod.ipv4 for pod in self._attached.values()},
+            ", ".join(sorted(addresses)),
         )
 
     def remove_pods(self) -> None:
@@ -238,11 +238,11 @@ class Demo:
                 f"      on the node {pod.host_link}  MAC {pod.host_mac}",
             ]
         )
-        as_told = (link.addresses, link.mac, link.up) == ((f"{pod.ipv4}/32",), pod.pod_mac, True)
-        host_told = host is not None and host.up and host.mac == pod.host_mac
+        pod_as_reported = (link.addresses, link.mac, link.up) == ((f"{pod.ipv4}/32",), pod.pod_mac, True)
+        host_as_reported = host is not None and host.up and host.mac == pod.host_mac
         default = any(route.destination == "default" and route.gateway == pod.gateway for route in found)
         self._story.check(
             "it is as the plugin reported",
-            as_told and host_told and default,
+            pod_as_reported and host_as_reported and default,
             f"address, MACs, default route by {pod.gateway}",
         )

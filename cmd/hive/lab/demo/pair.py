@@ -66,8 +66,8 @@ class Pair:
         for number, lab in enumerate(self._labs, 1):
             self._attached.append(self._cluster.add_pod(lab, f"pod-{number}"))
         for lab, other in self._both():
-            told = eventually(lambda lab=lab, other=other: self._source(lab, other))
-            self._story.check(f"{lab.name} knows {other.name}", bool(told), f"from {told}")
+            source = eventually(lambda lab=lab, other=other: self._source(lab, other))
+            self._story.check(f"{lab.name} knows {other.name}", bool(source), f"from {source}")
 
     def talk(self) -> None:
         """By routes."""

@@ -53,7 +53,7 @@ class Policies:
         self._pods: dict[str, Attached] = {}
         self._client: socket.socket
         self._server: socket.socket
-        self._said = 0
+        self._sent = 0
 
     def pods(self) -> None:
         """A node with an agent that takes policies from a folder, and two pods."""
@@ -90,7 +90,7 @@ class Policies:
         self._story.step(
             "talk", f"{FRONT} has a connection open to {BACK}", "And sends something now and then."
         )
-        self._story.check("what it sends arrives", self._say(within=30), f"TCP, port {PORT}")
+        self._story.check("what it sends arrives", self._ping(within=30), f"TCP, port {PORT}")
 
     def cut(self) -> None:
         """A policy that closes the cart."""
@@ -102,7 +102,9 @@ class Policies:
         self._apply([])
         enforced = eventually(lambda: self._enforced(BACK) == "ingress")
         self._story.check("its policy map has it", bool(enforced), "hive endpoint list: ingress is enforced")
-        self._story.check("the open connection is cut", not self._say(SILENCE), f"{SILENCE:.0f} s of silence")
+        self._story.check(
+            "the open connection is cut", not self._ping(SILENCE), f"{SILENCE:.0f} s of silence"
+        )
 
     def why(self) -> None:
         """What ``hive policy explain`` answers."""
@@ -128,16 +130,16 @@ class Policies:
 
     # What the chapters share
 
-    def _say(self, within: float) -> bool:
+    def _ping(self, within: float) -> bool:
         """Send a byte; whether all that was said has arrived."""
         self._client.send(b"x")
-        self._said += 1
+        self._sent += 1
         return self._arrives(within)
 
     def _arrives(self, within: float) -> bool:
-        while self._said and select.select([self._server], [], [], within)[0]:
-            self._said -= len(self._server.recv(100))
-        return not self._said
+        while self._sent and select.select([self._server], [], [], within)[0]:
+            self._sent -= len(self._server.recv(100))
+        return not self._sent
 
     def _apply(self, allowed: list[str]) -> None:
         peers = [{"matchLabels": {"app": name}} for name in allowed]

@@ -142,14 +142,14 @@ class Services:
             try:
                 self._ask(first, ANYWHERE)
                 self._serve("one", "two", "three", terminating=("two",))
-                gone = eventually(lambda: "two" not in self._ask(first, ANYWHERE).servers)
+                drained = eventually(lambda: "two" not in self._ask(first, ANYWHERE).servers)
                 self._serve("one", "three")
                 pods.delete(lab, pod.pod)
                 self._ask(first, ANYWHERE)
                 load = child.finish(within=30)
             finally:
                 child.kill()
-        self._story.check("it gets no new connections", bool(gone), "two has left the answers")
+        self._story.check("it gets no new connections", bool(drained), "two has left the answers")
         self._story.check(
             "no request failed", not load.failed and bool(load.answered),
             f"{_answers(load)}; {len(load.failed)} failed {load.failed[:1] or ''}".rstrip(),

@@ -100,15 +100,15 @@ def upgrade(
     return Upgrade(before, after, sent, received, written, read, without_agent, start)
 
 
-def tell(story: Story, seen: Upgrade) -> None:
+def report(story: Story, seen: Upgrade) -> None:
     """Judge what was seen, line by line, and keep the numbers."""
     story.check(
         "killed with -9, and a new agent serves",
         True,
         f"{seen.without_agent:.1f} s without one, {seen.start * 1000:.0f} ms of them its start",
     )
-    _tell_objects(story, seen)
-    _tell_traffic(story, seen)
+    _report_objects(story, seen)
+    _report_traffic(story, seen)
     story.measured["upgrade"] = {
         "seconds_without_agent": round(seen.without_agent, 3),
         "agent_start_seconds": round(seen.start, 3),
@@ -119,14 +119,14 @@ def tell(story: Story, seen: Upgrade) -> None:
     }
 
 
-def _tell_objects(story: Story, seen: Upgrade) -> None:
+def _report_objects(story: Story, seen: Upgrade) -> None:
     lasting = seen.before.lasting_maps
-    kept = {pin: id_ for pin, id_ in lasting.items() if seen.after.maps.get(pin) == id_}
-    missing = ", ".join(sorted(lasting.keys() - kept.keys()))
+    unchanged = {pin: id_ for pin, id_ in lasting.items() if seen.after.maps.get(pin) == id_}
+    missing = ", ".join(sorted(lasting.keys() - unchanged.keys()))
     story.check(
         "the maps are the same",
-        kept == lasting,
-        f"{len(kept)} of {len(lasting)} keep their id" + (f"; not {missing}" if missing else ""),
+        unchanged == lasting,
+        f"{len(unchanged)} of {len(lasting)} keep their id" + (f"; not {missing}" if missing else ""),
     )
     old, new = set(seen.before.entries.values()), set(seen.after.entries.values())
     story.check("the programs are new", bool(new) and not old & new, f"{ids(old)} became {ids(new)}")
@@ -138,7 +138,7 @@ def _tell_objects(story: Story, seen: Upgrade) -> None:
     )
 
 
-def _tell_traffic(story: Story, seen: Upgrade) -> None:
+def _report_traffic(story: Story, seen: Upgrade) -> None:
     story.check(
         "no UDP packet was lost",
         seen.lost == 0 and seen.sent.packets > 0 and seen.sent.errors == 0,

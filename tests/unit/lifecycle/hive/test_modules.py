@@ -463,7 +463,7 @@ async def test_who_watches_a_table_of_a_disabled_module_gets_a_clear_error() -> 
                 follow(changes),
                 follow(mapped_changes),
                 table.wait_for("never"),
-                table.wait_gone("before"),
+                table.wait_removed("before"),
             )
         ]
         await anyio.wait_all_tasks_blocked()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from lifecycle import Duration, Formerly, GraphError, Hive, Secret, Settings, Sources, config, seconds
+from lifecycle import Duration, GraphError, Hive, RenamedFrom, Secret, Settings, Sources, config, seconds
 from lifecycle.command.help_page import page
 from lifecycle.command.main import COMMANDS
 from lifecycle.graph.reference import markdown, sections
@@ -17,7 +17,7 @@ from lifecycle.settings.schema import schema
 
 
 class Limited(Settings, frozen=True):
-    port: Annotated[int, Meta(ge=1, le=65535), Formerly("old-port")] = 80
+    port: Annotated[int, Meta(ge=1, le=65535), RenamedFrom("old-port")] = 80
     """Where it listens."""
 
     share: Annotated[float, Meta(gt=0, lt=1)] = 0.5

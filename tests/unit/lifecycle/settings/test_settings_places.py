@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from lifecycle import (
     Duration,
-    Formerly,
     GraphError,
     Hive,
+    RenamedFrom,
     Secret,
     Settings,
     SettingsError,
@@ -28,7 +28,7 @@ from lifecycle.settings.sources import Loaded, load
 
 
 class Maps(Settings, frozen=True):
-    tcp_max: Annotated[int, Formerly("ct-tcp", "conntrack-tcp")] = 1
+    tcp_max: Annotated[int, RenamedFrom("ct-tcp", "conntrack-tcp")] = 1
     """Entries of the TCP map."""
 
     any_max: int = 2

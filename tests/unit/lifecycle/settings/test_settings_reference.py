@@ -17,8 +17,8 @@ from lifecycle import (
     MAC,
     Cell,
     Duration,
-    Formerly,
     Quantity,
+    RenamedFrom,
     Secret,
     Settings,
     Sources,
@@ -48,7 +48,7 @@ class Store(Settings, frozen=True):
 
     node_name: str
 
-    size: Annotated[Quantity, Formerly("store-size")] = Quantity(512 << 20)
+    size: Annotated[Quantity, RenamedFrom("store-size")] = Quantity(512 << 20)
     """How much,
     in bytes."""
 
@@ -187,7 +187,7 @@ def test_what_a_hive_refuses_the_schema_refuses(name: str) -> None:
 
 def test_what_is_required_is_required_under_any_of_its_names() -> None:
     class Needs(Settings, frozen=True):
-        token: Annotated[Secret, Formerly("pass")]
+        token: Annotated[Secret, RenamedFrom("pass")]
 
     valid = jsonschema_rs.validator_for(schema(options_of(Needs), "T")).is_valid
     given_names: list[dict[str, object]] = [{}, {"token": "x"}, {"token-file": "/x"}, {"pass": "x"}]

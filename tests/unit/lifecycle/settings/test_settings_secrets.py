@@ -11,7 +11,7 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lifecycle import Formerly, Hive, Secret, Settings, SettingsError, Sources, config, module
+from lifecycle import Hive, RenamedFrom, Secret, Settings, SettingsError, Sources, config, module
 from lifecycle.settings.durations import Duration
 from lifecycle.settings.options import options_of
 from lifecycle.settings.sources import load
@@ -20,7 +20,7 @@ from lifecycle.settings.values import show
 
 class Login(Settings, frozen=True):
     user: str = "admin"
-    token: Annotated[Secret, Formerly("password")] = Secret("nothing-yet")
+    token: Annotated[Secret, RenamedFrom("password")] = Secret("nothing-yet")
     keys: dict[str, Secret] = {}  # noqa: RUF012  # copied for every struct
     spare: Secret | None = None
 

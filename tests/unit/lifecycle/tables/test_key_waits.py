@@ -43,7 +43,7 @@ async def test_a_row_that_is_there_is_not_waited_for() -> None:
     with anyio.fail_after(30):
         assert await table.wait_for("a") == ("a", 1)
         assert await table.wait_changed("a", None) == ("a", 1)
-        await table.wait_gone("b")
+        await table.wait_removed("b")
 
 
 @pytest.mark.parametrize("derived", [False, True], ids=["table", "derived"])
@@ -59,7 +59,7 @@ async def test_each_wait_ends_when_its_key_is_as_it_should_be(derived: bool) -> 
         put(table, ("a", 1))
         await anyio.wait_all_tasks_blocked()
         assert (there.got, big.got, other.got) == ([("a", 1)], [], [])
-        group.start_soon(gone.run, lambda: seen.wait_gone("a"))
+        group.start_soon(gone.run, lambda: seen.wait_removed("a"))
         await anyio.wait_all_tasks_blocked()
         put(table, ("a", 7))
         await anyio.wait_all_tasks_blocked()

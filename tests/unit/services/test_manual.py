@@ -15,7 +15,7 @@ import pytest
 
 from cells.api.operations.services import ServiceOperations
 from cells.services import Address, BackendState
-from cells.services.control import by_hand
+from cells.services.control import manual
 from cells.services.map_entries import backend_value
 from lifecycle import Hive, invoke, provide
 from lifecycle.http import Refusal, Request
@@ -211,7 +211,7 @@ async def test_an_object_has_the_last_word_of_its_service(folder: Path) -> None:
 async def test_what_does_not_fit_is_told_and_the_service_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(by_hand, "PATIENCE", 0.2)
+    monkeypatch.setattr(manual, "PATIENCE", 0.2)
     maps = FakeServiceMaps()
     async with served(folder, maps) as client:
         await eventually(lambda: maps.slots() == 2)

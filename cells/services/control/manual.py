@@ -1,6 +1,6 @@
 """Services made by hand, and backends taken out of use by hand, beside what objects say.
 
-Gives: ServicesByHand; the tables ``services-by-hand`` and ``backend-states``, from which frontends follow.
+Gives: ManualServices; the tables ``services-by-hand`` and ``backend-states``, from which frontends follow.
 Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.
 
 What is said of a frontend holds until an object says something else of it, and not over a restart of the
@@ -44,7 +44,7 @@ _MAY_BECOME = {
 }
 
 
-class SaidService(msgspec.Struct, frozen=True):
+class ManualService(msgspec.Struct, frozen=True):
     """A row of the table ``services-by-hand``: what was last said of a frontend."""
 
     key: FrontendKey
@@ -54,7 +54,7 @@ class SaidService(msgspec.Struct, frozen=True):
     """None: that it is not to be served."""
 
 
-class SaidState(msgspec.Struct, frozen=True):
+class ManualState(msgspec.Struct, frozen=True):
     """A row of the table ``backend-states``: what was last said of a backend."""
 
     address: Address
@@ -62,12 +62,12 @@ class SaidState(msgspec.Struct, frozen=True):
     state: BackendState
 
 
-def said_services() -> Table[SaidService]:
+def manual_services() -> Table[ManualService]:
     """The ``services-by-hand`` table, by address and scope."""
     return Table("services-by-hand", key=lambda one: one.key)
 
 
-def said_states() -> Table[SaidState]:
+def manual_states() -> Table[ManualState]:
     """The ``backend-states`` table, by address."""
     return Table("backend-states", key=lambda one: one.address)
 
@@ -99,7 +99,7 @@ def frontend_of(made: HandMade, node_name: str, options: LoadBalancerOptions) ->
         type=made.type,
         service=made.name,
         backends=tuple(
-            msgspec.structs.replace(one, address=_of_protocol(one.address, options), by_hand=True)
+            msgspec.structs.replace(one, address=_of_protocol(one.address, options), manual=True)
             for one in backends
         ),
         ext_local=made.ext_local,
@@ -118,13 +118,13 @@ def _of_protocol(address: Address, options: LoadBalancerOptions) -> Address:
     return address if options.bpf_lb_proto_diff else Address(address.ip, address.port)
 
 
-class ServicesByHand:
+class ManualServices:
     """The only writer of both tables. Methods raise Refusal, with the status that Cilium answers."""
 
     def __init__(
         self,
-        services: Table[SaidService],
-        states: Table[SaidState],
+        services: Table[ManualService],
+        states: Table[ManualState],
         served: Table[ServedFrontend],
         options: LoadBalancerOptions,
         objects: KubernetesSettings,
@@ -146,11 +146,11 @@ class ServicesByHand:
         frontend = frontend_of(made, self._agent.node_name, self._options)
         created = check_frontend(frontend, self._served.all())
         before = self._services.get(frontend.key)
-        said = self._say(frontend.key, frontend)
+        row = self._override(frontend.key, frontend)
         with anyio.move_on_after(PATIENCE):
             await self._served.wait_for(frontend.key, lambda row: _is(row.frontend, frontend))
             return created
-        if self._services.get(frontend.key) == said:
+        if self._services.get(frontend.key) == row:
             with self._services.txn() as rows:
                 if before is not None:
                     rows.put(msgspec.structs.replace(before, turn=self._next()))
@@ -165,9 +165,9 @@ class ServicesByHand:
         if found is None:
             return False
         self.check_followed()
-        self._say(found.key, None)
+        self._override(found.key, None)
         with anyio.move_on_after(PATIENCE):
-            await self._served.wait_gone(found.key)
+            await self._served.wait_removed(found.key)
             return True
         raise Refusal(500, f"{found.key} is still in the maps after {PATIENCE:g} s")
 
@@ -178,7 +178,7 @@ class ServicesByHand:
         known = {one.address: one for one in check_states(backends, served)}
         with self._states.txn() as rows:
             for backend in known.values():
-                rows.put(SaidState(backend.address, self._next(), backend.state))
+                rows.put(ManualState(backend.address, self._next(), backend.state))
         having = [one.key for one in served if any(each.address in known for each in one.shown.backends)]
         with anyio.move_on_after(PATIENCE):
             for key in having:
@@ -186,10 +186,10 @@ class ServicesByHand:
             return
         raise Refusal(500, f"not in the maps after {PATIENCE:g} s: see hive status --verbose")
 
-    def _say(self, key: FrontendKey, frontend: Frontend | None) -> SaidService:
-        said = SaidService(key, self._next(), frontend)
-        self._services.put(said)
-        return said
+    def _override(self, key: FrontendKey, frontend: Frontend | None) -> ManualService:
+        row = ManualService(key, self._next(), frontend)
+        self._services.put(row)
+        return row
 
     def _next(self) -> int:
         self._turn += 1

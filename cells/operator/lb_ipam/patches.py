@@ -30,7 +30,7 @@ CONFLICT = "cilium.io/PoolConflict"
 COUNTS = ("cilium.io/IPsTotal", "cilium.io/IPsAvailable", "cilium.io/IPsUsed")
 
 
-class ServiceWish(msgspec.Struct, frozen=True, gc=False):
+class ServicePatch(msgspec.Struct, frozen=True, gc=False):
     """What the status of a service shall say."""
 
     namespace: str
@@ -43,7 +43,7 @@ class ServiceWish(msgspec.Struct, frozen=True, gc=False):
     """Whether the condition is to be said, or taken away, at all."""
 
 
-class PoolWish(msgspec.Struct, frozen=True, gc=False):
+class PoolPatch(msgspec.Struct, frozen=True, gc=False):
     """The conditions that a pool shall have, beside those of others."""
 
     name: str
@@ -53,21 +53,25 @@ class PoolWish(msgspec.Struct, frozen=True, gc=False):
     """Type, status, reason, message."""
 
 
-def service_wish(service: ClusterService, grant: Grant | None) -> ServiceWish | None:
+def service_patch(service: ClusterService, grant: Grant | None) -> ServicePatch | None:
     """What a service does not say yet. Without a grant it is not ours: nothing of us stays there."""
-    told = next((one for one in service.status.conditions or () if one.type == SATISFIED), None)
+    condition_now = next((one for one in service.status.conditions or () if one.type == SATISFIED), None)
     name, uid = service.name, service.metadata.uid
     if grant is None:
-        return None if told is None else ServiceWish(service.namespace, name, uid, (), None)
+        return None if condition_now is None else ServicePatch(service.namespace, name, uid, (), None)
     addresses = tuple(map(str, grant.addresses))
     condition = ("True" if grant.satisfied else "False", grant.reason, grant.message)
-    said = None if told is None else (told.status, told.reason, told.message)
-    if addresses == service.addresses and condition == said:
+    current = (
+        None if condition_now is None else (condition_now.status, condition_now.reason, condition_now.message)
+    )
+    if addresses == service.addresses and condition == current:
         return None
-    return ServiceWish(service.namespace, name, uid, addresses, condition)
+    return ServicePatch(service.namespace, name, uid, addresses, condition)
 
 
-def pool_wish(pool: LoadBalancerPool, found: AddressPool | None, used: Mapping[str, int]) -> PoolWish | None:
+def pool_patch(
+    pool: LoadBalancerPool, found: AddressPool | None, used: Mapping[str, int]
+) -> PoolPatch | None:
     """The conditions that a pool does not have yet; one that cannot be read has no addresses."""
     wanted: list[tuple[str, str, str, str]] = []
     numbers = (0, 0, 0)
@@ -79,10 +83,10 @@ def pool_wish(pool: LoadBalancerPool, found: AddressPool | None, used: Mapping[s
         numbers = (found.size, found.size - reserved - count, count)
     for kind, number in zip(COUNTS, numbers, strict=True):
         wanted.append((kind, "Unknown", "noreason", str(number)))  # beside the first
-    told = {one.type: _condition(one) for one in pool.status.conditions or ()}
-    if all(told.get(one[0]) == one for one in wanted):
+    condition_now = {one.type: _condition(one) for one in pool.status.conditions or ()}
+    if all(condition_now.get(one[0]) == one for one in wanted):
         return None
-    return PoolWish(pool.name, pool.metadata.uid, pool.metadata.generation, tuple(wanted))
+    return PoolPatch(pool.name, pool.metadata.uid, pool.metadata.generation, tuple(wanted))
 
 
 def _condition(one: Condition) -> tuple[str, str, str, str]:
@@ -106,16 +110,16 @@ class ServiceWriter:
     def __init__(self, server: ClusterAPI) -> None:
         self._server = server
 
-    async def dump(self) -> Mapping[Key, ServiceWish]:
+    async def dump(self) -> Mapping[Key, ServicePatch]:
         """Nothing: a wish goes away once its service says it."""
         return {}
 
-    async def put(self, batch: Mapping[Key, ServiceWish]) -> None:
+    async def put(self, batch: Mapping[Key, ServicePatch]) -> None:
         """Write them. Raises BatchError."""
         failures: dict[Key, Exception] = {}
-        for key, wish in batch.items():
+        for key, patch in batch.items():
             try:
-                await self._write(wish)
+                await self._write(patch)
             except NotFoundError:
                 continue
             except ConflictError as error:
@@ -129,10 +133,10 @@ class ServiceWriter:
     async def drop(self, batch: Collection[Key]) -> None:
         """A wish that is fulfilled, or whose service is gone, leaves nothing to do."""
 
-    async def _write(self, wish: ServiceWish) -> None:
+    async def _write(self, patch: ServicePatch) -> None:
         condition: dict[str, Any] = {"type": SATISFIED, "$patch": "delete"}
-        if wish.condition is not None:
-            status, reason, message = wish.condition
+        if patch.condition is not None:
+            status, reason, message = patch.condition
             condition = {
                 "type": SATISFIED,
                 "status": status,
@@ -140,12 +144,12 @@ class ServiceWriter:
                 "message": message,
                 "lastTransitionTime": _now(),
             }
-        ingress = [{"ip": one} for one in wish.addresses] or None
+        ingress = [{"ip": one} for one in patch.addresses] or None
         status_part: dict[str, Any] = {"loadBalancer": {"ingress": ingress}}
-        if wish.conditioned:
+        if patch.conditioned:
             status_part["conditions"] = [condition]
-        body = {"metadata": {"uid": wish.uid}, "status": status_part}
-        path = CLUSTER_SERVICES.path(wish.namespace, wish.name, "status")
+        body = {"metadata": {"uid": patch.uid}, "status": status_part}
+        path = CLUSTER_SERVICES.path(patch.namespace, patch.name, "status")
         query = {"fieldManager": self._server.client.manager}
         await self._server.client.raw("PATCH", path, query, json.dumps(body).encode(), STRATEGIC)
 
@@ -156,17 +160,17 @@ class PoolWriter:
     def __init__(self, server: ClusterAPI) -> None:
         self._server = server
 
-    async def dump(self) -> Mapping[str, PoolWish]:
+    async def dump(self) -> Mapping[str, PoolPatch]:
         """Nothing: a wish goes away once its pool says it."""
         return {}
 
-    async def put(self, batch: Mapping[str, PoolWish]) -> None:
+    async def put(self, batch: Mapping[str, PoolPatch]) -> None:
         """Write them; conditions of others stay. Raises BatchError."""
         failures: dict[str, Exception] = {}
-        for name, wish in batch.items():
+        for name, patch in batch.items():
             try:
                 await self._server.client.update(
-                    LOAD_BALANCER_POOLS, name, partial(_said, wish), subresource="status"
+                    LOAD_BALANCER_POOLS, name, partial(_with_conditions, patch), subresource="status"
                 )
             except NotFoundError:
                 continue
@@ -179,12 +183,12 @@ class PoolWriter:
         """A wish that is fulfilled, or whose pool is gone, leaves nothing to do."""
 
 
-def _said(wish: PoolWish, live: dict[str, Any]) -> dict[str, Any] | None:
+def _with_conditions(patch: PoolPatch, live: dict[str, Any]) -> dict[str, Any] | None:
     """The pool with the conditions wished for; None when it is another pool of that name."""
-    if live["metadata"]["uid"] != wish.uid:
+    if live["metadata"]["uid"] != patch.uid:
         return None
     old = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or ()}
-    for kind, status, reason, message in wish.conditions:
+    for kind, status, reason, message in patch.conditions:
         before = old.get(kind) or {}
         since = before.get("lastTransitionTime") if before.get("status") == status else None
         old[kind] = {
@@ -193,6 +197,6 @@ def _said(wish: PoolWish, live: dict[str, Any]) -> dict[str, Any] | None:
             "reason": reason,
             "message": message,
             "lastTransitionTime": since or _now(),
-            "observedGeneration": wish.generation,
+            "observedGeneration": patch.generation,
         }
     return {**live, "status": {**(live.get("status") or {}), "conditions": list(old.values())}}
