@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import struct
 import time
+from collections import Counter
 from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Final
@@ -72,6 +74,8 @@ RULES_PATIENCE: Final = 5.0
 """Seconds a query waits for the rules to be known after a restart; then its pod asks again."""
 CONNECTIONS: Final = 1024
 """By TCP at a time; further ones wait to be accepted."""
+CONNECTIONS_OF_ONE: Final = 128
+"""Of one pod; further ones are closed, so that no pod takes those of others."""
 
 
 class DNSProxy:
@@ -115,6 +119,8 @@ class DNSProxy:
         self._senders = senders
         self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
         self._answers: dict[int, UDPAnswers] = {}
+        self._connections = Counter[IPAddress]()
+        """Open ones by TCP, of each client."""
         self._waiting: dict[Exchange, None] = {}
         """Exchanges by UDP whose server has not answered."""
         self._serving = 0
@@ -132,6 +138,7 @@ class DNSProxy:
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._give_up)
                 self._free = anyio.Semaphore(CONNECTIONS)
+                self._connections.clear()
                 for family in self._port.families:
                     self._answers[4 if family == socket.AF_INET else 6] = UDPAnswers(family)
                 for family in self._port.families:
@@ -381,14 +388,20 @@ class DNSProxy:
             connection.close()
             self._free.release()
             return
+        pod = ends[0][0]
+        self._connections[pod] += 1
         try:
             try:
-                await self._answer_all(ends, reader, writer)
+                if self._connections[pod] <= CONNECTIONS_OF_ONE:
+                    await self._answer_all(ends, reader, writer)
             finally:
-                writer.close()
+                await _closed(writer)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             self._log.debug("a connection to the DNS proxy ended", error=str(error))
         finally:
+            self._connections[pod] -= 1
+            if not self._connections[pod]:
+                del self._connections[pod]
             self._free.release()
 
     async def _answer_all(
@@ -406,7 +419,8 @@ class DNSProxy:
                 if answer is None:
                     return
                 writer.write(len(answer).to_bytes(2, "big") + answer)
-                await writer.drain()
+                with anyio.fail_after(PATIENCE):
+                    await writer.drain()
         finally:
             if to_server is not None:
                 to_server.close()
@@ -455,6 +469,17 @@ class DNSProxy:
             return self._written(exchange, data)
         except WireError:
             return refusal(asking.data, query.end, SERVFAIL)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """End a connection; reset it if the client does not take the rest of its answers. Raises OSError."""
+    writer.close()
+    with anyio.move_on_after(PATIENCE):
+        await writer.wait_closed()
+        return
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 @lru_cache(maxsize=4096)

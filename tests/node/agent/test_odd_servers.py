@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import select
 import socket
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cells.proxy.dns.proxy import CONNECTIONS_OF_ONE
 from hive.lab import pods
+from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from tests.node.agent.test_pod_labels import labels_of, pod, write
+from tests.support.dns import query
 from tests.support.dns_script import (
     LARGEST_TCP,
     LARGEST_UDP,
@@ -22,7 +27,7 @@ from tests.support.dns_script import (
     serve,
     served,
 )
-from tests.support.town import Town, town
+from tests.support.town import REFUSED, Town, town
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -105,6 +110,73 @@ def test_servers_may_be_asked_from_the_nodes_address(node: Lab, tmp_path: Path) 
             (asked,) = serving.finish(within=60)
         assert asked != place.here.run(_own, server)
         assert asked != NODE_ADDRESS, "by its address towards pods"
+
+
+LONG = 400
+"""Queries on one connection."""
+
+
+def test_a_long_conversation_by_tcp_is_judged_query_by_query(node: Lab, tmp_path: Path) -> None:
+    """Cut anywhere, many at once, and while other connections of the pod say nothing or read nothing."""
+    with town(node, tmp_path) as place:
+        server = odd(place)
+        with node.open_pod("odd") as there, ExitStack() as stack:
+            serving = there.start(serve)
+            eventually(lambda: there.run(served, within=60))
+            with inside(place.here):
+                deaf = _connected(stack, server)
+                huge = query("huge.example.org")
+                deaf.sendall((len(huge).to_bytes(2, "big") + huge) * 100)
+                silent = [_connected(stack, place.server.ipv4) for _ in range(CONNECTIONS_OF_ONE + 8)]
+                for one in silent[::2]:
+                    with suppress(OSError):
+                        one.sendall(b"\0\x40\1")
+            eventually(lambda: sum(map(_ended, silent)) >= 8, within=8)  # of one pod so many are served
+            assert place.look().code == 0, "by UDP it is served all the same"
+            for one in silent:
+                one.close()
+            eventually(lambda: place.look(tcp=True).code == 0)  # once the others are closed
+            codes = place.here.run(_converse, server, within=120)
+            assert codes == [REFUSED if number % 3 == 0 else 0 for number in range(LONG)]
+            eventually(lambda: _is_reset(deaf))  # as it takes no answers
+            serving.finish(within=60)
+
+
+def _is_reset(connection: socket.socket) -> bool:
+    looking = select.poll()
+    looking.register(connection, 0)
+    return any(event & select.POLLHUP for _, event in looking.poll(0))
+
+
+def _connected(stack: ExitStack, server: str) -> socket.socket:
+    return stack.enter_context(socket.create_connection((server, 53), 10))
+
+
+def _ended(connection: socket.socket) -> bool:
+    """Whether the other side has closed it."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _converse(server: str) -> list[int]:
+    """Ask on one connection, every third query for a name that is forbidden; the codes of the answers."""
+    names = ("plain.example.com", "plain.example.org", "chain.example.org")
+    queries = [query(names[number % 3], number=number) for number in range(LONG)]
+    stream = b"".join(len(one).to_bytes(2, "big") + one for one in queries)
+    found = []
+    with socket.create_connection((server, 53), 20) as client, client.makefile("rb") as answers:
+        for at in range(0, len(stream), 1009):
+            client.sendall(stream[at : at + 1009])
+        for number in range(LONG):
+            answer = answers.read(int.from_bytes(answers.read(2), "big"))
+            assert int.from_bytes(answer[:2], "big") == number, "in turn"
+            found.append(code(answer))
+    return found
 
 
 def _timed(_stop: object, server: str) -> bytes:
