@@ -214,13 +214,19 @@ async def test_a_request_that_makes_no_sense_is_refused(
         await in_thread(calls)
 
 
+def _requests(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the client of a case asked, or what the relay asked nodes for it."""
+    of_nodes = [request for node in case.get("requests_at_nodes") or () for request in node or ()]
+    return [*(case.get("requests") or ()), *of_nodes]
+
+
 async def test_every_request_of_ciliums_clients_is_accepted(tmp_path: Path) -> None:
     wires = {
         (request["method"], request["request_wire"])
-        for file in ("cli.json", "cli_client1.19.json")
+        for file in ("cli.json", "cli_client1.19.json", "relay.json")
         for case in json.loads((DATA / file).read_text())["cases"]
-        for request in case["requests"] or []
-        if not {"--cel-expression", "-t trace"} & {*case["argv"], " ".join(case["argv"][3:5])}
+        for request in _requests(case)
+        if not {"--cel-expression", "-t trace"} & {*case.get("argv", ()), " ".join(case.get("argv", ())[3:5])}
         and "GetNodes" not in request["method"]
     }
     async with serving(tmp_path):

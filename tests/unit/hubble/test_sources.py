@@ -17,8 +17,8 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.endpoint import Endpoint, State
 from cells.hubble.codec import decode, to_json
-from cells.hubble.enums import AgentEventType, LostEventSource
-from cells.hubble.flow import AgentEvent, Flow, FlowService, HubbleEvent, LostEvent
+from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
+from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowService, HubbleEvent, LostEvent
 from cells.hubble.hubble import KnownNames
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.parser import Origin
@@ -214,6 +214,42 @@ def test_kinds_of_events_that_are_not_asked_for_are_passed_over(
     perf = recording("pipeline")["perf_events"]
     agent.sources.take([Sample(1, bytes.fromhex(perf[name])) for name in ("drop", "trace", "verdict")])
     assert [flow.event_type and flow.event_type.type for flow in agent.flows()] == types
+
+
+FROM_THE_AGENT = {"l7": "flow 129", "agent": "agent", "agent-unknown": ""}
+"""Events that an agent of Cilium hands on in a form of its own, and how the ring shows them."""
+
+
+def _shown(event: HubbleEvent) -> str:
+    if isinstance(event, Flow):
+        assert event.event_type is not None
+        verdict = FlowVerdict(event.verdict).name
+        return f"flow {event.event_type.type}/{event.event_type.sub_type} {verdict}"
+    if isinstance(event, LostEvent):
+        source = LostEventSource(event.source).name
+        return f"lost {source} {event.num_events_lost} cpu {event.cpu or 0}"
+    assert isinstance(event, DebugEvent)
+    return f"debug {DebugEventType(event.type).name}"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in recording("pipeline")["cases"] if not case["events_before_start"]],
+    ids=lambda case: case["name"],
+)
+def test_records_of_the_datapath_are_in_the_ring_as_recorded(case: dict[str, Any]) -> None:
+    agent = Agent(hubble_monitor_events=tuple(case["hubble_monitor_events"] or ()))
+    perf = recording("pipeline")["perf_events"]
+    agent.sources.take(
+        Lost(7, 3) if name == "perf-lost" else Sample(1, bytes.fromhex(perf[name]))
+        for name in case["events_after_start"]
+        if name not in FROM_THE_AGENT
+    )
+    own = tuple(prefix for prefix in FROM_THE_AGENT.values() if prefix)
+    shown = [each for each in case["ring"] or () if not each.startswith(own)]
+    if case["hubble_monitor_events"]:  # Cilium hides losses then; ours are reported whatever is asked for
+        shown.append("lost PERF_EVENT_RING_BUFFER 7 cpu 3")
+    assert [_shown(event) for event in agent.events()] == shown
 
 
 def test_endpoints_prefixes_and_services_that_come_and_go_are_agent_events() -> None:
