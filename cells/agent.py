@@ -20,6 +20,7 @@ from cells import (
     unsupported,
 )
 from cells import cni as cni_server
+from cells import health as cluster_health
 from cells import proxy as proxy_statistics
 from cells.api import Api, StartedDaemon
 from cells.cluster import (
@@ -128,6 +129,7 @@ agent = module(
     events.cell,
     monitor.cell,
     kubernetes_events.cell,
+    cluster_health.cell,
     hubble.cell,
     cni_server.cell,
     cni_config.cell,

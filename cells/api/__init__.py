@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+from cells.api.health import HealthApi, health_state
+from cells.api.models import status as wire
 from cells.api.models.status import (
     HubbleStatus,
     MasqueradedProtocols,
@@ -41,6 +43,7 @@ from cells.api.operations.config_mapping import MasqueradeReport
 from cells.api.operations.endpoints import PolicyPool
 from cells.api.operations.node import MapReader, NodeMaps
 from cells.api.operations.node_view import NodeView, monitor_status
+from cells.api.operations.status import DISABLED as NO_PROBES
 from cells.api.operations.status import NO_FLOWS, NodeStatus, ServiceFacts, hubble_status
 from cells.api.rate_limits import Limits, LimitSettings
 from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
@@ -56,6 +59,7 @@ from cells.datapath.datapath import Datapath
 from cells.datapath.settings import DatapathSettings
 from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore import ExposedEndpoints
+from cells.health import NodeHealthSettings, ProbeResponder
 from cells.hubble.hubble import Hubble
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kvstore.store import KVStore
@@ -143,6 +147,8 @@ def facts(
     envoy: EnvoySettings | None = None,
     redirects: Table[HTTPRedirect] | None = None,
     hubble: Hubble | None = None,
+    probes: NodeHealthSettings | None = None,
+    responder: ProbeResponder | None = None,
 ) -> NodeStatus:
     """The node, as the answers tell it."""
 
@@ -179,6 +185,9 @@ def facts(
         now = observer.server_status()
         return hubble_status(now.num_flows, now.max_flows, now.seen_flows, now.uptime_ns)
 
+    def probed() -> wire.Status:
+        return NO_PROBES if probes is None or responder is None else health_state(probes, responder)
+
     return NodeView(
         config,
         devices,
@@ -201,6 +210,7 @@ def facts(
         services=served,
         proxy=proxied,
         hubble=flows,
+        cilium_health=probed,
         host_firewall=host is not None and host.enabled,
     )
 
@@ -289,6 +299,7 @@ _api = module(
     ),
     provide_private(
         Gate,
+        HealthApi,
         MetricsList,
         addresses.AddressOperations,
         endpoints.EndpointOperations,
@@ -311,7 +322,7 @@ _api = module(
         map_reader,
         policy_pool,
     ),
-    invoke(Api, StartedDaemon),
+    invoke(Api, HealthApi, StartedDaemon),
 )
 
 cell = group(_load, _api)

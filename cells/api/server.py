@@ -236,7 +236,7 @@ class Api:
         """All of them, some behind the gate or their limiter; those that are switched off answer so."""
         routes = [route for part in self._parts for route in part.routes]
         names = {route: operation_name(route.method, route.path) for route in routes}
-        off = denied(self._access, names.values())
+        off = denied(self._access.enable_cilium_api_server_access, names.values())
         return [
             replace(route, operation=_disabled if names[route] in off else self._in_turn(route))
             for route in routes

@@ -295,16 +295,6 @@ class UnservedNode(UnservedSettings, frozen=True):
     """Tunnels go over IPv4."""
 
 
-class UnservedObserve(UnservedSettings, frozen=True):
-    """Probes of a cluster."""
-
-    enable_health_checking: bool = False
-    """Nodes do not probe each other yet."""
-
-    enable_endpoint_health_checking: bool = False
-    """Nodes do not probe each other yet."""
-
-
 class UnservedHubble(UnservedSettings, frozen=True):
     """Flows."""
 
@@ -385,7 +375,6 @@ REFUSED: Final[tuple[type[UnservedSettings], ...]] = (
     UnservedGateways,
     UnservedMasquerade,
     UnservedNode,
-    UnservedObserve,
     UnservedHubble,
     UnservedPolicy,
     UnservedProxy,

@@ -55,7 +55,6 @@ class UnusedByTheAgent(WithoutEffect, frozen=True):
     """A restored pod keeps its address."""
     endpoint_queue_size: int = 25
     endpoint_regen_interval: Duration = minutes(2)
-    enable_cilium_health_api_server_access: str = ""
 
 
 class UnusedByPolicies(WithoutEffect, frozen=True):
@@ -208,14 +207,6 @@ class HubbleWithoutEffect(WithoutEffect, frozen=True):
     hubble_recorder_storage_path: str = "/var/run/cilium/pcaps"
 
 
-class UnusedWithoutHealthChecking(WithoutEffect, frozen=True):
-    """Nodes do not probe each other: see enable-health-checking."""
-
-    cluster_health_port: int = 4240
-    connectivity_probe_frequency_ratio: float = 0.5
-    health_check_icmp_failure_threshold: int = 3
-
-
 class UnusedWithoutEncryption(WithoutEffect, frozen=True):
     """Traffic is not encrypted: see enable-ipsec, enable-wireguard and enable-encryption-strict-mode."""
 
@@ -281,7 +272,6 @@ UNUSED: Final[tuple[type[WithoutEffect], ...]] = (
     UnusedByServices,
     UnusedByProxies,
     HubbleWithoutEffect,
-    UnusedWithoutHealthChecking,
     UnusedWithoutEncryption,
     UnusedWithoutItsPart,
     UnusedWithOneCluster,

@@ -30,6 +30,7 @@ COMMANDS = {
     "debug": ("hive.agent.debug", "Collect what a maintainer needs for a bug report."),
     "endpoint": ("hive.endpoint.command", "Show the endpoints of the running agent."),
     "fqdn": ("hive.policy.fqdn", "Show DNS names that pods look up, and names in policies."),
+    "health": ("hive.agent.health", "Show which nodes of the cluster this node reaches, the worst first."),
     "identity": ("hive.policy.identity", "Show security identities."),
     "ip": ("hive.policy.ip", "Show which identity an address has."),
     "inspect": ("hive.inspect.command", "Show the agent's dependency graph, without starting it."),

@@ -37,16 +37,18 @@ def operation_name(method: str, path: str) -> str:
     return method.capitalize() + "".join(_INITIALISMS.get(word, word.capitalize()) for word in words)
 
 
-def denied(settings: AccessSettings, names: Iterable[str]) -> frozenset[str]:
-    """Those of the operations that are off. Raises UsageError for a setting that names none."""
+def denied(
+    wanted: Iterable[str], names: Iterable[str], option: str = "enable-cilium-api-server-access"
+) -> frozenset[str]:
+    """Those of the operations that are off. Raises UsageError for an item of the option that names none."""
     known = frozenset(filter(None, names))
     allowed: set[str] = set()
-    for wanted in settings.enable_cilium_api_server_access:
-        start = wanted.removesuffix(ALL)
-        found = {name for name in known if name == wanted or (start != wanted and name.startswith(start))}
+    for each in wanted:
+        start = each.removesuffix(ALL)
+        found = {name for name in known if name == each or (start != each and name.startswith(start))}
         if not found:
             raise UsageError(
-                f"enable-cilium-api-server-access={wanted}: no such operation; expected * or names such as"
+                f"{option}={each}: no such operation; expected * or names such as"
                 f" {', '.join(sorted(known)[:3])}"
             )
         allowed |= found

@@ -20,7 +20,7 @@ from cells.api.models import node as node_models
 from cells.api.models import status as wire
 from cells.api.models.status import NodeElement
 from cells.api.operations.config_mapping import NodeFacts
-from cells.api.operations.status import NO_FLOWS, NOTHING_SERVED, ServiceFacts, StatusFacts
+from cells.api.operations.status import DISABLED, NO_FLOWS, NOTHING_SERVED, ServiceFacts, StatusFacts
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
@@ -148,6 +148,7 @@ class NodeView:
         services: Callable[[], ServiceFacts] | None = None,
         proxy: Callable[[], wire.ProxyStatus | None] = lambda: None,
         hubble: Callable[[], wire.HubbleStatus] = lambda: NO_FLOWS,
+        cilium_health: Callable[[], wire.Status] = lambda: DISABLED,
         host_firewall: bool = False,
     ) -> None:
         self._config = config
@@ -171,6 +172,7 @@ class NodeView:
         self._services = services
         self._proxy = proxy
         self._hubble = hubble
+        self._cilium_health = cilium_health
         self._host_firewall = host_firewall
 
     def node(self) -> NodeFacts:
@@ -249,6 +251,7 @@ class NodeView:
             services=self._services() if self._services is not None else NOTHING_SERVED,
             proxy=self._proxy(),
             hubble=self._hubble(),
+            cilium_health=self._cilium_health(),
             host_firewall=self._host_firewall,
             host_routing=self._datapath.routing.mode,
         )

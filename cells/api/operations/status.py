@@ -154,6 +154,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     proxy: wire.ProxyStatus | None = None
     """The proxy of layer 7; None where there is none."""
     hubble: wire.HubbleStatus = NO_FLOWS
+    cilium_health: wire.Status = DISABLED
+    """Probes between the nodes of the cluster."""
     host_firewall: bool = False
     """Whether the node has a policy of its own."""
     host_routing: str = "Legacy"
@@ -254,7 +256,7 @@ def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModel
         cilium=cilium_status(status, facts.version, facts.revision),
         cluster=wire.ClusterStatus(
             self_name=name,
-            cilium_health=DISABLED,
+            cilium_health=facts.cilium_health,
             nodes=list(facts.nodes),
         ),
         stale=stale(status),

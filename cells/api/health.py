@@ -1,0 +1,234 @@
+"""The REST API of cilium-health on ``health.sock``, as Cilium 1.17's clients know it.
+
+Source: Cilium 1.17, api/v1/health/openapi.yaml and pkg/health/server.
+Why:    an unmodified ``cilium-health`` prints a node only where the own node is among them under the name in
+        ``local``, and reads every node's ``host``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+
+from cells.api.models import Model
+from cells.api.models import status as wire
+from cells.api.operations import DISABLED, Operation, denied
+from cells.api.operations.endpoint_models import rfc3339
+from cells.api.operations.status import NodeStatus, StatusModels, status_response
+from cells.api.wire import answer, nowhere, plain
+from cells.config import AgentConfig
+from cells.health import (
+    ClusterHealth,
+    ClusterReport,
+    NodeHealthSettings,
+    NodeReport,
+    Outcome,
+    ProbedPath,
+    ProbeResponder,
+)
+from cells.observe.health import StatusCollector
+from lifecycle import Hook, Lifecycle, Logger
+from lifecycle.http import HttpServer, Request, Response, Routes, listen
+
+SOCKET: Final = "health.sock"
+GRACE: Final = 1.0
+"""Seconds."""
+
+
+# The wire types of the answers.
+
+
+class ConnectivityStatus(Model, frozen=True):
+    """One probe: without ``status`` it was answered, after ``latency`` nanoseconds."""
+
+    latency: int = 0
+    status: str = ""
+
+
+class PathStatus(Model, frozen=True):
+    """An address; a probe that has no outcome yet is absent."""
+
+    ip: str
+    icmp: ConnectivityStatus | None = None
+    http: ConnectivityStatus | None = None
+
+
+class NodeAddressesStatus(Model, frozen=True):
+    """A node's own addresses, or those of its health endpoint."""
+
+    primary_address: PathStatus
+    secondary_addresses: list[PathStatus]
+
+
+class NodeConnectivity(Model, frozen=True):
+    """A node of the cluster; ``since``, when it became so, is not in Cilium's answers."""
+
+    name: str
+    host: NodeAddressesStatus | None = None
+    health_endpoint: NodeAddressesStatus | None = None
+    endpoint: PathStatus | None = None
+    """Deprecated: the primary address of the health endpoint."""
+    since: str = ""
+
+
+class OwnNode(Model, frozen=True):
+    """The node that answers."""
+
+    name: str
+
+
+class HealthStatusResponse(Model, frozen=True):
+    """GET /status: the last report."""
+
+    local: OwnNode
+    nodes: list[NodeConnectivity] | None
+    timestamp: str
+
+
+class LoadAverages(Model, frozen=True):
+    """Of the node, as /proc/loadavg has them."""
+
+    last1min: str
+    last5min: str
+    last15min: str
+
+
+class HealthResponse(Model, frozen=True):
+    """GET /healthz: the agent's status, how long health.sock is served, the node's load."""
+
+    cilium: wire.StatusResponse
+    uptime: str
+    system_load: LoadAverages
+
+
+def connectivity(own: str, report: ClusterReport) -> HealthStatusResponse:
+    """A report on the wire."""
+    nodes = None if report.nodes is None else [node_connectivity(node) for node in report.nodes]
+    local = OwnNode(name="" if nodes is None else own)
+    return HealthStatusResponse(local=local, nodes=nodes, timestamp=rfc3339(report.started))
+
+
+def node_connectivity(node: NodeReport) -> NodeConnectivity:
+    """A node on the wire."""
+    endpoint = _addresses(node.endpoint)
+    return NodeConnectivity(
+        name=node.name,
+        host=_addresses(node.host),
+        health_endpoint=endpoint,
+        endpoint=endpoint.primary_address if endpoint is not None else None,
+        since=rfc3339(node.since),
+    )
+
+
+def _addresses(paths: Sequence[ProbedPath]) -> NodeAddressesStatus | None:
+    if not paths:
+        return None
+    primary, *secondary = map(_path, paths)
+    return NodeAddressesStatus(primary_address=primary, secondary_addresses=secondary)
+
+
+def _path(path: ProbedPath) -> PathStatus:
+    return PathStatus(ip=path.ip, icmp=_outcome(path.icmp), http=_outcome(path.http))
+
+
+def _outcome(outcome: Outcome | None) -> ConnectivityStatus | None:
+    if outcome is None:
+        return None
+    return ConnectivityStatus(latency=outcome.latency, status=outcome.failure)
+
+
+def go_duration(seconds: float) -> str:
+    """``3h2m1.5s``, as Go prints it, to the millisecond."""
+    minutes, rest = divmod(round(seconds, 3), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    text = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+def health_state(settings: NodeHealthSettings, responder: ProbeResponder) -> wire.Status:
+    """``ciliumHealth`` of the agent's status."""
+    if not settings.enable_health_checking:
+        return wire.Status(state="Disabled")
+    if responder.failure:
+        return wire.Status(state="Warning", msg=responder.failure)
+    return wire.Status(state="Ok")
+
+
+# The server.
+
+
+class HealthApi:
+    """Serves the last report at ``health.sock``, with enable-health-checking."""
+
+    def __init__(
+        self,
+        settings: NodeHealthSettings,
+        agent: AgentConfig,
+        health: ClusterHealth,
+        collector: StatusCollector,
+        facts: NodeStatus,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self.path = agent.state_dir / SOCKET
+        self._settings = settings
+        self._health = health
+        self._collector = collector
+        self._facts = facts
+        self._models = StatusModels()
+        self._log = log
+        self._began = 0.0
+        self._routes: Routes[Operation] = Routes()
+        self._server = HttpServer(self._answer, grace=GRACE, log=log)
+        if settings.enable_health_checking:
+            lifecycle.append(Hook("serve cilium-health's API", self._start, self._stop))
+
+    async def _start(self) -> None:
+        """Raises UsageError for a setting that names no operation, HiveError for a socket in use."""
+        operations: dict[str, tuple[str, str, Operation]] = {
+            "GetHealthz": ("GET", "/v1beta/healthz", self._healthz),
+            "GetStatus": ("GET", "/v1beta/status", self._status),
+            "PutStatusProbe": ("PUT", "/v1beta/status/probe", self._status),
+        }
+        allowed = self._settings.enable_cilium_health_api_server_access
+        off = denied(allowed, operations, "enable-cilium-health-api-server-access")
+        self._routes = Routes()
+        for name, (method, path, operation) in operations.items():
+            self._routes.add(method, path, _forbidden if name in off else operation)
+        self._server = HttpServer(self._answer, grace=GRACE, log=self._log)
+        self._began = time.monotonic()
+        listener = listen(self.path, group="cilium")
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        with anyio.CancelScope(shield=True):
+            await self._server.serve(listener)
+
+    async def _stop(self) -> None:
+        self.path.unlink(missing_ok=True)
+        await self._server.close()
+
+    async def _answer(self, request: Request) -> Response:
+        match = self._routes.match(request.method, request.path)
+        return nowhere(request, match.allowed) if match.found is None else await match.found(request)
+
+    async def _status(self, _request: Request) -> Response:
+        """GET /status and PUT /status/probe: the last report; nothing is probed for it."""
+        return answer(200, connectivity(self._health.own, self._health.report))
+
+    async def _healthz(self, _request: Request) -> Response:
+        """GET /healthz."""
+        status = status_response(self._collector.status(), self._facts.status(), self._models)
+        one, five, fifteen = (f"{load:.2f}" for load in os.getloadavg())
+        load = LoadAverages(last1min=one, last5min=five, last15min=fifteen)
+        uptime = go_duration(time.monotonic() - self._began)
+        return answer(200, HealthResponse(cilium=status, uptime=uptime, system_load=load))
+
+
+async def _forbidden(_request: Request) -> Response:
+    return plain(403, DISABLED)

@@ -1,0 +1,278 @@
+"""Connectivity between the nodes of the cluster: this node probes all others, and answers their probes.
+
+Controller: the table ``nodes`` in, a report of all nodes out; a listening port on the node's own addresses.
+Source:     Cilium 1.17, cilium-health. Its REST API on health.sock is the api cell's.
+Why:        with enable-health-checking=false nothing of this runs: no socket is opened.
+
+Settings: enable-health-checking, enable-endpoint-health-checking, cluster-health-port,
+health-check-icmp-failure-threshold, connectivity-probe-frequency-ratio,
+enable-cilium-health-api-server-access.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.base.addresses import Family
+from cells.cluster.nodes.node import ClusterNode
+from cells.config import AgentConfig
+from cells.health.paths import (
+    ClusterReport,
+    ConnectivityMetrics,
+    NodeReport,
+    Outcome,
+    ProbedNode,
+    ProbedPath,
+    ProbeResults,
+)
+from cells.health.prober import NodeProber, ProbeTransport, SocketTransport
+from cells.observe import Collector
+from cells.observe import Family as MetricFamily
+from lifecycle import (
+    Change,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Member,
+    ReadTable,
+    Settings,
+    config,
+    invoke,
+    module,
+    provide,
+    refuse,
+)
+from lifecycle.http import SCRAPED, HttpServer, Request, Response
+
+__all__ = [
+    "ClusterHealth",
+    "ClusterReport",
+    "NodeHealthSettings",
+    "NodeReport",
+    "Outcome",
+    "ProbeResponder",
+    "ProbeTransport",
+    "ProbedPath",
+    "cell",
+]
+
+FASTEST: Final = 10.0
+SLOWER_BY: Final = 100.0
+"""Seconds between two probes of an address at the ratio 0, and how many more at the ratio 1."""
+
+
+class NodeHealthSettings(Settings, frozen=True):
+    """Probes between the nodes of the cluster."""
+
+    enable_health_checking: bool = False
+    """Probe all nodes by ICMP and HTTP, answer probes of others, and serve health.sock."""
+
+    enable_endpoint_health_checking: bool = True
+    """Probe the health endpoints of nodes that have one, too; this agent makes none of its own."""
+
+    cluster_health_port: int = 4240
+    """TCP port that probes go to, and that answers them."""
+
+    health_check_icmp_failure_threshold: int = 3
+    """Echo requests of one probe; one answer is enough."""
+
+    connectivity_probe_frequency_ratio: float = 0.5
+    """How rarely to probe: each address every 10 seconds at 0, every 110 seconds at 1."""
+
+    enable_cilium_health_api_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    """Operations of health.sock that are enabled: GetHealthz, GetStatus, PutStatusProbe; a name may end
+    in ``*``."""
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one probe of an address to the next."""
+        return FASTEST + SLOWER_BY * self.connectivity_probe_frequency_ratio
+
+    def validate(self) -> None:
+        """Refuse numbers out of range; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if not 0 < self.cluster_health_port < 1 << 16:
+            yield f"cluster-health-port={self.cluster_health_port}: expected a port, 1 to 65535"
+        if not 0 < self.health_check_icmp_failure_threshold <= 100:
+            value = self.health_check_icmp_failure_threshold
+            yield f"health-check-icmp-failure-threshold={value}: expected 1 to 100 requests"
+        if not 0 <= self.connectivity_probe_frequency_ratio <= 1:
+            ratio = self.connectivity_probe_frequency_ratio
+            yield f"connectivity-probe-frequency-ratio={ratio}: expected 0 to 1"
+
+
+def probed_node(node: ClusterNode, families: Iterable[Family], *, endpoints: bool) -> ProbedNode:
+    """What of a node is probed: its address in each family, and those of its health endpoint."""
+    enabled = tuple(families)
+    hosts = (node.node_ip(family) for family in enabled)
+    health = (ip for family in enabled for ip in node.health if Family.of(ip) is family)
+    return ProbedNode(
+        node.full_name,
+        tuple(str(ip) for ip in hosts if ip is not None),
+        tuple(map(str, health)) if endpoints else (),
+    )
+
+
+def families_of(agent: AgentConfig) -> tuple[Family, ...]:
+    """The address families in use, IPv4 first."""
+    found = {Family.IPV4: agent.ipv4, Family.IPV6: agent.ipv6}
+    return tuple(family for family, enabled in found.items() if enabled)
+
+
+class ClusterHealth:
+    """Probes the nodes of the cluster while the agent runs, and has the last report."""
+
+    def __init__(
+        self,
+        settings: NodeHealthSettings,
+        agent: AgentConfig,
+        nodes: ReadTable[ClusterNode],
+        transport: ProbeTransport,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self.own = f"{agent.cluster_name}/{agent.node_name}"
+        """This node's name in reports."""
+        self.report = ClusterReport(time.time())
+        self.metrics = ConnectivityMetrics(self.own)
+        self._families = families_of(agent)
+        self._endpoints = settings.enable_endpoint_health_checking
+        self._results = ProbeResults()
+        self._prober = NodeProber(
+            self._results,
+            transport,
+            self._publish,
+            port=settings.cluster_health_port,
+            requests=settings.health_check_icmp_failure_threshold,
+            interval=settings.interval,
+        )
+        if settings.enable_health_checking:
+            jobs.observe("follow nodes", nodes.changes, self._follow)
+            jobs.one_shot("probe nodes", self._prober.run)
+
+    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+        found: list[ProbedNode] = []
+        removed: list[str] = []
+        for change in changes:
+            if change.row is not None:
+                found.append(probed_node(change.row, self._families, endpoints=self._endpoints))
+            elif change.old is not None:
+                removed.append(change.old.full_name)
+        self._results.update(found, removed)
+        if self._results.addresses():
+            self._prober.wake()
+
+    def _publish(self, report: ClusterReport) -> None:
+        self.report = report
+        self.metrics.publish(report)
+
+
+def connectivity_metrics(health: ClusterHealth) -> Member[Collector]:
+    """What the probes found, as metrics."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        return health.metrics.families()
+
+    return Collector("cluster-health", collect)
+
+
+class ProbeResponder:
+    """Answers other nodes' HTTP probes at the node's own addresses.
+
+    A port that another process has is degraded, and tried again; the agent goes on.
+    """
+
+    def __init__(
+        self,
+        settings: NodeHealthSettings,
+        agent: AgentConfig,
+        nodes: ReadTable[ClusterNode],
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self.failure = ""
+        """Why an address is not answered; empty while all are."""
+        self._port = settings.cluster_health_port
+        self._families = families_of(agent)
+        self._log = log
+        self._servers: dict[str, HttpServer] = {}
+        if settings.enable_health_checking:
+            lifecycle.append(Hook("stop answering probes", stop=self._close))
+            own = nodes.filter(lambda node: node.local, name="probed-node")
+            jobs.observe("answer probes", own.changes, self._follow)
+
+    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+        """Listen at the node's addresses, and nowhere else. Raises HiveError, having tried each."""
+        for change in changes:
+            if change.row is None:
+                continue
+            wanted = set(probed_node(change.row, self._families, endpoints=False).host)
+            for ip in self._servers.keys() - wanted:
+                await self._servers.pop(ip).close()
+            failures = []
+            for ip in sorted(wanted - self._servers.keys()):
+                try:
+                    await self._listen(ip)
+                except HiveError as error:
+                    failures.append(str(error))
+            self.failure = "; ".join(failures)
+            if failures:
+                raise HiveError(self.failure)
+
+    async def _listen(self, ip: str) -> None:
+        server = HttpServer(answer_probe, grace=1.0, limits=SCRAPED, log=self._log)
+        # Interrupted in the middle, it would listen and could not be closed.
+        with anyio.CancelScope(shield=True):
+            await server.serve(_listener(ip, self._port))
+            self._servers[ip] = server
+        self._log.info("probes of other nodes answered", address=ip, port=self._port)
+
+    async def _close(self) -> None:
+        servers = list(self._servers.values())
+        self._servers.clear()
+        for server in servers:
+            await server.close()
+
+
+async def answer_probe(request: Request) -> Response:
+    """200 at /hello, 404 elsewhere; both without a body."""
+    return Response(200 if request.path == "/hello" else 404)
+
+
+def _listener(ip: str, port: int) -> socket.socket:
+    """A listening socket. Raises HiveError, one line."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        return socket.create_server((ip, port), family=family)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        advice = "; stop what listens there" if error.errno == errno.EADDRINUSE else ""
+        raise HiveError(f"probes to {ip} port {port} cannot be answered ({reason}){advice}") from error
+
+
+def socket_transport() -> ProbeTransport:
+    """Probes through the kernel's sockets."""
+    return SocketTransport()
+
+
+cell = module(
+    "cluster-health",
+    "Connectivity between the nodes of the cluster",
+    config(NodeHealthSettings),
+    provide(ClusterHealth, ProbeResponder, connectivity_metrics, socket_transport),
+    invoke(ClusterHealth, ProbeResponder),
+)

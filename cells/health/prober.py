@@ -1,0 +1,266 @@
+"""Probes every node of the cluster and its health endpoint, by ICMP echo and by HTTP, round after round.
+
+Source: Cilium 1.17, pkg/health/server/prober.go.
+Why:    one raw socket of each family serves all echo requests; with a socket for each of them, thousands of
+        nodes would take the agent's descriptors. All probes of a round are spread over its interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import anyio
+
+from cells.health.paths import ClusterReport, Outcome, ProbeResults
+
+DEADLINE: Final = 10.0
+"""Seconds for each probe."""
+ECHO_PAUSE: Final = 0.1
+"""Seconds between two echo requests of a probe."""
+AT_ONCE: Final = 512
+"""Probes under way at most: a round that waits for more is longer than its interval."""
+TIMED_OUT: Final = "Connection timed out"
+
+_ECHO = struct.Struct("!BBHHH")
+_ICMP_FILTER: Final = 1  # linux/icmp.h
+_ICMPV6_FILTER: Final = 1  # linux/icmpv6.h
+_SOL_RAW: Final = 255  # linux/socket.h
+_REQUEST: Final = {socket.AF_INET: 8, socket.AF_INET6: 128}
+_REPLY: Final = {socket.AF_INET: 0, socket.AF_INET6: 129}
+
+
+class ProbeTransport(Protocol):
+    """How probes reach other nodes."""
+
+    def open(self) -> None:
+        """Before the first probe."""
+        ...
+
+    def close(self) -> None:
+        """After the last one."""
+        ...
+
+    async def icmp(self, ip: str, requests: int) -> Outcome:
+        """Send echo requests until one is answered."""
+        ...
+
+    async def http(self, ip: str, port: int) -> Outcome:
+        """GET /hello."""
+        ...
+
+
+class NodeProber:
+    """Probes the addresses of `results` in rounds, and publishes a report at the end of each."""
+
+    def __init__(
+        self,
+        results: ProbeResults,
+        transport: ProbeTransport,
+        publish: Callable[[ClusterReport], None],
+        *,
+        port: int,
+        requests: int,
+        interval: float,
+    ) -> None:
+        self._results = results
+        self._transport = transport
+        self._publish = publish
+        self._port = port
+        self._requests = requests
+        self._interval = interval
+        self._known = anyio.Event()
+        self._limit = anyio.Semaphore(AT_ONCE)
+
+    def wake(self) -> None:
+        """There are nodes: the first round can begin."""
+        self._known.set()
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        self._transport.open()
+        try:
+            await self._known.wait()
+            async with anyio.create_task_group() as probes:
+                while True:
+                    await self._round(probes)
+        finally:
+            self._transport.close()
+
+    async def _round(self, probes: anyio.abc.TaskGroup) -> None:
+        started, begin = time.time(), anyio.current_time()
+        addresses = self._results.addresses()
+        for number, ip in enumerate(addresses):
+            await anyio.sleep_until(begin + number * self._interval / len(addresses))
+            await self._limit.acquire()
+            probes.start_soon(self._probe, ip)
+        await anyio.sleep_until(begin + self._interval)
+        self._publish(self._results.report(started))
+
+    async def _probe(self, ip: str) -> None:
+        try:
+            async with anyio.create_task_group() as both:
+                both.start_soon(self._echo, ip)
+                self._results.record(ip, http=await self._transport.http(ip, self._port))
+        finally:
+            self._limit.release()
+
+    async def _echo(self, ip: str) -> None:
+        self._results.record(ip, icmp=await self._transport.icmp(ip, self._requests))
+
+
+class SocketTransport:
+    """The real one: TCP connections, and a raw ICMP socket of each family."""
+
+    def __init__(self) -> None:
+        self._identifier = secrets.randbelow(1 << 16)
+        self._sequence = 0
+        self._sockets: dict[int, socket.socket] = {}
+        self._errors: dict[int, str] = {}
+        self._waiting: dict[int, tuple[str, int, asyncio.Future[int]]] = {}
+        """By sequence: address, when it was sent, and the latency to come; both in nanoseconds."""
+
+    def open(self) -> None:
+        """Open the raw sockets; a family without one fails each of its probes with the reason."""
+        loop = asyncio.get_running_loop()
+        for family, protocol in (
+            (socket.AF_INET, socket.IPPROTO_ICMP),
+            (socket.AF_INET6, socket.IPPROTO_ICMPV6),
+        ):
+            try:
+                made = socket.socket(family, socket.SOCK_RAW | socket.SOCK_NONBLOCK, protocol)
+            except OSError as error:
+                self._errors[family] = f"socket: {_reason(error)}"
+                continue
+            _only_replies(made)
+            self._sockets[family] = made
+            loop.add_reader(made, self._received, made)
+
+    def close(self) -> None:
+        """Close the raw sockets."""
+        loop = asyncio.get_running_loop()
+        for made in self._sockets.values():
+            loop.remove_reader(made)
+            made.close()
+        self._sockets.clear()
+        self._errors.clear()
+
+    async def icmp(self, ip: str, requests: int) -> Outcome:
+        """The latency of the first reply to up to so many requests, 100 ms apart."""
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        if (unavailable := self._errors.get(family)) is not None:
+            return Outcome(failure=unavailable)
+        reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        sent: list[int] = []
+        try:
+            with anyio.move_on_after(DEADLINE):
+                for _ in range(requests):
+                    sent.append(self._send(self._sockets[family], ip, reply))
+                    await asyncio.wait((reply,), timeout=ECHO_PAUSE)
+                    if reply.done():
+                        return Outcome(reply.result())
+                return Outcome(await reply)
+        except OSError as error:
+            return Outcome(failure=f"write {ip}: {_reason(error)}")
+        finally:
+            for sequence in sent:
+                self._waiting.pop(sequence, None)
+        return Outcome(failure=TIMED_OUT)
+
+    def _send(self, made: socket.socket, ip: str, reply: asyncio.Future[int]) -> int:
+        """Send a request; its sequence. Raises OSError."""
+        while self._sequence in self._waiting:
+            self._sequence = (self._sequence + 1) & 0xFFFF
+        sequence = self._sequence
+        self._sequence = (sequence + 1) & 0xFFFF
+        kind = _REQUEST[made.family]
+        packet = _ECHO.pack(kind, 0, 0, self._identifier, sequence)
+        if made.family == socket.AF_INET:  # of ICMPv6 the kernel computes it
+            packet = _ECHO.pack(kind, 0, _checksum(packet), self._identifier, sequence)
+        made.sendto(packet, (ip, 0))
+        self._waiting[sequence] = ip, time.perf_counter_ns(), reply
+        return sequence
+
+    def _received(self, made: socket.socket) -> None:
+        try:
+            data, (sender, *_) = made.recvfrom(2048)
+        except OSError:  # an ICMP error of an earlier request; its probe times out
+            return
+        now = time.perf_counter_ns()
+        message = data[(data[0] & 0xF) * 4 :] if made.family == socket.AF_INET else data
+        if len(message) < _ECHO.size:
+            return
+        kind, _, _, identifier, sequence = _ECHO.unpack_from(message)
+        waiting = self._waiting.get(sequence)
+        if kind != _REPLY[made.family] or identifier != self._identifier or waiting is None:
+            return
+        ip, sent, reply = waiting
+        if sender == ip and not reply.done():
+            reply.set_result(now - sent)
+
+    async def http(self, ip: str, port: int) -> Outcome:
+        """The time to the answer 200; failures in the words of Go's client."""
+        host = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        begun = time.perf_counter_ns()
+        where = f'Get "http://{host}/hello": '
+        try:
+            with anyio.fail_after(DEADLINE):
+                status = await _get(ip, port, host)
+        except EOFError:
+            return Outcome(failure=f"{where}EOF")
+        except OSError as error:
+            if isinstance(error, TimeoutError) and error.errno is None:  # ours, not the kernel's ETIMEDOUT
+                late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+                return Outcome(failure=where + late)
+            return Outcome(failure=f"{where}dial tcp {host}: connect: {_reason(error)}")
+        if not status.startswith("200 "):
+            return Outcome(failure=f"unexpected status code: {status[:3]} {status}")
+        return Outcome(time.perf_counter_ns() - begun)
+
+
+async def _get(ip: str, port: int, host: str) -> str:
+    """GET /hello: the status of the answer, such as ``200 OK``. Raises OSError, and EOFError without one."""
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
+        await loop.sock_connect(connection, (ip, port))
+        request = f"GET /hello HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        await loop.sock_sendall(connection, request.encode())
+        answer = b""
+        while b"\r\n" not in answer and len(answer) < 4096:
+            if not (piece := await loop.sock_recv(connection, 4096)):
+                raise EOFError
+            answer += piece
+    line = answer.partition(b"\r\n")[0].decode("latin-1")
+    return line.partition(" ")[2]
+
+
+def _only_replies(made: socket.socket) -> None:
+    """Have the kernel pass on echo replies alone."""
+    if made.family == socket.AF_INET:
+        blocked = 0xFFFFFFFF & ~(1 << _REPLY[socket.AF_INET])
+        made.setsockopt(_SOL_RAW, _ICMP_FILTER, struct.pack("=I", blocked))
+    else:
+        blocked_types = [0xFFFFFFFF] * 8
+        word, bit = divmod(_REPLY[socket.AF_INET6], 32)
+        blocked_types[word] &= ~(1 << bit)
+        made.setsockopt(socket.IPPROTO_ICMPV6, _ICMPV6_FILTER, struct.pack("=8I", *blocked_types))
+
+
+def _checksum(packet: bytes) -> int:
+    """The internet checksum (RFC 1071) of an even number of bytes."""
+    total: int = sum(word for (word,) in struct.iter_unpack("!H", packet))
+    total = (total >> 16) + (total & 0xFFFF)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def _reason(error: OSError) -> str:
+    """As Go writes it: ``connection refused``."""
+    return os.strerror(error.errno or errno.EIO).lower()

@@ -1,0 +1,71 @@
+"""``hive health``: which nodes of the cluster this node reaches.
+
+Needs: cilium-health's API on health.sock, beside the agent's socket.   Gives: command.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.dbg.go_text import short_ago
+from hive.dbg.health import latency_text, paths_of, reach
+from hive.output import document, fitted, output_option, table_width
+
+Json = dict[str, Any]
+
+_FIRST = ("name", "status", "since")
+_WORST = ("unreachable", "unknown", "reachable")
+_PARTS = {"node": "host", "endpoint": "health-endpoint"}
+
+
+@click.command()
+@socket_option
+@timeout_option
+@output_option
+def command(agent_socket: Path, timeout: float, output: str) -> None:
+    """Show every node of the cluster with the outcome of each probe, the worst first.
+
+    A cell has the time to the answer at each address of the node, the primary one first, or what went wrong.
+    The times are of the last round of probes.
+    """
+    socket = agent_socket.with_name("health.sock")
+    if agent_socket.exists() and not socket.exists():
+        raise click.ClickException(
+            "nodes are not probed: set enable-health-checking=true, and restart the agent"
+        )
+    found = ask("/v1beta/status", socket, timeout=timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    if not (nodes := found.get("nodes")):
+        click.echo("No probes yet: the first round is not complete.", err=True)
+        return
+    rows = [_row(node) for node in sorted(nodes, key=lambda node: (_WORST.index(_state(node)), node["name"]))]
+    for line in fitted(rows, table_width(output), "-o wide", first=_FIRST):
+        click.echo(line)
+
+
+def _state(node: Json) -> str:
+    """That of its worst path; a node without a path is unknown."""
+    states = {reach(path) for part in _PARTS.values() for path in paths_of(node.get(part))}
+    return next((state for state in _WORST if state in states), "unknown")
+
+
+def _row(node: Json) -> dict[str, str]:
+    cells = {
+        f"{title} {kind}": ", ".join(
+            _outcome(path.get(kind)) for path in paths_of(node.get(part)) if path is not None
+        )
+        for title, part in _PARTS.items()
+        for kind in ("icmp", "http")
+    }
+    return {"name": node["name"], "status": _state(node), "since": short_ago(node.get("since")), **cells}
+
+
+def _outcome(outcome: Json | None) -> str:
+    if outcome is None:
+        return "-"
+    failure = outcome.get("status", "")
+    return failure.rpartition(": ")[2] if failure else latency_text(outcome.get("latency", 0))

@@ -1,0 +1,50 @@
+"""``cilium-health`` of ours against recordings of Cilium's: what it asks, what it prints, how it exits."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from hive.dbg.health import run
+from tests.unit.cluster_health.test_recordings import DATA, recording
+from tests.unit.conformance.replayed_agent import replaying
+
+EXCLUDED: Final = {
+    **dict.fromkeys(
+        ("get_without_load", "status_node_null_plain", "status_node_null_succinct"),
+        "the recorded client crashes",
+    ),
+    "no_args": "help has its own form",
+    "status_not_json": "Go's words for a body that is no JSON",
+    "status_output_xml": "a wrong form is refused with a line",
+    "status_output_yaml": "YAML has the keys of JSON",
+}
+NAMES: Final = sorted(path.stem.removeprefix("client_") for path in DATA.glob("client_*.json"))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in EXCLUDED])
+def test_it_asks_prints_and_exits_as_recorded(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = recording(f"client_{name}")
+    socket = tmp_path / "health.sock"
+    monkeypatch.delenv("CILIUM_HEALTH_SOCK", raising=False)
+    if name == "default_socket":
+        monkeypatch.setattr("hive.dbg.health.SOCKET", socket)
+    for key, value in recorded["env"].items():
+        monkeypatch.setenv(key, value.replace("<SOCK>", str(socket)))
+    asked: list[tuple[str, str, Any]] = []
+    with ExitStack() as running:
+        if recorded["exchanges"]:
+            asked = running.enter_context(replaying(socket, recorded["exchanges"]))
+        code = run([word.replace("<SOCK>", str(socket)) for word in recorded["argv"][1:]])
+    out, err = capfd.readouterr()
+    place = "/var/run/cilium/health.sock" if name == "default_socket" else "<SOCK>"
+    assert out == recorded["stdout"]
+    assert err.replace(str(socket), place) == recorded["stderr"]
+    assert code == recorded["exit_code"]
+    requests = [one["request"] for one in recorded["exchanges"]]
+    assert asked == [(one["method"], one["path"], None) for one in requests]
