@@ -168,17 +168,17 @@ class HealthApi:
 
     def __init__(
         self,
-        settings: NodeHealthSettings,
         agent: AgentConfig,
-        health: ClusterHealth,
         collector: StatusCollector,
         facts: NodeStatus,
+        settings: NodeHealthSettings | None = None,
+        health: ClusterHealth | None = None,
         *,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
         self.path = agent.state_dir / SOCKET
-        self._settings = settings
+        self._settings = settings or NodeHealthSettings()
         self._health = health
         self._collector = collector
         self._facts = facts
@@ -187,7 +187,7 @@ class HealthApi:
         self._began = 0.0
         self._routes: Routes[Operation] = Routes()
         self._server = HttpServer(self._answer, grace=GRACE, log=log)
-        if settings.enable_health_checking:
+        if self._settings.enable_health_checking:
             lifecycle.append(Hook("serve cilium-health's API", self._start, self._stop))
 
     async def _start(self) -> None:
@@ -219,6 +219,8 @@ class HealthApi:
 
     async def _status(self, _request: Request) -> Response:
         """GET /status and PUT /status/probe: the last report; nothing is probed for it."""
+        if self._health is None:
+            return answer(500, "nodes are not probed")
         return answer(200, connectivity(self._health.own, self._health.report))
 
     async def _healthz(self, _request: Request) -> Response:

@@ -59,6 +59,7 @@ COMMANDS = {
     "hive": "hive.main",
     "cilium-bugtool": "hive.dbg.bugtool",
     "cilium-dbg": "hive.dbg.main",
+    "cilium-health": "hive.dbg.health",
     "hubble": "hive.observe.hubble",
 }
 """Our commands, and the modules that they are."""

@@ -23,15 +23,15 @@ SETTINGS: Final = (TUNNEL, _GRACE)
 
 
 @contextmanager
-def joined_by_etcd(name: str) -> Iterator[Cluster]:
-    """Nodes ``<name>-1`` and ``<name>-2``, removed afterwards; skips where etcd is not installed."""
+def joined_by_etcd(name: str, *settings: str) -> Iterator[Cluster]:
+    """Nodes ``<name>-1`` and ``<name>-2`` with these settings, too; skips where etcd is not installed."""
     need_root()
     if not installed():
         pytest.skip("etcd is not installed (etcd-server)")
     cluster = Cluster(name)
-    up = ["lab", "up", "--name", f"{name}-1", *("--nodes", "2", "--pods", "1", "--tunnel", "--etcd", _GRACE)]
+    up = ["lab", "up", "--name", f"{name}-1", "--nodes", "2", "--pods", "1", "--tunnel", "--etcd"]
     try:
-        done = CliRunner().invoke(cli, up, catch_exceptions=False)
+        done = CliRunner().invoke(cli, [*up, _GRACE, *settings], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         yield cluster
     finally:

@@ -59,7 +59,7 @@ capabilities:
   drop: [ALL]
   {{- with .add }}
   add:
-  {{- $for := dict "NET_RAW" "answers of the DNS proxy, announcements" "NET_ADMIN" "links, addresses, routes, filters" "SYS_ADMIN" "bpf(2), mounts, namespaces of the node" "SYS_CHROOT" "setns(2) to a mount namespace asks for it" "SYS_PTRACE" "opens the namespaces of the node's first process" }}
+  {{- $for := dict "NET_RAW" "answers of the DNS proxy, announcements, probes of nodes" "NET_ADMIN" "links, addresses, routes, filters" "SYS_ADMIN" "bpf(2), mounts, namespaces of the node" "SYS_CHROOT" "setns(2) to a mount namespace asks for it" "SYS_PTRACE" "opens the namespaces of the node's first process" }}
   {{- range . }}
   - {{ . }}{{ with get $for . }}  # {{ . }}{{ end }}
   {{- end }}

@@ -198,7 +198,8 @@ def test_the_image_is_small_has_what_cilium_cli_runs_and_belongs_to_root(image: 
         names.add(entry.name)
     assert image.stat().st_size < 60e6
     assert {
-        *(f"usr/bin/{name}" for name in ("hive", "cilium", "cilium-dbg", "cilium-bugtool", "hubble", "jq")),
+        *(f"usr/bin/{name}" for name in ("hive", "cilium", "cilium-dbg", "cilium-bugtool", "cilium-health")),
+        *(f"usr/bin/{name}" for name in ("hubble", "jq")),
         *(f"bin/{name}" for name in ("sh", "cat", "ls", "stat", "tail", "rm", "ip", "awk")),
         "usr/share/sbom/hive-agent.spdx.json",
         "etc/ssl/certs/ca-certificates.crt",

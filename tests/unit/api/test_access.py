@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.api.operations import DISABLED, AccessSettings, denied, operation_name
+from cells.api.operations import DISABLED, denied, operation_name
 from lifecycle import UsageError
 from tests.unit.api.node import running_node
 
@@ -41,13 +41,13 @@ NAMES = ["GetConfig", "GetHealthz", "PutEndpointID", ""]
     ids=["all", "none", "some", "two"],
 )
 def test_what_is_not_named_is_off(allowed: list[str], off: set[str]) -> None:
-    assert denied(AccessSettings(enable_cilium_api_server_access=allowed), NAMES) == off
+    assert denied(allowed, NAMES) == off
 
 
 @pytest.mark.parametrize("wanted", ["GetHealth", "get*", ""])
 def test_a_name_that_is_none_is_refused(wanted: str) -> None:
     with pytest.raises(UsageError, match="no such operation; expected"):
-        denied(AccessSettings(enable_cilium_api_server_access=[wanted]), NAMES)
+        denied([wanted], NAMES)
 
 
 @pytest.mark.anyio

@@ -166,12 +166,9 @@ def test_what_the_chart_renders_for_an_option_without_effect_is_accepted(tmp_pat
         assert refused(tmp_path, texts) == []
 
 
-def test_default_values_of_the_chart_refuse_nothing_of_what_only_adjusts(tmp_path: Path) -> None:
-    """What they ask for in vain are parts of their own: docs/configuration.md shows them."""
+def test_default_values_of_the_chart_ask_for_nothing_that_is_refused(tmp_path: Path) -> None:
     data = json.loads((DATA / "default.json").read_text())["rendered"]["ConfigMap/cilium-config"]["data"]
-    wanted = {"enable-endpoint-health-checking", "enable-health-checking"}
-    faults = refused(tmp_path, {key: text or "" for key, text in data.items()})
-    assert {Path(text.partition(": ")[0]).name for text in faults} == wanted
+    assert refused(tmp_path, {key: text or "" for key, text in data.items()}) == []
 
 
 def test_what_is_not_built_is_refused_all_at_once_with_its_place(tmp_path: Path) -> None:
