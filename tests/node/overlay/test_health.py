@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,10 +41,15 @@ def answered(path: dict[str, Any]) -> bool:
     return all(path.get(kind, {}).get("latency", 0) > 0 for kind in ("icmp", "http"))
 
 
+def both_answer(lab: Lab) -> bool:
+    found = reported(lab)
+    return len(found) == 2 and all(map(answered, found.values()))
+
+
 def test_each_node_reaches_the_other_until_its_agent_is_killed(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     for lab in (first, second):
-        eventually(lambda lab=lab: len(reported(lab)) == 2 and all(map(answered, reported(lab).values())), 60)
+        eventually(partial(both_answer, lab), 60)
         assert asked(lab, "/v1/healthz")["cluster"]["ciliumHealth"] == {"state": "Ok"}
     agent_process.crash(second)
     eventually(lambda: "connection refused" in reported(first)[second.name]["http"].get("status", ""), 60)
