@@ -22,6 +22,8 @@ import anyio
 import msgspec
 
 from cells.base.addresses import Family
+from cells.base.metrics import Collector
+from cells.base.metrics import Family as MetricFamily
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.health.paths import (
@@ -34,8 +36,6 @@ from cells.health.paths import (
     ProbeResults,
 )
 from cells.health.prober import NodeProber, ProbeTransport, SocketTransport
-from cells.observe import Collector
-from cells.observe import Family as MetricFamily
 from lifecycle import (
     Change,
     HiveError,

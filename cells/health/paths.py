@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cells.observe import Family, Histogram, gauge, histogram
+from cells.base.metrics import Family, Histogram, gauge, histogram
 
 Reach = Literal["reachable", "unreachable", "unknown"]
 STATES: Final[tuple[Reach, ...]] = ("reachable", "unreachable", "unknown")

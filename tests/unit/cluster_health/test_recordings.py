@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from cells.api.health import connectivity
+from cells.base.metrics import Family, Histogram
 from cells.health.paths import ConnectivityMetrics, Outcome, ProbedNode, ProbeResults
-from cells.observe import Family, Histogram
 
 DATA = Path(__file__).parents[2] / "conformance_data" / "health"
 SERVER = sorted(path.stem for path in DATA.glob("server_*.json"))
