@@ -15,7 +15,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from tests.support.agents import environment, run_agent, serving, terminated
 from tests.support.waiting import eventually
-from tests.unit.config.test_chart import CHART, extra_config
+from tests.unit.config.test_chart import CHART
 
 pytestmark = pytest.mark.node
 
@@ -46,7 +46,7 @@ def test_an_edit_of_the_config_map_shows_until_it_is_undone_or_the_agent_is_rest
     node: Lab, tmp_path: Path
 ) -> None:
     mounted, config_dir = tmp_path / "mounted", tmp_path / "config-map"
-    values = CHART | extra_config()
+    values = CHART
     swap(mounted, "..1", values)
     assert hive("build-config", f"--dest={config_dir}", f"--source=directory:{mounted}").returncode == 0
     pid = serving(node, f"--config-dir={config_dir}")
