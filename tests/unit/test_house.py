@@ -226,6 +226,7 @@ FAMILIES = (
     "datapath",
     "node",
     "cluster",
+    "health",
     "policy",
     "endpoint",
     "remote",

@@ -173,7 +173,7 @@ class FakeMaps:
     def names(self) -> Sequence[str]:
         return "cilium_ct4_global", "cilium_ipcache", "cilium_lxc"
 
-    def kept(self, name: str) -> FakeTable | None:
+    def cached(self, name: str) -> FakeTable | None:
         return {"cilium_ipcache": self.ipcache, "cilium_lxc": self.lxc}.get(name)
 
 
