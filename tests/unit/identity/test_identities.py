@@ -68,7 +68,7 @@ def test_a_restored_identity_keeps_its_number(identities: Identities) -> None:
     assert number(identities, DB) == 4712
 
 
-@pytest.mark.parametrize("former", [0, 1, 255, 65536, 1 << 24])
+@pytest.mark.parametrize("previous", [0, 1, 255, 65536, 1 << 24])
 def test_a_number_that_cannot_be_an_endpoints_is_replaced(identities: Identities, previous: int) -> None:
     assert number(identities, WEB, previous) == FIRST
 
