@@ -80,7 +80,7 @@ class UnexpectedCancelError(Exception):
 
 
 class BodyError(Exception):
-    """A hook, job or constructor raised what is no Exception. The original is `__cause__`."""
+    """A hook, job or constructor raised what is not an Exception. The original is `__cause__`."""
 
 
 class BuildError(HiveError):
@@ -169,7 +169,7 @@ def as_failure(error: BaseException, who: str) -> Exception:
     elif (exits := _exit(error)) is not None:
         failure = _exit_requested(exits, who)
     else:
-        failure = BodyError(f"it raised {type(error).__name__}, which is no Exception: {error}")
+        failure = BodyError(f"it raised {type(error).__name__}, which is not an Exception: {error}")
     failure.__cause__ = error
     return failure
 

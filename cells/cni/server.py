@@ -315,7 +315,7 @@ class CniServer:
         if isinstance(listed, UnsetType):
             raise CniError(
                 f"network configuration {call.conf.name}: cni.dev/valid-attachments is missing: without it,"
-                " nothing tells which attachments are to stay",
+                " the attachments to leave in place are unknown",
                 code=INVALID_CONFIG,
             )
         valid = {(each.container_id, each.ifname) for each in listed or ()}

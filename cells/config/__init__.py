@@ -144,8 +144,8 @@ def check_kernel(release: str) -> None:
     if version is not None and version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise HiveError(
-            f"Linux {release} is too old: the agent needs {oldest} or later, which tells the network"
-            " namespaces of pods apart; start a newer kernel"
+            f"Linux {release} is too old: the agent needs {oldest} or later, which reports the network"
+            " namespace of each pod; start a newer kernel"
         )
 
 
@@ -304,7 +304,9 @@ def check_ipv6(root: Path = Path("/proc/sys")) -> None:
 def check_directory(setting: str, path: Path) -> None:
     """Raise HiveError unless the directory of a path is there."""
     if not path.parent.is_dir():
-        raise HiveError(f"{setting} {path}: {path.parent} is no directory; make it, or leave the setting out")
+        raise HiveError(
+            f"{setting} {path}: {path.parent} is not a directory; make it, or leave the setting out"
+        )
 
 
 def raise_descriptor_limit() -> None:

@@ -243,14 +243,14 @@ class ConfigDrift:
         )
         before, self.changes = self.changes, found
         if not found:
-            self._health.ok(f"{self.places} says what runs")
+            self._health.ok(f"{self.places} matches what runs")
             if before:
                 self._log.info("configuration is again what runs")
         elif found != before:
             names = ", ".join(change.name for change in found if change.name != REFUSED)
             wrong = next((change.configured for change in found if change.name == REFUSED), "")
             todo = f"no agent would start from it ({wrong})" if wrong else "restart the agent to apply it"
-            text = f"{self.places} no longer says what runs{f': {names}' if names else ''}; {todo}"
+            text = f"{self.places} no longer matches what runs{f': {names}' if names else ''}; {todo}"
             self._health.degraded(f"{text}; see hive config diff")
             self._log.warning("configuration differs from what runs", settings=names, refused=wrong)
 

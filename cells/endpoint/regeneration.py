@@ -16,7 +16,7 @@ from lifecycle import Jobs
 # Source: Cilium 1.17, endpoint regeneration: a bounded number of builders, one build of an endpoint at a
 #         time.
 
-GONE = "the endpoint no longer exists"
+REMOVED = "the endpoint no longer exists"
 
 
 def builders() -> int:
@@ -76,7 +76,7 @@ class Regenerations:
         """Have the endpoint built soon; await the result(), or do not."""
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None:
-            return _refused(endpoint_id, GONE)
+            return _refused(endpoint_id, REMOVED)
         if self._endpoints.is_new(endpoint_id):
             return _refused(endpoint_id, "")  # its first build is to come, with all that is wanted now
         known = self._waiting.get(endpoint_id)
@@ -87,7 +87,7 @@ class Regenerations:
             return _refused(endpoint_id, f"the endpoint is {endpoint.state.value}")
         wanted = self._waiting[endpoint_id] = Regeneration(endpoint_id, endpoint.created, level, reason)
         if known is not None:
-            known.finish(GONE)
+            known.finish(REMOVED)
         self._asked.set()
         return wanted
 
@@ -111,7 +111,7 @@ class Regenerations:
         try:
             endpoint = self._endpoints.get(wanted.endpoint_id)
             if endpoint is None or endpoint.created != wanted.created:
-                error = GONE
+                error = REMOVED
                 return
             error = self._endpoints.build(wanted.endpoint_id, wanted.level, ", ".join(wanted.reasons))
             if error:

@@ -295,7 +295,7 @@ def _object(value: dict[str, Any], node: Any, kind: Kind[Any]) -> Parsed:
     metadata = value.get("metadata")
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict):
-        raise _place(_child(node, "metadata")).problem(f"metadata of the {kind.kind} is no mapping")
+        raise _place(_child(node, "metadata")).problem(f"metadata of the {kind.kind} is not a mapping")
     _check_name(metadata.get("name"), node, kind)
     namespace = metadata.get("namespace") or "default"
     value = {**value, "metadata": {**metadata, "namespace": namespace if kind.namespaced else ""}}

@@ -184,7 +184,7 @@ class ManifestsSource:
                 if any(event.mask & (removed | Mask.IGNORED | Mask.Q_OVERFLOW) for event in events):
                     yield None
                     if any(event.mask & (removed | Mask.IGNORED) for event in events):
-                        raise FileNotFoundError(2, "is gone", str(self._path))
+                        raise FileNotFoundError(2, "was removed", str(self._path))
                     continue
                 names = {
                     str(event.name) for event in events if event.name is not None and self._counts(event)

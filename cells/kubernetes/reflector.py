@@ -388,7 +388,7 @@ def _refusal(event: WatchEvent) -> KubernetesError:
     try:
         return status_error(decode(event.object, _STATUS))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return MalformedError(f"watch: an error that is no Status: {error}")
+        return MalformedError(f"watch: an error that is not a Status: {error}")
 
 
 def _head(event: WatchEvent) -> Head:

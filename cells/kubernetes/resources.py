@@ -58,7 +58,7 @@ INDEXES: dict[str, dict[str, Any]] = {
 """Kind -> index -> the values a row is found by."""
 
 
-KEPT: dict[str, Kind[Any]] = {kind.qualified: kind for kind in (KNOWN_ENDPOINTS, KNOWN_ENDPOINT_SLICES)}
+RETAINED: dict[str, Kind[Any]] = {kind.qualified: kind for kind in (KNOWN_ENDPOINTS, KNOWN_ENDPOINT_SLICES)}
 """Kinds of which an agent keeps less than it reads."""
 
 
@@ -77,7 +77,7 @@ class Resources:
         """What a server has lost, and is in force here."""
         self.events = ObjectEvents()
         """What sources have told, counted."""
-        self.kinds: tuple[Kind[Any], ...] = tuple(KEPT.get(kind.qualified, kind) for kind in KINDS)
+        self.kinds: tuple[Kind[Any], ...] = tuple(RETAINED.get(kind.qualified, kind) for kind in KINDS)
         self._tables: dict[str, Table[Any]] = {}
         self._sinks: dict[str, Sink[Any]] = {}
         for kind in self.kinds:

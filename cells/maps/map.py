@@ -42,7 +42,7 @@ __all__ = [
 
 # The latest changes that the agent made to a map.
 
-KEPT: Final = 256
+RETAINED: Final = 256
 
 
 class MapChange(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class MapLog:
     __slots__ = ("_changed", "_changes", "_count")
 
     def __init__(self) -> None:
-        self._changes: deque[MapChange] = deque(maxlen=KEPT)
+        self._changes: deque[MapChange] = deque(maxlen=RETAINED)
         self._count = 0
         self._changed: anyio.Event | None = None
 
@@ -77,7 +77,7 @@ class MapLog:
 
     def note_many(self, changes: Collection[tuple[bytes, bytes | None]]) -> None:
         """Remember changes made at once, of more than are kept the last."""
-        dropped = max(0, len(changes) - KEPT)
+        dropped = max(0, len(changes) - RETAINED)
         self._count += dropped
         for key, value in islice(changes, dropped, None):
             self.note(key, value)

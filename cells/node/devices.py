@@ -70,7 +70,7 @@ class DeviceSettings(Settings, frozen=True):
         if wrong:
             shown = wrong[0] if len(wrong[0]) <= _SHOWN else f"{wrong[0][:_SHOWN]}..."
             raise ValueError(
-                f"devices={','.join(self.devices)}: {shown} is no name of a device; expected names such as"
+                f"devices={','.join(self.devices)}: {shown} is not a name of a device; expected names such as"
                 " eth0, or eth+"
             )
 

@@ -347,7 +347,7 @@ def local_addresses(
 
 cell = module(
     "local-addresses",
-    "Whose every address of the node is",
+    "The owner of every address of the node",
     provide(local_address_table, lxc_map, local_addresses),
     invoke(LocalAddresses),
 )

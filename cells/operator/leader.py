@@ -142,7 +142,7 @@ class Leadership:
             await self._election.run(self._work)
         except ExceptionGroup as group:
             raise _only(group) from group
-        raise HiveError(f"leader election lost: {self.leader or 'nobody'} holds the lease {LEASE}")
+        raise HiveError(f"leader election lost: {self.leader or 'no instance'} holds the lease {LEASE}")
 
     async def _work(self) -> None:
         self.leads = True

@@ -89,7 +89,7 @@ def _parts(template: str) -> Iterator[tuple[str, Any]]:
             path = jsonpath.compile(query if query.startswith("$") else f"${query}")
         except jsonpath.JSONPathError as error:
             reason = str(error).splitlines()[0]
-            raise ValueError(f"{{{match[1]}}} is no path such as {{.cilium.state}}: {reason}") from None
+            raise ValueError(f"{{{match[1]}}} is not a path such as {{.cilium.state}}: {reason}") from None
         yield template[position : match.start()], path
         position = match.end()
     if position == 0:

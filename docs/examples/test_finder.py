@@ -107,7 +107,7 @@ async def test_a_folder_that_is_missing_is_one_clear_line(tmp_path: Path) -> Non
     (error,) = caught.value.exceptions
     assert isinstance(error, HiveError)
     assert (
-        str(error) == f"folder {tmp_path / 'nowhere'} is no directory: make it, or name another with --folder"
+        str(error) == f"folder {tmp_path / 'nowhere'} is not a directory: make it, or name one with --folder"
     )
 
 

@@ -82,7 +82,7 @@ def _rows(page: str, file: str, kind: object) -> Iterator[object]:
     try:
         documents = list(yaml.safe_load_all(page))
     except yaml.YAMLError as error:
-        raise CommandError(f"{file}: this is no YAML: {' '.join(str(error).split())}") from None
+        raise CommandError(f"{file}: this is not YAML: {' '.join(str(error).split())}") from None
     for document in documents:
         for row in document if isinstance(document, list) else [document]:
             try:

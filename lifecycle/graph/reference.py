@@ -119,7 +119,7 @@ def _row(option: Option) -> str:
     if option.file_name:
         notes.append(f"Or `{option.file_name}`: a file that holds it.")
     if option.renamed_from:
-        notes.append(f"Formerly {', '.join(map(_code, option.renamed_from))}.")
+        notes.append(f"Previously {', '.join(map(_code, option.renamed_from))}.")
     cells = (_code(option.name), option.type_text, default, " ".join(filter(None, notes)))
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

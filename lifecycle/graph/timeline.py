@@ -104,7 +104,7 @@ def read_timeline(data: bytes | str) -> Timeline:
     try:
         timeline = msgspec.json.decode(data, type=Timeline)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"it is no timeline ({error})") from None
+        raise ValueError(f"it is not a timeline ({error})") from None
     if timeline.version != VERSION:
         raise ValueError(f"it is a timeline of version {timeline.version}; this hive reads version {VERSION}")
     return timeline

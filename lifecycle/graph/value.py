@@ -89,7 +89,7 @@ def read_graph(data: bytes | str) -> Graph:
             )
         return msgspec.json.decode(data, type=Graph)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"it is no graph ({error}): expected the output of --format json") from None
+        raise ValueError(f"it is not a graph ({error}): expected the output of --format json") from None
 
 
 class _Versioned(msgspec.Struct):

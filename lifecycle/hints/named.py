@@ -44,10 +44,10 @@ _RESULTS = "__lifecycle_results__"
 def results(kind: type[T]) -> type[T]:
     """Marks a dataclass as several results: a constructor that returns it provides the type of each field.
 
-    Raises TypeError when it is no dataclass.
+    Raises TypeError when it is not a dataclass.
     """
     if not dataclasses.is_dataclass(kind):
-        raise TypeError(f"@results goes above @dataclass: {kind.__qualname__} is no dataclass")
+        raise TypeError(f"@results goes above @dataclass: {kind.__qualname__} is not a dataclass")
     setattr(kind, _RESULTS, True)
     return kind
 

@@ -35,7 +35,7 @@ def check_context(make: object, what: str, place: Place) -> None:
     elif not callable(make):
         why = "cannot be called: expected a function that makes an asynchronous context manager"
     elif isinstance(make, type) and not hasattr(make, "__aenter__"):
-        why = "is no asynchronous context manager: it has no __aenter__"
+        why = "is not an asynchronous context manager: it has no __aenter__"
     elif _is_kind(make, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
         why = "makes no context manager: decorate it with contextlib.asynccontextmanager"
     elif _is_kind(_inner(make), inspect.isgeneratorfunction, unwrap=True):
@@ -59,7 +59,7 @@ def check_iterates(make: object, what: str, place: Place) -> None:
 
 
 def check_seconds(value: object, what: str, place: Place, *, zero: bool = False) -> None:
-    """Raise TypeError for what is no number of seconds, ValueError for one that is not above zero.
+    """Raise TypeError for what is not a number of seconds, ValueError for one that is not above zero.
 
     `zero` allows that too; infinity is a number.
     """

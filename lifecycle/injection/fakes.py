@@ -92,12 +92,12 @@ def _lacks(value: object, protocol: type) -> Iterator[str]:
         if found is _MISSING:
             yield f"it has no {name}"
         elif is_method and not callable(found) and not hasattr(type(found), "__get__"):
-            yield f"its {name} is no method"
+            yield f"its {name} is not a method"
 
 
 def _unlike_members(fake: object, member: Key) -> Iterator[str]:
     if not isinstance(fake, list):
-        yield f"it is no list, it is of type {type_name(type(fake))}"
+        yield f"it is not a list, it is of type {type_name(type(fake))}"
         return
     for number, one in enumerate(fake):
         yield from (f"[{number}]: {fault}" for fault in unlike(one, member))
@@ -121,7 +121,7 @@ def _unlike_member(fake: object, name: str, wanted: object) -> Iterator[str]:
         return
     has = getattr(fake, name)
     if not callable(has):
-        yield f"its {name} is no method"
+        yield f"its {name} is not a method"
         return
     if (
         inspect.iscoroutinefunction(wanted)

@@ -311,7 +311,7 @@ def _parameter(argument: _Argument, hint: object, faults: list[str], where: str 
         which = "" if member is key else f": {one}"
         fault = f"{which} is one of many; ask for list[{one}] or tuple[{one}, ...]"
     elif is_union(key) and not has_default:
-        fault = " is no single type to inject"
+        fault = " is not a single type to inject"
     elif (left := open_variables(key)) and not has_default:
         fault = " " + _open(key, left)
     if fault is not None:
@@ -379,7 +379,7 @@ def refused(key: Key) -> str | None:
     if is_awaitable_hint(key):
         refusal = ": constructors return objects that need no await"
     elif is_union(plain(key)) or not isinstance(key, Hashable):
-        refusal = ", which is no single type to provide"
+        refusal = ", which is not a single type to provide"
     elif (member := member_of(key)) is not None:
         refusal = f": members are contributed one by one, each as {type_name(member)}"
     elif left := open_variables(key):

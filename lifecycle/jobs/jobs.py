@@ -5,7 +5,7 @@ Gives:  Jobs (injectable, module scoped), Timer, Observer.
 
 A job begins when the hooks of the constructor that asked for Jobs have started, and is cancelled before they
 stop. One that raises is contained: logged, reported as degraded, tried again after a growing pause. One
-marked fatal ends the hive, and so does any that raises what is no Exception, sys.exit() among them.
+marked fatal ends the hive, and so does any that raises what is not an Exception, sys.exit() among them.
 """
 
 import math
@@ -220,7 +220,7 @@ class Jobs:
             check_async(work, what, place)
             check_iterates(items, what, place)
         elif (watch := getattr(items, "run", None)) is None:
-            raise TypeError(f"{what} at {place}: {items!r} is no Observer: it has no run(health)")
+            raise TypeError(f"{what} at {place}: {items!r} is not an Observer: it has no run(health)")
         else:
             check_async(watch, what, place)
 

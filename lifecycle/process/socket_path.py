@@ -23,7 +23,7 @@ def clear_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise HiveError(f"{path} is in the way and is no socket: remove it, or choose another state-dir")
+        raise HiveError(f"{path} is in the way and is not a socket: remove it, or choose another state-dir")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(path))

@@ -163,7 +163,7 @@ def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, objec
         data = yaml.load(text, yaml.BaseLoader)  # noqa: S506  # it makes texts, lists and mappings only
     except (yaml.YAMLError, RecursionError) as error:
         where = f", line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
-        findings.fault(f"{path}{where}: this is no YAML; expected a mapping of settings to values")
+        findings.fault(f"{path}{where}: this is not YAML; expected a mapping of settings to values")
         return {}
     if (kind := _no_settings(data)) is not None:
         if data:
@@ -193,4 +193,4 @@ def _no_settings(data: object) -> str | None:
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
-    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is no UTF-8 text"
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is not UTF-8 text"

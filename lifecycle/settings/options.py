@@ -191,7 +191,7 @@ def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
         yield f"prefix {prefix!r}: expected kebab-case such as inside"
         return
     if not (isinstance(struct, type) and issubclass(struct, Settings)):
-        yield "it is no Settings struct"
+        yield "it is not a Settings struct"
         return
     try:
         options = options_of(struct, prefix)

@@ -237,7 +237,7 @@ def _text_of_file(path: str) -> str:
         if not (text := Path(path).read_text(encoding="utf-8").rstrip("\r\n")):
             raise ValueError(f"it is empty; {expected}")
     except UnicodeDecodeError:
-        raise ValueError(f"it is no UTF-8 text; {expected}") from None
+        raise ValueError(f"it is not UTF-8 text; {expected}") from None
     except OSError as error:
         raise ValueError(f"{(error.strerror or str(error)).lower()}; {expected}") from None
     return text

@@ -30,7 +30,7 @@ def fake(kind: object, /, **given: object) -> object:
     """
     cls, name = origin_class(kind), type_name(kind)
     if cls is None:
-        raise TypeError(f"{name} is no class: there is nothing a fake of it could do")
+        raise TypeError(f"{name} is not a class: there is nothing a fake of it could do")
     promised = members(cls)
     if unknown := [member for member in given if member not in promised]:
         raise TypeError(f"{name} has no {' and no '.join(unknown)}")

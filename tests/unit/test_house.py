@@ -441,3 +441,79 @@ def test_no_constructor_of_the_agent_asks_for_what_it_does_not_use() -> None:
 def test_no_two_modules_need_each_other(hive: str) -> None:
     found = circles(hive_of(None if hive == "agent" else hive, ()).graph())
     assert [one.modules for one in found] == []
+
+
+PRIVATE_WORDS = frozenset(
+    [
+        "told",
+        "tell",
+        "tells",
+        "said",
+        "says",
+        "unsay",
+        "judge",
+        "judges",
+        "judged",
+        "former",
+        "formerly",
+        "wish",
+        "wishes",
+        "owe",
+        "owes",
+        "owed",
+        "kept",
+        "gone",
+        "begun",
+        "whose",
+        "whom",
+        "nobody",
+        "nobodys",
+        "somebody",
+        "whoever",
+    ]
+)
+PRIVATE_PHRASES = re.compile(
+    rf"\b(?:{'|'.join(sorted(PRIVATE_WORDS))}|by hand|(?<!here )is no(?! longer\b))\b", re.IGNORECASE
+)
+PRIVATE_NAMES_LEFT, PRIVATE_TEXTS_LEFT = 0, 5
+"""How many there still are: these only fall."""
+WORD_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Every identifier that a module writes down."""
+    found: set[str | None] = set()
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname"):
+            value = getattr(node, field, None)
+            found |= {value} if isinstance(value, str) else set()
+    return {part for name in found if name for part in name.split(".")}
+
+
+def texts_in(tree: ast.Module) -> set[str]:
+    """Every text that is no docstring: logs, errors, help."""
+    texts = {node: node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            texts.pop(node.value, None)
+    return {text for text in texts.values() if isinstance(text, str)}
+
+
+def test_names_are_words_that_one_would_search_for() -> None:
+    private = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for _, path in MODULES
+        for name in sorted(names_in(ast.parse(path.read_text(encoding="utf-8"))))
+        if not PRIVATE_WORDS.isdisjoint(word.lower() for word in WORD_OF_NAME.findall(name))
+    ]
+    assert len(private) <= PRIVATE_NAMES_LEFT, "\n".join(private)
+
+
+def test_texts_for_users_are_plain() -> None:
+    private = [
+        f"{path.relative_to(ROOT)}: {text[:80]!r}"
+        for _, path in MODULES
+        for text in sorted(texts_in(ast.parse(path.read_text(encoding="utf-8"))))
+        if PRIVATE_PHRASES.search(text)
+    ]
+    assert len(private) <= PRIVATE_TEXTS_LEFT, "\n".join(private)

@@ -42,7 +42,7 @@ What the agent answers on its unix socket, by default `/var/run/cilium/cilium.so
     curl --unix-socket /var/run/cilium/cilium.sock http://localhost/v1/healthz
 
 Below `/v1` are Cilium 1.17's operations with its statuses, bodies and names, so that `cilium-cni` and
-`cilium-dbg` work with this agent; of what is not built, reading tells that there is nothing and changing is
+`cilium-dbg` work with this agent; of what is not built, reading shows nothing and changing is
 refused. `/statedb` and `/hive` show the agent itself. Calls that change anything need uid 0.
 
 Keys that hold their zero value (an empty text, 0, false) are left out of answers. In requests, null is the

@@ -39,8 +39,8 @@ LABELS = Body(
     required=False,
     example=["k8s:app=web"],
 )
-DELETED = ok("It is gone."), ok("It is gone; so many things went wrong meanwhile.", int, status=206)
-OWNER = query("owner", "Whose the address is, for people: namespace/pod.", example="default/web-0")
+DELETED = ok("It was removed."), ok("It was removed; so many things went wrong meanwhile.", int, status=206)
+OWNER = query("owner", "Owner of the address, shown to people: namespace/pod.", example="default/web-0")
 POOL = query("pool", "The pool the address is of.", example="default")
 REQUEST = {
     "state": "waiting-for-identity",
@@ -101,7 +101,11 @@ OPERATIONS = (
         "/v1/endpoint",
         "Delete the endpoints of a container",
         (*DELETED, error(400, "No container is named."), error(404, "The container has none.")),
-        body=Body(models.EndpointBatchDeleteRequest, "Whose.", example={"container-id": "9f86d081884c"}),
+        body=Body(
+            models.EndpointBatchDeleteRequest,
+            "The container to delete.",
+            example={"container-id": "9f86d081884c"},
+        ),
     ),
     Described(
         "GET",
@@ -222,7 +226,7 @@ OPERATIONS = (
         "Free an address",
         (
             ok("It is free."),
-            bare(400, "This is no address."),
+            bare(400, "This is not an address."),
             error(500, "An endpoint or the router has it, or no pool is named."),
         ),
         (path("ip", "The address.", example="10.0.1.78"), POOL),

@@ -56,7 +56,7 @@ OPERATIONS = (
         "/hive/policy/reachability",
         "Which pods of a namespace on this node reach which",
         (ok("Every pair.", list[wire.Reached]), UNKNOWN_END),
-        (query("namespace", "Whose pods.", example="default"), *PORT),
+        (query("namespace", "Namespace of the pods.", example="default"), *PORT),
     ),
     Described("GET", "/statedb/tables", "All tables", (ok("The tables.", list[TableInfo]),)),
     Described("GET", "/statedb/dump", "Every row of every table", (ok("Rows by table.", ROWS),)),

@@ -62,7 +62,7 @@ OPERATIONS = (
         "An identity",
         (
             ok("The identity.", models.Identity),
-            bare(400, "This is no number."),
+            bare(400, "This is not a number."),
             bare(404, "There is no such identity."),
         ),
         (path("id", "Its number.", example="1"),),
@@ -70,10 +70,10 @@ OPERATIONS = (
     Described(
         "GET",
         "/v1/ip",
-        "Whose every prefix is",
+        "The identity of every prefix",
         (
             ok("The prefixes, sorted.", list[wire.IPListEntry]),
-            error(400, "This is no prefix."),
+            error(400, "This is not a prefix."),
             bare(404, "There is none inside."),
         ),
         (query("cidr", "Only those inside this prefix.", example="10.0.0.0/8"),),
@@ -97,11 +97,11 @@ OPERATIONS = (
         "What the agent changed in a map",
         (
             ok("A line for each of the latest changes, and for those to come.", wire.MapEvent, lines=True),
-            bare(404, "There is no such map, or no copy of it is kept."),
+            bare(404, "There is no such map, or the agent holds no copy of it."),
         ),
         (
             MAP,
-            Parameter("follow", "query", bool, "Tell also of changes to come, without end."),
+            Parameter("follow", "query", bool, "Report changes to come too, without end."),
         ),
     ),
     Described(
@@ -110,7 +110,7 @@ OPERATIONS = (
         "The nodes that came and went since the client asked last",
         (
             ok("The changes, for a client that is not known all nodes.", wire.ClusterNodeStatus),
-            problem(422, "The client-id is no number."),
+            problem(422, "The client-id is not a number."),
         ),
         (header("client-id", "That of the last answer; 0 or none at first.", kind=INT64),),
     ),
@@ -208,10 +208,10 @@ SERVICE_OPERATIONS = (
     Described(
         "PUT",
         ONE,
-        "Make a service by hand, or give backends a state wherever they serve",
+        "Create a service manually, or give backends a state wherever they serve",
         (
             error(501, "A state cannot become the one asked for, or the agent has no source of objects."),
-            ok("It is served as the body says, or the states are set."),
+            ok("It is served as the body describes, or the states are set."),
             ok("It is served, and was not before.", status=201),
             error(460, "There is no such frontend, or it has another number."),
             error(461, "There is no such backend, or no such state."),
@@ -228,7 +228,7 @@ SERVICE_OPERATIONS = (
         "DELETE",
         ONE,
         "Delete a service; one of an object comes back with the object's next change",
-        (MISSING, ok("It is gone."), error(500, "It is still there."), WITHOUT_OBJECTS),
+        (MISSING, ok("It was removed."), error(500, "It is still there."), WITHOUT_OBJECTS),
         (SERVICE,),
     ),
     Described("GET", "/v1/lrp", "All local redirect policies", (ok("By name.", list[LRPSpec]),)),

@@ -220,7 +220,7 @@ class AgentEnds:
         found = self._names.addresses(canonical_name(name)) if self._names is not None else []
         if not found:
             raise UnanswerableError(
-                f"{name} is no pod and no name that pods of this node have asked DNS for;"
+                f"{name} is neither a pod nor a name that pods of this node have asked DNS for;"
                 " until one has, it is as open as the world is: ask of world"
             )
         ends = [self._at(address) for address in sorted(found, key=lambda one: (one.version, int(one)))]

@@ -57,7 +57,7 @@ class SharedIdentities:
 
 
 def read(key: str, value: bytes) -> SharedIdentity | None:
-    """The identity of a key; None for one that is no number of a cluster's."""
+    """The identity of a key; None for one that is not a number of a cluster's."""
     number = int(key) if key.isascii() and key.isdigit() else 0
     text = value.decode(errors="replace")
     if number not in CLUSTER or str(number) != key or not text:

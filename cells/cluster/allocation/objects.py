@@ -261,7 +261,7 @@ class CiliumIdentityWatch:
     def _take(self, name: str, row: CiliumIdentity | None) -> None:
         number = int(name) if name.isascii() and name.isdigit() else 0
         if number not in CLUSTER:
-            self._log.warning("identity ignored: its name is no number of a cluster's", name=name)
+            self._log.warning("identity ignored: its name is not a number of a cluster's", name=name)
         elif row is None:
             self._known.discard(name)
             self._identities.unlearn(number)

@@ -243,7 +243,7 @@ def release_restored(table: Table[IpcacheEntry], identities: Identities | None, 
 
 cell = module(
     "ipcache",
-    "Whose every prefix is",
+    "The identity of every prefix",
     provide(ipcache_table, ipcache_map, ipcache, ipcache_metrics),
     invoke(Ipcache, release_restored),
 )

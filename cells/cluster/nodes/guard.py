@@ -117,7 +117,7 @@ def _without(
 
 def _wrong_address(ip: IPAddress, own: OwnNetworks) -> str:
     if ip.is_unspecified or any(ip in network for network in _SPECIAL if network.version == ip.version):
-        return "is no address of a node"
+        return "is not an address of a node"
     return "is this node's own" if ip in own.addresses else ""
 
 

@@ -67,7 +67,7 @@ class FlowLog(msgspec.Struct, frozen=True):
                 FieldMask.parse([path], Flow)
             except InvalidFieldMask:
                 raise ValueError(
-                    f"{self.name}: the field mask has {path!r}, which is no field of a flow"
+                    f"{self.name}: the field mask has {path!r}, which is not a field of a flow"
                 ) from None
         return Lines(matches, FieldMask.parse(self.field_mask, Flow))
 

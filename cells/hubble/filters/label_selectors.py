@@ -124,7 +124,7 @@ def _comparison(key: str, operator: str, text: str) -> Requirement:
     try:
         bound = int(text)
     except ValueError:
-        raise SelectorError(f"unable to parse requirement: {text!r} is no number") from None
+        raise SelectorError(f"unable to parse requirement: {text!r} is not a number") from None
 
     def holds(labels: Labels) -> bool:
         try:

@@ -90,7 +90,7 @@ class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
     status: ExecStatus
 
 
-_PLUGIN_TELLS: Final = msgspec.json.Decoder(ExecCredential)
+_PLUGIN_OUTPUT: Final = msgspec.json.Decoder(ExecCredential)
 
 
 class Credentials:
@@ -189,7 +189,7 @@ class Credentials:
                 f"exec {command}: exit {done.returncode}: {output[-1] if output else 'no reason given'}"
             )
         try:
-            found = decode(done.stdout, _PLUGIN_TELLS).status
+            found = decode(done.stdout, _PLUGIN_OUTPUT).status
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             what = "no UTF-8" if isinstance(error, UnicodeDecodeError) else error
             raise CredentialsError(f"exec {command}: {what}; expected an ExecCredential") from error

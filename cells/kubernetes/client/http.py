@@ -58,7 +58,7 @@ class Incoming:
             if isinstance(error.__context__, HeadTooLongError):
                 raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes") from error
             if not self.complete:
-                raise UnreachableError(f"an answer that is no HTTP/1.1: {error}") from error
+                raise UnreachableError(f"an answer that is not HTTP/1.1: {error}") from error
             self.keep_alive = False  # more came than was asked for
         if self.parts or self.complete:
             self._since = 0

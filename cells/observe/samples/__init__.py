@@ -77,7 +77,7 @@ def pretty(value: float, suffix: str = "") -> str:
 
 # What is kept of every metric: a ring of 24 samples, five minutes apart.
 
-KEPT: Final = 24
+RETAINED: Final = 24
 INTERVAL: Final = 300.0
 """Seconds from one sample to the next: two hours in all."""
 MOST: Final = 2000
@@ -94,7 +94,7 @@ class Series:
     def __init__(self, name: str, labels: str, lines: int) -> None:
         self.name = name
         self.labels = labels
-        self.rings = [array("f", [NOTHING] * KEPT) for _ in range(lines)]
+        self.rings = [array("f", [NOTHING] * RETAINED) for _ in range(lines)]
         """One ring of values; of a histogram three: 50th, 90th, 99th percentile. Not a number: not there."""
         self.age = 0
         """How many samples ago it occurred last."""
@@ -145,13 +145,13 @@ class Samples:
 
     def take(self, families: Iterable[Family]) -> None:
         """A sample of each series, of now."""
-        self._latest = (self._latest + 1) % KEPT
+        self._latest = (self._latest + 1) % RETAINED
         for series in self._series.values():
             series.forget(self._latest)
         for family in families:
             if not family.name.startswith(LEFT_OUT):
                 self._take(family)
-        self._series = {key: series for key, series in self._series.items() if series.age < KEPT}
+        self._series = {key: series for key, series in self._series.items() if series.age < RETAINED}
 
     def _take(self, family: Family) -> None:
         for values, value in family.series.items():
@@ -165,7 +165,7 @@ class Samples:
 
     def newest_first(self, ring: Sequence[float]) -> list[float]:
         """The samples of a ring, from now to two hours ago."""
-        return [ring[(self._latest - back) % KEPT] for back in range(KEPT)]
+        return [ring[(self._latest - back) % RETAINED] for back in range(RETAINED)]
 
 
 def labels_text(family: Family, values: Sequence[str]) -> str:
@@ -196,7 +196,7 @@ class Sampler:
 
 # The shell's commands over metrics: as they are now, and as they were.
 
-BACK = {"5min": 0, "30min": KEPT // 4 - 1, "60min": KEPT // 2 - 1, "120min": KEPT - 1}
+BACK = {"5min": 0, "30min": RETAINED // 4 - 1, "60min": RETAINED // 2 - 1, "120min": RETAINED - 1}
 """The columns of samples: how many samples ago."""
 
 _FILE = Flag("out", "Write to this file of the script instead", short="o")
@@ -310,7 +310,7 @@ def _sampled(samples: Samples, matches: re.Pattern[str], form: str) -> str:
     found = [one for one in samples if matches.search(one.name + one.labels)]
     if form != "table":
         dump = {
-            "num_samples": KEPT,
+            "num_samples": RETAINED,
             "interval_seconds": int(INTERVAL),
             "samples": [_dumped(samples, one) for one in found],
         }
@@ -346,7 +346,7 @@ def _plotted(samples: Samples, series: Series, *, rate: bool) -> str:
         if rate:
             values = per_second(values, INTERVAL)
         whole = f"{series.name}{title}{' (rate per second)' if rate else ''}"
-        graphs.append("\n".join(plot(whole, series.labels, values, KEPT * INTERVAL / 60, suffix)))
+        graphs.append("\n".join(plot(whole, series.labels, values, RETAINED * INTERVAL / 60, suffix)))
     return "\n\n".join(graphs)
 
 

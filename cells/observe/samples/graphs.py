@@ -7,7 +7,7 @@ from html import escape
 from itertools import pairwise
 from typing import Final
 
-from cells.observe.samples import INTERVAL, KEPT, Samples, unit_of
+from cells.observe.samples import INTERVAL, RETAINED, Samples, unit_of
 
 LINE_WIDTH, LINE_HEIGHT = 240, 40
 _COLOURS = ("#2f6fb3", "#c2781b", "#b3322f")
@@ -36,7 +36,7 @@ def page(samples: Samples) -> str:
         cells = (escape(series.name), escape(series.labels), escape(series.shown(ring[0] for ring in rings)))
         name, labels, latest = cells
         rows.append(f'<tr><td>{name}<td class="labels">{labels}<td>{latest}<td>{_lines(rings)}')
-    return _PAGE.format(minutes=KEPT * INTERVAL / 60, every=INTERVAL / 60, rows="\n".join(rows))
+    return _PAGE.format(minutes=RETAINED * INTERVAL / 60, every=INTERVAL / 60, rows="\n".join(rows))
 
 
 def _lines(rings: Sequence[Sequence[float]]) -> str:
@@ -51,7 +51,7 @@ def _lines(rings: Sequence[Sequence[float]]) -> str:
 
 
 def _x(back: int) -> float:
-    return LINE_WIDTH - back * LINE_WIDTH / (KEPT - 1)
+    return LINE_WIDTH - back * LINE_WIDTH / (RETAINED - 1)
 
 
 def _y(value: float, low: float, high: float) -> float:

@@ -66,7 +66,7 @@ def _unknown_fields(located: Located) -> Iterator[Finding]:
         for unknown, known in _unknown(spec, RuleSpec, path):
             near = get_close_matches(unknown.rpartition(".")[2], known, 1)
             hint = f": did you mean {near[0]}?" if near else ""
-            yield Finding(located.at(unknown), "error", f"{unknown} is no field of a policy{hint}")
+            yield Finding(located.at(unknown), "error", f"{unknown} is not a field of a policy{hint}")
 
 
 def _unknown(value: Any, type_: Any, path: str) -> Iterator[tuple[str, list[str]]]:

@@ -127,7 +127,7 @@ _SUBDOMAIN_CONSISTS: Final = (
 
 
 def wrong_name(text: str) -> str | None:
-    """Why this is no name of a label; None for one that is."""
+    """Why this is not a name of a label; None for one that is."""
     prefix, slash, name = text.rpartition("/")
     if "/" in prefix:
         return (

@@ -198,7 +198,7 @@ class DNSProxy:
             query = read_query(asking.data)
         except WireError as error:
             self._counts.l7["parse_errors"] += 1
-            self._log.debug("what a pod asks is no DNS query", pod=str(asking.client[0]), error=str(error))
+            self._log.debug("what a pod asks is not a DNS query", pod=str(asking.client[0]), error=str(error))
             return None
         endpoint = self._policy.endpoint(asking)
         if endpoint is None:

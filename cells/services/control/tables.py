@@ -127,7 +127,7 @@ def backend_events(resources: Resources) -> Member[EventSource]:
         uid = service.metadata.uid if service is not None else ""
         about = Regarding(SERVICES, row.service, row.namespace, uid)
         for address in refused:
-            note = f"{address} of EndpointSlice {row.name} is no address of a backend"
+            note = f"{address} of EndpointSlice {row.name} is not an address of a backend"
             yield EventDraft(about, "BackendRefused", note, "Serve")
 
     return EventSource("backends", resources.table(ENDPOINT_SLICES), drafts)

@@ -66,7 +66,7 @@ _NOT_BUILT = {
     PREFIX + "global-sync-endpoint-slices": ("true", _CLUSTERS),
     PREFIX + "affinity": ("", ""),
     PREFIX + "shared": ("", ""),
-    PREFIX + "weight": ("", "it is one of EndpointSlices, whose backends it weighs"),
+    PREFIX + "weight": ("", "it is one of EndpointSlices, and weighs their backends"),
 }
 """Annotations, the value that asks for something, and what happens instead.
 

@@ -60,7 +60,7 @@ EXTERNAL_IPS, INGRESS = "externalIPs", "status.loadBalancer.ingress"
 """The fields of a Service that have addresses outside."""
 HOST_IP: Final = "hostIP"
 """The field of a pod's port that has an address of the node."""
-FOREIGN_HOST_IP: Final = "is no address of this node's devices"
+FOREIGN_HOST_IP: Final = "is not an address of this node's devices"
 SPECIAL_ADDRESS: Final = "is loopback, link-local, multicast or unspecified"
 
 _OUTSIDE: Final = (ServiceType.EXTERNAL_IPS, ServiceType.LOAD_BALANCER)

@@ -65,7 +65,7 @@ def find_root(path: Path) -> CgroupRoot:
         return CgroupRoot(path, path.stat().st_ino, not (path / "cgroup.events").exists())
     except OSError as error:
         raise HiveError(
-            f"cgroup-root={path} is no control group ({error.strerror}): mount cgroup v2 there, as"
+            f"cgroup-root={path} is not a control group ({error.strerror}): mount cgroup v2 there, as"
             " hive mount-cgroup does"
         ) from error
 

@@ -176,7 +176,7 @@ def _descriptors(directory: Path) -> bytes:
 def _log(standard_error: Path) -> bytes:
     """The end of the agent's log. Raises ValueError where it goes to someone who has to be asked."""
     if not standard_error.is_file():
-        raise ValueError("the agent's log is no file: add it by hand, from kubectl logs or journalctl")
+        raise ValueError("the agent's log is not a file: add it manually, from kubectl logs or journalctl")
     return _end(standard_error)
 
 

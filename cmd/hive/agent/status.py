@@ -223,7 +223,7 @@ def _hubble(hubble: dict[str, Any]) -> str:
     if not (observer := hubble.get("observer")):
         return _state(hubble)
     current, most = observer.get("current-flows", 0), observer["max-flows"]
-    return f"{_state(hubble)}   {current}/{most} flows kept, {observer.get('seen-flows', 0)} seen"
+    return f"{_state(hubble)}   {current}/{most} flows stored, {observer.get('seen-flows', 0)} seen"
 
 
 def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:

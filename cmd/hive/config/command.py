@@ -179,7 +179,7 @@ def diff(agent_socket: Path, timeout: float, output: str) -> int:
     elif not answer["places"]:
         click.echo("The agent has no config-dir and no config file: what it runs with cannot change.")
     else:
-        click.echo(click.style(f"{answer['places']} says what runs.", fg=GOOD))
+        click.echo(click.style(f"{answer['places']} matches what runs.", fg=GOOD))
     return 1 if changes else 0
 
 

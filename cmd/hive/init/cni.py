@@ -95,7 +95,7 @@ def put(source: Path, destination: Path, *, overwrite: bool) -> None:
     type=click.Path(path_type=Path),
     default="/tmp/cilium/config-map",  # noqa: S108  # where the init container wrote it
     show_default=True,
-    help="The agent's config-dir, whose cni-uninstall decides.",
+    help="The agent's config-dir; its setting cni-uninstall decides.",
 )
 @click.option(
     "--custom-conf",

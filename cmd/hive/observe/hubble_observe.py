@@ -102,7 +102,7 @@ def observe(words: Sequence[str]) -> int:
         own,
         (*_SELECTORS, *map(filter_flag, FILTER_FLAGS), *_FORMATTING, *_FLOW_FLAGS),
         "hubble observe",
-        "Show flows: what was sent from whom to whom, and what became of it.",
+        "Show flows: source, destination and verdict of packets and requests.",
     )
     if flags is None:
         return 0

@@ -34,7 +34,7 @@ SERVER_FLAGS: Final = (
         default=LOCAL,
     ),
     Flag("timeout", "Time to connect.", parse=go_seconds, default=5.0),
-    Flag("request-timeout", "Time for an answer that is no stream.", parse=go_seconds, default=12.0),
+    Flag("request-timeout", "Time for an answer that is not a stream.", parse=go_seconds, default=12.0),
     switch("tls", "Use TLS with an address that does not begin with tls://."),
     switch("tls-allow-insecure", "Accept any certificate of the server."),
     Flag(

@@ -206,7 +206,7 @@ def events(stream: socket.socket) -> Iterator[Sample | Lost]:
         try:
             yield from payloads.feed(data)
         except GobError as error:
-            raise click.ClickException(f"this is no monitor socket: {error}") from error
+            raise click.ClickException(f"this is not a monitor socket: {error}") from error
 
 
 def _numbers(texts: tuple[str, ...], agent_socket: Path) -> frozenset[int]:

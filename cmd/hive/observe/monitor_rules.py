@@ -14,7 +14,7 @@ import click
 from cells.observe.events import Verdict
 from hive.client import ask
 
-KEPT: Final = 2.0
+RETAINED: Final = 2.0
 """Seconds for which an answer holds."""
 MOST: Final = 1024
 
@@ -35,7 +35,7 @@ class Rules:
         question = (verdict.source, direction, verdict.remote_identity, verdict.protocol, verdict.port)
         now = time.monotonic()
         held = self._known.get(question)
-        if held is not None and now - held[0] < KEPT:
+        if held is not None and now - held[0] < RETAINED:
             return held[1]
         if self._silent:
             return []

@@ -37,7 +37,7 @@ def service_findings(cluster: Cluster) -> list[Finding]:
     """What is refused (error) or has no effect (warning), by place."""
     catalog = _catalog(cluster)
     of_slices = [
-        Finding(at.at("endpoints"), "error", f"{row.namespace}/{row.name}: {ip} is no address of a backend")
+        Finding(at.at("endpoints"), "error", f"{row.namespace}/{row.name}: {ip} is not a backend's address")
         for at, row in _rows(cluster, ENDPOINT_SLICES)
         for ip in refused_backends(row)
     ]

@@ -33,7 +33,7 @@ class Disk:
     def read(self) -> dict[str, str]:
         """As Files says."""
         if not self._folder.is_dir():
-            raise HiveError(f"folder {self._folder} is no directory: make it, or name another with --folder")
+            raise HiveError(f"folder {self._folder} is not a directory: make it, or name one with --folder")
         return {path.stem: path.read_text(encoding="utf-8") for path in sorted(self._folder.glob("*.txt"))}
 
 

@@ -183,7 +183,7 @@ def _find(pattern: str, name: str, state: State, given: Arguments) -> None:
     try:
         expression = re.compile(pattern, re.MULTILINE)
     except re.error as error:
-        raise CommandError(f"{pattern}: this is no regular expression: {error}") from None
+        raise CommandError(f"{pattern}: this is not a regular expression: {error}") from None
     text = state.text_of(name)
     lines = [line for line in text.splitlines() if expression.search(line)]
     shown = text.rstrip() or "(nothing)"

@@ -128,7 +128,7 @@ class State:
         try:
             return self.path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise CommandError(f"{name}: {(reason or str(error)).lower()}") from None
 
 

@@ -103,7 +103,7 @@ class FlatMapRows(Generic[Row, New]):
         results: dict[Hashable, New] = {}
         for new in self._fn(row):
             if new is None:
-                raise TypeError(f"table {table}: {key!r} gives None; leave out what is no result")
+                raise TypeError(f"table {table}: {key!r} gives None; leave out what is not a result")
             if (result := self._key(new)) in results:
                 raise _same_key(table, result, key, key)
             results[result] = new
@@ -114,5 +114,5 @@ def _same_key(table: str, result: Hashable, one: Hashable, other: Hashable) -> V
     givers = f"{one!r} and {other!r}" if one != other else f"{one!r} twice"
     return ValueError(
         f"table {table}: {result!r} is the key of what follows from {givers}; "
-        "let the key tell them apart, and group() the results"
+        "make the key distinguish them, or group() the results"
     )

@@ -206,7 +206,7 @@ def test_something_that_is_no_socket_in_its_place(node: Lab) -> None:
     within(node, (RUN / "cni.sock").write_text, "precious")
     refused(
         node,
-        "/var/run/cilium/cni.sock is in the way and is no socket: remove it, or choose another state-dir",
+        "/var/run/cilium/cni.sock is in the way and is not a socket: remove it, or choose another state-dir",
     )
 
 

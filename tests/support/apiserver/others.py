@@ -302,7 +302,7 @@ def _port_errors(port: Obj, at: str) -> Iterator[FieldError]:
     if last is None:
         return
     if not isinstance(number, int):
-        yield invalid(f"{at}.endPort", last, "may not be specified when `port` is no number")
+        yield invalid(f"{at}.endPort", last, "may not be specified when `port` is not a number")
     elif last < number:
         yield invalid(f"{at}.endPort", number, "must be greater than or equal to `port`")
     elif problem := port_problem(last):

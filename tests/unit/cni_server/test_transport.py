@@ -132,7 +132,7 @@ def test_a_live_socket_is_not_stolen(tmp_path: Path, kind: socket.SocketKind) ->
 
 def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "cni.sock").touch()
-    with pytest.raises(HiveError, match="is in the way and is no socket"):
+    with pytest.raises(HiveError, match="is in the way and is not a socket"):
         listen(tmp_path / "cni.sock")
     assert (tmp_path / "cni.sock").exists()
 

@@ -50,7 +50,9 @@ def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -
 
 def test_a_socket_needs_its_directory(tmp_path: Path) -> None:
     check_directory("socket-path", tmp_path / "api.sock")
-    with pytest.raises(HiveError, match=f"socket-path {tmp_path}/x/api.sock: {tmp_path}/x is no directory; "):
+    with pytest.raises(
+        HiveError, match=f"socket-path {tmp_path}/x/api.sock: {tmp_path}/x is not a directory; "
+    ):
         check_directory("socket-path", tmp_path / "x/api.sock")
 
 

@@ -13,8 +13,8 @@ def test_an_old_kernel_is_refused(release: str) -> None:
     with pytest.raises(HiveError) as caught:
         check_kernel(release)
     assert str(caught.value) == (
-        f"Linux {release} is too old: the agent needs 5.14 or later, which tells the network"
-        " namespaces of pods apart; start a newer kernel"
+        f"Linux {release} is too old: the agent needs 5.14 or later, which reports the network"
+        " namespace of each pod; start a newer kernel"
     )
 
 

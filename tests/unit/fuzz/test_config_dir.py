@@ -117,6 +117,6 @@ def test_what_is_no_file_is_a_fault_of_a_known_option_and_a_warning_of_others() 
             f"{directory}/cluster-name: it is not a file; {expected}",
             f"{directory}/debug: too many levels of symbolic links; {expected}",
             f"{directory}/enable-ipv4: is a directory; {expected}",
-            f"{directory}/enable-ipv6: it is no UTF-8 text; {expected}",
+            f"{directory}/enable-ipv6: it is not UTF-8 text; {expected}",
             f"{directory}/mtu: it is not a file; {expected}",
         ]

@@ -145,7 +145,7 @@ def test_a_mounted_config_map_is_a_source(tmp_path: Path) -> None:
 def test_the_directory_changes_at_once_and_forgets(tmp_path: Path) -> None:
     told: list[str] = []
     write.write_directory(tmp_path, {"a": "1", "b": "2", "x/y": "3"}, told.append)
-    assert told == ["error: 'x/y' is no name of a setting: left out"]
+    assert told == ["error: 'x/y' is not a name of a setting: left out"]
     assert (tmp_path / "a").readlink() == Path("..data/a")
     first = (tmp_path / "..data").readlink()
     write.write_directory(tmp_path, {"a": "9"}, told.append)

@@ -211,7 +211,7 @@ def test_status_shows_what_is_served_and_what_is_not(
         "Policies": "2 in force, 1 refused, 2 not enforced as written (hive policy list --refused)",
         "Envoy": "no Envoy",
         "DNS Proxy": "Ok",
-        "Hubble": "Ok   3/4095 flows kept, 8 seen",
+        "Hubble": "Ok   3/4095 flows stored, 8 seen",
         "Modules Health": "Stopped(1) Degraded(0) OK(1)   1 job done",
     }.items() <= shown.items()
     assert "agent.dns-proxy.restore:   Done" in verbose.out

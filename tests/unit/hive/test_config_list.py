@@ -96,7 +96,7 @@ def test_what_would_be_refused_is_told_beside_the_table(
 
 @pytest.mark.parametrize(
     ("places", "text"),
-    [("/etc/hive", "/etc/hive says what runs."), ("", "The agent has no config-dir and no config file")],
+    [("/etc/hive", "/etc/hive matches what runs."), ("", "The agent has no config-dir and no config file")],
 )
 def test_no_difference_is_said_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], places: str, text: str

@@ -229,7 +229,7 @@ def test_files_that_are_no_graphs_are_named(tmp_path: Path, capsys: pytest.Captu
     broken, other = tmp_path / "a.json", tmp_path / "b.json"
     broken.write_text("{}")
     other.write_text('{"version": 9}')
-    assert f"{broken}: it is no graph" in hive(capsys, "inspect", "--diff", broken, other).err
+    assert f"{broken}: it is not a graph" in hive(capsys, "inspect", "--diff", broken, other).err
     assert hive(capsys, "inspect", "--diff", other, broken).err.startswith(
         f"hive: {other}: it is of version 9"
     )

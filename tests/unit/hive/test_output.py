@@ -43,7 +43,7 @@ def test_a_table_is_the_commands_own() -> None:
     [
         ("xml", "'xml': expected table, wide, json, yaml or jsonpath='{.path}'"),
         ("jsonpath=", "expected a path in braces, such as {.cilium.state}"),
-        ("jsonpath={.a[}", "{.a[} is no path such as {.cilium.state}: "),
+        ("jsonpath={.a[}", "{.a[} is not a path such as {.cilium.state}: "),
         (
             "jsonpath={range .items[*]}{.id}{end}",
             "range is not supported: name the items as in {.items[*].name}",

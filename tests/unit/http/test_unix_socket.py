@@ -46,7 +46,7 @@ def test_a_socket_that_is_served_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "cilium.sock"
     path.write_text("precious")
-    with pytest.raises(HiveError, match="is no socket"):
+    with pytest.raises(HiveError, match="is not a socket"):
         listen(path)
     assert path.read_text() == "precious"
 

@@ -97,7 +97,7 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
         ("apiVersion: v1\n", "1:1: kind is missing; expected an object with apiVersion and kind"),
         ("apiVersion: v1\nkind: Pod\nmetadata: {}\n", "3:11: metadata.name of the Pod is missing"),
         ("apiVersion: v1\nkind: Pod\nmetadata:\n", "3:10: metadata.name of the Pod is missing"),
-        ("apiVersion: v1\nkind: Pod\nmetadata: [a]\n", "3:11: metadata of the Pod is no mapping"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: [a]\n", "3:11: metadata of the Pod is not a mapping"),
         (
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: 5\n",
             '4:9: metadata.name of the Pod is a number, expected text; write "5"',

@@ -211,14 +211,14 @@ TROUBLE = {
     "409": Fault(on(PODS_PATH), times=2, status=409),
     "410 as a status": Fault(on(PODS_PATH), times=2, status=410),
     "garbage instead of JSON": Fault(on(PODS_PATH), times=3, status=200, body=b"\x00\xff{{{ no JSON"),
-    "JSON that is no list": Fault(on(PODS_PATH), times=3, status=200, body=b'{"items": 7}'),
+    "JSON that is not a list": Fault(on(PODS_PATH), times=3, status=200, body=b'{"items": 7}'),
     "an empty body": Fault(on(PODS_PATH), times=3, status=200, body=b""),
     "a redirect": Fault(on(PODS_PATH), times=2, status=302, body=b""),
     "garbage in the stream": Fault(on(PODS_PATH, watch=True), times=3, insert=b"\x00 garbage\n"),
     "an event of no kind": Fault(
         on(PODS_PATH, watch=True), times=3, insert=b'{"type":"BOGUS","object":{}}\n'
     ),
-    "an error that is no Status": Fault(
+    "an error that is not a Status": Fault(
         on(PODS_PATH, watch=True), times=3, insert=b'{"type":"ERROR","object":[]}\n'
     ),
     "cut in the middle of a line": Fault(on(PODS_PATH, watch=True), times=3, cut_after=0),
@@ -444,7 +444,7 @@ LIES: dict[str, tuple[list[bytes], dict[str, str]]] = {
         [stated("MODIFIED", "a", "9", "9000"), stated("MODIFIED", "a", "1", "3")],
         {"a": "1"},
     ),
-    "a version that is no number": ([stated("MODIFIED", "a", "2", "new")], {"a": "2"}),
+    "a version that is not a number": ([stated("MODIFIED", "a", "2", "new")], {"a": "2"}),
     "no version": ([stated("MODIFIED", "a", "2", "")], {"a": "2"}),
     "a bookmark of the past": ([PAST, stated("ADDED", "x", "2")], {"a": "0", "x": "2"}),
     "a pod that was not asked for": (

@@ -69,9 +69,9 @@ def test_a_range_that_no_other_node_may_have_is_refused(claimed: str, reason: st
 @pytest.mark.parametrize(
     ("ip", "reason"),
     [
-        ("127.0.0.1", "is no address of a node"),
-        ("0.0.0.0", "is no address of a node"),
-        ("224.0.0.1", "is no address of a node"),
+        ("127.0.0.1", "is not an address of a node"),
+        ("0.0.0.0", "is not an address of a node"),
+        ("224.0.0.1", "is not an address of a node"),
         ("192.0.2.1", "is this node's own"),
         ("192.0.2.3", "is that of default/n3"),
     ],

@@ -60,7 +60,9 @@ OPTIONS: Final[dict[str, dict[str, Json]]] = {
 }
 """File -> step -> the options that the recording names in words only, or Cilium's takes for granted."""
 
-KEPT: Final = "a range that no pool has any more stays its node's, which is told so; test_multi_pool has it"
+RETAINED: Final = (
+    "a range that no pool has any more stays its node's, which is told so; test_multi_pool has it"
+)
 DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("cp_exhausted_then_free", 3): "a node that found the pools full gets a range as soon as one is free",
     ("cp_exhausted_then_free", 4): "a node that found the pools full gets a range as soon as one is free",
@@ -73,10 +75,10 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("lb_require_class", 2): "so the address is that of the next service",
     ("lb_require_class", 3): "BGP is not built: nothing listens on its class",
     ("lb_first_last", 4): "reserved addresses are neither used nor available",
-    ("mp_auto_create", 3): KEPT,
+    ("mp_auto_create", 3): RETAINED,
     ("mp_pool_changes", 7): "pools that overlap never give one address to two nodes",
     ("mp_pool_changes", 8): "pools that overlap never give one address to two nodes",
-    ("mp_restart_occupied", 3): KEPT,
+    ("mp_restart_occupied", 3): RETAINED,
     ("cnp_validation", 6): "the schema refuses what is no port; test_policy_conditions has what got past it",
     ("cnp_validation", 10): "every agent refuses a policy for nodes in a namespace, and so it is told",
     ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",

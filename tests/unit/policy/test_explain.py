@@ -562,5 +562,5 @@ def test_backends_that_are_no_hosts_are_found(tmp_path: Path) -> None:
         "endpoints:\n- addresses: [127.0.0.1]\nports: [{port: 80}]\n"
     )
     assert findings(tmp_path) == [
-        ("slice.yaml:5", "error", "default/web-1: 127.0.0.1 is no address of a backend")
+        ("slice.yaml:5", "error", "default/web-1: 127.0.0.1 is not a backend's address")
     ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cells.base.metrics import Collector, Family, Histogram, counter, gauge, histogram
 from cells.observe import samples
 from cells.observe.metrics import Metrics, MetricsSettings
-from cells.observe.samples import KEPT, MOST, Samples, pretty, quantile
+from cells.observe.samples import MOST, RETAINED, Samples, pretty, quantile
 from cells.observe.samples.graphs import per_second, plot
 from lifecycle import Cell, Member, config, invoke, module, provide
 from lifecycle.admin import Arguments, Command, Commands, State
@@ -117,7 +117,7 @@ async def test_no_more_series_are_kept_than_there_is_room_for() -> None:
 async def test_a_series_that_is_told_no_more_is_forgotten_after_two_hours() -> None:
     kept = Samples()
     kept.take([family(2)])
-    for _ in range(KEPT - 1):
+    for _ in range(RETAINED - 1):
         kept.take([family(1)])
     assert len(list(kept)) == 2
     kept.take([family(1)])
@@ -160,7 +160,7 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(st.floats(-1e12, 1e12), st.just(math.nan)), min_size=KEPT, max_size=KEPT))
+@given(st.lists(st.one_of(st.floats(-1e12, 1e12), st.just(math.nan)), min_size=RETAINED, max_size=RETAINED))
 def test_whatever_there_is_to_plot_the_box_is_whole(samples: list[float]) -> None:
     lines = plot("title", "a=b", samples, 120)
     assert len(lines) == 12

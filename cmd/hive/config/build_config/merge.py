@@ -13,7 +13,7 @@ from hive.config.build_config.sources import Found, Report
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What sources after the first may set. None is no list; with both, only ``allow`` counts."""
+    """What sources after the first may set. None is not a list; with both, only ``allow`` counts."""
 
     allow: frozenset[str] | None = None
     deny: frozenset[str] | None = None

@@ -22,7 +22,7 @@ def write_directory(directory: Path, values: Mapping[str, str], report: Report) 
     """
     wrong = sorted(key for key in values if "/" in key or key.startswith("..") or not key)
     for key in wrong:
-        report(f"error: {key!r} is no name of a setting: left out")
+        report(f"error: {key!r} is not a name of a setting: left out")
     keys = [key for key in values if key not in wrong]
     directory.mkdir(parents=True, exist_ok=True)
     fresh = _new_data(directory)

@@ -96,8 +96,8 @@ class Demo:
         self._story.step(
             "agent",
             "The agent starts",
-            "It pins its BPF maps, loads the eBPF programs, makes the pods' gateway (cilium_host), and when "
-            "it serves writes the configuration that tells container runtimes which plugin to call.",
+            "It pins its BPF maps, loads the eBPF programs, makes the pods' gateway (cilium_host), and then "
+            "it writes the configuration that names the CNI plugin to container runtimes.",
         )
         pid = agent_process.start(self._lab, *SETTINGS)
         seconds = agent_process.wait_ready(self._lab, pid)

@@ -134,7 +134,7 @@ class Services:
         self._story.step(
             "removed",
             "A backend goes, while a client asks as fast as it can",
-            "First its slice says that it is terminating; once nobody is sent there any more it leaves the"
+            "First its slice marks it as terminating; once no connection goes there any more it leaves the"
             " slice, and its pod goes.",
         )
         with self._cluster.network.open() as outside:
@@ -242,7 +242,7 @@ def _objects(
 
 def _answers(found: Asked) -> str:
     each = [f"{count} by {name}" for name, count in sorted(_by_server(found).items())]
-    return f"{found.answered.total()} answered: {', '.join(each) or 'by nobody'}"
+    return f"{found.answered.total()} answered: {', '.join(each) or 'by no backend'}"
 
 
 def _by_server(found: Asked) -> dict[str, int]:

@@ -150,8 +150,8 @@ def test_a_graph_is_read_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("text", "why_not"),
     [
-        ("[]", "it is no graph"),
-        ("{", "it is no graph"),
+        ("[]", "it is not a graph"),
+        ("{", "it is not a graph"),
         ('{"version": 7}', "it is of version 7 of the graph's JSON; this hive reads version 1"),
         ('{"version": 1}', "missing required field `name`"),
     ],
@@ -222,7 +222,7 @@ async def test_hooks_of_one_name_in_one_module_are_told_apart() -> None:
 
 
 def test_what_is_no_timeline_is_refused() -> None:
-    with pytest.raises(ValueError, match="it is no timeline"):
+    with pytest.raises(ValueError, match="it is not a timeline"):
         read_timeline("{}")
     with pytest.raises(ValueError, match="a timeline of version 3"):
         read_timeline('{"version": 3, "name": "hive", "spans": []}')

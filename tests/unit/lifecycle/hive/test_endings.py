@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Killed(BaseException):
-    """Somebody's own, which is no Exception."""
+    """Somebody's own, which is not an Exception."""
 
 
 async def await_a_cancelled_task() -> None:
@@ -91,8 +91,8 @@ ENDINGS: list[tuple[Callable[[], Coroutine[Any, Any, None]], str, int]] = [
     (exit_with_a_text, "no licence", 1),
     (exit_well, "called sys.exit(0)", 0),
     (interrupt, "was interrupted", 130),
-    (kill, "BodyError: it raised Killed, which is no Exception: for good", 1),
-    (close, "BodyError: it raised GeneratorExit, which is no Exception", 1),
+    (kill, "BodyError: it raised Killed, which is not an Exception: for good", 1),
+    (close, "BodyError: it raised GeneratorExit, which is not an Exception", 1),
     (fail_among_others, "called sys.exit(4)", 4),
 ]
 endings = pytest.mark.parametrize(

@@ -202,7 +202,7 @@ async def test_a_type_that_nothing_can_provide_is_a_fault() -> None:
     @after(int | str)
     def needs() -> None: ...
 
-    with pytest.raises(GraphError, match=r"in after\(\): int \| str is no single type to inject"):
+    with pytest.raises(GraphError, match=r"in after\(\): int \| str is not a single type to inject"):
         Hive(invoke(needs)).check()
 
 

@@ -128,7 +128,7 @@ async def test_a_tuple_of_any_length_and_a_named_one_are_single_results() -> Non
 
 
 def test_only_a_dataclass_can_be_marked_as_results() -> None:
-    with pytest.raises(TypeError, match="@results goes above @dataclass: Clock is no dataclass"):
+    with pytest.raises(TypeError, match="@results goes above @dataclass: Clock is not a dataclass"):
         results(Clock)
 
 

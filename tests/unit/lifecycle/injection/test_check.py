@@ -242,8 +242,8 @@ def _union(either: Device | Link) -> Device | Link:
         (
             _union,
             [
-                "parameter 'either': Device | Link is no single type to inject",
-                "it returns Device | Link, which is no single type to provide",
+                "parameter 'either': Device | Link is not a single type to inject",
+                "it returns Device | Link, which is not a single type to provide",
             ],
         ),
         (3, ["3 is neither a function nor a class"]),

@@ -134,7 +134,7 @@ async def test_a_lambda_that_gives_nothing_to_await_is_told_when_it_is_called() 
         (synchronous, "is not asynchronous: decorate an `async def` with contextlib.asynccontextmanager"),
         (generator, "makes no context manager: decorate it with contextlib.asynccontextmanager"),
         (rightly, "makes no context manager"),
-        (int, "is no asynchronous context manager"),
+        (int, "is not an asynchronous context manager"),
         (3, "cannot be called"),
     ],
 )
@@ -178,7 +178,7 @@ def test_what_makes_no_asynchronous_iteration_is_refused(items: Any) -> None:
 
 
 def test_an_observer_without_a_run_is_refused() -> None:
-    assert "is no Observer: it has no run(health)" in refused(lambda _, jobs: jobs.observe("x", object()))  # type: ignore[call-overload]  # the mistake
+    assert "is not an Observer: it has no run(health)" in refused(lambda _, jobs: jobs.observe("x", object()))  # type: ignore[call-overload]  # the mistake
 
 
 def test_two_jobs_of_one_name_in_a_module_are_refused() -> None:

@@ -79,7 +79,7 @@ class Stopped:
 @pytest.mark.parametrize(
     ("value", "hint", "why"),
     [
-        (Stopped(), Clock, "its now is no method"),
+        (Stopped(), Clock, "its now is not a method"),
         (["80"], list[Port], "it holds '80': it is of type str"),
         ("up", Literal["high", "low"], "it is 'up'"),
     ],

@@ -196,7 +196,7 @@ def test_an_empty_config_dir_flag_means_none(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda path: path.write_bytes(b"\xff"), "it is no UTF-8 text"),
+        (lambda path: path.write_bytes(b"\xff"), "it is not UTF-8 text"),
         (lambda path: path.symlink_to("missing"), "no such file or directory"),
         (lambda path: path.symlink_to(path.name), "too many levels of symbolic links"),
         (Path.mkdir, "is a directory"),
@@ -248,7 +248,7 @@ def test_a_token_of_another_owner_keeps_a_daemon_from_starting(
 
 
 def test_a_mounted_config_map_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
-    (tmp_path / "..1").write_text("what is no directory cannot be listed")
+    (tmp_path / "..1").write_text("what is not a directory cannot be listed")
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "any-max").symlink_to("..data/any-max")
     assert faults(config_dir=tmp_path) == [
@@ -287,7 +287,7 @@ def test_a_yaml_file_in_the_config_dir_counts_less_than_the_file_of_a_setting(tm
         ("tcp-max: {a: 1}", ": tcp-max: {'a': '1'}: expected a whole number"),
         ("opt: [a=1, {b: 2}]", ": opt: ['a=1', {'b': '2'}]: expected a list of texts"),
         ("- a", ": expected a mapping of settings to values"),
-        ("a: b: c", ", line 1: this is no YAML; expected a mapping of settings to values"),
+        ("a: b: c", ", line 1: this is not YAML; expected a mapping of settings to values"),
         ("a: 1\nb: 2\nA: 3", ", line 3: a is there twice; expected each setting once"),
         (
             "apiVersion: v1\nkind: ConfigMap\ndata: {tcp-max: '3'}",

@@ -92,7 +92,7 @@ Where things are kept, and how many.
 | setting | type | default | |
 |---|---|---|---|
 | `node-name` | str | required |  |
-| `size` | quantity | `512Mi` | How much, in bytes. Formerly `store-size`. |
+| `size` | quantity | `512Mi` | How much, in bytes. Previously `store-size`. |
 | `mode` | ram\\|disk, optional | nothing | a\\|b. |
 | `password` | secret | `(hidden)` | What opens it. Or `password-file`: a file that holds it. |
 | `options` | map of duration | `retry=5s` |  |

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     expected = "expected a file that holds the value"
     assert told(f"--token-file={tmp_path}/none", f"--spare-file={tmp_path}/binary") == [
         f"--token-file={tmp_path}/none: no such file or directory; {expected}",
-        f"--spare-file={tmp_path}/binary: it is no UTF-8 text; {expected}",
+        f"--spare-file={tmp_path}/binary: it is not UTF-8 text; {expected}",
     ]
     assert told("--token-file=") == [f"--token-file=: {expected}"]
 

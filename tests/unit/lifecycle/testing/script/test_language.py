@@ -135,7 +135,7 @@ async def test_flags_stand_anywhere_with_one_dash_or_two(tmp_path: Path) -> None
         ("cat ../../etc/passwd", "../../etc/passwd: expected a file inside the script's directory"),
         ("cat missing", "missing: no such file or directory"),
         ("sleep soon", "soon: expected a duration such as 15s, 2m0s or 100ms"),
-        ("stdout '('", "(: this is no regular expression"),
+        ("stdout '('", "(: this is not a regular expression"),
     ],
 )
 async def test_a_mistake_is_told_with_page_and_line(line: str, text: str, tmp_path: Path) -> None:

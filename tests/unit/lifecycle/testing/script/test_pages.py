@@ -42,7 +42,7 @@ ROW = "\n-- row.yaml --\nnumber: 1\ncustomer: ann\nship-to: 192.0.2.1\n"
         ),
         ("db/insert orders x\n-- x --\nnumber: one\n", "x: Expected `int`, got `str` - at `$.number`"),
         ("db/insert orders x\n-- x --\nnumber: 1\n", "x: Object missing required field `customer`"),
-        ("db/insert orders x\n-- x --\n{\n", "x: this is no YAML: while parsing a flow node"),
+        ("db/insert orders x\n-- x --\n{\n", "x: this is not YAML: while parsing a flow node"),
         ("db/cmp orders x\n-- x --\n", "x: expected a line with the names of columns"),
         ("db/insert orders row.yaml\ndb/cmp orders x" + ROW + "-- x --\nnmber\n1\n", "has no column nmber;"),
         ("db/insert orders row.yaml\ndb/empty orders" + ROW, "table orders has 1 rows, expected none"),
