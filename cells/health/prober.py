@@ -208,7 +208,7 @@ class SocketTransport:
     async def http(self, ip: str, port: int) -> Outcome:
         """The time to the answer 200; failures in the words of Go's client."""
         host = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-        begun = time.perf_counter_ns()
+        started_at = time.perf_counter_ns()
         where = f'Get "http://{host}/hello": '
         try:
             with anyio.fail_after(DEADLINE):
@@ -222,7 +222,7 @@ class SocketTransport:
             return Outcome(failure=f"{where}dial tcp {host}: connect: {_reason(error)}")
         if not status.startswith("200 "):
             return Outcome(failure=f"unexpected status code: {status[:3]} {status}")
-        return Outcome(time.perf_counter_ns() - begun)
+        return Outcome(time.perf_counter_ns() - started_at)
 
 
 async def _get(ip: str, port: int, host: str) -> str:
