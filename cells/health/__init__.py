@@ -16,6 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Final
 
 import anyio
@@ -143,10 +144,8 @@ class ClusterHealth:
         *,
         jobs: Jobs,
     ) -> None:
-        self.own = f"{agent.cluster_name}/{agent.node_name}"
-        """This node's name in reports."""
+        self._agent = agent
         self.report = ClusterReport(time.time())
-        self.metrics = ConnectivityMetrics(self.own)
         self._families = families_of(agent)
         self._endpoints = settings.enable_endpoint_health_checking
         self._results = ProbeResults()
@@ -161,6 +160,16 @@ class ClusterHealth:
         if settings.enable_health_checking:
             jobs.observe("follow nodes", nodes.changes, self._follow)
             jobs.one_shot("probe nodes", self._prober.run)
+
+    @property
+    def own(self) -> str:
+        """This node's name in reports."""
+        return f"{self._agent.cluster_name}/{self._agent.node_name}"
+
+    @cached_property
+    def metrics(self) -> ConnectivityMetrics:
+        """Those of this node."""
+        return ConnectivityMetrics(self.own)
 
     async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
         found: list[ProbedNode] = []
