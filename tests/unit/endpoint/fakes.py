@@ -230,7 +230,7 @@ class RecordingRecovery(RegenerationRecovery):
     def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
         self.recoveries.append(endpoint_id)
 
-    def gone(self, endpoint_id: int) -> None:
+    def removed(self, endpoint_id: int) -> None:
         self.stopped.append(endpoint_id)
 
 
