@@ -44,7 +44,7 @@ from cells.api.operations.endpoints import PolicyPool
 from cells.api.operations.node import MapReader, NodeMaps
 from cells.api.operations.node_view import NodeView, monitor_status
 from cells.api.operations.status import DISABLED as NO_PROBES
-from cells.api.operations.status import NO_FLOWS, NodeStatus, ServiceFacts, hubble_status
+from cells.api.operations.status import NO_FLOWS, NodeSummary, ServiceFacts, hubble_status
 from cells.api.rate_limits import Limits, LimitSettings
 from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body
@@ -100,7 +100,7 @@ __all__ = [
     "MasqueradeReport",
     "MasqueradedProtocols",
     "Masquerading",
-    "NodeStatus",
+    "NodeSummary",
     "Operation",
     "PolicyPool",
     "Route",
@@ -149,7 +149,7 @@ def facts(
     hubble: Hubble | None = None,
     probes: NodeHealthSettings | None = None,
     responder: ProbeResponder | None = None,
-) -> NodeStatus:
+) -> NodeSummary:
     """The node, as the answers tell it."""
 
     def served() -> ServiceFacts:

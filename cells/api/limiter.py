@@ -19,7 +19,7 @@ from lifecycle import Duration, Logger
 #         ``burst`` tokens at most, and gets ``rate`` more each second.
 
 
-class Bucket:
+class RateBucket:
     """Tokens that come back by and by."""
 
     def __init__(self, rate: float, burst: int) -> None:
@@ -97,7 +97,7 @@ class Parameters(msgspec.Struct, frozen=True):
     """Whether each request is logged."""
 
 
-class Refused(Exception):  # noqa: N818  # what it says is why
+class LimitExceeded(Exception):  # noqa: N818  # what it says is why
     """The request is refused: it would wait too long, or its client has gone."""
 
     def __init__(self, outcome: str, text: str) -> None:
@@ -142,7 +142,7 @@ class Limiter:
         self._came = 0
         self._closed = False
         self._places = 0
-        self.bucket = Bucket(parameters.rate_limit, parameters.rate_burst)
+        self.bucket = RateBucket(parameters.rate_limit, parameters.rate_burst)
         """The rate as it is now."""
         self.parallel = parameters.parallel_requests
         """Requests at once, as it is now; 0: any number."""
@@ -169,7 +169,7 @@ class Limiter:
             return self._let_through(came, initial=True)
         if not self._line and not self.parameters.min_wait_duration and self._wait_of_first(came, came) == 0:
             return self._let_through(came)
-        found: Turn | Refused | None = None
+        found: Turn | LimitExceeded | None = None
         try:
             if not self._closed:
                 async with anyio.create_task_group() as group:
@@ -186,7 +186,7 @@ class Limiter:
             raise
         if isinstance(found, Turn):
             return found
-        raise self._refused(found or Refused(LEFT, CANCELLED))
+        raise self._refused(found or LimitExceeded(LEFT, CANCELLED))
 
     @property
     def waiting(self) -> int:
@@ -234,13 +234,13 @@ class Limiter:
             self.bucket.take(now)
         return Turn(self, now, 0.0 if initial else now - came, initial=initial)
 
-    def _refused(self, refused: Refused) -> Refused:
+    def _refused(self, refused: LimitExceeded) -> LimitExceeded:
         self.processed[refused.outcome, 429] += 1
         if self.parameters.log:
             self._log.warning("API call refused", name=self.name, outcome=refused.outcome, reason=refused)
         return refused
 
-    async def _wait(self, came: float) -> Turn | Refused:
+    async def _wait(self, came: float) -> Turn | LimitExceeded:
         """Stand in line until it is our turn, or too late for it."""
         longest = self.parameters.max_wait_duration or math.inf
         earliest = came + self.parameters.min_wait_duration
@@ -265,7 +265,7 @@ class Limiter:
             if self._places_left():
                 return _too_fast(self.bucket.wait(self._clock(), self._line.index(call)), 0)
             text = f"timed out while waiting to be served with {self.parallel} parallel requests"
-            return Refused(NO_PLACE, text)
+            return LimitExceeded(NO_PLACE, text)
         finally:
             self._line.remove(call)
             self._call_first()
@@ -327,9 +327,9 @@ class Mean:
         return max(0.0, self._sum) / len(self._latest) if self._latest else 0.0
 
 
-def _too_fast(wait: float, longest: float) -> Refused:
+def _too_fast(wait: float, longest: float) -> LimitExceeded:
     bound = f"(maximum wait duration: {Duration(longest)})"
-    return Refused(TOO_FAST, f"request would have to wait {Duration(wait)} to be served {bound}")
+    return LimitExceeded(TOO_FAST, f"request would have to wait {Duration(wait)} to be served {bound}")
 
 
 async def _cancel_when(disconnected: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cells.api.limiter import Limiter, Parameters, Refused
+from cells.api.limiter import Limiter, LimitExceeded, Parameters
 from cells.api.operations import Operation, Route
 from cells.api.wire import FrameworkError, answer
 from lifecycle import Duration, Logger, Settings, refuse
@@ -244,7 +244,7 @@ class Limits:
         async def operate(request: Request) -> Response:
             try:
                 turn = await limiter.enter(request.disconnected)
-            except Refused as refused:
+            except LimitExceeded as refused:
                 return answer(TOO_MANY, str(refused))
             status = 500
             try:

@@ -131,7 +131,7 @@ VERSION: Final = 1
 """Of label prefix files."""
 
 
-class Rule(NamedTuple):
+class LabelRule(NamedTuple):
     """Labels that count for identities, or with ``ignored`` that do not."""
 
     pattern: re.Pattern[str]
@@ -150,7 +150,7 @@ class Rule(NamedTuple):
         return found.end() if found else 0
 
 
-def parse_rule(text: str) -> Rule:
+def parse_rule(text: str) -> LabelRule:
     """The rule of ``[!][source:]regex``, or ``source:!regex``. Raises ValueError of one line."""
     ignored = text.startswith("!")
     source, colon, pattern = text.removeprefix("!").partition(":")
@@ -160,12 +160,12 @@ def parse_rule(text: str) -> Rule:
     return make_rule(pattern.removeprefix("!"), source, ignored=ignored)
 
 
-def make_rule(pattern: str, source: str, *, ignored: bool) -> Rule:
+def make_rule(pattern: str, source: str, *, ignored: bool) -> LabelRule:
     """A rule. Raises ValueError of one line."""
     if not pattern:
         raise ValueError("expected a regular expression for keys of labels, [!][source:]expression")
     try:
-        return Rule(re.compile(pattern), source, ignored)
+        return LabelRule(re.compile(pattern), source, ignored)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"expected a regular expression for keys of labels: {error}") from error
 
@@ -182,7 +182,7 @@ class _File(msgspec.Struct, rename="kebab"):
     valid_prefixes: list[_Prefix]
 
 
-def read_rules(path: Path) -> tuple[Rule, ...]:
+def read_rules(path: Path) -> tuple[LabelRule, ...]:
     """The rules of a label prefix file, JSON. Raises UsageError."""
     expected = f'expected {{"version": {VERSION}, "valid-prefixes": [{{"prefix", "source", "invert"}}]}}'
     try:
@@ -193,7 +193,7 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
         raise UsageError(f"label-prefix-file={path}: {error}; {expected}") from error
 
 
-def _rules(found: _File) -> Iterator[Rule]:
+def _rules(found: _File) -> Iterator[LabelRule]:
     if found.version != VERSION:
         raise ValueError(f"version {found.version}")
     for one in found.valid_prefixes:
@@ -231,11 +231,11 @@ DEFAULT_RULES: Final = tuple(
 class LabelFilter:
     """Tells labels that make the identity from those that only inform."""
 
-    def __init__(self, rules: Iterable[Rule] = DEFAULT_RULES, *, only_included: bool = False) -> None:
+    def __init__(self, rules: Iterable[LabelRule] = DEFAULT_RULES, *, only_included: bool = False) -> None:
         """With ``only_included`` a label that no rule is about does not count."""
         self.use(rules, only_included=only_included)
 
-    def use(self, rules: Iterable[Rule], *, only_included: bool) -> None:
+    def use(self, rules: Iterable[LabelRule], *, only_included: bool) -> None:
         """Go by these rules from now on."""
         self.rules = tuple(rules)
         self.only_included = only_included
@@ -321,7 +321,7 @@ def configured_filter(settings: IdentitySettings, *, lifecycle: Lifecycle, log: 
 
     async def read() -> None:
         path = settings.label_prefix_file
-        base: tuple[Rule, ...] = read_rules(Path(path)) if path else DEFAULT_RULES
+        base: tuple[LabelRule, ...] = read_rules(Path(path)) if path else DEFAULT_RULES
         included = [one for one in (*added, *(base if path else ())) if not one.ignored]
         chosen.use((*base, *added), only_included=bool(included))
         if not chosen.keeps_reserved:

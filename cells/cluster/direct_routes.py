@@ -44,7 +44,7 @@ from lifecycle import (
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-__all__ = ["DirectRoute", "DirectRouteSettings", "DirectRoutes", "RouteKernel", "cell", "wanted"]
+__all__ = ["DirectRoute", "DirectRouteKernel", "DirectRouteSettings", "DirectRoutes", "cell", "wanted"]
 
 
 # Whether this node routes to other nodes' pods by itself.
@@ -97,7 +97,7 @@ class DirectRoute(msgspec.Struct, frozen=True):
     """``cluster/name``."""
 
 
-class RouteKernel(Protocol):
+class DirectRouteKernel(Protocol):
     """The node's main routing table, as far as this cell touches it. Methods raise OSError."""
 
     async def routes(self) -> Mapping[IPNetwork, IPAddress]:
@@ -113,7 +113,7 @@ class RouteKernel(Protocol):
         ...
 
 
-class UnreachableError(HiveError):
+class BehindRouterError(HiveError):
     """Raised for a node that is behind a router: it would have to know of our pods."""
 
 
@@ -127,11 +127,11 @@ def wanted(nodes: Iterable[ClusterNode]) -> dict[IPNetwork, DirectRoute]:
     }
 
 
-class Routes:
+class DirectRouteTarget:
     """The kernel as a reconciler's target; only routes of ours are seen."""
 
     def __init__(
-        self, table: ReadTable[DirectRoute], kernel: RouteKernel, log: Logger, *, skip_unreachable: bool
+        self, table: ReadTable[DirectRoute], kernel: DirectRouteKernel, log: Logger, *, skip_unreachable: bool
     ) -> None:
         self._table = table
         self._kernel = kernel
@@ -159,12 +159,12 @@ class Routes:
             else:
                 ways[destination] = route.gateway
         for destination, error in (await self._kernel.put(ways)).items():
-            if self._skip and isinstance(error, UnreachableError):
+            if self._skip and isinstance(error, BehindRouterError):
                 self._report(f"{batch[destination].node} is left out: {error}")
             else:
                 failures[destination] = error
         for destination, error in failures.items():
-            hint = f"; {HINT}" if isinstance(error, UnreachableError) else ""
+            hint = f"; {HINT}" if isinstance(error, BehindRouterError) else ""
             self._report(f"no route to {destination} of {batch[destination].node}: {error}{hint}", wrong=True)
         if failures:
             raise BatchError(failures)
@@ -189,7 +189,7 @@ class DirectRoutes:
         settings: DirectRouteSettings,
         nodes: ReadTable[ClusterNode],
         devices: Table[Device],
-        kernel: RouteKernel,
+        kernel: DirectRouteKernel,
         *,
         jobs: Jobs,
         tables: Tables,
@@ -198,7 +198,9 @@ class DirectRoutes:
         if not settings.auto_direct_node_routes:
             return
         table = nodes.derive(wanted, name="direct-routes")
-        target = Routes(table, kernel, log, skip_unreachable=settings.direct_routing_skip_unreachable)
+        target = DirectRouteTarget(
+            table, kernel, log, skip_unreachable=settings.direct_routing_skip_unreachable
+        )
         self._reconciler = Reconciler(table, target, full_every=SWEEP)
         tables.add(table, self._reconciler.statuses)
         jobs.observe("reconcile", self._reconciler)
@@ -224,8 +226,8 @@ RTN_UNICAST: Final = 1
 _MISSING: Final = frozenset({3, 19, 101})  # ESRCH, ENODEV, ENETUNREACH
 
 
-class KernelRoutes:
-    """The real :class:`~cells.cluster.direct_routes.RouteKernel`."""
+class KernelDirectRoutes:
+    """The real :class:`~cells.cluster.direct_routes.DirectRouteKernel`."""
 
     async def routes(self) -> Mapping[IPNetwork, IPAddress]:
         """Gateways by destination. Raises NetlinkError."""
@@ -300,7 +302,7 @@ def _link(ip: IPRoute, gateway: IPAddress) -> int | Exception:
         return NetlinkError(error.code, f"look up the route to {gateway}")
     via = row.get_attr("RTA_GATEWAY")
     if via is not None and ip_address(via) != gateway:
-        return UnreachableError(f"route to {gateway} contains gateway {via}, must be directly reachable")
+        return BehindRouterError(f"route to {gateway} contains gateway {via}, must be directly reachable")
     return int(row.get_attr("RTA_OIF"))
 
 
@@ -318,9 +320,9 @@ def _drop(destinations: Collection[IPNetwork]) -> None:
                     raise NetlinkError(error.code, f"remove route {destination} via {gateway}") from error
 
 
-def kernel() -> RouteKernel:
+def kernel() -> DirectRouteKernel:
     """The node's routes."""
-    return KernelRoutes()
+    return KernelDirectRoutes()
 
 
 @after(DirectRoutes)

@@ -1,6 +1,6 @@
 """One ADD, from its request to its answer: tried until it works, or taken back whole.
 
-For:    CniServer. Needs: Attacher, PolicyPool. Gives: Addition, AddTools, INTERNAL.
+For:    CniServer. Needs: Attacher, AttachPolicyPool. Gives: AddRequest, AddTools, INTERNAL.
 What meets nothing unusual is prepare() and attach(), both synchronous; what has to wait is finish().
 """
 
@@ -15,10 +15,10 @@ import msgspec
 
 from cells.base.addresses import text_of
 from cells.cni.attach import AddressesLeaving, Attacher, NameTaken, PodSide, Prepared
-from cells.cni.attachment import Attachment, PolicyPool, Undo
+from cells.cni.attachment import AttachPolicyPool, PendingEndpoint, Undo
 from cells.cni.protocol import TRY_AGAIN, CniError, encode_reply
-from cells.cni.request import Call
-from cells.cni.transport import Connection
+from cells.cni.request import PluginCall
+from cells.cni.transport import PluginConnection
 from cells.maps.policy_maps import PoolEmpty
 from lifecycle import HiveError, Logger
 
@@ -34,7 +34,7 @@ class AddTools(msgspec.Struct, frozen=True):
     """What all ADDs share."""
 
     attacher: Attacher
-    pool: PolicyPool
+    pool: AttachPolicyPool
     log: Logger
     turn: Callable[[], Awaitable[None]]
     """Waits for a round of the loop that has time for a call."""
@@ -42,12 +42,12 @@ class AddTools(msgspec.Struct, frozen=True):
     """Finishes the ADD whose link is being made."""
 
 
-class Addition(msgspec.Struct, eq=False):
+class AddRequest(msgspec.Struct, eq=False):
     """An ADD under way."""
 
     tools: AddTools
-    connection: Connection
-    call: Call
+    connection: PluginConnection
+    call: PluginCall
     side: PodSide
     undo: Undo = msgspec.field(default_factory=Undo)
     error: CniError | None = None
@@ -56,7 +56,7 @@ class Addition(msgspec.Struct, eq=False):
     full: CniError | None = None
     """What to say when no address is freed in time."""
     prepared: Prepared | None = None
-    attachment: Attachment | None = None
+    attachment: PendingEndpoint | None = None
     """What waits for an identity before it can be completed."""
     answered: bool = False
 
@@ -147,7 +147,7 @@ class Addition(msgspec.Struct, eq=False):
         else:
             self.attachment = attachment
 
-    def _complete(self, attachment: Attachment) -> None:
+    def _complete(self, attachment: PendingEndpoint) -> None:
         endpoint, stdout = self.tools.attacher.complete(attachment)
         self.answered = self.connection.send(encode_reply(0, stdout))
         if self.answered:

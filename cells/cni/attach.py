@@ -22,11 +22,11 @@ from cells.base.addresses import IPAddress
 from cells.cni.attachment import (
     MODES,
     NO_ENDPOINT,
-    Addresses,
-    Attachment,
-    Endpoints,
+    AttachAllocator,
+    AttachEndpoints,
     Links,
     MacPair,
+    PendingEndpoint,
     PodEnd,
     Undo,
     begin_endpoint,
@@ -38,12 +38,12 @@ from cells.cni.protocol import (
     TRY_AGAIN,
     Attached,
     CniError,
-    Explained,
+    ErrorContext,
     PluginAction,
     kernel_reason,
     result_json,
 )
-from cells.cni.request import Call, Pod, check_add, delegated_addresses, pod_of
+from cells.cni.request import PluginCall, PodReference, check_add, delegated_addresses, pod_of
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointRequest, NewEndpoint
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import CreatedLink
@@ -56,7 +56,7 @@ ALIAS = "hive endpoint"
 
 IDENTITY_SECONDS = 60.0
 """How long an ADD waits for the identity of its pod's labels."""
-_HOST_SIDE = Explained(NetlinkError, "unable to set up veth on host side")
+_HOST_SIDE = ErrorContext(NetlinkError, "unable to set up veth on host side")
 _SO_NETNS_COOKIE = 71  # asm-generic/socket.h, Linux 5.14
 
 
@@ -88,8 +88,8 @@ class PodSide:
 class Prepared:
     """An ADD of which is known what the pod gets."""
 
-    call: Call
-    pod: Pod
+    call: PluginCall
+    pod: PodReference
     side: PodSide
     pair: VethPair | None = None
     """The link to make; None in a chain, where it is there."""
@@ -124,8 +124,8 @@ class Attacher:
     def __init__(
         self,
         links: Links,
-        addresses: Addresses,
-        endpoints: Endpoints,
+        addresses: AttachAllocator,
+        endpoints: AttachEndpoints,
         teardown: LinkTeardown,
         *,
         gateways: Callable[[], Sequence[IPAddress]],
@@ -161,7 +161,7 @@ class Attacher:
         except HiveError as error:
             return str(error)
 
-    def prepare(self, call: Call, pod_side: PodSide, undo: Undo) -> Prepared:
+    def prepare(self, call: PluginCall, pod_side: PodSide, undo: Undo) -> Prepared:
         """Choose what the pod gets; nothing of the kernel is changed. Then attach().
 
         ``undo`` is given the opposite of each step as it is taken, also when this raises: the caller rolls
@@ -200,7 +200,7 @@ class Attacher:
         except NetlinkError as error:
             prepared.failure = error
 
-    def attach(self, prepared: Prepared, undo: Undo) -> Attachment:
+    def attach(self, prepared: Prepared, undo: Undo) -> PendingEndpoint:
         """Attach the pod up to its endpoint's identity; then identify() if need be, and complete().
 
         ``undo`` as for prepare(). Raises CniError, NameTaken when a name is taken, PoolEmpty when there is no
@@ -245,9 +245,9 @@ class Attacher:
                 self._links.sync_carrier(created.host_ifindex)
             return result_json(attached, call.conf.cni_version)
 
-        return Attachment(new, finish)
+        return PendingEndpoint(new, finish)
 
-    async def identify(self, attachment: Attachment) -> None:
+    async def identify(self, attachment: PendingEndpoint) -> None:
         """Wait for the endpoint's identity; raises CniError when there is none in time."""
         with anyio.move_on_after(IDENTITY_SECONDS) as waiting, NO_ENDPOINT:
             await self._endpoints.identify(attachment.new)
@@ -255,19 +255,19 @@ class Attacher:
             text = f"no identity for its labels within {IDENTITY_SECONDS:g} s"
             raise CniError(f"unable to create endpoint: {text}", code=TRY_AGAIN)
 
-    def complete(self, attachment: Attachment) -> tuple[Endpoint, bytes]:
+    def complete(self, attachment: PendingEndpoint) -> tuple[Endpoint, bytes]:
         """Bring the endpoint and its link up; it, and what the plugin prints. Raises CniError."""
         with NO_ENDPOINT:
             endpoint = self._endpoints.complete(attachment.new)
         return endpoint, attachment.finish(endpoint)
 
-    def _macs(self, call: Call, pod: Pod) -> MacPair:
+    def _macs(self, call: PluginCall, pod: PodReference) -> MacPair:
         mode = call.conf.mac_addr_mode
         if mode not in MODES:
             self._log.warning("macAddrMode is not known: MAC addresses are random", mode=mode, pod=pod.owner)
         return macs_of(call.conf, pod, call.ifname)
 
-    def _given(self, call: Call) -> tuple[PodAddress, ...]:
+    def _given(self, call: PluginCall) -> tuple[PodAddress, ...]:
         """The addresses of the delegated plugin, of the node's families; it is asked for them first."""
         if not call.addresses:
             raise CniError(
@@ -281,7 +281,7 @@ class Attacher:
             raise CniError("IPAM did provide neither IPv4 nor IPv6 address")
         return found
 
-    def _allocate(self, pod: Pod, undo: Undo) -> tuple[PodAddress, ...]:
+    def _allocate(self, pod: PodReference, undo: Undo) -> tuple[PodAddress, ...]:
         """An address of each family, IPv6 first."""
         try:
             taken = self._addresses.allocate_next(pod.owner)
@@ -335,8 +335,8 @@ class Attacher:
 
     def _register(
         self,
-        call: Call,
-        pod: Pod,
+        call: PluginCall,
+        pod: PodReference,
         pair: VethPair,
         created: CreatedLink,
         *,
@@ -366,7 +366,7 @@ class Attacher:
         )
         return begin_endpoint(self._endpoints, request, undo)
 
-    async def clear_the_way(self, call: Call, pod_side: PodSide) -> None:
+    async def clear_the_way(self, call: PluginCall, pod_side: PodSide) -> None:
         """Remove leftovers of the names this ADD needs; raises CniError when they are in use or not ours.
 
         A link on its way out is waited for. In the pod, a link of that name without an endpoint is replaced

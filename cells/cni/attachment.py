@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from cells.base.addresses import Family, IPAddress
-from cells.cni.protocol import CniError, Explained
-from cells.cni.request import NetConf, Pod
+from cells.cni.protocol import CniError, ErrorContext
+from cells.cni.request import NetConf, PodReference
 from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.netlink.links import CreatedLink
 from cells.netlink.messages import VethPair
@@ -97,7 +97,7 @@ class PodEnd(Protocol):
         ...
 
 
-class Addresses(Protocol):
+class AttachAllocator(Protocol):
     """The address allocator; cells.node.ipam.Ipam. Methods raise IpamError."""
 
     def allocate_next(
@@ -119,7 +119,7 @@ class Flows(Protocol):
         ...
 
 
-class Endpoints(Protocol):
+class AttachEndpoints(Protocol):
     """The endpoints; cells.endpoint.Endpoints. Methods raise EndpointError."""
 
     def begin(self, request: EndpointRequest) -> NewEndpoint:
@@ -163,7 +163,7 @@ class Endpoints(Protocol):
         ...
 
 
-class PolicyPool(Protocol):
+class AttachPolicyPool(Protocol):
     """The prepared policy maps; cells.maps.PolicyMaps."""
 
     async def ready(self) -> None:
@@ -205,7 +205,7 @@ class Undo:
                 log.exception("roll-back step failed", step=what, error=str(error))
 
 
-def remove_endpoint(endpoints: Endpoints, endpoint: Endpoint) -> None:
+def remove_endpoint(endpoints: AttachEndpoints, endpoint: Endpoint) -> None:
     """Take back an endpoint whose addresses are not released with it; raises CniError for what stayed."""
     problems = endpoints.delete(endpoint, release_address=False)
     if problems:
@@ -215,7 +215,7 @@ def remove_endpoint(endpoints: Endpoints, endpoint: Endpoint) -> None:
 # The first half of creating an endpoint, common to every ADD.
 
 
-class Attachment(msgspec.Struct, frozen=True):
+class PendingEndpoint(msgspec.Struct, frozen=True):
     """An ADD whose endpoint has been begun."""
 
     new: NewEndpoint
@@ -228,10 +228,10 @@ class Attachment(msgspec.Struct, frozen=True):
         return self.new.identity is not None
 
 
-NO_ENDPOINT: Final = Explained(EndpointError, "unable to create endpoint")
+NO_ENDPOINT: Final = ErrorContext(EndpointError, "unable to create endpoint")
 
 
-def begin_endpoint(endpoints: Endpoints, request: EndpointRequest, undo: Undo) -> NewEndpoint:
+def begin_endpoint(endpoints: AttachEndpoints, request: EndpointRequest, undo: Undo) -> NewEndpoint:
     """Begin the endpoint; ``undo`` gets the opposite. Raises CniError, PoolEmpty."""
     with NO_ENDPOINT:
         new = endpoints.begin(request)
@@ -253,7 +253,7 @@ class MacPair(NamedTuple):
     host: bytes
 
 
-def macs_of(conf: NetConf, pod: Pod, ifname: str) -> MacPair:
+def macs_of(conf: NetConf, pod: PodReference, ifname: str) -> MacPair:
     """The addresses for this pod's interface; raises CniError for a value no interface can have.
 
     Every value of the configuration is checked, not only the one that is used. An unknown mode is
@@ -273,7 +273,7 @@ def annotated_mac(conf: NetConf, ifname: str) -> bytes | None:
     return _unicast(annotated, ifname, f"pod annotation {ANNOTATION}") if annotated else None
 
 
-def _chosen(conf: NetConf, pod: Pod, ifname: str) -> Iterator[bytes]:
+def _chosen(conf: NetConf, pod: PodReference, ifname: str) -> Iterator[bytes]:
     """What is said for this pod, most important first."""
     annotated = annotated_mac(conf, ifname)
     if annotated is not None:

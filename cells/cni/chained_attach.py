@@ -16,9 +16,17 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import IPAddress
-from cells.cni.attachment import Attachment, Endpoints, Links, PodEnd, Undo, annotated_mac, begin_endpoint
+from cells.cni.attachment import (
+    AttachEndpoints,
+    Links,
+    PendingEndpoint,
+    PodEnd,
+    Undo,
+    annotated_mac,
+    begin_endpoint,
+)
 from cells.cni.protocol import CniError, passed_on
-from cells.cni.request import Call, Pod
+from cells.cni.request import PluginCall, PodReference
 from cells.endpoint import DatapathConfiguration, EndpointRequest
 from cells.netlink.connection import NetlinkError
 from cells.netlink.rows import LinkInfo
@@ -44,7 +52,7 @@ class ChainedAttacher:
     def __init__(
         self,
         links: Links,
-        endpoints: Endpoints,
+        endpoints: AttachEndpoints,
         *,
         gateways: Callable[[], Sequence[IPAddress]],
         mtu: Callable[[], int],
@@ -58,7 +66,7 @@ class ChainedAttacher:
         self._route_mtu = route_mtu
         self._log = log
 
-    def attach(self, call: Call, pod: Pod, inside: PodEnd, undo: Undo) -> Attachment:
+    def attach(self, call: PluginCall, pod: PodReference, inside: PodEnd, undo: Undo) -> PendingEndpoint:
         """Begin the endpoint; once it is complete, the plugin prints the previous result.
 
         Raises CniError, and PoolEmpty when there is no policy map yet. Nothing but what ``undo`` knows has
@@ -77,7 +85,7 @@ class ChainedAttacher:
         new = begin_endpoint(self._endpoints, self._request(call, pod, taken, mac or taken.pod.mac), undo)
         changed = None if mac is None else (taken.pod.name, mac)
         result = passed_on(bytes(call.conf.prev_result), call.conf.cni_version, changed)
-        return Attachment(new, lambda _: result)
+        return PendingEndpoint(new, lambda _: result)
 
     def _take(self, ifname: str, inside: PodEnd) -> Taken:
         """The pod's link: the one the runtime names, if it is a veth, else the first that is."""
@@ -111,7 +119,7 @@ class ChainedAttacher:
         undo.push("MAC address", partial(inside.set_mac, link.ifindex, link.name, link.mac))
 
     @staticmethod
-    def _request(call: Call, pod: Pod, taken: Taken, mac: bytes) -> EndpointRequest:
+    def _request(call: PluginCall, pod: PodReference, taken: Taken, mac: bytes) -> EndpointRequest:
         return EndpointRequest(
             container_id=call.container_id,
             container_ifname=call.ifname,

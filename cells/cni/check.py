@@ -10,9 +10,9 @@ from __future__ import annotations
 from ipaddress import ip_interface
 
 from cells.base.addresses import IPAddress
-from cells.cni.attachment import Endpoints, PodEnd
+from cells.cni.attachment import AttachEndpoints, PodEnd
 from cells.cni.protocol import HEALTH_UNKNOWN, INVALID_CONFIG, UNHEALTHY, CniError
-from cells.cni.request import Call, PrevResult, chain_of, prev_result_of
+from cells.cni.request import PluginCall, PrevResult, chain_of, prev_result_of
 from cells.endpoint import State
 from cells.netlink.connection import NetlinkError
 
@@ -23,10 +23,10 @@ _BROKEN = frozenset({State.DISCONNECTED, State.INVALID})
 class Checker:
     """Compares attachments with their results; changes nothing."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: AttachEndpoints) -> None:
         self._endpoints = endpoints
 
-    def check(self, call: Call, pod: PodEnd | None) -> None:
+    def check(self, call: PluginCall, pod: PodEnd | None) -> None:
         """Return when all is well, raise CniError when it is not.
 
         ``pod`` is None when the call came without a namespace: then there are no addresses to look at.
@@ -43,7 +43,7 @@ class Checker:
         if not chained and pod is not None:
             _check_interface(call.ifname, wanted, pod)
 
-    def _check_health(self, call: Call) -> None:
+    def _check_health(self, call: PluginCall) -> None:
         endpoint = self._endpoints.by_attachment(call.container_id, call.ifname)
         if endpoint is None:
             raise CniError(

@@ -13,8 +13,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from cells.base.addresses import IPAddress
-from cells.cni.attachment import Addresses, Endpoints, Flows, Links, PodEnd
-from cells.cni.request import Call, chain_of
+from cells.cni.attachment import AttachAllocator, AttachEndpoints, Flows, Links, PodEnd
+from cells.cni.request import PluginCall, chain_of
 from cells.endpoint import Endpoint, EndpointError
 from cells.netlink.connection import NetlinkError
 from cells.node.ipam.ranges import IpamError
@@ -39,7 +39,7 @@ class LinkTeardown:
     def __init__(
         self,
         links: Links,
-        addresses: Addresses,
+        addresses: AttachAllocator,
         flows: Flows,
         *,
         lifecycle: Lifecycle,
@@ -148,7 +148,7 @@ class LinkTeardown:
 class Detacher:
     """Detaches pods. Deleting what is not there is success: the runtime asks again until it hears that."""
 
-    def __init__(self, endpoints: Endpoints, teardown: LinkTeardown, log: Logger) -> None:
+    def __init__(self, endpoints: AttachEndpoints, teardown: LinkTeardown, log: Logger) -> None:
         self._endpoints = endpoints
         self._teardown = teardown
         self._log = log
@@ -212,7 +212,7 @@ class Detacher:
             self._teardown.start(endpoint.ifindex, *leaving)
         self._log.info("pod removed", endpoint=endpoint.id, pod=endpoint.title)
 
-    def owns_interface(self, call: Call) -> bool:
+    def owns_interface(self, call: PluginCall) -> bool:
         """Whether the pod's interface is ours to delete; in a chain it is another plugin's.
 
         Raises CniError for an unknown chaining mode.

@@ -64,7 +64,7 @@ class CniError(Exception):
         self.action = action
 
 
-class Explained:
+class ErrorContext:
     """A context in which errors of this kind reach the runtime as a sentence: ``what``, and what they say."""
 
     __slots__ = ("_kind", "_what")
@@ -121,7 +121,7 @@ _MAGIC: Final = b"HCNI"
 _HEADER: Final = struct.Struct("<4sHHII")
 
 
-class Packet(msgspec.Struct, frozen=True):
+class PluginRequest(msgspec.Struct, frozen=True):
     """A request as it came: the plugin's environment and stdin."""
 
     environment: dict[str, str]
@@ -132,7 +132,7 @@ class Packet(msgspec.Struct, frozen=True):
     """The result of the delegated IPAM plugin; empty while it has not been called."""
 
 
-def decode_request(packet: bytes | memoryview) -> Packet:
+def decode_request(packet: bytes | memoryview) -> PluginRequest:
     """The request in ``packet``; raises CniError when it is none, or of a version not spoken here.
 
     Bytes of the environment that are no UTF-8 are read as U+FFFD: results and state are JSON.
@@ -154,7 +154,7 @@ def decode_request(packet: bytes | memoryview) -> Packet:
     start = _HEADER.size
     text = bytes(packet[start : start + env_length]).decode(errors="replace")
     variables = (entry.partition("=") for entry in text.split("\0") if entry)
-    return Packet(
+    return PluginRequest(
         {name: value for name, _, value in variables},
         bytes(packet[start + env_length : end]),
         repeated=bool(flags & REPEATED),

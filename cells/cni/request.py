@@ -1,6 +1,6 @@
 """What a runtime asks for: environment, CNI_ARGS and network configuration, read and checked.
 
-Needs: protocol (the packet).   Gives: Call, read_call, check_add, delegated_addresses, pod_of, chain_of.
+Needs: protocol (the packet).  Gives: PluginCall, read_call, check_add, delegated_addresses, pod_of, chain_of.
 Source: CNI spec 1.1 sections 2 and 5; texts and codes as recorded from the original plugin.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from cells.base.addresses import IPAddress
-from cells.cni.protocol import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError, Packet
+from cells.cni.protocol import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_CONFIG, CniError, PluginRequest
 
 SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
@@ -28,7 +28,7 @@ class IpamConf(msgspec.Struct, frozen=True, gc=False):
     type: str = ""
 
 
-class Attachment(msgspec.Struct, frozen=True):
+class ContainerInterface(msgspec.Struct, frozen=True):
     """A container's interface, as the runtime names those that a GC must leave."""
 
     container_id: str = msgspec.field(name="containerID")
@@ -56,7 +56,7 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     fixed_mac: str = msgspec.field(default="", name="fixedMac")
     prefix_mac_map: dict[str, str] = msgspec.field(default_factory=dict, name="prefixMacMap")
     runtime_config: RuntimeConf = msgspec.field(default=RuntimeConf(), name="runtimeConfig")
-    valid_attachments: list[Attachment] | msgspec.UnsetType | None = msgspec.field(
+    valid_attachments: list[ContainerInterface] | msgspec.UnsetType | None = msgspec.field(
         default=msgspec.UNSET, name="cni.dev/valid-attachments"
     )
     """Of a GC; null is what Go makes of an empty list."""
@@ -105,7 +105,7 @@ class IpamResult(msgspec.Struct, frozen=True):
     ip6: LegacyAddress | None = None
 
 
-class Call(msgspec.Struct, frozen=True):
+class PluginCall(msgspec.Struct, frozen=True):
     """One invocation of the plugin."""
 
     command: str
@@ -127,7 +127,7 @@ class Call(msgspec.Struct, frozen=True):
         return f"{self.container_id}:{self.ifname}"
 
 
-class Pod(msgspec.Struct, frozen=True):
+class PodReference(msgspec.Struct, frozen=True):
     """Who the attachment is for; all empty outside Kubernetes."""
 
     name: str
@@ -143,7 +143,7 @@ class Pod(msgspec.Struct, frozen=True):
 _decode_conf = msgspec.json.Decoder(NetConf).decode
 
 
-def read_call(packet: Packet) -> Call:
+def read_call(packet: PluginRequest) -> PluginCall:
     """The call in a packet; the plugin has checked the environment. Raises CniError.
 
     Bytes that are no UTF-8 are read as U+FFFD, as encoding/json does.
@@ -165,7 +165,7 @@ def read_call(packet: Packet) -> Call:
             details=f'config is "{conf.cni_version}", plugin supports [{supported}]',
         )
     get = packet.environment.get
-    return Call(
+    return PluginCall(
         command=get("CNI_COMMAND", ""),
         container_id=get("CNI_CONTAINERID", ""),
         ifname=get("CNI_IFNAME", ""),
@@ -185,7 +185,7 @@ def chain_of(conf: NetConf) -> str:
     return conf.chain
 
 
-def check_add(call: Call, *, delegated: bool) -> PrevResult | None:
+def check_add(call: PluginCall, *, delegated: bool) -> PrevResult | None:
     """The result of the plugin whose link the ADD is to take over, None for one that gets a link of its own.
 
     ``delegated``: another IPAM plugin gives the addresses. Raises CniError for an ADD that asks for what is
@@ -208,7 +208,7 @@ def check_add(call: Call, *, delegated: bool) -> PrevResult | None:
     return previous
 
 
-def delegated_addresses(call: Call) -> tuple[IPAddress, ...]:
+def delegated_addresses(call: PluginCall) -> tuple[IPAddress, ...]:
     """The first address of each family that the delegated plugin gave, IPv6 first. Raises CniError."""
     try:
         result = msgspec.json.decode(call.addresses, type=IpamResult)
@@ -223,7 +223,7 @@ def delegated_addresses(call: Call) -> tuple[IPAddress, ...]:
     return tuple(ip for ip in first if ip is not None)
 
 
-def prev_result_of(call: Call) -> PrevResult | None:
+def prev_result_of(call: PluginCall) -> PrevResult | None:
     """The result the runtime gave back, None when it gave none; raises CniError for what is no result."""
     if not call.conf.prev_result:
         return None
@@ -239,7 +239,7 @@ def prev_result_of(call: Call) -> PrevResult | None:
     return found
 
 
-def pod_of(args: str) -> Pod:
+def pod_of(args: str) -> PodReference:
     """The pod in CNI_ARGS (``K=V;K=V``); raises CniError for what the CNI library's LoadArgs refuses."""
     values: dict[str, str] = {}
     unknown: list[str] = []
@@ -254,7 +254,7 @@ def pod_of(args: str) -> Pod:
     if unknown and not _is_true(values.get("IgnoreUnknown", "")):
         shown = " ".join(map(json.dumps, unknown))
         raise CniError(f"unable to extract CNI arguments: ARGS: unknown args [{shown}]")
-    return Pod(
+    return PodReference(
         values.get("K8S_POD_NAME", ""), values.get("K8S_POD_NAMESPACE", ""), values.get("K8S_POD_UID", "")
     )
 

@@ -14,9 +14,9 @@ from anyio.abc import TaskGroup
 from msgspec import UnsetType
 
 from cells.base.metrics import Family, Histogram, histogram
-from cells.cni.add import INTERNAL, Addition, AddTools
+from cells.cni.add import INTERNAL, AddRequest, AddTools
 from cells.cni.attach import Attacher, PodSide, netns_cookie
-from cells.cni.attachment import PodEnd, PolicyPool
+from cells.cni.attachment import AttachPolicyPool, PodEnd
 from cells.cni.check import Checker
 from cells.cni.detach import Detacher
 from cells.cni.protocol import (
@@ -30,8 +30,8 @@ from cells.cni.protocol import (
     encode_reply,
     error_json,
 )
-from cells.cni.request import Call, read_call
-from cells.cni.transport import Connection, PacketServer, listen
+from cells.cni.request import PluginCall, read_call
+from cells.cni.transport import PacketServer, PluginConnection, listen
 from cells.maps.policy_maps import PolicyIdsExhausted
 from lifecycle import HiveError, Lifecycle, Logger
 
@@ -73,7 +73,7 @@ class CniServer:
         attacher: Attacher,
         detacher: Detacher,
         checker: Checker,
-        pool: PolicyPool,
+        pool: AttachPolicyPool,
         open_pod: Callable[[int], PodEnd],
         *,
         lifecycle: Lifecycle,
@@ -92,9 +92,9 @@ class CniServer:
         self._server = PacketServer(self._handle, log, uids=uids)
         self._tasks: TaskGroup | None = None
         self._server.settle = self._settle
-        self._lanes: dict[str, deque[tuple[Connection, Call]]] = {}
+        self._lanes: dict[str, deque[tuple[PluginConnection, PluginCall]]] = {}
         self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
-        self._ahead: Addition | None = None
+        self._ahead: AddRequest | None = None
         """Whose link is being made while the loop serves the one before."""
         lifecycle.enter("serve cni.sock", self.serving)
 
@@ -114,7 +114,7 @@ class CniServer:
 
     # Calls
 
-    def _handle(self, connection: Connection, packet: memoryview) -> None:
+    def _handle(self, connection: PluginConnection, packet: memoryview) -> None:
         try:
             call = read_call(decode_request(packet))
         except CniError as error:
@@ -127,14 +127,14 @@ class CniServer:
         else:
             lane.append((connection, call))
 
-    def _begin(self, connection: Connection, call: Call) -> None:
+    def _begin(self, connection: PluginConnection, call: PluginCall) -> None:
         """Serve a call as far as it goes at once; the rest, if any, is a task in the container's lane."""
         if connection.disconnected():
             connection.close()
             return
         self._run(connection, call, partial(self._serve, connection, call))
 
-    def _run(self, connection: Connection, call: Call, step: Callable[[], Finish | None]) -> None:
+    def _run(self, connection: PluginConnection, call: PluginCall, step: Callable[[], Finish | None]) -> None:
         """Take a step of a call; what it returns goes on in a task, and without that the call is over."""
         rest: Finish | None = None
         try:
@@ -153,7 +153,7 @@ class CniServer:
         self._lanes[call.container_id] = deque()
         self._tasks.start_soon(self._finish, rest, connection, call)
 
-    async def _finish(self, rest: Finish, connection: Connection, call: Call) -> None:
+    async def _finish(self, rest: Finish, connection: PluginConnection, call: PluginCall) -> None:
         try:
             await rest()
         except CniError as error:
@@ -168,7 +168,7 @@ class CniServer:
     async def _drain(self, container_id: str) -> None:
         self._resume(container_id, self._lanes.pop(container_id))
 
-    def _resume(self, container_id: str, waiting: deque[tuple[Connection, Call]]) -> None:
+    def _resume(self, container_id: str, waiting: deque[tuple[PluginConnection, PluginCall]]) -> None:
         """Serve the calls that waited in the container's lane, until one of them takes longer."""
         while waiting:
             if (lane := self._lanes.get(container_id)) is not None:
@@ -176,12 +176,12 @@ class CniServer:
                 return
             self._begin(*waiting.popleft())
 
-    def _end(self, connection: Connection, call: Call) -> None:
+    def _end(self, connection: PluginConnection, call: PluginCall) -> None:
         connection.close()
         outcome = "fail" if connection.refused else "success"
         self._times.count(call.command, outcome, time.perf_counter() - connection.began)
 
-    def _serve(self, connection: Connection, call: Call) -> Finish | None:
+    def _serve(self, connection: PluginConnection, call: PluginCall) -> Finish | None:
         match call.command:
             case "ADD":
                 return self._add(connection, call)
@@ -199,7 +199,7 @@ class CniServer:
 
     # ADD
 
-    def _add(self, connection: Connection, call: Call) -> Finish | None:
+    def _add(self, connection: PluginConnection, call: PluginCall) -> Finish | None:
         if not connection.fds:
             raise CniError(f"request without a network namespace for CNI_NETNS {call.netns}")
         if not call.container_id or not call.ifname:  # no DEL could ever name what was made
@@ -209,7 +209,7 @@ class CniServer:
             raise CniError("interface name contains %", code=INVALID_ENVIRONMENT)
         netns_fd, netlink_fd = connection.fds
         side = PodSide(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
-        addition = Addition(self._tools, connection, call, side)
+        addition = AddRequest(self._tools, connection, call, side)
         if call.repeated and self._detacher.detach_attachment(call.container_id, call.ifname):
             # The runtime never got it, and how far its interface in the pod got is unknown.
             self._log.info("attachment of a killed agent is made again", attachment=call.attachment_id)
@@ -221,7 +221,7 @@ class CniServer:
             addition.attach()
         return addition.rest()
 
-    def _go_ahead(self, addition: Addition) -> bool:
+    def _go_ahead(self, addition: AddRequest) -> bool:
         """Have this one's link made, and finish the ADD before it meanwhile; whether it could be begun."""
         before, self._ahead = self._ahead, None
         if before is not None:
@@ -241,7 +241,7 @@ class CniServer:
             addition.await_link()
             self._finish_ahead(addition)
 
-    def _finish_ahead(self, addition: Addition) -> None:
+    def _finish_ahead(self, addition: AddRequest) -> None:
         def finish() -> Finish | None:
             addition.attach()
             return addition.rest()
@@ -257,7 +257,7 @@ class CniServer:
 
     # DEL
 
-    def _delete(self, connection: Connection, call: Call) -> Finish | None:
+    def _delete(self, connection: PluginConnection, call: PluginCall) -> Finish | None:
         ours = self._detacher.owns_interface(call)
         found = self._detacher.detach_container(call.container_id)
         if found and call.conf.ipam.type and ours:
@@ -267,12 +267,12 @@ class CniServer:
             return None
         return partial(self._delete_stray, connection, call)
 
-    async def _settle_deletion(self, connection: Connection) -> None:
+    async def _settle_deletion(self, connection: PluginConnection) -> None:
         """Answer once the links are gone and their flows forgotten: then the plugin frees the addresses."""
         await self._detacher.settled()
         connection.send(encode_reply(0, b""))
 
-    async def _delete_stray(self, connection: Connection, call: Call) -> None:
+    async def _delete_stray(self, connection: PluginConnection, call: PluginCall) -> None:
         """Nobody knows the container: only its interface, if there is one, is left to delete."""
         netlink_fd = connection.fds[1]
         cookie = netns_cookie(netlink_fd)
@@ -281,11 +281,11 @@ class CniServer:
 
     # CHECK, STATUS, GC
 
-    def _check(self, connection: Connection, call: Call) -> None:
+    def _check(self, connection: PluginConnection, call: PluginCall) -> None:
         self._checker.check(call, self._open_pod(connection.fds[1]) if connection.fds else None)
         connection.send(encode_reply(0, b""))
 
-    async def _send_status(self, connection: Connection) -> None:
+    async def _send_status(self, connection: PluginConnection) -> None:
         """Whether an ADD could work, as far as that can be known before it.
 
         A node without free addresses or endpoint numbers is full, not broken: an error here makes a kubelet
@@ -310,7 +310,7 @@ class CniServer:
             )
         connection.send(encode_reply(0, b""))
 
-    def _collect(self, connection: Connection, call: Call) -> None:
+    def _collect(self, connection: PluginConnection, call: PluginCall) -> None:
         listed = call.conf.valid_attachments
         if isinstance(listed, UnsetType):
             raise CniError(
@@ -323,7 +323,7 @@ class CniServer:
         self._log.info("network collected", network=call.conf.name, valid=len(valid), removed=count)
         connection.send(encode_reply(0, b""))
 
-    def _refuse(self, connection: Connection, error: CniError, version: str) -> None:
+    def _refuse(self, connection: PluginConnection, error: CniError, version: str) -> None:
         connection.refused = error.action is not PluginAction.ADDRESSES  # which is how each of these begins
         if connection.refused:
             text = f"{error.message}: {error.details}" if error.details else error.message

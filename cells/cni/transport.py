@@ -1,6 +1,6 @@
 """cni.sock: connections that bring one packet, with descriptors, and get one back.
 
-Needs: a path.   Gives: listen, PacketServer, Connection, TURN.
+Needs: a path.   Gives: listen, PacketServer, PluginConnection, TURN.
 Callbacks of the event loop rather than tasks: a pod's ADD is a millisecond of work, and each hop of a task
 would be a tenth of that.
 """
@@ -62,7 +62,7 @@ def listen(path: Path) -> socket.socket:
     return server
 
 
-class Connection:
+class PluginConnection:
     """One plugin waiting for its answer."""
 
     __slots__ = ("_socket", "began", "fds", "refused")
@@ -105,7 +105,11 @@ class PacketServer:
     """Accepts connections and hands each, with its packet, to ``handle``, which must close it."""
 
     def __init__(
-        self, handle: Callable[[Connection, memoryview], None], log: Logger, *, uids: Collection[int] = (0,)
+        self,
+        handle: Callable[[PluginConnection, memoryview], None],
+        log: Logger,
+        *,
+        uids: Collection[int] = (0,),
     ) -> None:
         self._handle = handle
         self._log = log
@@ -250,7 +254,7 @@ class PacketServer:
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % 4])
-        connection = Connection(connected, fds.tolist())
+        connection = PluginConnection(connected, fds.tolist())
         if not length or flags & _CUT or len(fds) not in {0, 2}:
             if length:
                 self._log.warning("packet on cni.sock refused", bytes=length, descriptors=len(fds))

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cells.base import metrics
-from cells.datapath.collector import Collector
+from cells.datapath.collector import ConntrackCollector
 from cells.datapath.datapath import Datapath
 from cells.datapath.settings import DatapathSettings, host_routing
 from lifecycle import Jobs, Logger, Member, config, invoke, module, provide, seconds
@@ -57,6 +57,6 @@ cell = module(
     "datapath",
     "eBPF programs of the node",
     config(DatapathSettings),
-    provide(Datapath, Collector, DatapathWatchdog, watchdog_metrics, host_routing),
+    provide(Datapath, ConntrackCollector, DatapathWatchdog, watchdog_metrics, host_routing),
     invoke(DatapathWatchdog),
 )

@@ -27,7 +27,7 @@ NEWEST, OLDEST = 18, 14
 FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 
 
-class BuildError(RuntimeError):
+class ObjectBuildError(RuntimeError):
     """The objects cannot be compiled; the text says what is missing, or what the compiler said."""
 
 
@@ -38,7 +38,7 @@ def compile_objects(out_dir: Path, *, build_tag: str = "") -> list[Path]:
     object, so its digest differs, and the running program's ``.rodata.cfg`` shows it. Raises BuildError.
     """
     if not re.fullmatch(r"[\w.+-]{0,31}", build_tag, re.ASCII):
-        raise BuildError(
+        raise ObjectBuildError(
             f"build tag {build_tag!r}: expected at most 31 of the characters A-Z a-z 0-9 _ . + -"
         )
     clang = find_clang()
@@ -58,7 +58,7 @@ def find_clang() -> str:
         if path := shutil.which(f"clang-{version}"):
             return path
     found = f"{plain} is clang {major_version(plain)}" if plain is not None else "no clang found"
-    raise BuildError(
+    raise ObjectBuildError(
         f"{found}: to compile the eBPF programs, apt-get install one of clang-{OLDEST} to clang-{NEWEST}"
     )
 
@@ -85,7 +85,7 @@ def compile_one(clang: str, source: Path, target: Path, build_tag: str, *headers
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise BuildError(explain(done.stderr, source))
+            raise ObjectBuildError(explain(done.stderr, source))
         return fresh.rename(target)
 
 
@@ -108,5 +108,5 @@ def explain(errors: str, source: Path) -> str:
 if __name__ == "__main__":
     try:
         compile_objects(OBJECTS)
-    except BuildError as error:
+    except ObjectBuildError as error:
         sys.exit(f"{Path(__file__).name}: {error}")

@@ -1,6 +1,6 @@
 """Removes connections from the maps of flows: ended ones, or all of some addresses, within the kernel.
 
-For:    the conntrack cell, and endpoints that go. Needs: Maps, gc.o. Gives: Collector, Collected.
+For:    the conntrack cell, and endpoints that go. Needs: Maps, gc.o. Gives: ConntrackCollector, Collected.
 
 Nothing is copied out of the maps. A walk runs in a worker thread, outside the interpreter's lock, in slices
 of entries, or of empty buckets, between which the processor is free for others. The programs are loaded at
@@ -24,7 +24,7 @@ from cells.maps.map import NO_PREALLOC, Map, MapSpec, MapType, create_map
 from cells.maps.node_maps import Maps
 from lifecycle import Hook, Lifecycle
 
-__all__ = ["Collected", "Collector"]
+__all__ = ["Collected", "ConntrackCollector"]
 
 
 _WALK = struct.Struct("<IIIIII")  # struct walk of bpf/gc/walk.h
@@ -60,7 +60,7 @@ class Collected(msgspec.Struct, frozen=True):
     deleted: int
 
 
-class Collector:
+class ConntrackCollector:
     """The programs that walk the conntrack maps; one walk at a time."""
 
     def __init__(self, maps: Maps, lifecycle: Lifecycle) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from cells.base.barriers import PodsExposed
 from cells.base.metrics import Collector as MetricsCollector
 from cells.base.metrics import Family, Histogram, counter, gauge, histogram
-from cells.datapath.collector import Collected, Collector
+from cells.datapath.collector import Collected, ConntrackCollector
 from lifecycle import (
     Duration,
     Health,
@@ -269,7 +269,7 @@ def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[Family]:
     )
 
 
-def walk(collector: Collector) -> Walk:
+def walk(collector: ConntrackCollector) -> Walk:
     """The node's conntrack maps."""
     return collector
 

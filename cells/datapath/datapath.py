@@ -27,7 +27,7 @@ from cells.datapath.generation import (
     serves,
 )
 from cells.datapath.libbpf import LoadError
-from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, Place, at, pod_link
+from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, DeviceKind, at, pod_link
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, HostRouting, MonitorNotifications
 from cells.datapath.trial import WrongObjectError, load_tried
 from cells.maps.bpf import BpfError
@@ -136,16 +136,16 @@ class Datapath:
 
     def attach_host(self, ifindex_host: int, ifindex_net: int) -> None:
         """Attach to cilium_host and cilium_net, the host's way to pods; again is harmless. NetlinkError."""
-        self._attach(ifindex_host, Place.HOST_LINK)
-        self._attach(ifindex_net, Place.NET_LINK)
+        self._attach(ifindex_host, DeviceKind.HOST_LINK)
+        self._attach(ifindex_net, DeviceKind.NET_LINK)
 
     def attach_tunnel(self, ifindex: int) -> None:
         """Attach to the tunnel's device; again is harmless. Raises NetlinkError."""
-        self._attach(ifindex, Place.TUNNEL)
+        self._attach(ifindex, DeviceKind.TUNNEL)
 
     def serves_tunnel(self, ifindex: int) -> bool:
         """Whether the tunnel's device has what :meth:`attach_tunnel` attaches. Raises NetlinkError."""
-        return self._has(ifindex, self._expected(Place.TUNNEL))
+        return self._has(ifindex, self._expected(DeviceKind.TUNNEL))
 
     def release_previous(self, keep: Collection[int]) -> None:
         """Take off every interface what Cilium's agent left there, but of ``keep``, by index.
@@ -216,7 +216,7 @@ class Datapath:
 
     def serves_host(self, ifindex_host: int, ifindex_net: int) -> bool:
         """Whether cilium_host and cilium_net have what :meth:`attach_host` attaches. NetlinkError."""
-        wanted = {ifindex_host: Place.HOST_LINK, ifindex_net: Place.NET_LINK}
+        wanted = {ifindex_host: DeviceKind.HOST_LINK, ifindex_net: DeviceKind.NET_LINK}
         return all(self._has(index, self._expected(place)) for index, place in wanted.items())
 
     def set_node(self, node: NodeConfig) -> None:
@@ -310,7 +310,7 @@ class Datapath:
             )
         return self._in_force
 
-    def _attach(self, ifindex: int, place: Place) -> None:
+    def _attach(self, ifindex: int, place: DeviceKind) -> None:
         self._started()
         assert self._dispatchers is not None  # noqa: S101  (set with _in_force)
         ingress, egress = at(place)
@@ -324,7 +324,7 @@ class Datapath:
         found = self._links.programs(ifindex)
         return found.ingress == expected.ingress and expected.egress in {0, found.egress}
 
-    def _expected(self, place: Place) -> LinkPrograms:
+    def _expected(self, place: DeviceKind) -> LinkPrograms:
         ingress, egress = at(place)
         return LinkPrograms(self.programs[ingress], self.programs[egress] if egress else 0)
 
@@ -425,5 +425,5 @@ class Datapath:
             self.attach_tunnel(found[TUNNEL_LINK].ifindex)
 
 
-def _native(*, l3: bool) -> Place:
-    return Place.NATIVE_L3_DEVICE if l3 else Place.NATIVE_DEVICE
+def _native(*, l3: bool) -> DeviceKind:
+    return DeviceKind.NATIVE_L3_DEVICE if l3 else DeviceKind.NATIVE_DEVICE

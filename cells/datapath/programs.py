@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 
-class Place(Enum):
+class DeviceKind(Enum):
     """A kind of network device, seen from the host."""
 
     POD_LINK = "the host's end of a pod's link"
@@ -38,7 +38,7 @@ class Side(Enum):
 class AttachPoint:
     """Where a dispatcher is attached; there is one at most for each."""
 
-    place: Place
+    place: DeviceKind
     side: Side
 
 
@@ -55,26 +55,28 @@ class Program:
     attached: tuple[AttachPoint, ...] = ()
 
 
-def _at(side: Side, *places: Place) -> tuple[AttachPoint, ...]:
+def _at(side: Side, *places: DeviceKind) -> tuple[AttachPoint, ...]:
     return tuple(AttachPoint(place, side) for place in places)
 
 
 PROGRAMS: Final = (
     Program(
         *("hive_from_pod", 0, "cil_from_container"),
-        _at(Side.INGRESS, Place.POD_LINK, Place.CHAINED_POD_LINK),
+        _at(Side.INGRESS, DeviceKind.POD_LINK, DeviceKind.CHAINED_POD_LINK),
     ),
-    Program("hive_to_host", 1, "cil_to_host", _at(Side.INGRESS, Place.HOST_LINK, Place.NET_LINK)),
-    Program("hive_from_host", 2, "cil_from_host", _at(Side.EGRESS, Place.HOST_LINK)),
-    Program("hive_from_device", 4, "cil_from_netdev", _at(Side.INGRESS, Place.NATIVE_DEVICE)),
-    Program("hive_to_device", 5, "cil_to_netdev", _at(Side.EGRESS, Place.NATIVE_DEVICE)),
-    Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, Place.CHAINED_POD_LINK)),
-    Program("hive_from_vxlan", 6, "cil_from_overlay", _at(Side.INGRESS, Place.TUNNEL)),
-    Program("hive_to_vxlan", 7, "cil_to_overlay", _at(Side.EGRESS, Place.TUNNEL)),
+    Program("hive_to_host", 1, "cil_to_host", _at(Side.INGRESS, DeviceKind.HOST_LINK, DeviceKind.NET_LINK)),
+    Program("hive_from_host", 2, "cil_from_host", _at(Side.EGRESS, DeviceKind.HOST_LINK)),
+    Program("hive_from_device", 4, "cil_from_netdev", _at(Side.INGRESS, DeviceKind.NATIVE_DEVICE)),
+    Program("hive_to_device", 5, "cil_to_netdev", _at(Side.EGRESS, DeviceKind.NATIVE_DEVICE)),
+    Program("hive_to_pod", 3, "cil_to_container", _at(Side.EGRESS, DeviceKind.CHAINED_POD_LINK)),
+    Program("hive_from_vxlan", 6, "cil_from_overlay", _at(Side.INGRESS, DeviceKind.TUNNEL)),
+    Program("hive_to_vxlan", 7, "cil_to_overlay", _at(Side.EGRESS, DeviceKind.TUNNEL)),
 )
 L3_PROGRAMS: Final = (
-    Program(*("hive_from_l3_device", 0, "cil_from_netdev_l3"), _at(Side.INGRESS, Place.NATIVE_L3_DEVICE)),
-    Program(*("hive_to_l3_device", 1, "cil_to_netdev_l3"), _at(Side.EGRESS, Place.NATIVE_L3_DEVICE)),
+    Program(
+        *("hive_from_l3_device", 0, "cil_from_netdev_l3"), _at(Side.INGRESS, DeviceKind.NATIVE_L3_DEVICE)
+    ),
+    Program(*("hive_to_l3_device", 1, "cil_to_netdev_l3"), _at(Side.EGRESS, DeviceKind.NATIVE_L3_DEVICE)),
 )
 """Those of devices whose packets begin with the network header (bpf/l3.c), in hive_l3_entry."""
 ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
@@ -97,12 +99,12 @@ _ATTACHED: Final = {
 
 
 @cache
-def at(place: Place) -> tuple[str, str]:
+def at(place: DeviceKind) -> tuple[str, str]:
     """The dispatchers at ingress and at egress of a device; empty where there is none."""
     ingress, egress = (_ATTACHED.get(AttachPoint(place, side), "") for side in Side)
     return ingress, egress
 
 
-def pod_link(*, egress_prog: bool) -> Place:
+def pod_link(*, egress_prog: bool) -> DeviceKind:
     """Which kind a pod's link is. ``egress_prog``: what comes to it by the link is seen there, not before."""
-    return Place.CHAINED_POD_LINK if egress_prog else Place.POD_LINK
+    return DeviceKind.CHAINED_POD_LINK if egress_prog else DeviceKind.POD_LINK

@@ -18,7 +18,7 @@ from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.config.shared import EndpointSettings
-from cells.datapath.collector import Collector
+from cells.datapath.collector import ConntrackCollector
 from cells.datapath.datapath import Datapath
 from cells.endpoint.changes import (
     EndpointChanges,
@@ -171,7 +171,7 @@ def endpoint_table() -> Table[Endpoint]:
     return Table("endpoints", key=lambda endpoint: endpoint.id, indexes=INDEXES)
 
 
-def endpoint_maps(maps: Maps, local: LocalAddresses, collector: Collector) -> EndpointMaps:
+def endpoint_maps(maps: Maps, local: LocalAddresses, collector: ConntrackCollector) -> EndpointMaps:
     """The node's maps, as endpoints use them."""
     return KernelMaps(maps, local, collector)
 

@@ -10,7 +10,7 @@ import anyio
 from cells.cluster.identity.identities import NoIdentityError
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
-from cells.datapath.collector import Collector
+from cells.datapath.collector import ConntrackCollector
 from cells.endpoint.model import Endpoint, IPAddress, Level
 from cells.endpoint.state.directory import StateFiles
 from cells.maps.node_maps import Maps
@@ -170,7 +170,7 @@ def ifindex_key(ifindex: int) -> bytes:
 class KernelMaps:
     """The real :class:`~cells.endpoint.kernel.EndpointMaps`."""
 
-    def __init__(self, maps: Maps, local: LocalAddresses, collector: Collector) -> None:
+    def __init__(self, maps: Maps, local: LocalAddresses, collector: ConntrackCollector) -> None:
         self._maps = maps
         self._local = local
         self._collector = collector

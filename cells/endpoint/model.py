@@ -45,7 +45,7 @@ class Level(IntEnum):
         return "no-rebuild" if self is Level.POLICY else "rewrite+load"
 
 
-class Verdict(StrEnum):
+class TransitionOutcome(StrEnum):
     """Answer to a request for a transition."""
 
     ACCEPTED = "accepted"
@@ -88,13 +88,13 @@ _BUILDER_QUIET: Final = frozenset(
 )
 
 
-def transition(old: State, new: State, *, builder: bool = False) -> Verdict:
+def transition(old: State, new: State, *, builder: bool = False) -> TransitionOutcome:
     """Whether an endpoint may go from ``old`` to ``new``; ``builder`` asks on behalf of a regeneration."""
     if new in (_BUILDER_ALLOWED if builder else _ALLOWED).get(old, frozenset()):
-        return Verdict.ACCEPTED
+        return TransitionOutcome.ACCEPTED
     if (old, new) in (_BUILDER_QUIET if builder else _QUIET):
-        return Verdict.IGNORED
-    return Verdict.SKIPPED
+        return TransitionOutcome.IGNORED
+    return TransitionOutcome.SKIPPED
 
 
 class Code(StrEnum):

@@ -18,7 +18,7 @@ from cells.endpoint.model import (
     State,
     StatusLog,
     Subject,
-    Verdict,
+    TransitionOutcome,
     displayed,
     transition,
 )
@@ -203,11 +203,11 @@ class Registry:
             return False
         status = self._status[endpoint_id]
         match transition(endpoint.state, state, builder=builder):
-            case Verdict.ACCEPTED:
+            case TransitionOutcome.ACCEPTED:
                 status.add(Code.OK, Subject.OTHER, reason, state)
                 self.put(replace(endpoint, state=state))
                 return True
-            case Verdict.SKIPPED:
+            case TransitionOutcome.SKIPPED:
                 message = f"Skipped invalid state transition to {state} due to: {reason}"
                 status.add(Code.WARNING, Subject.OTHER, message, endpoint.state)
                 self._log.info(

@@ -42,7 +42,7 @@ from lifecycle import (
     provide_private,
 )
 
-__all__ = ["EndpointRoute", "EndpointRouteKeeper", "RouteKernel", "cell", "wanted"]
+__all__ = ["EndpointRoute", "EndpointRouteKeeper", "EndpointRouteKernel", "cell", "wanted"]
 
 
 # Which routes there should be, and their keeping.
@@ -77,7 +77,7 @@ class EndpointRoute(msgspec.Struct, frozen=True):
     """Where the address is, on the link."""
 
 
-class RouteKernel(Protocol):
+class EndpointRouteKernel(Protocol):
     """The node's main routing table, as far as this cell touches it. Methods raise OSError."""
 
     async def routes(self) -> list[RouteInfo]:
@@ -109,10 +109,10 @@ def _destination(route: EndpointRoute) -> IPNetwork:
     return route.destination
 
 
-class Routes:
+class EndpointRouteTarget:
     """The kernel as a reconciler's target; only routes over links of endpoints are seen."""
 
-    def __init__(self, endpoints: Table[Endpoint], kernel: RouteKernel) -> None:
+    def __init__(self, endpoints: Table[Endpoint], kernel: EndpointRouteKernel) -> None:
         self._endpoints = endpoints
         self._kernel = kernel
 
@@ -156,7 +156,7 @@ class EndpointRouteKeeper:
         self,
         settings: EndpointSettings,
         endpoints: Table[Endpoint],
-        kernel: RouteKernel,
+        kernel: EndpointRouteKernel,
         agent: AgentConfig,
         sysctls: Sysctls,
         *,
@@ -171,7 +171,7 @@ class EndpointRouteKeeper:
         # nobody looks at each of them.
         table = of_endpoints(endpoints) if self._enabled else Table("endpoint-routes", key=_destination)
         every = SWEEP if self._enabled else math.inf
-        self._reconciler = Reconciler(table, Routes(endpoints, kernel), full_every=every)
+        self._reconciler = Reconciler(table, EndpointRouteTarget(endpoints, kernel), full_every=every)
         tables.add(table, self._reconciler.statuses)
         lifecycle.append(Hook("forward packets to pods", self._start))
         jobs.observe("reconcile", self._reconciler)
@@ -194,8 +194,8 @@ class EndpointRouteKeeper:
 # The routes over pods' links in the kernel.
 
 
-class KernelRoutes:
-    """The real :class:`~cells.endpoint.routes.RouteKernel`."""
+class KernelEndpointRoutes:
+    """The real :class:`~cells.endpoint.routes.EndpointRouteKernel`."""
 
     def __init__(self, links: HostLinks) -> None:
         self._links = links
@@ -213,9 +213,9 @@ class KernelRoutes:
         self._links.remove_route(ifindex, destination)
 
 
-def kernel(links: HostLinks) -> RouteKernel:
+def kernel(links: HostLinks) -> EndpointRouteKernel:
     """The node's routes."""
-    return KernelRoutes(links)
+    return KernelEndpointRoutes(links)
 
 
 cell = module(

@@ -42,7 +42,7 @@ from lifecycle import (
     seconds,
 )
 
-__all__ = ["EndpointKernel", "EndpointWatchdog", "Fault", "WatchdogSettings", "cell"]
+__all__ = ["EndpointFault", "EndpointKernel", "EndpointWatchdog", "WatchdogSettings", "cell"]
 
 
 # How often endpoints are compared with the kernel.
@@ -72,7 +72,7 @@ _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
 REMOVED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
 
-class Fault(StrEnum):
+class EndpointFault(StrEnum):
     """What of an endpoint is not as it should be."""
 
     PROGRAMS = "programs"
@@ -86,7 +86,7 @@ class Fault(StrEnum):
 class EndpointKernel(Protocol):
     """The kernel, as far as endpoints depend on it. Methods raise OSError or HiveError."""
 
-    async def faults(self, endpoints: Sequence[Endpoint]) -> Mapping[int, Collection[Fault]]:
+    async def faults(self, endpoints: Sequence[Endpoint]) -> Mapping[int, Collection[EndpointFault]]:
         """What is wrong, by endpoint id; of those with a link with which something is."""
         ...
 
@@ -107,9 +107,9 @@ class KernelState:
         self._maps = maps
         self._sysctls = sysctls
 
-    async def faults(self, endpoints: Sequence[Endpoint]) -> dict[int, set[Fault]]:
+    async def faults(self, endpoints: Sequence[Endpoint]) -> dict[int, set[EndpointFault]]:
         """Links are read in a worker thread: 0.15 ms each, every 30 seconds."""
-        found: dict[int, set[Fault]] = {}
+        found: dict[int, set[EndpointFault]] = {}
         programs = await anyio.to_thread.run_sync(programs_of, [each.ifindex for each in endpoints])
         endpoints = [each for each in endpoints if is_present(each.ifindex, each.ifname)]
         ours = [each for each in endpoints if not each.datapath.on_anothers_link]
@@ -117,9 +117,9 @@ class KernelState:
         for position, endpoint in enumerate(endpoints):
             wrong = self._wrong_rows(endpoint)
             if not _equal(programs[endpoint.ifindex], self._programs(endpoint)):
-                wrong.add(Fault.PROGRAMS)
+                wrong.add(EndpointFault.PROGRAMS)
             if endpoint.id in filtered:
-                wrong.add(Fault.RP_FILTER)
+                wrong.add(EndpointFault.RP_FILTER)
             if wrong:
                 found[endpoint.id] = wrong
             if position % STRETCH == STRETCH - 1:
@@ -141,16 +141,16 @@ class KernelState:
         """Ids of those whose links filter by reverse path; a link that is gone filters nothing."""
         return {each.id for each in endpoints if self._sysctls.read(_setting(each)) not in {"0", None}}
 
-    def _wrong_rows(self, endpoint: Endpoint) -> set[Fault]:
+    def _wrong_rows(self, endpoint: Endpoint) -> set[EndpointFault]:
         wrong = set()
         row = lxc_value(endpoint).pack()
         for address in endpoint.addresses:
             present = self._maps.lxc.lookup(LxcKey(address).pack())
             if present != row and not (present and LxcValue.unpack(present).is_host):
-                wrong.add(Fault.LXC)
+                wrong.add(EndpointFault.LXC)
         _, config = config_row(endpoint, any_source=False)
         if _any_source(config) != _any_source(self._maps.endpoints.lookup(ifindex_key(endpoint.ifindex))):
-            wrong.add(Fault.CONFIG)
+            wrong.add(EndpointFault.CONFIG)
         return wrong
 
 
@@ -194,7 +194,7 @@ class EndpointWatchdog:
         health: Health,
         log: Logger,
     ) -> None:
-        self.found: Counter[Fault] = Counter()
+        self.found: Counter[EndpointFault] = Counter()
         """How often what was found wrong since the start."""
         self._table = table
         self._regenerations = regenerations
@@ -225,17 +225,17 @@ class EndpointWatchdog:
         else:
             self._timer.trigger()  # only looking tells whether it is right now
 
-    async def _heal(self, endpoint: Endpoint, faults: Collection[Fault]) -> str:
+    async def _heal(self, endpoint: Endpoint, faults: Collection[EndpointFault]) -> str:
         """What went wrong, empty when nothing did."""
         self.found.update(faults)
         what = ", ".join(sorted(faults))
         self._log.warning("endpoint was changed in the kernel, made right", endpoint=endpoint.id, what=what)
-        if Fault.RP_FILTER in faults:
+        if EndpointFault.RP_FILTER in faults:
             try:
                 self._kernel.accept_any_route(endpoint)
             except HiveError as error:
                 return str(error)
-        if set(faults) == {Fault.RP_FILTER}:
+        if set(faults) == {EndpointFault.RP_FILTER}:
             return ""
         return await self._regenerations.request(endpoint.id, Level.DATAPATH, REASON).result()
 
@@ -243,7 +243,7 @@ class EndpointWatchdog:
         self._timer.trigger()
 
 
-def _summary(faults: Mapping[int, Collection[Fault]]) -> str:
+def _summary(faults: Mapping[int, Collection[EndpointFault]]) -> str:
     return "; ".join(f"endpoint {number}: {', '.join(sorted(found))}" for number, found in faults.items())
 
 
@@ -259,7 +259,7 @@ def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
     """What was found, as a metric."""
 
     async def collect() -> Iterable[Family]:
-        found = {fault.value: watchdog.found[fault] for fault in Fault}
+        found = {fault.value: watchdog.found[fault] for fault in EndpointFault}
         text = "Endpoints of which something in the kernel was changed by someone else."
         return [counter("hive_endpoint_watchdog_faults_total", text, found, "what")]
 

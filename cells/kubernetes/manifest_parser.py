@@ -140,7 +140,7 @@ _YAML: Final = {bool: "a boolean", int: "a number", float: "a number", list: "a 
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 
 
-class Problem(Exception):  # noqa: N818  # it is told to a person, with its place
+class ManifestProblem(Exception):  # noqa: N818  # it is told to a person, with its place
     """What is wrong with a file, and where: line and column count from 1."""
 
     def __init__(self, line: int, column: int, what: str) -> None:
@@ -150,15 +150,15 @@ class Problem(Exception):  # noqa: N818  # it is told to a person, with its plac
         self.what = what
 
 
-class Place(NamedTuple):
+class ManifestPlace(NamedTuple):
     """Where something stands."""
 
     line: int
     column: int
 
-    def problem(self, what: str) -> Problem:
+    def problem(self, what: str) -> ManifestProblem:
         """Something wrong here."""
-        return Problem(self.line, self.column, what)
+        return ManifestProblem(self.line, self.column, what)
 
 
 class Parsed(NamedTuple):
@@ -166,7 +166,7 @@ class Parsed(NamedTuple):
 
     kind: Kind[Any]
     row: Object
-    place: Place
+    place: ManifestPlace
 
     @property
     def key(self) -> Key:
@@ -179,10 +179,10 @@ class Other(NamedTuple):
 
     api_version: str
     kind: str
-    place: Place
+    place: ManifestPlace
 
 
-class Contents(NamedTuple):
+class ManifestContents(NamedTuple):
     """What a file holds."""
 
     objects: list[Parsed]
@@ -199,7 +199,7 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def parse(text: bytes, kinds: tuple[Kind[Any], ...] = KINDS) -> Contents:
+def parse(text: bytes, kinds: tuple[Kind[Any], ...] = KINDS) -> ManifestContents:
     """The objects of those kinds, and what others there are. All or nothing: raises Problem."""
     by_name = {(kind.api_version, kind.kind): kind for kind in kinds}
     found: dict[tuple[str, Key], Parsed] = {}
@@ -213,7 +213,7 @@ def parse(text: bytes, kinds: tuple[Kind[Any], ...] = KINDS) -> Contents:
             if first is not one:
                 name = "/".join(part for part in one.key if part)
                 raise one.place.problem(f"{one.kind.kind} {name} stands in line {first.place.line} already")
-    return Contents(list(found.values()), others)
+    return ManifestContents(list(found.values()), others)
 
 
 def _documents(text: bytes) -> Iterator[tuple[Any, Any]]:
@@ -226,11 +226,11 @@ def _documents(text: bytes) -> Iterator[tuple[Any, Any]]:
             yield loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+        place = ManifestPlace(mark.line + 1, mark.column + 1) if mark else ManifestPlace(1, 1)
         raise place.problem(error.problem or error.context or "no YAML") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         line = text[: getattr(error, "position", 0) or 0].count(b"\n") + 1
-        raise Problem(line, 1, f"no YAML: {error}".splitlines()[0]) from error
+        raise ManifestProblem(line, 1, f"no YAML: {error}".splitlines()[0]) from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -324,9 +324,9 @@ def _check_name(name: Any, node: Any, kind: Kind[Any]) -> None:
         raise _place(at).problem(f"metadata.name of the {kind.kind} is {what}, expected text{quoted}")
 
 
-def _place(node: Any) -> Place:
+def _place(node: Any) -> ManifestPlace:
     mark = node.start_mark
-    return Place(mark.line + 1, mark.column + 1)
+    return ManifestPlace(mark.line + 1, mark.column + 1)
 
 
 def _child(node: Any, step: str | int) -> Any:
@@ -442,7 +442,7 @@ class Folder:
             return
         try:
             objects, others = parse(path.read_bytes(), self._kinds)
-        except Problem as error:
+        except ManifestProblem as error:
             self._files[name] = self._broken(known, stamp, f"{path}:{error}")
         except OSError as error:
             self._files[name] = self._broken(known, stamp, f"{path}: {error.strerror}")

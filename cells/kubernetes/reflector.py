@@ -25,7 +25,7 @@ from cells.kubernetes.client.errors import (
     KubernetesError,
     MalformedError,
     NotFoundError,
-    Status,
+    ServerStatus,
     UnreachableError,
     status_error,
 )
@@ -80,7 +80,7 @@ class Bookmark(msgspec.Struct, frozen=True, gc=False):
 
 _HEAD: Final = msgspec.json.Decoder(Head)
 _BOOKMARK: Final = msgspec.json.Decoder(Bookmark)
-_STATUS: Final = msgspec.json.Decoder(Status)
+_STATUS: Final = msgspec.json.Decoder(ServerStatus)
 _RAW_LIST: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
 

@@ -21,7 +21,7 @@ from cells.base.metrics import Family, Histogram, counter, gauge, histogram
 from cells.kvstore.model import (
     CompactedError,
     Compare,
-    Event,
+    KeyEvent,
     KeyValue,
     LeaseLostError,
     Operation,
@@ -122,10 +122,10 @@ def key_value(found: Any) -> KeyValue:
     )
 
 
-def change(event: Any) -> Event:
+def change(event: Any) -> KeyEvent:
     """From an ``mvccpb.Event``."""
     found = key_value(event.kv)
-    return Event(found.key, None if event.type == event.DELETE else found, found.mod_revision)
+    return KeyEvent(found.key, None if event.type == event.DELETE else found, found.mod_revision)
 
 
 def comparison(each: Compare) -> Any:
@@ -320,7 +320,7 @@ class EtcdClient:
         leads = " (Leader)" if answer.leader and answer.leader == answer.header.member_id else ""
         return f"{self.endpoint} - {answer.version}{leads}"
 
-    async def watch(self, prefix: str, revision: int) -> AsyncGenerator[list[Event], None]:
+    async def watch(self, prefix: str, revision: int) -> AsyncGenerator[list[KeyEvent], None]:
         """Changes to keys of the prefix from the revision on; an empty list comes first, once it is open.
 
         StoreUnavailableError: the connection broke. CompactedError: the revision has been compacted away.

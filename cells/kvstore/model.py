@@ -90,7 +90,7 @@ class KeyValue(msgspec.Struct, frozen=True, gc=False):
     lease: int = 0
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class KeyEvent(msgspec.Struct, frozen=True, gc=False):
     """A key that was written, or deleted (``kv`` is None)."""
 
     key: str

@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from cells.kvstore.model import CompactedError, Event, KeyValue, StoreError, StoreUnavailableError
+from cells.kvstore.model import CompactedError, KeyEvent, KeyValue, StoreError, StoreUnavailableError
 from cells.kvstore.store import KVStore
 from lifecycle import Backoff, Health, Table
 
@@ -135,7 +135,7 @@ class PrefixWatch(Generic[Row]):
         self._store.metrics.synchronised(self._scope, done=True)
         self._store.was_read(self)
 
-    def _take(self, events: list[Event]) -> None:
+    def _take(self, events: list[KeyEvent]) -> None:
         self._apply((event.key, event.kv) for event in events)
         self._revision = max(self._revision, *(event.revision for event in events))
 

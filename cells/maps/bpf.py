@@ -14,7 +14,7 @@ from lifecycle import HiveError
 
 __all__ = [
     "BpfError",
-    "LinkInfo",
+    "CgroupLinkInfo",
     "ProgramInfo",
     "TestRun",
     "attach_cgroup",
@@ -291,7 +291,7 @@ _UPDATE = struct.Struct("<IIII")
 _LINK_INFO = struct.Struct("<III4xQI20x")
 
 
-class LinkInfo(msgspec.Struct, frozen=True):
+class CgroupLinkInfo(msgspec.Struct, frozen=True):
     """A link of a program to a control group."""
 
     id: int
@@ -326,12 +326,12 @@ def open_link(path: Path) -> int:
     return open_pin(path)
 
 
-def link_info(fd: int) -> LinkInfo | None:
+def link_info(fd: int) -> CgroupLinkInfo | None:
     """Describe the link behind ``fd``; None if it is no link to a control group. Raises BpfError."""
     info = buffer(bytes(_LINK_INFO.size))
     object_info(fd, info, f"link fd {fd}")
     kind, number, program, cgroup, _ = _LINK_INFO.unpack(info.raw)
-    return LinkInfo(number, program, cgroup) if kind == _LINK_TYPE_CGROUP else None
+    return CgroupLinkInfo(number, program, cgroup) if kind == _LINK_TYPE_CGROUP else None
 
 
 def linked_device(fd: int) -> int:

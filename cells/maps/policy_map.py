@@ -30,7 +30,7 @@ _NOTHING: Final[_Slice] = {}
 _NO_GROUP: Final[_Group] = [_NOTHING] * _FAN
 
 
-class Write(NamedTuple):
+class PolicyEntryWrite(NamedTuple):
     """An entry to be set, as values and as the kernel has it."""
 
     key: PolicyKey
@@ -46,7 +46,7 @@ class EntryChanges:
     def __init__(self, new: Mapping[PolicyKey, PolicyEntry], removed: Iterable[PolicyKey]) -> None:
         self.new = new
         self.removed = tuple(removed)
-        self._writes: tuple[Write, ...] | None = None
+        self._writes: tuple[PolicyEntryWrite, ...] | None = None
         self._by_group: _ByGroup | None = None
 
     @classmethod
@@ -56,14 +56,16 @@ class EntryChanges:
         return cls(new, (key for key, entry in changes.items() if entry is None))
 
     @property
-    def writes(self) -> tuple[Write, ...]:
+    def writes(self) -> tuple[PolicyEntryWrite, ...]:
         """What is set, in the order in which it is written: denies before allows.
 
         Where something is to pass a proxy, what decides a packet comes before what would let it through
         otherwise.
         """
         if self._writes is None:
-            writes = [Write(key, entry, (key.pack(), entry.pack(key))) for key, entry in self.new.items()]
+            writes = [
+                PolicyEntryWrite(key, entry, (key.pack(), entry.pack(key))) for key, entry in self.new.items()
+            ]
             allows = [one for one in writes if not one.entry.deny]
             if any(one.entry.proxy_port for one in allows):
                 allows.sort(key=lambda one: precedence(one.key), reverse=True)
@@ -298,7 +300,7 @@ class PolicyMap:
     def _write(self, changes: EntryChanges) -> bool:
         """Whether anything had to be written."""
         present = self._present
-        missing: Sequence[Write] = changes.writes
+        missing: Sequence[PolicyEntryWrite] = changes.writes
         if present:
             missing = [
                 one
@@ -314,7 +316,7 @@ class PolicyMap:
         self._drop(sorted(removed, key=lambda key: present[key].deny))
         return bool(missing or removed)
 
-    def _put(self, writes: Sequence[Write]) -> None:
+    def _put(self, writes: Sequence[PolicyEntryWrite]) -> None:
         """Set entries, in their order."""
         if len(writes) <= _FEW:
             for one in writes:

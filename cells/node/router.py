@@ -106,7 +106,7 @@ class RestoredPods(Protocol):
         ...
 
 
-class Addresses(Protocol):
+class RouterAllocator(Protocol):
     """The address allocator, as far as the router needs it. Methods raise IpamError."""
 
     @property
@@ -131,7 +131,7 @@ class Addresses(Protocol):
 
 
 def choose_address(
-    family: Family, found: Iterable[IPAddress], addresses: Addresses, log: Logger
+    family: Family, found: Iterable[IPAddress], addresses: RouterAllocator, log: Logger
 ) -> IPAddress:
     """Claim the router's address of a family: the first it had before that can be had, else a free one.
 

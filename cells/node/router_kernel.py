@@ -70,7 +70,7 @@ class RouterWriter(Protocol):
         ...
 
 
-class Pair(msgspec.Struct, frozen=True):
+class DevicePair(msgspec.Struct, frozen=True):
     """Both ends."""
 
     host: LinkInfo
@@ -86,7 +86,7 @@ class Macs(NamedTuple):
 
 async def ensure_pair(
     links: RouterLinks, writer: RouterWriter, mtu: int, log: Logger, macs: Macs | None = None
-) -> Pair:
+) -> DevicePair:
     """The pair as it is when it is one, else a new one in place of what has its names; up, without ARP.
 
     A new one has ``macs``, else random ones.
@@ -113,14 +113,14 @@ def is_right(link: LinkInfo, mtu: int) -> bool:
     return link.up and not link.arp and link.mtu == mtu and link.tx_queue_length == _TX_QUEUE_LENGTH
 
 
-def found_pair(links: RouterLinks) -> Pair | None:
+def found_pair(links: RouterLinks) -> DevicePair | None:
     """The two links by their names, if they are the ends of one pair."""
     host, net = links.find(HOST), links.find(NET)
     if host is None or net is None or {host.kind, net.kind} != {"veth"}:
         return None
     if host.peer_ifindex != net.ifindex or host.link_netnsid is not None:
         return None
-    return Pair(host, net)
+    return DevicePair(host, net)
 
 
 def lasting(addresses: Iterable[IPInterface]) -> list[IPInterface]:
@@ -286,7 +286,7 @@ class RouterKernel:
         self._write_settings = write_settings
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> DevicePair:
         """The two devices; HiveError when they are not there."""
         pair = found_pair(self._links)
         if pair is None:
@@ -384,7 +384,7 @@ def routers_of(node: NodeConfig) -> tuple[tuple[IPAddress, IPNetwork | None], ..
     return tuple(found)
 
 
-def node_config(pair: Pair, routers: Collection[tuple[IPAddress, IPNetwork | None]]) -> NodeConfig:
+def node_config(pair: DevicePair, routers: Collection[tuple[IPAddress, IPNetwork | None]]) -> NodeConfig:
     """What the programs must know; a family that is off has neither address nor network."""
     ips = [ip for ip, _ in routers]
     networks = [network for _, network in routers]

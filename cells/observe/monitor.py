@@ -19,7 +19,7 @@ from cells.observe.events import Events, Lost, Sample, Subscription
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, invoke, module, provide
 from lifecycle.http import listen
 
-__all__ = ["SOCKET", "GobError", "Monitor", "MonitorSettings", "Payloads", "cell"]
+__all__ = ["SOCKET", "Monitor", "MonitorProtocolError", "MonitorSettings", "Payloads", "cell"]
 
 
 # What travels over the monitor socket: Go's gob encoding of one struct.
@@ -35,7 +35,7 @@ _LONGEST: Final = 1 << 20
 """Of a message; an event has less than 1 KiB."""
 
 
-class GobError(ValueError):
+class MonitorProtocolError(ValueError):
     """What came is not what a monitor sends."""
 
 
@@ -112,7 +112,9 @@ class Payloads:
             position = start + size
             if not self._started:
                 if message != _definition():
-                    raise GobError("the socket does not speak version 1.2 of the monitor's protocol")
+                    raise MonitorProtocolError(
+                        "the socket does not speak version 1.2 of the monitor's protocol"
+                    )
                 self._started = True
             elif (event := _event(message)) is not None:
                 yield event
@@ -126,7 +128,7 @@ def _length(data: bytes, position: int) -> tuple[int, int] | None:
     except IndexError:
         return None
     if size > _LONGEST:
-        raise GobError(f"a message of {size} bytes")
+        raise MonitorProtocolError(f"a message of {size} bytes")
     return start, size
 
 
@@ -134,10 +136,10 @@ def _event(message: bytes) -> Sample | Lost | None:
     try:
         kind, position = _read_uint(message, 0)
         if kind != _TYPE_ID << 1:
-            raise GobError(f"a value of an unknown type, number {kind}")
+            raise MonitorProtocolError(f"a value of an unknown type, number {kind}")
         data, numbers = _read_fields(message, position)
     except IndexError:
-        raise GobError("a message that ends too early") from None
+        raise MonitorProtocolError("a message that ends too early") from None
     cpu, lost, what = (numbers.get(field, 0) for field in (1, 2, 3))
     if what >> 1 == SAMPLE:
         return Sample(cpu >> 1, data)
@@ -160,7 +162,7 @@ def _read_fields(message: bytes, position: int) -> tuple[bytes, dict[int, int]]:
         elif field < len(_FIELDS):
             numbers[field] = number
         else:
-            raise GobError(f"a value with a field number {field}")
+            raise MonitorProtocolError(f"a value with a field number {field}")
 
 
 def _read_uint(data: bytes, position: int) -> tuple[int, int]:

@@ -42,7 +42,7 @@ from lifecycle import (
     refuse,
 )
 
-__all__ = ["EndpointGC", "GCSettings", "IdentityGC", "IdentityPasses", "NodeGC", "cell"]
+__all__ = ["CiliumEndpointGC", "GCSettings", "IdentityGC", "IdentityPasses", "NodeGC", "cell"]
 
 
 # How often what nobody uses any more is looked for, and how fast it is deleted.
@@ -196,7 +196,7 @@ class _Page(msgspec.Struct, frozen=True):
 _PAGE: Final = msgspec.json.Decoder(_Page)
 
 
-class EndpointGC:
+class CiliumEndpointGC:
     """Looks every cilium-endpoint-gc-interval; where there are to be none, once, and deletes them all."""
 
     def __init__(
@@ -425,7 +425,7 @@ def _time(text: str | None) -> float | None:
 
 
 def collect_metrics(
-    metrics: Metrics, endpoints: EndpointGC, identities: IdentityPasses, lifecycle: Lifecycle
+    metrics: Metrics, endpoints: CiliumEndpointGC, identities: IdentityPasses, lifecycle: Lifecycle
 ) -> None:
     """Tell it while this operator leads."""
 
@@ -443,7 +443,7 @@ def collect_metrics(
     lifecycle.append(Hook("report metrics", start, stop))
 
 
-def families(endpoints: EndpointGC, identities: IdentityPasses) -> list[Family]:
+def families(endpoints: CiliumEndpointGC, identities: IdentityPasses) -> list[Family]:
     """All of it."""
     return [
         counter(
@@ -473,7 +473,7 @@ def families(endpoints: EndpointGC, identities: IdentityPasses) -> list[Family]:
     ]
 
 
-@after(NodeGC, EndpointGC, IdentityGC)
+@after(NodeGC, CiliumEndpointGC, IdentityGC)
 def collect() -> None:
     """Have all three collect."""
 
@@ -482,6 +482,6 @@ cell = module(
     "gc",
     "Deletes objects that are no longer needed",
     config(GCSettings),
-    provide(NodeGC, EndpointGC, IdentityGC, IdentityPasses),
+    provide(NodeGC, CiliumEndpointGC, IdentityGC, IdentityPasses),
     invoke(collect, collect_metrics),
 )

@@ -34,7 +34,7 @@ from lifecycle import (
     provide,
 )
 
-__all__ = ["NodeMark", "NodeSettings", "cell"]
+__all__ = ["NodeMark", "OperatorNodeSettings", "cell"]
 
 
 # What is said of nodes whose agent is ready, and of those whose agent is not.
@@ -42,7 +42,7 @@ __all__ = ["NodeMark", "NodeSettings", "cell"]
 # Source: Cilium 1.17, options of the operator.
 
 
-class NodeSettings(Settings, frozen=True):
+class OperatorNodeSettings(Settings, frozen=True):
     """Settings of the nodes cell."""
 
     remove_cilium_node_taints: bool = True
@@ -102,7 +102,7 @@ class Agents(msgspec.Struct, frozen=True, gc=False):
 
 
 def node_marks(
-    settings: NodeSettings, options: OperatorOptions, objects: ClusterObjects
+    settings: OperatorNodeSettings, options: OperatorOptions, objects: ClusterObjects
 ) -> ReadTable[NodeMark]:
     """What Nodes do not say yet, by namespace and name; it follows nodes and the agents' pods."""
     namespace = settings.cilium_pod_namespace or options.namespace
@@ -130,7 +130,7 @@ def _without(agents: Agents, pod: ClusterPod) -> Agents:
     return Agents(agents.node, agents.ready - pod.ready, agents.waiting - (not pod.ready))
 
 
-def _marks(settings: NodeSettings, pair: tuple[Node, Agents | None]) -> Iterator[NodeMark]:
+def _marks(settings: OperatorNodeSettings, pair: tuple[Node, Agents | None]) -> Iterator[NodeMark]:
     node, agents = pair
     if agents is None:
         return
@@ -218,7 +218,7 @@ class MarkWriter:
 AGAIN: Final = minutes(1)
 
 
-def write(server: ClusterAPI, marks: ReadTable[NodeMark], settings: NodeSettings, jobs: Jobs) -> None:
+def write(server: ClusterAPI, marks: ReadTable[NodeMark], settings: OperatorNodeSettings, jobs: Jobs) -> None:
     """Have marks written."""
     writer = MarkWriter(server, settings.agent_not_ready_taint_key)
     jobs.observe("write", Reconciler(marks, writer, full_every=AGAIN, put_early=True))
@@ -227,7 +227,7 @@ def write(server: ClusterAPI, marks: ReadTable[NodeMark], settings: NodeSettings
 cell = module(
     "nodes",
     "Taints and conditions of nodes",
-    config(NodeSettings),
+    config(OperatorNodeSettings),
     provide(node_marks),
     invoke(write),
 )

@@ -74,7 +74,7 @@ class ClusterPod(Object, frozen=True, gc=False):
         )
 
 
-class Port(_Part, frozen=True, gc=False):
+class ObservedServicePort(_Part, frozen=True, gc=False):
     """A port of a service."""
 
     port: int = 0
@@ -85,7 +85,7 @@ class BalancedServiceSpec(_Part, frozen=True, gc=False):
     """What a service asks of a load balancer."""
 
     type: str = "ClusterIP"
-    ports: tuple[Port, ...] | None = None
+    ports: tuple[ObservedServicePort, ...] | None = None
     selector: dict[str, str] | None = None
     ip_families: tuple[str, ...] | None = None
     ip_family_policy: str = ""
@@ -94,23 +94,23 @@ class BalancedServiceSpec(_Part, frozen=True, gc=False):
     load_balancer_class: str | None = None
 
 
-class Ingress(_Part, frozen=True, gc=False):
+class IngressAddress(_Part, frozen=True, gc=False):
     """One address of a load balancer."""
 
     ip: str = ""
     hostname: str = ""
 
 
-class LoadBalancer(_Part, frozen=True, gc=False):
+class LoadBalancerAddresses(_Part, frozen=True, gc=False):
     """The addresses of a service."""
 
-    ingress: tuple[Ingress, ...] | None = None
+    ingress: tuple[IngressAddress, ...] | None = None
 
 
 class ServiceState(_Part, frozen=True, gc=False):
     """What was given to a service."""
 
-    load_balancer: LoadBalancer = LoadBalancer()
+    load_balancer: LoadBalancerAddresses = LoadBalancerAddresses()
     conditions: tuple[Condition, ...] | None = None
 
 

@@ -14,7 +14,7 @@ import msgspec
 from cells.unsupported import UnservedSettings
 from lifecycle import Duration, Logger, Settings, config, invoke, milliseconds, module, refuse, seconds
 
-__all__ = ["OperatorOptions", "UnservedOperator", "WithoutEffect", "cell"]
+__all__ = ["OperatorOptions", "OperatorWithoutEffect", "UnservedOperator", "cell"]
 
 
 # Options of Cilium's operator for what is not built: accepted where they ask for what this one does anyway.
@@ -78,7 +78,7 @@ class UnservedOperator(UnservedSettings, frozen=True):
 #         that would change what a user gets stands with what is not served, and is refused.
 
 
-class WithoutEffect(Settings, frozen=True):
+class OperatorWithoutEffect(Settings, frozen=True):
     """Options that are taken and change nothing."""
 
     gops_port: int = 9891
@@ -253,9 +253,9 @@ class WithoutEffect(Settings, frozen=True):
     """Pods do not authenticate each other, see mesh-auth-mutual-enabled."""
 
 
-def warn(settings: WithoutEffect, log: Logger) -> None:
+def warn(settings: OperatorWithoutEffect, log: Logger) -> None:
     """Name in the log what was asked for and changes nothing."""
-    usual = WithoutEffect()
+    usual = OperatorWithoutEffect()
     fields = zip(settings.__struct_fields__, settings.__struct_encode_fields__, strict=True)
     names = [name for field, name in fields if getattr(settings, field) != getattr(usual, field)]
     if names:
@@ -339,6 +339,6 @@ class OperatorOptions(Settings, frozen=True):
 cell = module(
     "options",
     "Options of the whole operator",
-    config(OperatorOptions, UnservedOperator, WithoutEffect),
+    config(OperatorOptions, UnservedOperator, OperatorWithoutEffect),
     invoke(warn),
 )

@@ -44,13 +44,13 @@ from lifecycle import (
     provide,
 )
 
-__all__ = ["PolicySettings", "PolicyVerdict", "PolicyVerdicts", "cell"]
+__all__ = ["OperatorPolicySettings", "PolicyVerdict", "PolicyVerdicts", "cell"]
 
 
 # By which options policies are judged: those of the agents.
 
 
-class PolicySettings(Settings, frozen=True):
+class OperatorPolicySettings(Settings, frozen=True):
     """Settings of the policies cell. The agents' are of the same names, and to be the same."""
 
     validate_network_policy: bool = True
@@ -91,7 +91,7 @@ class PolicyVerdicts:
 
     def __init__(
         self,
-        settings: PolicySettings,
+        settings: OperatorPolicySettings,
         options: OperatorOptions,
         objects: ClusterObjects,
         rows: Table[PolicyVerdict],
@@ -145,7 +145,7 @@ def has_condition(policy: CiliumNetworkPolicy, valid: bool, message: str) -> boo
     return any((one.type, one.status, one.message) == (VALID, str(valid), message) for one in conditions)
 
 
-def policy_options(settings: PolicySettings, options: OperatorOptions) -> rules.PolicyOptions:
+def policy_options(settings: OperatorPolicySettings, options: OperatorOptions) -> rules.PolicyOptions:
     """What the operator's settings say of the agents."""
     return msgspec.structs.replace(
         rules.SERVED,
@@ -230,7 +230,7 @@ def write(server: ClusterAPI, rows: Table[PolicyVerdict], verdicts: PolicyVerdic
 cell = module(
     "policies",
     "Conditions of policies",
-    config(PolicySettings),
+    config(OperatorPolicySettings),
     provide(policy_verdicts, PolicyVerdicts),
     invoke(write),
 )

@@ -15,7 +15,7 @@ import msgspec
 
 from cells.base.metrics import Family, Histogram
 from cells.kubernetes.client.errors import KubernetesError
-from cells.observe.metrics import Address, Exposition, Metrics, MetricsSettings, Program, listen
+from cells.observe.metrics import Exposition, ListenAddress, Metrics, MetricsProgram, MetricsSettings, listen
 from cells.operator.api_server import ClusterAPI
 from cells.operator.leader import Leadership
 from lifecycle import (
@@ -87,7 +87,7 @@ class ServerSettings(Settings, frozen=True):
         for name in ("operator_api_serve_addr", "operator_prometheus_serve_addr"):
             text: str = getattr(self, name)
             try:
-                Address.parse(text)
+                ListenAddress.parse(text)
             except ValueError as error:
                 yield f"{name.replace('_', '-')}={text}: {error}"
         for text in self.enable_cilium_operator_server_access:
@@ -150,7 +150,7 @@ class OperatorServer:
         self, setting: str, where: str, handler: Callable[[Request], Awaitable[Response]]
     ) -> None:
         try:
-            listener = listen(Address.parse(where))
+            listener = listen(ListenAddress.parse(where))
         except OSError as error:
             reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             raise HiveError(
@@ -230,7 +230,7 @@ cell = group(
         "metrics",
         "Metrics of the operator",
         provide(usual_metrics, Metrics),
-        supply(Program("cilium_operator")),
+        supply(MetricsProgram("cilium_operator")),
     ),
     module(
         "server",

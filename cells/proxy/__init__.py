@@ -11,7 +11,7 @@ import msgspec
 from cells.endpoint import Endpoint
 from lifecycle import Change, Jobs, Table, module, provide
 
-__all__ = ["Messages", "ProxyStatistics", "Redirect", "Statistics", "cell"]
+__all__ = ["EndpointRedirect", "Messages", "ProxyStatistics", "Statistics", "cell"]
 
 
 # What the proxies did with the messages of each endpoint, by redirect: ``proxy-statistics`` of the API.
@@ -24,7 +24,7 @@ DENIED: Final = "Denied"
 ERROR: Final = "Error"
 
 
-class Redirect(NamedTuple):
+class EndpointRedirect(NamedTuple):
     """Traffic of an endpoint that goes through a proxy."""
 
     protocol: str
@@ -66,26 +66,26 @@ class ProxyStatistics:
 
     def __init__(self, endpoints: Table[Endpoint], *, jobs: Jobs) -> None:
         self._endpoints = endpoints
-        self._of: dict[int, dict[Redirect, Statistics]] = {}
+        self._of: dict[int, dict[EndpointRedirect, Statistics]] = {}
         jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._forget)
 
-    def of(self, endpoint_id: int) -> dict[Redirect, Statistics]:
+    def of(self, endpoint_id: int) -> dict[EndpointRedirect, Statistics]:
         """Of the redirects that messages of the endpoint have passed."""
         return self._of.get(endpoint_id, {})
 
-    def request(self, endpoint_id: int, redirect: Redirect, verdict: str) -> None:
+    def request(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
         """A request was judged, or came to nothing."""
         found = self._redirect(endpoint_id, redirect)
         if found is not None:
             found.requests.count(verdict)
 
-    def response(self, endpoint_id: int, redirect: Redirect, verdict: str) -> None:
+    def response(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
         """A response was passed on."""
         found = self._redirect(endpoint_id, redirect)
         if found is not None:
             found.responses.count(verdict)
 
-    def _redirect(self, endpoint_id: int, redirect: Redirect) -> Statistics | None:
+    def _redirect(self, endpoint_id: int, redirect: EndpointRedirect) -> Statistics | None:
         """None for an endpoint that is gone."""
         if self._endpoints.get(endpoint_id) is None:
             return None

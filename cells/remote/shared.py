@@ -30,8 +30,8 @@ from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore
 from cells.kvstore.watch import PrefixWatch
 from cells.remote.shared_keys import (
-    NamedPort,
     SharedAddress,
+    SharedPort,
     address_keys,
     node_key,
     read_address,
@@ -229,7 +229,7 @@ class SharedKeys:
             return []
         pod = self._pods.get((endpoint.pod_namespace, endpoint.pod_name))
         ports = [
-            NamedPort(port.name, port.container_port, port.protocol)
+            SharedPort(port.name, port.container_port, port.protocol)
             for port in (pod.named_ports if pod is not None else ())
         ]
         host = node.node_ip(Family.IPV4) or node.node_ip(Family.IPV6)

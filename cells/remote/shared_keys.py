@@ -21,7 +21,7 @@ from cells.kvstore.model import IPS, NODES
 from cells.kvstore.own_keys import OwnKey
 
 
-class NamedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
+class SharedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
     """A port of a pod, by name."""
 
     name: str = ""
@@ -29,7 +29,7 @@ class NamedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
     protocol: str = ""
 
 
-class Pair(msgspec.Struct, frozen=True, rename="pascal"):
+class IPIdentityPair(msgspec.Struct, frozen=True, rename="pascal"):
     """The value of an address."""
 
     ip: str = msgspec.field(name="IP", default="")
@@ -40,7 +40,7 @@ class Pair(msgspec.Struct, frozen=True, rename="pascal"):
     metadata: str = ""
     namespace: str = msgspec.field(name="K8sNamespace", default="")
     pod_name: str = msgspec.field(name="K8sPodName", default="")
-    named_ports: list[NamedPort] | UnsetType | None = UNSET
+    named_ports: list[SharedPort] | UnsetType | None = UNSET
 
 
 class SharedAddress(msgspec.Struct, frozen=True, gc=False):
@@ -57,7 +57,7 @@ class SharedAddress(msgspec.Struct, frozen=True, gc=False):
     encrypt_key: int = 0
     namespace: str = ""
     pod: str = ""
-    ports: tuple[NamedPort, ...] = ()
+    ports: tuple[SharedPort, ...] = ()
 
     @property
     def claim(self) -> IpcacheEntry:
@@ -78,7 +78,7 @@ def resource_of(address: str) -> str:
 
 
 _ENCODE_ADDRESS = msgspec.json.Encoder()
-_DECODE_ADDRESS = msgspec.json.Decoder(Pair)
+_DECODE_ADDRESS = msgspec.json.Decoder(IPIdentityPair)
 
 
 def read_address(key: str, value: bytes) -> SharedAddress | None:
@@ -104,11 +104,11 @@ def read_address(key: str, value: bytes) -> SharedAddress | None:
 
 
 def address_keys(
-    endpoint: Endpoint, node: str, host: IPAddress | None, ports: Iterable[NamedPort], key: int
+    endpoint: Endpoint, node: str, host: IPAddress | None, ports: Iterable[SharedPort], key: int
 ) -> Iterator[OwnKey]:
     """The keys of an endpoint whose identity is known, one for each address."""
     for ip in endpoint.addresses:
-        pair = Pair(
+        pair = IPIdentityPair(
             ip=str(ip),
             host_ip=str(host) if host is not None else None,
             id=endpoint.identity,
@@ -158,7 +158,7 @@ class Network(msgspec.Struct, frozen=True):
         return found if found.max_prefixlen == len(bits) else None
 
 
-class Address(msgspec.Struct, frozen=True):
+class SharedNodeAddress(msgspec.Struct, frozen=True):
     """An address of a node."""
 
     type: str = msgspec.field(name="Type", default="")
@@ -170,7 +170,7 @@ class WireNode(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=False
 
     name: str = ""
     cluster: str = ""
-    addresses: list[Address] | None = msgspec.field(name="IPAddresses", default=None)
+    addresses: list[SharedNodeAddress] | None = msgspec.field(name="IPAddresses", default=None)
     ipv4_alloc_cidr: Network | None = msgspec.field(name="IPv4AllocCIDR", default=None)
     ipv4_more: list[Network] | None = msgspec.field(name="IPv4SecondaryAllocCIDRs", default=None)
     ipv6_alloc_cidr: Network | None = msgspec.field(name="IPv6AllocCIDR", default=None)
@@ -203,7 +203,7 @@ def _wire(node: ClusterNode) -> WireNode:
     return WireNode(
         name=node.name,
         cluster=node.cluster,
-        addresses=[Address(each.type, str(each.ip)) for each in node.addresses],
+        addresses=[SharedNodeAddress(each.type, str(each.ip)) for each in node.addresses],
         ipv4_alloc_cidr=Network.of(ipv4[0]) if ipv4 else None,
         ipv4_more=[Network.of(each) for each in ipv4[1:]] or None,
         ipv6_alloc_cidr=Network.of(ipv6[0]) if ipv6 else None,

@@ -16,17 +16,17 @@ __all__ = [
     "INTERNAL",
     "PROTOCOLS",
     "ZONE_LABEL",
-    "Address",
     "Backend",
     "BackendState",
     "Frontend",
     "FrontendKey",
     "IPAddress",
     "LoadBalancerOptions",
-    "Node",
+    "ServiceAddress",
     "ServiceFlag",
     "ServiceName",
     "ServiceType",
+    "ServingNode",
     "parse_address",
 ]
 
@@ -107,7 +107,7 @@ class ServiceFlag(IntFlag):
     """Backends on other nodes answer the client themselves, where services choose so."""
 
 
-class Address(bytes):
+class ServiceAddress(bytes):
     """An address with a port; protocol 0 stands for any.
 
     It is its bytes: the family (4 or 6), the IP address, the port and the protocol, in network order; so they
@@ -167,13 +167,13 @@ _FAMILIES = {4: b"\4", 6: b"\6"}
 _UNSPECIFIED = {bytes(4), bytes(16)}
 
 address_end = struct.Struct(">HB").pack
-"""The bytes of an :class:`Address` behind its IP address, from the port and the protocol."""
+"""The bytes of an :class:`ServiceAddress` behind its IP address, from the port and the protocol."""
 
 
 class FrontendKey(NamedTuple):
     """What a frontend is looked up by."""
 
-    address: Address
+    address: ServiceAddress
     scope: int = EXTERNAL
 
     def __str__(self) -> str:
@@ -193,7 +193,7 @@ class ServiceName(NamedTuple):
 class Backend(msgspec.Struct, frozen=True, gc=False):
     """A backend as one service sees it."""
 
-    address: Address
+    address: ServiceAddress
     state: BackendState = BackendState.ACTIVE
     node: str = ""
     port_name: str = ""
@@ -300,7 +300,7 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
         return self.enable_ipv4 if address.version == 4 else self.enable_ipv6
 
 
-class Node(msgspec.Struct, frozen=True, gc=False):
+class ServingNode(msgspec.Struct, frozen=True, gc=False):
     """The node that this agent runs on."""
 
     name: str

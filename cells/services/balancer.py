@@ -13,12 +13,12 @@ from operator import itemgetter
 import msgspec
 
 from cells.services import (
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    ServiceAddress,
     ServiceType,
     map_entries,
 )
@@ -30,9 +30,9 @@ from cells.services.map_entries import (
     LookUpTable,
     MapKey,
     Maps,
+    MapWrite,
     Restored,
     RestoredFrontend,
-    Write,
     batched,
     read,
     service_flags,
@@ -50,7 +50,7 @@ __all__ = ["LoadBalancer", "MaglevTable"]
 LAST_SERVICE_ID = 65534
 LAST_BACKEND_ID = (1 << 32) - 1
 
-MaglevTable = Callable[[Sequence[Backend], Mapping[Address, int]], bytes]
+MaglevTable = Callable[[Sequence[Backend], Mapping[ServiceAddress, int]], bytes]
 """The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
 
 
@@ -60,7 +60,7 @@ class BackendRecord(msgspec.Struct, gc=False):
     id: int
     key: bytes
     """The number as maps have it."""
-    address: Address
+    address: ServiceAddress
     state: BackendState
     zone: int = 0
     users: int = 0
@@ -81,7 +81,7 @@ class Installed(msgspec.Struct, frozen=True, gc=False):
     maglev: bytes | None = None
     """A digest of its look-up table, which is large."""
     confirmed: bool = True
-    pending: frozenset[Address] = frozenset()
+    pending: frozenset[ServiceAddress] = frozenset()
 
 
 class LoadBalancer:
@@ -96,13 +96,13 @@ class LoadBalancer:
     ) -> None:
         self._options = options
         self._maglev = maglev
-        self._orphans: list[Write] = []
+        self._orphans: list[MapWrite] = []
         self._second_numbers: dict[int, MapKey] = {}
         """Of restored backends: slots and look-up tables may lead there until they are written."""
         self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, last_service_id)
-        self._backend_ids: IdAllocator[Address] = IdAllocator(1, LAST_BACKEND_ID)
+        self._backend_ids: IdAllocator[ServiceAddress] = IdAllocator(1, LAST_BACKEND_ID)
         self.installed: dict[FrontendKey, Installed] = {}
-        self.backends: dict[Address, BackendRecord] = {}
+        self.backends: dict[ServiceAddress, BackendRecord] = {}
 
     def restore(self, maps: Maps) -> list[Batch]:
         """Take over what an earlier agent installed, with its numbers; what must be deleted at once.
@@ -117,7 +117,7 @@ class LoadBalancer:
             self._take_over(one, restored)
         numbers = {one.id for one in self.installed.values()}
         writes = [
-            Write(where, None)
+            MapWrite(where, None)
             for number, ranges in sorted(restored.ranges.items())
             if number not in numbers
             for where in sorted(ranges)
@@ -132,7 +132,7 @@ class LoadBalancer:
         for number, backend in unused:
             where = map_entries.backend_key(number, backend.address.version)
             if at_once and where.key not in named:
-                writes.append(Write(where, None))
+                writes.append(MapWrite(where, None))
             elif backend.address not in self.backends:
                 self._restore_backend(number, backend, restored.zones[number])
             else:  # it has another number, too: an agent ended before all led there
@@ -140,7 +140,7 @@ class LoadBalancer:
                 self._second_numbers[number] = where
         known = {where for one in self.installed.values() for where in one.affinity}
         matches = {where for wheres in restored.affinity.values() for where in wheres}
-        self._orphans += [Write(where, None) for where in sorted(matches - known)]
+        self._orphans += [MapWrite(where, None) for where in sorted(matches - known)]
         self._orphans += self._reverse_nat_orphans(maps, numbers)
         return batched(writes)
 
@@ -169,7 +169,7 @@ class LoadBalancer:
         writes = [self._forget(one) for one in list(self.backends.values()) if not one.users]
         for number, where in self._second_numbers.items():
             self._backend_ids.release(number)
-            writes.append(Write(where, None))
+            writes.append(MapWrite(where, None))
         self._second_numbers = {}
         served[None] = [*batches, *batched(writes)]
         if not self._orphans:
@@ -212,20 +212,20 @@ class LoadBalancer:
             number, map_entries.backend_number(number), backend.address, backend.state, zone
         )
 
-    def _reverse_nat_orphans(self, maps: Maps, numbers: set[int]) -> Iterator[Write]:
+    def _reverse_nat_orphans(self, maps: Maps, numbers: set[int]) -> Iterator[MapWrite]:
         for family in self._families():
             name = f"cilium_lb{family}_reverse_nat"
             for raw in sorted(maps.get(name, {})):
                 if int.from_bytes(raw, "big") not in numbers:
-                    yield Write(MapKey(name, raw), None)
+                    yield MapWrite(MapKey(name, raw), None)
 
     def upsert(self, frontend: Frontend) -> list[Batch]:
         """Serve a frontend, new or changed. Raises IdsExhaustedError; then nothing has changed."""
         key = frontend.key
         held = self.installed.get(key)
         number = held.id if held is not None else self._number(frontend)
-        pending: frozenset[Address] = frozenset()
-        before: set[Address] = set()
+        pending: frozenset[ServiceAddress] = frozenset()
+        before: set[ServiceAddress] = set()
         if held is not None:
             frontend = self._with_states(frontend, held)
             before = {one.address for one in held.frontend.backends}
@@ -239,9 +239,9 @@ class LoadBalancer:
         old = held if held is not None else Installed(number, frontend)
         version = key.address.version
         if old.affinity or old.ranges or new.ranges:
-            writes = [Write(where, None) for where in sorted(old.affinity - new.affinity)]
-            writes += [Write(where, None) for where in sorted(old.ranges - new.ranges)]
-            writes += [Write(where, map_entries.PRESENT) for where in sorted(new.ranges - old.ranges)]
+            writes = [MapWrite(where, None) for where in sorted(old.affinity - new.affinity)]
+            writes += [MapWrite(where, None) for where in sorted(old.ranges - new.ranges)]
+            writes += [MapWrite(where, map_entries.PRESENT) for where in sorted(new.ranges - old.ranges)]
             batches += batched(writes)
         batches += new_backends
         if table is not None and new.maglev != old.maglev:
@@ -261,7 +261,7 @@ class LoadBalancer:
             batches.append(Batch(services, surplus, None))
         if new.affinity:
             more = sorted(new.affinity - old.affinity)
-            batches += batched(Write(where, map_entries.PRESENT) for where in more)
+            batches += batched(MapWrite(where, map_entries.PRESENT) for where in more)
         self.installed[key] = new
         if before:
             batches += batched(self._drop_backends(before - now))
@@ -299,12 +299,12 @@ class LoadBalancer:
         batches = [Batch(services, map_entries.slot_keys(key, 0, 1), None)]
         if held.slots:
             batches.append(Batch(services, map_entries.slot_keys(key, 1, len(held.slots) + 1), None))
-        writes: list[Write] = []
+        writes: list[MapWrite] = []
         if held.maglev is not None:
-            writes.append(Write(map_entries.maglev_key(held.id, version), None))
-        writes.append(Write(map_entries.reverse_nat_key(held.id, version), None))
-        writes += [Write(where, None) for where in sorted(held.affinity)]
-        writes += [Write(where, None) for where in sorted(held.ranges)]
+            writes.append(MapWrite(map_entries.maglev_key(held.id, version), None))
+        writes.append(MapWrite(map_entries.reverse_nat_key(held.id, version), None))
+        writes += [MapWrite(where, None) for where in sorted(held.affinity)]
+        writes += [MapWrite(where, None) for where in sorted(held.ranges)]
         writes += self._drop_backends({one.address for one in held.frontend.backends})
         self._service_ids.release(held.id)
         return [*batches, *batched(writes)]
@@ -333,7 +333,7 @@ class LoadBalancer:
             ),
         )
 
-    def _use_backends(self, frontend: Frontend, more: set[Address]) -> tuple[list[Batch], list[Batch]]:
+    def _use_backends(self, frontend: Frontend, more: set[ServiceAddress]) -> tuple[list[Batch], list[Batch]]:
         """Number new backends: their entries; and those of others whose states are others now.
 
         ``more`` are those that the frontend did not have.
@@ -341,8 +341,8 @@ class LoadBalancer:
         backends = self.backends
         if len(more) == len(frontend.backends) and backends.keys().isdisjoint(more):
             return self._number_backends({one.address: one.state for one in frontend.backends}), []
-        fresh: dict[Address, BackendState] = {}
-        states: list[Write] = []
+        fresh: dict[ServiceAddress, BackendState] = {}
+        states: list[MapWrite] = []
         for backend in frontend.backends:
             record = backends.get(backend.address)
             if record is None:
@@ -358,7 +358,7 @@ class LoadBalancer:
                 backends[address].users += 1
         return new, batched(states)
 
-    def _number_backends(self, fresh: Mapping[Address, BackendState]) -> list[Batch]:
+    def _number_backends(self, fresh: Mapping[ServiceAddress, BackendState]) -> list[Batch]:
         """Their entries; each is in use by one frontend."""
         if not fresh:
             return []
@@ -378,9 +378,9 @@ class LoadBalancer:
             return [Batch(map_entries.BACKENDS[versions.pop()], keys, values)]
         maps = [map_entries.BACKENDS[address[0]] for address in fresh]
         named = map(MapKey, maps, keys)
-        return batched(map(Write, named, values))
+        return batched(map(MapWrite, named, values))
 
-    def _drop_backends(self, addresses: Iterable[Address]) -> Iterator[Write]:
+    def _drop_backends(self, addresses: Iterable[ServiceAddress]) -> Iterator[MapWrite]:
         """A frontend has these no more; those go that nobody uses."""
         for address in sorted(addresses):
             record = self.backends[address]
@@ -388,10 +388,10 @@ class LoadBalancer:
             if not record.users:
                 yield self._forget(record)
 
-    def _forget(self, record: BackendRecord) -> Write:
+    def _forget(self, record: BackendRecord) -> MapWrite:
         del self.backends[record.address]
         self._backend_ids.release(record.id)
-        return Write(map_entries.backend_key(record.id, record.address.version), None)
+        return MapWrite(map_entries.backend_key(record.id, record.address.version), None)
 
     def look_up_table(self, where: MapKey) -> LookUpTable | None:
         """The look-up table that belongs there, None if none does."""
@@ -401,7 +401,7 @@ class LoadBalancer:
         return None
 
     def _entries(
-        self, number: int, frontend: Frontend, pending: frozenset[Address] = frozenset()
+        self, number: int, frontend: Frontend, pending: frozenset[ServiceAddress] = frozenset()
     ) -> tuple[Installed, LookUpTable | None]:
         """What a frontend needs in the maps, its backends being numbered, and its look-up table."""
         records = self.backends
@@ -471,9 +471,9 @@ class LoadBalancer:
         return table, hashlib.sha256(table).digest()
 
 
-def _backend_write(record: BackendRecord) -> Write:
+def _backend_write(record: BackendRecord) -> MapWrite:
     value = map_entries.backend_value(record.address, record.state, record.zone)
-    return Write(map_entries.backend_key(record.id, record.address.version), value)
+    return MapWrite(map_entries.backend_key(record.id, record.address.version), value)
 
 
 def _batch(where: MapKey, value: bytes) -> Batch:

@@ -9,11 +9,11 @@ from itertools import groupby
 from typing import Generic, NamedTuple, TypeVar
 
 from cells.services import (
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
+    ServiceAddress,
     ServiceFlag,
     ServiceName,
     ServiceType,
@@ -160,7 +160,7 @@ class MapKey(NamedTuple):
     key: bytes
 
 
-class Write(NamedTuple):
+class MapWrite(NamedTuple):
     """One change of a map; a value of None deletes the key."""
 
     where: MapKey
@@ -174,11 +174,11 @@ class Batch(NamedTuple):
     keys: Sequence[bytes]
     values: Sequence[bytes] | None
 
-    def writes(self) -> Iterator[Write]:
+    def writes(self) -> Iterator[MapWrite]:
         """One by one."""
         values = self.values if self.values is not None else (None,) * len(self.keys)
         for key, value in zip(self.keys, values, strict=True):
-            yield Write(MapKey(self.map, key), value)
+            yield MapWrite(MapKey(self.map, key), value)
 
 
 class LookUpTable(bytes):
@@ -188,7 +188,7 @@ class LookUpTable(bytes):
     """The numbers in it."""
 
 
-def batched(writes: Iterable[Write]) -> list[Batch]:
+def batched(writes: Iterable[MapWrite]) -> list[Batch]:
     """The same in as few batches as their order allows."""
     found: list[Batch] = []
     for (name, sets), group in groupby(writes, key=lambda one: (one.where.map, one.value is not None)):
@@ -248,7 +248,7 @@ def backend_key(number: int, version: int) -> MapKey:
     return MapKey(BACKENDS[version], _U32(number))
 
 
-def backend_value(address: Address, state: BackendState, zone: int = 0) -> bytes:
+def backend_value(address: ServiceAddress, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
     return address[1:] + _AFTER_PROTOCOL(state, 0, zone)
 
@@ -258,7 +258,7 @@ def reverse_nat_key(number: int, version: int) -> MapKey:
     return MapKey(REVERSE_NAT[version], _BE16(number))
 
 
-def reverse_nat_value(address: Address) -> bytes:
+def reverse_nat_value(address: ServiceAddress) -> bytes:
     """The frontend's address."""
     return address[1:-1]
 
@@ -318,7 +318,7 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
     for family in families:
         for key, value in maps.get(f"cilium_lb{family}_backends_v3", {}).items():
             length = FAMILIES[family]
-            address = Address.read(bytes([family]) + value[: length + 3])
+            address = ServiceAddress.read(bytes([family]) + value[: length + 3])
             number = int.from_bytes(key, "little")
             backends[number] = Backend(address, BackendState(value[length + 3]))
             zones[number] = value[length + 6]
@@ -334,7 +334,7 @@ def _frontends(
     slots: dict[FrontendKey, dict[int, bytes]] = {}
     length = FAMILIES[family]
     for key, value in maps.get(f"cilium_lb{family}_services_v2", {}).items():
-        address = Address.read(bytes([family]) + key[: length + 2] + key[length + 4 : length + 5])
+        address = ServiceAddress.read(bytes([family]) + key[: length + 2] + key[length + 4 : length + 5])
         where = FrontendKey(address, key[length + 5])
         slot = int.from_bytes(key[length + 2 : length + 4], "little")
         if slot:
@@ -359,7 +359,7 @@ def _frontend(
     ranges: tuple[str, ...],
 ) -> Frontend:
     flags = ServiceFlag(int.from_bytes(master[8:10], "little"))
-    attached: dict[Address, Backend] = {}
+    attached: dict[ServiceAddress, Backend] = {}
     for value in slots:
         backend = backends.get(int.from_bytes(value[:4], "little")) if value else None
         if backend is not None:

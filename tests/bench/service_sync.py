@@ -31,7 +31,7 @@ from cells.services.control import frontends
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import KernelServices, ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
-from cells.services.maglev import Candidate, fill
+from cells.services.maglev import MaglevBackend, fill
 from lifecycle import Reconciler, Table
 from lifecycle.health import HealthTree
 from tests.bench.peers import namespaces
@@ -237,7 +237,7 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
 
 def _maglev() -> float:
     candidates = [
-        Candidate(f"[10.0.{at // 250}.{at % 250}:8080,State:active]", at + 1, 100) for at in range(100)
+        MaglevBackend(f"[10.0.{at // 250}.{at % 250}:8080,State:active]", at + 1, 100) for at in range(100)
     ]
     times = []
     for _ in range(20):

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from cells.cluster.identity.identities import Identity
-from cells.policy.rules import Source
+from cells.policy.rules import RuleSource
 from tests.bench.policy_maps import FIRST, Node, for_everybody, labels, node, rule
 
 pytestmark = pytest.mark.timeout(3600)
@@ -25,7 +25,7 @@ def test_ten_thousand_rules_come_and_go() -> None:
         with node(RULES, IDENTITIES) as anew:
             same(live, anew)
         for number in range(RULES):
-            source = Source("CiliumNetworkPolicy", "shop", f"p{number}")
+            source = RuleSource("CiliumNetworkPolicy", "shop", f"p{number}")
             live.policies.change(live.world.delete(source), "deleted")
         with node(0, IDENTITIES) as anew:
             same(live, anew)

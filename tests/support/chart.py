@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import yaml
 
-from cells.proxy.envoy.resources import Place, external_bootstrap
+from cells.proxy.envoy.resources import EnvoyFiles, external_bootstrap
 from tests.support.chart_words import words
 
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
@@ -330,7 +330,7 @@ def objects(
 def generated() -> dict[Path, str]:
     """File -> what shall be in it, but for the manifests."""
     listed = sorted(set(paths(values())) - set(OPEN))
-    bootstrap = external_bootstrap(Place(Path("/var/run/cilium/envoy")), "127.0.0.1", 9878, 9964)
+    bootstrap = external_bootstrap(EnvoyFiles(Path("/var/run/cilium/envoy")), "127.0.0.1", 9878, 9964)
     return {
         CHART / "files" / "known.txt": "".join(f"{one}\n" for one in listed),
         CHART / "files" / "needed.txt": "".join(f"{one}\n" for one in needed()),

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from cells.api.openapi import endpoints, hive, node
-from cells.api.openapi.described import Answer, Described, Parameter
+from cells.api.openapi.described import Described, DescribedResponse, Parameter
 from cells.api.wire import JSON
 
 __all__ = ["DESCRIBED", "Described", "document"]
@@ -146,7 +146,7 @@ def _parameter(one: Parameter, schemas: _Schemas) -> dict[str, Any]:
     return described if one.example is None else described | {"example": one.example}
 
 
-def _response(answers: list[Answer], schemas: _Schemas) -> dict[str, Any]:
+def _response(answers: list[DescribedResponse], schemas: _Schemas) -> dict[str, Any]:
     described: dict[str, Any] = {"description": " Or: ".join(each.text for each in answers)}
     content: dict[str, dict[str, Any]] = {}
     for each in answers:

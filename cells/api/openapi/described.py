@@ -40,7 +40,7 @@ class Body(msgspec.Struct, frozen=True):
     example: object = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class DescribedResponse(msgspec.Struct, frozen=True):
     """One way an operation may answer. Several of one status are alternatives."""
 
     status: int
@@ -60,7 +60,7 @@ class Described(msgspec.Struct, frozen=True):
     method: str
     path: str
     summary: str
-    answers: tuple[Answer, ...]
+    answers: tuple[DescribedResponse, ...]
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
     alias: bool = False
@@ -82,13 +82,15 @@ class Described(msgspec.Struct, frozen=True):
         """Whether Cilium has the operation."""
         return self.path.startswith("/v1/")
 
-    def all_answers(self) -> list[Answer]:
+    def all_answers(self) -> list[DescribedResponse]:
         """Its own, and those that it shares with others like it."""
         found = list(self.answers)
         if self.is_cilium:
-            found.append(Answer(403, "Switched off by enable-cilium-api-server-access.", str, TEXT))
+            found.append(
+                DescribedResponse(403, "Switched off by enable-cilium-api-server-access.", str, TEXT)
+            )
         if self.method not in READING:
-            found.append(Answer(403, "The caller is not root.", str, TEXT))
+            found.append(DescribedResponse(403, "The caller is not root.", str, TEXT))
         if self.body is not None:
             found += [
                 problem(400, "The body is not JSON of this form."),
@@ -110,24 +112,24 @@ def operation_id(method: str, path: str) -> str:
     return method.capitalize() + "".join(word.capitalize() for word in re.findall(r"[a-z]+", path))
 
 
-def ok(text: str, kind: Any = None, *, status: int = 200, **more: Any) -> Answer:
+def ok(text: str, kind: Any = None, *, status: int = 200, **more: Any) -> DescribedResponse:
     """It was done, or here it is."""
-    return Answer(status, text, kind, **more)
+    return DescribedResponse(status, text, kind, **more)
 
 
-def error(status: int, text: str) -> Answer:
+def error(status: int, text: str) -> DescribedResponse:
     """An error with a text that says more."""
-    return Answer(status, text, Error)
+    return DescribedResponse(status, text, Error)
 
 
-def bare(status: int, text: str) -> Answer:
+def bare(status: int, text: str) -> DescribedResponse:
     """An error without a body."""
-    return Answer(status, text)
+    return DescribedResponse(status, text)
 
 
-def problem(status: int, text: str) -> Answer:
+def problem(status: int, text: str) -> DescribedResponse:
     """The framework's refusal of a request it cannot read."""
-    return Answer(status, text, Problem)
+    return DescribedResponse(status, text, Problem)
 
 
 def path(name: str, text: str, *, kind: Any = str, example: object = None) -> Parameter:

@@ -8,20 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 from cells.api.models import hive as wire
-from cells.api.openapi.described import Answer, Body, Described, ok, path, query
+from cells.api.openapi.described import Body, Described, DescribedResponse, ok, path, query
 from cells.policy.explain import Explained
 from lifecycle.admin import TableChange, TableInfo, TableRow
 
 OBJECT: Any = dict[str, object]
 TABLE = path("table", "A table, by its name.", example="endpoints")
 ROWS: Any = dict[str, list[TableRow]]
-NO_TABLE = Answer(404, "There is no such table.", wire.Failure)
+NO_TABLE = DescribedResponse(404, "There is no such table.", wire.Failure)
 
 PORT = (
     query("port", "The destination's, a number or a name; for ICMP the type.", example="80"),
     query("protocol", "Of the port; TCP by default, of a service whichever it has.", example="TCP"),
 )
-UNKNOWN_END = Answer(400, "An end is not known here, or there is no such port or protocol.", wire.Failure)
+UNKNOWN_END = DescribedResponse(
+    400, "An end is not known here, or there is no such port or protocol.", wire.Failure
+)
 
 OPERATIONS = (
     Described(
@@ -41,7 +43,7 @@ OPERATIONS = (
         "Which rules decide on a packet of an endpoint",
         (
             ok("The verdict and its rules.", wire.VerdictRules),
-            Answer(400, "What is asked for cannot be understood.", wire.Failure),
+            DescribedResponse(400, "What is asked for cannot be understood.", wire.Failure),
         ),
         (
             query("endpoint", "The endpoint's number.", example="12"),
@@ -87,8 +89,8 @@ OPERATIONS = (
         "Rows of a table that cilium-dbg shows, in Cilium's form: health, devices, routes, node-addresses …",
         (
             ok("A line for each.", wire.CiliumRow, lines=True),
-            Answer(400, "There is no such index, or the key is not base64.", wire.Failure),
-            Answer(404, "There is no such table in Cilium's form.", wire.Failure),
+            DescribedResponse(400, "There is no such index, or the key is not base64.", wire.Failure),
+            DescribedResponse(404, "There is no such table in Cilium's form.", wire.Failure),
         ),
         body=Body(
             wire.Query, "Which rows.", example={"table": "health", "index": "identifier", "lowerbound": True}
@@ -116,6 +118,9 @@ OPERATIONS = (
         "GET",
         "/hive/loop",
         "How busy the event loop was",
-        (ok("Its stretches.", wire.LoopLoad), Answer(404, "This event loop is not measured.", wire.Failure)),
+        (
+            ok("Its stretches.", wire.LoopLoad),
+            DescribedResponse(404, "This event loop is not measured.", wire.Failure),
+        ),
     ),
 )

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 from cells.api import models
 from cells.api.operations import ApiPart, Route, config_mapping
-from cells.api.operations.status import NodeStatus
+from cells.api.operations.status import NodeSummary
 from cells.api.wire import FrameworkError, answer, empty, parse_bool
 from cells.base.addresses import Family
 from cells.endpoint import Endpoints
@@ -51,7 +51,7 @@ def _address(allocation: Allocation | None) -> models.IPAMAddressResponse | None
 class AddressOperations:
     """The handlers."""
 
-    def __init__(self, endpoints: Endpoints, ipam: Ipam, facts: NodeStatus) -> None:
+    def __init__(self, endpoints: Endpoints, ipam: Ipam, facts: NodeSummary) -> None:
         self._endpoints = endpoints
         self._ipam = ipam
         self._facts = facts

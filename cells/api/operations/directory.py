@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
-from cells.api.operations.status import NodeStatus
+from cells.api.operations.status import NodeSummary
 from cells.base.addresses import IPAddress
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import RESERVED_IDENTITIES
@@ -17,10 +17,10 @@ from cells.endpoint import Endpoint, Endpoints
 from cells.endpoint.host import HostEndpoint
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control import NamedAddresses, PolicyView, of_pod, of_remote
 from cells.policy.explain import End, UnanswerableError
-from cells.policy.explain.directory import Frontend, Served, headless, refusal
+from cells.policy.explain.directory import Served, ServedPort, headless, refusal
 from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.rules import Direction
 from cells.remote.shared import SharedTables
@@ -104,7 +104,7 @@ class OtherNodes:
         pod = self._pods.get((namespace, short))
         return pod is not None and pod.spec.host_network
 
-    def ports(self, name: str) -> list[NamedPort]:
+    def ports(self, name: str) -> list[NamedPodPort]:
         """The ports that a pod's containers name."""
         namespace, _, short = name.partition("/")
         if (pod := self._pods.get((namespace, short))) is not None:
@@ -155,7 +155,7 @@ class AgentEnds:
         names: NamedAddresses | None,
         others: OtherNodes,
         host: HostEndpoint | None,
-        facts: NodeStatus,
+        facts: NodeSummary,
     ) -> None:
         self._view = view
         self._endpoints = endpoints
@@ -197,7 +197,7 @@ class AgentEnds:
         """All that are known, by namespace and name."""
         return sorted({one.pod for one in self._endpoints.all() if one.pod_name} | set(self._others.names()))
 
-    def pod_ports(self, pod: str) -> Sequence[NamedPort]:
+    def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
         """The ports that a pod's containers name."""
         return self._others.ports(pod)
 
@@ -343,7 +343,7 @@ class AgentServices:
             return True
         return any(row.frontend.service == (namespace, short) for row in self._served.all())
 
-    def frontends(self, name: str, client: End) -> Sequence[Frontend]:
+    def frontends(self, name: str, client: End) -> Sequence[ServedPort]:
         """The ports that a client reaches a service by."""
         namespace, _, short = name.partition("/")
         service = self._services.get((namespace, short))
@@ -363,7 +363,7 @@ class AgentServices:
         meant = [one for one in found if (one.type in inside) != client.is_outside] or found
         return [self._shown(one, client) for one in meant]
 
-    def frontends_at(self, address: IPAddress, client: End) -> Sequence[Frontend]:
+    def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
         """The ports served at an address; those of every node too, where sockets are translated."""
         rows = [row.shown for row in self._served.all()]
         exact = [one for one in rows if one.key.address.ip == address]
@@ -400,19 +400,19 @@ class AgentServices:
             return [one for one in frontends if not one.key.scope]
         return seen_inside(frontends)
 
-    def _headless(self, service: Service, client: End) -> Iterator[Frontend]:
+    def _headless(self, service: Service, client: End) -> Iterator[ServedPort]:
         name = "/".join(service.key)
         backends = backends_of(self._slices.by("service").get(service.key), self._options)
         for port_name, port, protocol, some in backends_by_port(backends):
             ends = [end for one in some for end, _ in self._ends.at(one.address.ip, client)]
             yield headless(name, port_name, port, protocol, ends)
 
-    def _shown(self, frontend: ServedAt, client: End, at: str = "") -> Frontend:
+    def _shown(self, frontend: ServedAt, client: End, at: str = "") -> ServedPort:
         address, name = frontend.key.address, str(frontend.service)
         if frontend.l7_proxy_port:
             raise UnanswerableError(f"service {name} is served by Envoy, which chooses: ask of its backends")
         chosen, _ = selectable(frontend.backends)
-        return Frontend(
+        return ServedPort(
             service=name,
             address=at or str(address.ip),
             port=address.port,

@@ -13,7 +13,7 @@ from cells.api.operations import ApiPart, Route, config_mapping
 from cells.api.operations import endpoint_models as endpoint_mapping
 from cells.api.operations.endpoint_models import controller, endpoint_model
 from cells.api.operations.policy import EndpointPolicyModels
-from cells.api.operations.status import NodeStatus
+from cells.api.operations.status import NodeSummary
 from cells.api.wire import answer, empty, read_body
 from cells.base.addresses import Family
 from cells.endpoint import (
@@ -115,7 +115,7 @@ class EndpointOperations:
         changes: EndpointChanges,
         pool: PolicyPool,
         policies: EndpointPolicyModels,
-        facts: NodeStatus,
+        facts: NodeSummary,
         host: HostEndpoint | None = None,
     ) -> None:
         self._endpoints = endpoints

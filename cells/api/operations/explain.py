@@ -14,7 +14,7 @@ from cells.api.operations.directory import AgentDirectory
 from cells.api.wire import answer
 from cells.policy.control import PolicyView
 from cells.policy.explain import End, Explained, Target, UnanswerableError, explained
-from cells.policy.explain.directory import Asked, parse_asked, source_of, targets_of
+from cells.policy.explain.directory import RequestedPort, parse_asked, source_of, targets_of
 from cells.policy.rules import Direction
 from lifecycle import Member
 from lifecycle.http import Request, Response
@@ -75,7 +75,7 @@ class ExplainOperations:
         rules = [DecidingRule(rule=one.text, labels=one.labels) for one in origins]
         return answer(200, VerdictRules(verdict=match.verdict, rules=rules))
 
-    def _reached(self, source: End, destination: End, asked: Asked) -> Reached:
+    def _reached(self, source: End, destination: End, asked: RequestedPort) -> Reached:
         targets = targets_of(self._directory, f"pod/{destination.title}", asked, source)
         found = self.explain(source, destination.title, targets)
         return Reached(
@@ -114,9 +114,9 @@ def _direction_of(query: dict[str, str]) -> Direction:
             raise UnanswerableError(f"direction {other[:20]!r}: expected ingress or egress")
 
 
-def _asked(query: dict[str, str]) -> Asked:
+def _asked(query: dict[str, str]) -> RequestedPort:
     port, protocol = query.get("port", ""), query.get("protocol", "")
-    return parse_asked(f"{port}/{protocol}".rstrip("/")) if port else Asked("", protocol)
+    return parse_asked(f"{port}/{protocol}".rstrip("/")) if port else RequestedPort("", protocol)
 
 
 def part(operations: ExplainOperations) -> Member[ApiPart]:

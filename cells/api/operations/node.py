@@ -22,7 +22,7 @@ from cells.api.operations import status as status_mapping
 from cells.api.operations.endpoint_models import rfc3339
 from cells.api.operations.node_view import NodeWatchers
 from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
-from cells.api.operations.status import NodeStatus
+from cells.api.operations.status import NodeSummary
 from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
 from cells.base.addresses import Family
 from cells.cluster.identity.identities import Identities, Identity
@@ -65,7 +65,7 @@ class NodeMaps:
 class ConfigOperations:
     """The daemon's configuration."""
 
-    def __init__(self, enforcement: PolicyEnforcement, facts: NodeStatus) -> None:
+    def __init__(self, enforcement: PolicyEnforcement, facts: NodeSummary) -> None:
         self._enforcement = enforcement
         self._facts = facts
 
@@ -166,7 +166,7 @@ class NodeOperations:
         collector: StatusCollector,
         policies: EndpointPolicyModels,
         rules: PolicyOperations,
-        facts: NodeStatus,
+        facts: NodeSummary,
         ipcache: Table[IpcacheEntry],
     ) -> None:
         self._endpoints = endpoints

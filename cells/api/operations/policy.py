@@ -21,7 +21,7 @@ from cells.api.models.node import (
 from cells.api.operations import ApiPart, Route
 from cells.api.operations.absent import always
 from cells.api.operations.endpoint_models import rfc3339
-from cells.api.operations.status import NodeStatus
+from cells.api.operations.status import NodeSummary
 from cells.api.wire import answer, empty, read_body
 from cells.base.addresses import IPNetwork
 from cells.endpoint import Endpoint, Endpoints
@@ -33,7 +33,7 @@ from cells.policy.maps import (
     RealizedPolicy,
     enforced_directions,
 )
-from cells.proxy import Messages, ProxyStatistics, Redirect, Statistics
+from cells.proxy import EndpointRedirect, Messages, ProxyStatistics, Statistics
 from cells.proxy.dns import NameStore
 from lifecycle import Member
 from lifecycle.http import Refusal, Request, Response
@@ -53,7 +53,7 @@ class EndpointPolicyModels:
         self,
         policies: EndpointPolicies,
         view: PolicyView | None,
-        facts: NodeStatus,
+        facts: NodeSummary,
         statistics: ProxyStatistics | None,
     ) -> None:
         self._facts = facts
@@ -122,7 +122,7 @@ class EndpointPolicyModels:
         )
 
 
-def _proxied(redirect: Redirect, statistics: Statistics) -> models.ProxyStatistics:
+def _proxied(redirect: EndpointRedirect, statistics: Statistics) -> models.ProxyStatistics:
     return models.ProxyStatistics(
         protocol=redirect.protocol,
         port=redirect.port,

@@ -23,11 +23,11 @@ from cells.api.wire import FrameworkError, answer, empty, read_body
 from cells.services import (
     INTERNAL,
     PROTOCOLS,
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
+    ServiceAddress,
     ServiceName,
     ServiceType,
 )
@@ -80,7 +80,7 @@ def _requested_backend(given: BackendAddress, protocol: int) -> Backend:
     if not weight:
         state = BackendState.MAINTENANCE  # takes no new connections
     return Backend(
-        address if address.protocol else Address(address.ip, address.port, protocol),
+        address if address.protocol else ServiceAddress(address.ip, address.port, protocol),
         state,
         given.node_name,
         weight=weight,
@@ -89,13 +89,13 @@ def _requested_backend(given: BackendAddress, protocol: int) -> Backend:
     )
 
 
-def _address(status: int, text: str, port: int, protocol: str) -> Address:
+def _address(status: int, text: str, port: int, protocol: str) -> ServiceAddress:
     number = PROTOCOLS.get(protocol.upper()) if protocol.upper() not in {"", "NONE"} else 0
     if number is None:
         raise Refusal(status, f"unknown protocol {protocol!r}: expected TCP, UDP, SCTP or ANY")
     if not 0 <= port < 1 << 16:
         raise Refusal(status, f"invalid port {port}: expected 0 to 65535")
-    return Address(_ip(status, text), port, number)
+    return ServiceAddress(_ip(status, text), port, number)
 
 
 def _ip(status: int, text: str) -> IPv4Address | IPv6Address:
@@ -251,7 +251,7 @@ def _backend(backend: Backend) -> BackendAddress:
     )
 
 
-def _protocol(address: Address) -> str:
+def _protocol(address: ServiceAddress) -> str:
     return _PROTOCOLS[address.protocol]
 
 

@@ -306,7 +306,7 @@ def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModel
 # Node information in the API's answers.
 
 
-class NodeStatus(Protocol):
+class NodeSummary(Protocol):
     """Node information in answers, besides endpoints and addresses."""
 
     def node(self) -> config_mapping.NodeFacts:

@@ -17,7 +17,7 @@ import anyio
 from cells.base.addresses import Family, IPNetwork
 from cells.cluster.nodes.parse import (
     DECIDED_IN_CILIUM_NODES,
-    Fault,
+    NodeFault,
     NodeReader,
     NodeSettings,
     ParsedNode,
@@ -71,7 +71,7 @@ class NodeInformation:
         self._cilium_nodes = cilium_nodes
         self._health = health.child("node-information")
         self._log = log
-        self._reported: set[Fault] = set()
+        self._reported: set[NodeFault] = set()
         lifecycle.append(Hook("wait for node information", self._wait, start_timeout=math.inf))
 
     def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:

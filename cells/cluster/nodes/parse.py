@@ -19,7 +19,15 @@ from cells.kubernetes.objects.cilium_node import CiliumNode
 from cells.kubernetes.objects.core import Node
 from lifecycle import Duration, Settings, refuse, seconds
 
-__all__ = ["Fault", "NodeReader", "NodeSettings", "ParsedNode", "parse_cilium_node", "parse_ip", "parse_node"]
+__all__ = [
+    "NodeFault",
+    "NodeReader",
+    "NodeSettings",
+    "ParsedNode",
+    "parse_cilium_node",
+    "parse_ip",
+    "parse_node",
+]
 
 
 # What of a node's objects counts, and what the agent must know of its own node before it goes on.
@@ -97,7 +105,7 @@ IPV4_ROUTER, IPV6_ROUTER = "ipv4-cilium-host", "ipv6-cilium-host"
 ENCRYPTION_KEY: Final = "encryption-key"
 
 
-class Fault(msgspec.Struct, frozen=True):
+class NodeFault(msgspec.Struct, frozen=True):
     """What is wrong with an object, as it is logged; the rest of the object counts."""
 
     level: Literal["warning", "error"]
@@ -116,7 +124,7 @@ class ParsedNode(msgspec.Struct, kw_only=True):
     health: list[IPAddress] = msgspec.field(default_factory=list)
     ingress: list[IPAddress] = msgspec.field(default_factory=list)
     encryption_key: int = 0
-    faults: list[Fault] = msgspec.field(default_factory=list)
+    faults: list[NodeFault] = msgspec.field(default_factory=list)
 
 
 def annotation(annotations: Mapping[str, str], name: str) -> str:
@@ -142,22 +150,22 @@ def parse_node(node: Node, *, annotations: bool = False) -> ParsedNode:
             if (ip := parse_ip(address.address)) is not None:
                 found.addresses.append(NodeIP(address.type, ip))
             else:
-                found.faults.append(Fault("warning", "Ignoring invalid node IP", address.address))
+                found.faults.append(NodeFault("warning", "Ignoring invalid node IP", address.address))
     for text in _spec_cidrs(node, found.faults):
         if (cidr := parse_cidr(text)) is not None:
             found.cidrs[Family.of(cidr)] = [cidr]
         else:
-            found.faults.append(Fault("warning", "Invalid PodCIDR value for node", text))
+            found.faults.append(NodeFault("warning", "Invalid PodCIDR value for node", text))
     if annotations:
         _annotated(node.annotations, found)
     return found
 
 
-def _spec_cidrs(node: Node, faults: list[Fault]) -> Iterable[str]:
+def _spec_cidrs(node: Node, faults: list[NodeFault]) -> Iterable[str]:
     several = node.spec.pod_cidrs or ()
     if len(several) > 2:
         text = f"Invalid PodCIDRs expected 1 or 2 PodCIDRs, received {len(several)}"
-        faults.append(Fault("error", text, ",".join(several)))
+        faults.append(NodeFault("error", text, ",".join(several)))
         return ()
     return several or ((node.spec.pod_cidr,) if node.spec.pod_cidr else ())
 
@@ -172,7 +180,7 @@ def _annotated(given: Mapping[str, str], found: ParsedNode) -> None:
         if cidr is not None and Family.of(cidr) is family:
             found.cidrs[family] = [cidr]
         else:
-            fault = Fault("error", f"BUG, invalid {family.text} annotation CIDR in node", text)
+            fault = NodeFault("error", f"BUG, invalid {family.text} annotation CIDR in node", text)
             found.faults.append(fault)
     for family, health, ingress, router in (
         (Family.IPV4, IPV4_HEALTH, IPV4_INGRESS, IPV4_ROUTER),
@@ -188,13 +196,13 @@ def _annotated(given: Mapping[str, str], found: ParsedNode) -> None:
         found.encryption_key = int(key)
 
 
-def _of(family: Family, text: str, faults: list[Fault]) -> list[IPAddress]:
+def _of(family: Family, text: str, faults: list[NodeFault]) -> list[IPAddress]:
     """The address, if the text is one of the family."""
     if not text:
         return []
     ip = parse_ip(text)
     if ip is None or Family.of(ip) is not family:
-        faults.append(Fault("error", f"BUG, invalid {family.text} annotation address in node", text))
+        faults.append(NodeFault("error", f"BUG, invalid {family.text} annotation address in node", text))
         return []
     return [ip]
 

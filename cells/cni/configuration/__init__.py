@@ -17,7 +17,7 @@ from anyio import to_thread
 from cells.base.barriers import ApiServed
 from cells.base.metrics import Collector, Family, one_of
 from cells.cni import CniServer, QueueLock
-from cells.cni.configuration.contents import CniConfigSettings, Contents, NoTargetError
+from cells.cni.configuration.contents import CniConfigSettings, ConfigurationContents, NoTargetError
 from cells.config import AgentConfig, ChainingMode
 from lifecycle import (
     Health,
@@ -115,7 +115,7 @@ class CniConfig:
         log: Logger,
     ) -> None:
         self._settings = settings
-        self._contents = Contents(settings, config.cni_socket, debug=config.debug)
+        self._contents = ConfigurationContents(settings, config.cni_socket, debug=config.debug)
         self._path = Path(settings.write_cni_conf_when_ready)
         self._queue = queue
         self._health = health

@@ -262,7 +262,7 @@ POD_ANNOTATIONS: Final = {"io.kubernetes.cri.pod-annotations": True}
 DEFAULT_SOCKET: Final = Path("/var/run/cilium/cni.sock")
 
 
-class Contents:
+class ConfigurationContents:
     """The file's contents, by the settings."""
 
     def __init__(self, settings: CniConfigSettings, socket: Path, *, debug: bool = False) -> None:

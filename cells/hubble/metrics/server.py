@@ -19,7 +19,7 @@ from cells.base.metrics import Family, Histogram, counter, histogram
 from cells.endpoint import Endpoint
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer
-from cells.observe.metrics import Address, listen
+from cells.observe.metrics import ListenAddress, listen
 from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
 from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table
 
@@ -48,7 +48,7 @@ class HubbleMetricsSettings(Settings, frozen=True):
         """Refuse an address and metrics that are none; raises ValueError with one line."""
         if self.hubble_metrics_server:
             try:
-                Address.parse(self.hubble_metrics_server)
+                ListenAddress.parse(self.hubble_metrics_server)
             except ValueError as error:
                 raise ValueError(f"hubble-metrics-server={self.hubble_metrics_server}: {error}") from None
         if self.hubble_metrics:
@@ -130,7 +130,7 @@ class HubbleMetrics:
     async def _start(self) -> None:
         from lifecycle.http import SCRAPED, HttpServer
 
-        address = Address.parse(self._settings.hubble_metrics_server)
+        address = ListenAddress.parse(self._settings.hubble_metrics_server)
         try:
             listener = listen(address)
         except OSError as error:

@@ -21,7 +21,7 @@ from anyio.abc import ByteStream, SocketStream, TaskGroup, UNIXSocketStream
 
 from cells.cluster.nodes.node import ClusterNode
 from cells.hubble.hubble import Hubble
-from cells.observe.metrics import Address
+from cells.observe.metrics import ListenAddress
 from lifecycle import Health, HiveError, Lifecycle, Logger, ReadTable, Settings
 from lifecycle.http import turns_of
 from lifecycle.process import Acceptor, listen
@@ -67,7 +67,7 @@ class HubbleServerSettings(Settings, frozen=True):
         if not self.hubble_listen_address:
             return
         try:
-            Address.parse(self.hubble_listen_address)
+            ListenAddress.parse(self.hubble_listen_address)
         except ValueError as error:
             raise ValueError(f"hubble-listen-address={self.hubble_listen_address}: {error}") from None
         if not self.hubble_disable_tls and not (self.hubble_tls_cert_file and self.hubble_tls_key_file):
@@ -77,9 +77,9 @@ class HubbleServerSettings(Settings, frozen=True):
             )
 
     @property
-    def address(self) -> Address | None:
+    def address(self) -> ListenAddress | None:
         """Where TCP is served; None when it is not."""
-        return Address.parse(self.hubble_listen_address) if self.hubble_listen_address else None
+        return ListenAddress.parse(self.hubble_listen_address) if self.hubble_listen_address else None
 
 
 class ServerCertificates:
@@ -192,7 +192,7 @@ class HubbleServer:
                 self._servers.clear()
                 tasks.cancel_scope.cancel()
 
-    def _bound(self, address: Address) -> socket.socket:
+    def _bound(self, address: ListenAddress) -> socket.socket:
         try:
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             if not address.host and socket.has_dualstack_ipv6():
@@ -294,4 +294,4 @@ async def _until_stopped(acceptor: Acceptor) -> None:
 
 def _text(listener: socket.socket) -> str:
     name = listener.getsockname()
-    return str(Address(*name[:2])) if isinstance(name, tuple) else str(name)
+    return str(ListenAddress(*name[:2])) if isinstance(name, tuple) else str(name)

@@ -50,7 +50,7 @@ class Bucket:
 RATE_BOUNDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
-class Call:
+class ClientCall:
     """One request under way."""
 
     def __init__(self, calls: Calls, path: str, method: str) -> None:
@@ -80,11 +80,11 @@ class Calls:
         """When a server last answered, in seconds of the monotonic clock."""
 
     @contextmanager
-    def timed(self, method: str, target: str, server: str, waited: float) -> Iterator[Call]:
+    def timed(self, method: str, target: str, server: str, waited: float) -> Iterator[ClientCall]:
         """Around one request; ``waited`` are the seconds it was held back."""
         path, host = normalised(target), urlsplit(server).netloc
         self.waited[path, method].observe(waited)
-        call = Call(self, path, method)
+        call = ClientCall(self, path, method)
         try:
             yield call
         finally:

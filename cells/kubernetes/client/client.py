@@ -28,7 +28,7 @@ from cells.kubernetes.client.errors import (
     api_error,
     status_error,
 )
-from cells.kubernetes.client.transport import Answer, Headers, Transport
+from cells.kubernetes.client.transport import Headers, StreamedResponse, Transport
 from cells.kubernetes.objects.kind import Kind, Object
 
 __all__ = ["Client", "WatchEvent", "events"]
@@ -281,7 +281,7 @@ class Client:
                 raise await self._refusal(answer)
             return await answer.body()
 
-    async def _refusal(self, answer: Answer) -> ApiError:
+    async def _refusal(self, answer: StreamedResponse) -> ApiError:
         error = api_error(answer.status, await answer.body(), answer.header(b"retry-after"))
         if error.code != 401 or not (expired := self._credentials.expired()):
             return error
@@ -291,7 +291,7 @@ class Client:
     @asynccontextmanager
     async def _sent(
         self, method: str, target: str, body: bytes | None, media: bytes, *, quiet: float
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[StreamedResponse]:
         waited = await self._bucket.take()
         headers: Headers = [
             (b"User-Agent", self._agent.encode()),
@@ -348,7 +348,7 @@ def _decoded(kind: Kind[T], body: bytes) -> T:
         raise MalformedError(f"{kind.qualified}: {error}") from error
 
 
-async def _blocks(answer: Answer) -> AsyncGenerator[bytes]:
+async def _blocks(answer: StreamedResponse) -> AsyncGenerator[bytes]:
     """The lines of a watch, those that came together as one; half a line waits for its end."""
     held = b""
     while part := await answer.part():

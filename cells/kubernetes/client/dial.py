@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 import anyio
 
 from cells.kubernetes.client.errors import UnreachableError
-from cells.kubernetes.client.http import Connection, Incoming, Stream, TcpStream, TlsStream
+from cells.kubernetes.client.http import HttpConnection, Incoming, Stream, TcpStream, TlsStream
 
-__all__ = ["Dialler", "Pool"]
+__all__ = ["ConnectionPool", "Dialler"]
 
 
 # Ways through a proxy to a server: a tunnel of HTTP, or SOCKS.
@@ -159,13 +159,13 @@ class Dialler:
             return server.encode(), lines + self._proxy.authorization
         return parts.path.encode(), lines
 
-    async def dial(self, server: str) -> Connection:
+    async def dial(self, server: str) -> HttpConnection:
         """To the server of a URL. Raises UnreachableError."""
         parts = urlsplit(server)
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         try:
             with anyio.fail_after(self._within):
-                return Connection(server, await self._stream(parts.scheme, host, port))
+                return HttpConnection(server, await self._stream(parts.scheme, host, port))
         except TimeoutError as error:
             raise UnreachableError(f"{host}:{port}: no connection within {self._within:g} s") from error
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
@@ -224,7 +224,7 @@ def _reason(error: BaseException) -> str:
 # Connections that are kept for the next request.
 
 
-class Pool:
+class ConnectionPool:
     """So many requests at once; the connection used last is used again first."""
 
     def __init__(self, dialler: Dialler, *, most: int, within: float, keep_alive: float) -> None:
@@ -234,11 +234,11 @@ class Pool:
         self._within = within
         self._keep_alive = keep_alive
         self._turns = anyio.Semaphore(most)
-        self._idle: dict[str, deque[Connection]] = defaultdict(deque)
-        self._used: set[Connection] = set()
+        self._idle: dict[str, deque[HttpConnection]] = defaultdict(deque)
+        self._used: set[HttpConnection] = set()
         self._closed = False
 
-    async def take(self, server: str) -> Connection:
+    async def take(self, server: str) -> HttpConnection:
         """A connection to the server, until it is given back. Raises UnreachableError."""
         try:
             self._turns.acquire_nowait()
@@ -259,7 +259,7 @@ class Pool:
         self._used.add(found)
         return found
 
-    async def give(self, connection: Connection) -> None:
+    async def give(self, connection: HttpConnection) -> None:
         """It is not used any more."""
         self._used.discard(connection)
         connection.answer.release()

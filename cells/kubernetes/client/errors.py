@@ -19,7 +19,7 @@ __all__ = [
     "KubernetesError",
     "MalformedError",
     "NotFoundError",
-    "Status",
+    "ServerStatus",
     "UnreachableError",
     "status_error",
 ]
@@ -64,7 +64,7 @@ class StatusMeta(msgspec.Struct, frozen=True, gc=False, rename={"continue_": "co
     continue_: str = ""
 
 
-class Status(msgspec.Struct, frozen=True, gc=False):
+class ServerStatus(msgspec.Struct, frozen=True, gc=False):
     """What a server says of a failure (metav1.Status)."""
 
     code: int = 0
@@ -77,7 +77,7 @@ class Status(msgspec.Struct, frozen=True, gc=False):
 class ApiError(KubernetesError):
     """A server refused: the HTTP status, the reason and the text of its Status."""
 
-    def __init__(self, status: Status, retry_after: float | None = None) -> None:
+    def __init__(self, status: ServerStatus, retry_after: float | None = None) -> None:
         super().__init__(f"{status.code} {status.reason or 'Error'}: {status.message}")
         self.status = status
         self.code = status.code
@@ -115,7 +115,7 @@ class ExpiredError(ApiError):
 
 
 _KINDS: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError, 410: ExpiredError}
-_DECODER = msgspec.json.Decoder(Status)
+_DECODER = msgspec.json.Decoder(ServerStatus)
 
 
 def api_error(code: int, body: bytes, retry_after: str = "") -> ApiError:
@@ -124,13 +124,13 @@ def api_error(code: int, body: bytes, retry_after: str = "") -> ApiError:
         status = decode(body, _DECODER)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = body[:200].decode("utf-8", "replace").strip()
-        status = Status(code=code, message=text or "no reason given")
+        status = ServerStatus(code=code, message=text or "no reason given")
     if not status.code:
         status = msgspec.structs.replace(status, code=code)
     return status_error(status, seconds(retry_after))
 
 
-def status_error(status: Status, retry_after: float | None = None) -> ApiError:
+def status_error(status: ServerStatus, retry_after: float | None = None) -> ApiError:
     """The error of a Status, such as a watch ends with."""
     return _KINDS.get(status.code, ApiError)(status, retry_after)
 

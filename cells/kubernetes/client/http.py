@@ -16,7 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from cells.kubernetes.client.errors import UnreachableError
 
-__all__ = ["Connection"]
+__all__ = ["HttpConnection"]
 
 
 # What has come of an answer, as llhttp understands it.
@@ -251,7 +251,7 @@ class TlsStream:
 # One connection to a server: a request, its answer, and the next one.
 
 
-class Connection:
+class HttpConnection:
     """Carries one request at a time."""
 
     def __init__(self, server: str, stream: Stream) -> None:

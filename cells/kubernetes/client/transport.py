@@ -18,8 +18,8 @@ from cells.kubernetes.client.credentials import Credentials
 from cells.kubernetes.client.errors import CredentialsError, UnreachableError
 
 if TYPE_CHECKING:
-    from cells.kubernetes.client.dial import Pool
-    from cells.kubernetes.client.http import Connection
+    from cells.kubernetes.client.dial import ConnectionPool
+    from cells.kubernetes.client.http import HttpConnection
 
 __all__ = ["Transport"]
 
@@ -90,10 +90,10 @@ MAX_CONNECTIONS: Final = 64
 """Watches take one each."""
 
 
-class Answer:
+class StreamedResponse:
     """An answer whose head is there; the body comes in parts."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self.status: int = connection.answer.status
 
@@ -125,7 +125,7 @@ class Transport:
         self._credentials = credentials
         self._connect = connect
         self._keep_alive = keep_alive
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
         self._stamps: tuple[object, ...] = ()
         self._current = 0
         self.reach = Reach()
@@ -144,7 +144,7 @@ class Transport:
     @asynccontextmanager
     async def send(
         self, method: str, target: str, headers: Headers, body: bytes | None, *, quiet: float | None
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[StreamedResponse]:
         """One request, and the head of its answer, whose parts may be ``quiet`` seconds apart.
 
         Raises UnreachableError, CredentialsError.
@@ -163,7 +163,7 @@ class Transport:
             except UnreachableError:
                 self.failed(server)
                 raise
-            yield Answer(connection)
+            yield StreamedResponse(connection)
         finally:
             await pool.give(connection)
 
@@ -173,11 +173,11 @@ class Transport:
         if pool is not None:
             await pool.aclose()
 
-    async def _connections(self) -> Pool:
+    async def _connections(self) -> ConnectionPool:
         stamps = self._credentials.stamps()
         if self._pool is not None and stamps == self._stamps:
             return self._pool
-        from cells.kubernetes.client.dial import Dialler, Pool
+        from cells.kubernetes.client.dial import ConnectionPool, Dialler
 
         context = await self._credentials.context() if self._secure else None
         stamps = self._credentials.stamps()
@@ -191,7 +191,9 @@ class Transport:
             within=self._connect,
             keep_alive=self._keep_alive,
         )
-        made = Pool(dialler, most=MAX_CONNECTIONS, within=self._connect, keep_alive=self._keep_alive)
+        made = ConnectionPool(
+            dialler, most=MAX_CONNECTIONS, within=self._connect, keep_alive=self._keep_alive
+        )
         old, self._pool = self._pool, made
         if old is not None:
             await old.aclose()

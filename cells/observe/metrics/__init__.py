@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTENT_TYPE",
-    "Address",
     "Exposition",
+    "ListenAddress",
     "Metrics",
+    "MetricsProgram",
     "MetricsServer",
     "MetricsSettings",
-    "Program",
     "cell",
     "exposition",
     "listen",
@@ -72,14 +72,14 @@ __all__ = [
 # Source: Cilium 1.17, prometheus-serve-addr and metrics.
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where to listen; without a host at every address of the node."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> ListenAddress:
         """``host:port``, ``:port`` or ``[v6]:port``, as Go writes it. Raises ValueError("expected ...")."""
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
@@ -107,20 +107,20 @@ class MetricsSettings(Settings, frozen=True):
         """Refuse what is no address; raises ValueError with one line."""
         if self.prometheus_serve_addr:
             try:
-                Address.parse(self.prometheus_serve_addr)
+                ListenAddress.parse(self.prometheus_serve_addr)
             except ValueError as error:
                 raise ValueError(f"prometheus-serve-addr={self.prometheus_serve_addr}: {error}") from None
 
     @property
-    def address(self) -> Address | None:
+    def address(self) -> ListenAddress | None:
         """Where to serve; None when metrics are not served."""
-        return Address.parse(self.prometheus_serve_addr) if self.prometheus_serve_addr else None
+        return ListenAddress.parse(self.prometheus_serve_addr) if self.prometheus_serve_addr else None
 
 
 # Who tells metrics, asked one after the other when someone wants to know.
 
 
-class Program(msgspec.Struct, frozen=True):
+class MetricsProgram(msgspec.Struct, frozen=True):
     """Whose process this is; the agent's where nobody says."""
 
     prefix: str = "cilium"
@@ -136,7 +136,7 @@ class Metrics:
     def __init__(
         self,
         settings: MetricsSettings,
-        program: Program | None = None,
+        program: MetricsProgram | None = None,
         *,
         health: HealthTree,
         jobs: JobMetrics,
@@ -150,7 +150,7 @@ class Metrics:
         async def process() -> Iterable[Family]:
             from cells.observe.metrics.own import process_families
 
-            return process_families((program or Program()).prefix)
+            return process_families((program or MetricsProgram()).prefix)
 
         async def framework() -> Iterable[Family]:
             from cells.observe.metrics.own import hive_families
@@ -317,7 +317,7 @@ class Exposition:
         return Response(200, text.encode(), CONTENT_TYPE)
 
 
-def listen(address: Address) -> socket.socket:
+def listen(address: ListenAddress) -> socket.socket:
     """A listening socket; without a host for both families, where the kernel has both. Raises OSError."""
     if address.host:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET

@@ -28,10 +28,10 @@ from cells.operator.lb_ipam.allocation import (
     LOAD_BALANCER_POOLS,
     Address,
     AddressPool,
-    AddressRange,
+    AllocationRequest,
     Grant,
     Plan,
-    Request,
+    PoolRange,
     address_pools,
     plan,
     request_of,
@@ -170,7 +170,7 @@ class LBIPAM:
         self._slept = True
         self._broken: dict[str, str] = {}
         self._clock = count()
-        self._age: dict[tuple[str, tuple[AddressRange, ...]], int] = {}
+        self._age: dict[tuple[str, tuple[PoolRange, ...]], int] = {}
         """When a pool came to have its ranges: those that have had them longest are used first."""
         self.pools: list[AddressPool] = []
         self.plan = Plan({}, {})
@@ -226,7 +226,7 @@ class LBIPAM:
             and served_by(service.labels, self._proxy)
         )
 
-    def _request(self, service: ClusterService) -> Request:
+    def _request(self, service: ClusterService) -> AllocationRequest:
         request = request_of(service, self._versions, proto_diff=self._proto_diff)
         uid, given = self._given.get(service.key, ("", ()))
         if uid != request.uid or self._slept:
@@ -253,7 +253,7 @@ MATCH: Final = "io.cilium.nodeipam/match-node-labels"
 FAMILIES: Final = {"IPv4": 4, "IPv6": 6}
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class EntryNode(msgspec.Struct, frozen=True, gc=False):
     """A node that traffic from outside may come by."""
 
     name: str
@@ -262,7 +262,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     internal: tuple[str, ...]
 
 
-def place_of(node: Node) -> Place | None:
+def place_of(node: Node) -> EntryNode | None:
     """The node as a place; None for one that is left out, or is going."""
     tainted = any(one.key == GOING for one in node.spec.taints or ())
     if node.terminating or EXCLUDED in node.labels or tainted:
@@ -271,7 +271,7 @@ def place_of(node: Node) -> Place | None:
     for one in node.status.addresses or ():
         if one.type in found and _version(one.address):
             found[one.type].append(one.address)
-    return Place(node.name, dict(node.labels), tuple(found["ExternalIP"]), tuple(found["InternalIP"]))
+    return EntryNode(node.name, dict(node.labels), tuple(found["ExternalIP"]), tuple(found["InternalIP"]))
 
 
 def ready_nodes(slices: Iterable[EndpointSlice]) -> set[str]:
@@ -285,7 +285,7 @@ def ready_nodes(slices: Iterable[EndpointSlice]) -> set[str]:
 
 
 def addresses_for(
-    service: ClusterService, places: Collection[Place], slices: Iterable[EndpointSlice]
+    service: ClusterService, places: Collection[EntryNode], slices: Iterable[EndpointSlice]
 ) -> tuple[str, ...]:
     """External addresses of its nodes, or else internal ones, in order. Raises ValueError.
 
@@ -339,7 +339,7 @@ class NodeIPAM:
         self._proxy = settings.k8s_service_proxy_name
         self._health = health.child("node-ipam")
         self._log = log
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, EntryNode] = {}
         self._wrong: dict[Key, str] = {}
         self.patches: Table[ServicePatch] = Table(
             "node-ipam-requests", key=lambda one: (one.namespace, one.name)

@@ -28,7 +28,7 @@ class PoolMeta(DatedMeta, frozen=True, gc=False):
     generation: int = 0
 
 
-class Block(_Part, frozen=True, gc=False):
+class PoolBlock(_Part, frozen=True, gc=False):
     """A network, or a range from ``start`` to ``stop``."""
 
     cidr: str = ""
@@ -39,7 +39,7 @@ class Block(_Part, frozen=True, gc=False):
 class PoolSpec(_Part, frozen=True, gc=False):
     """What a pool has, and for whom."""
 
-    blocks: tuple[Block, ...] | None = None
+    blocks: tuple[PoolBlock, ...] | None = None
     service_selector: Selector | None = None
     disabled: bool = False
     allow_first_last_ips: str = msgspec.field(name="allowFirstLastIPs", default="")
@@ -77,7 +77,7 @@ LOAD_BALANCER_POOLS: Final = Kind(
 Address = IPv4Address | IPv6Address
 
 
-class AddressRange(msgspec.Struct, frozen=True):
+class PoolRange(msgspec.Struct, frozen=True):
     """Addresses from the first to the last."""
 
     first: Address
@@ -93,7 +93,7 @@ class AddressRange(msgspec.Struct, frozen=True):
     def __contains__(self, address: Address) -> bool:
         return address.version == self.first.version and self.first <= address <= self.last  # type: ignore[operator]  # one version
 
-    def overlaps(self, other: AddressRange) -> bool:
+    def overlaps(self, other: PoolRange) -> bool:
         """Whether they have an address in common."""
         return other.first in self or self.first in other
 
@@ -113,7 +113,7 @@ class AddressPool(msgspec.Struct, frozen=True):
     """A pool that can be read."""
 
     name: str
-    ranges: tuple[AddressRange, ...]
+    ranges: tuple[PoolRange, ...]
     selector: Selector | None
     disabled: bool
     conflict: str = ""
@@ -129,29 +129,29 @@ class AddressPool(msgspec.Struct, frozen=True):
         """How many addresses it has."""
         return sum(one.size for one in self.ranges)
 
-    def range_of(self, address: Address) -> AddressRange | None:
+    def range_of(self, address: Address) -> PoolRange | None:
         """The range that an address is in."""
         return next((one for one in self.ranges if address in one), None)
 
 
-def ranges_of(pool: LoadBalancerPool) -> tuple[AddressRange, ...]:
+def ranges_of(pool: LoadBalancerPool) -> tuple[PoolRange, ...]:
     """The ranges of a pool. Raises ValueError, which says which block cannot be read."""
     reserve = pool.spec.allow_first_last_ips == "No"
     return tuple(_range(block, reserve=reserve) for block in pool.spec.blocks or ())
 
 
-def _range(block: Block, *, reserve: bool) -> AddressRange:
+def _range(block: PoolBlock, *, reserve: bool) -> PoolRange:
     if block.cidr:
         network = ip_network(block.cidr, strict=False)
         first, last = network.network_address, network.broadcast_address
         small = network.max_prefixlen - network.prefixlen < 2
-        return AddressRange(first, last, frozenset({first, last}) if reserve and not small else frozenset())
+        return PoolRange(first, last, frozenset({first, last}) if reserve and not small else frozenset())
     if not block.start:
         raise ValueError("block: expected cidr or start")
     first, last = ip_address(block.start), ip_address(block.stop or block.start)
     if first.version != last.version or int(first) > int(last):
         raise ValueError(f"block {first} - {last}: expected two addresses of one family, the lower one first")
-    return AddressRange(first, last)
+    return PoolRange(first, last)
 
 
 def address_pools(pools: Iterable[LoadBalancerPool]) -> tuple[list[AddressPool], dict[str, str]]:
@@ -169,7 +169,7 @@ def address_pools(pools: Iterable[LoadBalancerPool]) -> tuple[list[AddressPool],
     return found, broken
 
 
-def _conflicts(name: str, ranges: tuple[AddressRange, ...], older: list[AddressPool]) -> Iterator[str]:
+def _conflicts(name: str, ranges: tuple[PoolRange, ...], older: list[AddressPool]) -> Iterator[str]:
     known = [(one, pool.name) for pool in older for one in pool.ranges]
     for number, one in enumerate(ranges):
         pairs = [(one, other, of) for other, of in known] + [(own, one, name) for own in ranges[:number]]
@@ -192,7 +192,7 @@ NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace
 SATISFIED: Final = "cilium.io/IPAMRequestSatisfied"
 
 
-class Request(msgspec.Struct, frozen=True):
+class AllocationRequest(msgspec.Struct, frozen=True):
     """A service that addresses are given to."""
 
     key: Key
@@ -217,7 +217,9 @@ class Request(msgspec.Struct, frozen=True):
         return pool.selector is None or pool.selector.matches(self.labels)
 
 
-def request_of(service: ClusterService, versions: Collection[int], *, proto_diff: bool = True) -> Request:
+def request_of(
+    service: ClusterService, versions: Collection[int], *, proto_diff: bool = True
+) -> AllocationRequest:
     """What a service asks for, of the families that there are.
 
     Without ``proto_diff`` a port number is taken in every protocol, as agents serve it.
@@ -226,7 +228,7 @@ def request_of(service: ClusterService, versions: Collection[int], *, proto_diff
     ports = ((one.port, one.protocol or "TCP") for one in spec.ports or ())
     families = {"IPv4": 4, "IPv6": 6}
     asked = {families[one] for one in spec.ip_families or ("IPv4",) if one in families}
-    return Request(
+    return AllocationRequest(
         key=service.key,
         uid=service.metadata.uid,
         labels={**service.labels, NAME: service.name, NAMESPACE: service.namespace},
@@ -241,7 +243,7 @@ def request_of(service: ClusterService, versions: Collection[int], *, proto_diff
     )
 
 
-def incompatible(one: Request, other: Request) -> str:
+def incompatible(one: AllocationRequest, other: AllocationRequest) -> str:
     """Why two services cannot have one address; nothing when they can. No key, no sharing."""
     if not one.sharing or one.sharing != other.sharing:
         return "different sharing key"
@@ -256,7 +258,7 @@ def incompatible(one: Request, other: Request) -> str:
     return ""
 
 
-def _lets_in(one: Request, other: Request) -> bool:
+def _lets_in(one: AllocationRequest, other: AllocationRequest) -> bool:
     return "*" in one.across or other.key[0] in one.across
 
 
@@ -311,14 +313,14 @@ class _Allocation:
 
     def __init__(self, pools: Sequence[AddressPool]) -> None:
         self.pools = pools
-        self.holders: dict[Address, list[Request]] = {}
+        self.holders: dict[Address, list[AllocationRequest]] = {}
         self.held: dict[Key, list[Address]] = {}
 
-    def give(self, request: Request, address: Address) -> None:
+    def give(self, request: AllocationRequest, address: Address) -> None:
         self.holders.setdefault(address, []).append(request)
         self.held.setdefault(request.key, []).append(address)
 
-    def obstacle(self, request: Request, address: Address) -> tuple[str, str] | None:
+    def obstacle(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
         """Why a service cannot have an address that others have; None when it can."""
         for other in self.holders.get(address, ()):
             if why := incompatible(request, other):
@@ -330,7 +332,7 @@ class _Allocation:
                 )
         return None
 
-    def keeps(self, request: Request, address: Address) -> bool:
+    def keeps(self, request: AllocationRequest, address: Address) -> bool:
         """Whether what a service has is still right: for it, in a pool for it, and nobody else's."""
         if address.version not in request.versions or (request.wanted and address not in request.wanted):
             return False
@@ -342,7 +344,7 @@ class _Allocation:
         )
         return inside and self.obstacle(request, address) is None
 
-    def request(self, request: Request, address: Address) -> tuple[str, str] | None:
+    def request(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
         """Give an address that is asked for; else why not."""
         for pool in self.pools:
             found = pool.range_of(address)
@@ -354,7 +356,7 @@ class _Allocation:
             return None
         return "no_pool", f"No pool exists with a CIDR containing '{address}'"
 
-    def any(self, request: Request, version: int) -> tuple[str, str] | None:
+    def any(self, request: AllocationRequest, version: int) -> tuple[str, str] | None:
         """Give an address of a family: one that it may share, else the lowest that is free; else why not."""
         pools = [
             pool
@@ -381,7 +383,7 @@ class _Allocation:
                     return None
         return "out_of_ips", EXHAUSTED
 
-    def serve(self, request: Request) -> tuple[str, str] | None:
+    def serve(self, request: AllocationRequest) -> tuple[str, str] | None:
         """Give what is missing; what went wrong last."""
         wrong: tuple[str, str] | None = None
         held = self.held.get(request.key, [])
@@ -396,7 +398,7 @@ class _Allocation:
         return wrong
 
 
-def plan(pools: Sequence[AddressPool], requests: Sequence[Request]) -> Plan:
+def plan(pools: Sequence[AddressPool], requests: Sequence[AllocationRequest]) -> Plan:
     """The addresses of all services; of those that want the same, the first in the sequence gets it."""
     allocation = _Allocation(pools)
     for request in requests:

@@ -13,7 +13,15 @@ from typing import Final
 
 from cells.kubernetes.objects.cilium_node import AllocatedPool, CiliumNode
 from cells.kubernetes.objects.cilium_pools import CiliumPodIPPool
-from cells.operator.pod_cidrs import Network, NodePatch, PoolError, Pools, PoolsPatch, parsed, reported_ranges
+from cells.operator.pod_cidrs import (
+    CidrPools,
+    Network,
+    NodePatch,
+    PoolError,
+    PoolsPatch,
+    parsed,
+    reported_ranges,
+)
 
 # Networks that nodes hold: none overlaps another.
 
@@ -97,7 +105,7 @@ class _Divided:
         return first, first + (1 << self._shift) - 1
 
 
-class Pool:
+class PodPool:
     """The networks of a pool, of both families. Raises PoolError for one that cannot be."""
 
     def __init__(self, row: CiliumPodIPPool) -> None:
@@ -117,7 +125,7 @@ class Pool:
         for version, (mask, cidrs) in asked.items():
             if self._masks.get(version, mask) != mask:
                 raise PoolError(f'cannot change IPv{version} mask size in existing pool "{self.name}"')
-            Pools(version, cidrs, mask)  # refuses what overlaps or is too wide
+            CidrPools(version, cidrs, mask)  # refuses what overlaps or is too wide
             before = {one.network: one for one in self._networks[version]}
             networks = map(parsed, cidrs)
             fresh[version] = [before.get(network) or _Divided(network, mask) for network in networks]
@@ -164,7 +172,7 @@ class PoolLedger:
     """Adopts what nodes hold before it gives out anything; never gives an address twice."""
 
     def __init__(self) -> None:
-        self.pools: dict[str, Pool] = {}
+        self.pools: dict[str, PodPool] = {}
         self.faults: dict[str, str] = {}
         """Pools that cannot be as they are defined, and why."""
         self._held = HeldNetworks()
@@ -193,7 +201,7 @@ class PoolLedger:
                 if name in self.pools:
                     self.pools[name].follow(row)
                 else:
-                    self.pools[name] = Pool(row)
+                    self.pools[name] = PodPool(row)
             except PoolError as error:
                 self.faults[name] = str(error)
         return self._serve(self._waiting())

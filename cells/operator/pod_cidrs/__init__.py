@@ -22,11 +22,11 @@ from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import ClusterObjects
 from cells.operator.options import OperatorOptions
 from cells.operator.pod_cidrs.ledger import (
+    CidrPools,
     Ledger,
     Network,
     NodePatch,
     PoolError,
-    Pools,
     PoolsPatch,
     parsed,
     reported_ranges,
@@ -51,13 +51,13 @@ from lifecycle import (
 
 __all__ = [
     "AGAIN",
+    "CidrPools",
     "Network",
     "NodePatch",
     "NodeWriter",
     "PodCIDRSettings",
     "PodCIDRs",
     "PoolError",
-    "Pools",
     "PoolsPatch",
     "cell",
     "parsed",
@@ -93,7 +93,7 @@ class PodCIDRSettings(Settings, frozen=True):
             (6, self.cluster_pool_ipv6_cidr, self.cluster_pool_ipv6_mask_size),
         ):
             try:
-                Pools(version, cidrs, mask)
+                CidrPools(version, cidrs, mask)
             except PoolError as error:
                 yield f"cluster-pool-ipv{version}-cidr: unable to initialize IPv{version} allocator: {error}"
 
@@ -162,7 +162,7 @@ class PodCIDRs:
             self._log.debug("node has its ranges", node=patch.name, cidrs=patch.cidrs)
 
 
-def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> Pools:
+def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> CidrPools:
     """The pools of a family. Raises HiveError, in Cilium's words."""
     name = f"cluster-pool-ipv{version}-cidr"
     if enabled and not cidrs:
@@ -170,7 +170,7 @@ def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> Poo
     if cidrs and not enabled:
         raise HiveError(f"{name} must not be set if IPv{version} is disabled")
     try:
-        return Pools(version, cidrs, mask)
+        return CidrPools(version, cidrs, mask)
     except PoolError as error:
         raise HiveError(f"unable to initialize IPv{version} allocator: {error}") from error
 

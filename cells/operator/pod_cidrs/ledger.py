@@ -88,7 +88,7 @@ class CIDRPool:
         return range(first, last + 1)
 
 
-class Pools:
+class CidrPools:
     """The pools of one family, in their order."""
 
     def __init__(self, version: int, cidrs: Sequence[str], mask: int) -> None:
@@ -184,7 +184,7 @@ class NodePatch(msgspec.Struct, frozen=True, gc=False):
 class Ledger:
     """Adopts what nodes hold before it gives out anything; never gives a range twice."""
 
-    def __init__(self, ipv4: Pools, ipv6: Pools) -> None:
+    def __init__(self, ipv4: CidrPools, ipv6: CidrPools) -> None:
         self._pools = {4: ipv4, 6: ipv6}
         self._held: dict[str, list[Network]] = {}
         self._nodes: dict[str, CiliumNode] = {}

@@ -15,19 +15,26 @@ import msgspec
 from cells.policy.compute import STEP, Entry, Key, PolicyConflictError, Steps, finish
 from cells.policy.compute.endpoint_policy import BY_ITSELF, DirectionPolicy, Filter, Proxies, filters_in_steps
 from cells.policy.compute.map_state import ANYBODY, Entries
-from cells.policy.compute.repository import Changed, Repository
+from cells.policy.compute.repository import Repository, RulesChanged
 from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
 from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction
 from cells.policy.selectors import ALL, PeerSelector
 
-__all__ = ["DIRECTIONS", "ChangedEntries", "ComputedPolicies", "Difference", "NamedPort", "PolicyKey"]
+__all__ = [
+    "DIRECTIONS",
+    "ChangedEntries",
+    "ComputedPolicies",
+    "Difference",
+    "NamedPodPort",
+    "SharedPolicyKey",
+]
 
 
 DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
 
 
-class NamedPort(NamedTuple):
+class NamedPodPort(NamedTuple):
     """A container's port by name."""
 
     name: str
@@ -35,11 +42,11 @@ class NamedPort(NamedTuple):
     port: int
 
 
-class PolicyKey(NamedTuple):
+class SharedPolicyKey(NamedTuple):
     """What decides a policy: endpoints with equal keys share one."""
 
     identity: int
-    named_ports: frozenset[NamedPort] = frozenset()
+    named_ports: frozenset[NamedPodPort] = frozenset()
 
 
 ChangedEntries = dict[Key, Entry | None]
@@ -53,7 +60,7 @@ class Difference(msgspec.Struct, frozen=True):
     ``error`` says why the endpoints keep the policy they had.
     """
 
-    key: PolicyKey
+    key: SharedPolicyKey
     endpoints: frozenset[int]
     entries: Mapping[Direction, ChangedEntries]
     enforced: Mapping[Direction, bool]
@@ -66,7 +73,7 @@ class _Shared:
 
     __slots__ = ("directions", "endpoints", "enforced", "entries", "error", "key", "revision")
 
-    def __init__(self, key: PolicyKey) -> None:
+    def __init__(self, key: SharedPolicyKey) -> None:
         self.key = key
         self.endpoints: set[int] = set()
         self.directions: dict[Direction, DirectionPolicy] = {}
@@ -108,13 +115,13 @@ class ComputedPolicies:
         repository: Repository,
         cache: SelectorCache,
         proxies: Proxies,
-        cluster_ports: Iterable[NamedPort] = (),
+        cluster_ports: Iterable[NamedPodPort] = (),
     ) -> None:
         self._repository = repository
         self._cache = cache
         self._proxies = proxies
         self._cluster_ports = frozenset(cluster_ports)
-        self._shared: dict[PolicyKey, _Shared] = {}
+        self._shared: dict[SharedPolicyKey, _Shared] = {}
         self._of_endpoint: dict[int, _Shared] = {}
         self._using: dict[PeerSelector, set[tuple[_Shared, Direction]]] = {}
         """Who has entries by identity for those of a selector; that for everybody has none."""
@@ -139,7 +146,7 @@ class ComputedPolicies:
         """The revision of the rules that an endpoint's policy was computed from."""
         return self._of_endpoint[endpoint].revision
 
-    def key(self, endpoint: int) -> PolicyKey | None:
+    def key(self, endpoint: int) -> SharedPolicyKey | None:
         """Which policy an endpoint has, None for an unknown one."""
         shared = self._of_endpoint.get(endpoint)
         return shared.key if shared is not None else None
@@ -167,7 +174,7 @@ class ComputedPolicies:
         shared = self._of_endpoint.get(endpoint)
         return shared.directions.get(direction) if shared is not None else None
 
-    def of_key(self, key: PolicyKey, direction: Direction) -> DirectionPolicy | None:
+    def of_key(self, key: SharedPolicyKey, direction: Direction) -> DirectionPolicy | None:
         """A direction of a policy, None for one that no endpoint has."""
         shared = self._shared.get(key)
         return shared.directions.get(direction) if shared is not None else None
@@ -177,11 +184,11 @@ class ComputedPolicies:
         shared = self._of_endpoint.get(endpoint)
         return shared.entries[direction] if shared is not None else {}
 
-    def is_used(self, key: PolicyKey) -> bool:
+    def is_used(self, key: SharedPolicyKey) -> bool:
         """Whether some endpoint has the policy."""
         return key in self._shared
 
-    def upsert_endpoint(self, endpoint: int, key: PolicyKey) -> Difference:
+    def upsert_endpoint(self, endpoint: int, key: SharedPolicyKey) -> Difference:
         """Give an endpoint the policy of its identity; what changed against the one it had.
 
         The identity must be known to the selector cache.
@@ -195,11 +202,11 @@ class ComputedPolicies:
                 changed[where[0]][where[1]] = after.get(where)
         return Difference(key, frozenset([endpoint]), changed, shared.enforced, shared.revision, shared.error)
 
-    def assign(self, endpoint: int, key: PolicyKey) -> None:
+    def assign(self, endpoint: int, key: SharedPolicyKey) -> None:
         """As upsert_endpoint(), for who need not know what changed: a pod more costs nothing by the entry."""
         self._assign(endpoint, key)
 
-    def _assign(self, endpoint: int, key: PolicyKey) -> _Shared:
+    def _assign(self, endpoint: int, key: SharedPolicyKey) -> _Shared:
         self.delete_endpoint(endpoint)
         shared = self._shared.get(key)
         if shared is None:
@@ -236,11 +243,11 @@ class ComputedPolicies:
         """Forget an identity: the entries that go."""
         return list(self._follow(self._cache.remove_identity(identity)))
 
-    def follow_rules(self, changed: Changed) -> list[Difference]:
+    def follow_rules(self, changed: RulesChanged) -> list[Difference]:
         """Compute anew the policies that a change of rules concerns; every policy gets its revision."""
         return [one for one in self.following(changed) if one is not None]
 
-    def following(self, changed: Changed) -> Iterator[Difference | None]:
+    def following(self, changed: RulesChanged) -> Iterator[Difference | None]:
         """What follow_rules() does, in steps. Rules and identities may change meanwhile.
 
         A difference is to be taken in before the next step: later ones build on it.
@@ -250,7 +257,7 @@ class ComputedPolicies:
             if shared.endpoints and self._concerned(shared, changed):
                 yield (yield from self._recomputing(shared))
 
-    def follow_ports(self, cluster_ports: Iterable[NamedPort]) -> list[Difference]:
+    def follow_ports(self, cluster_ports: Iterable[NamedPodPort]) -> list[Difference]:
         """The named ports of the cluster's pods are these now: compute anew what refers to ports by name."""
         ports = frozenset(cluster_ports)
         if ports == self._cluster_ports:
@@ -266,7 +273,7 @@ class ComputedPolicies:
         self._alike.clear()
         return [self._recompute(shared) for shared in list(self._shared.values())]
 
-    def _concerned(self, shared: _Shared, changed: Changed) -> bool:
+    def _concerned(self, shared: _Shared, changed: RulesChanged) -> bool:
         if shared.error or changed.concerns(self._labels(shared)):
             return True
         shared.revision = changed.revision

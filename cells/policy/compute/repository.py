@@ -14,12 +14,12 @@ import msgspec
 
 from cells.policy.compute.endpoint_policy import Filter, filters_of
 from cells.policy.labels import FQDNSelector, LabelSet, Prefix
-from cells.policy.rules import Direction, PeerRule, PolicyError, PolicyOptions, Rule, Source
+from cells.policy.rules import Direction, PeerRule, PolicyError, PolicyOptions, Rule, RuleSource
 from cells.policy.rules.peers import World
 from cells.policy.rules.translate import translate
 from cells.policy.selectors import ALL, IndexKey
 
-__all__ = ["Changed", "Repository", "Resolved"]
+__all__ = ["Repository", "Resolved", "RulesChanged"]
 
 
 FIRST_REVISION = 1
@@ -39,7 +39,7 @@ class Speaking(NamedTuple):
     rules: tuple[Rule, ...]
 
 
-class Changed(NamedTuple):
+class RulesChanged(NamedTuple):
     """A change of the rules: the revision it made, and the rules that went or came."""
 
     revision: int
@@ -50,7 +50,7 @@ class Changed(NamedTuple):
         return any(rule.subject.matches(labels) for rule in self.rules)
 
     @classmethod
-    def all_of(cls, changes: Iterable[Changed]) -> Changed:
+    def all_of(cls, changes: Iterable[RulesChanged]) -> RulesChanged:
         """Several changes as one, at the last one's revision. There is at least one."""
         several = list(changes)
         return cls(several[-1].revision, tuple(rule for one in several for rule in one.rules))
@@ -61,10 +61,10 @@ class Repository:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._objects: dict[Source, Mapping[str, Any]] = {}
-        self._rules: dict[Source, list[Rule]] = {}
-        self._by_key: dict[IndexKey | None, dict[Source, None]] = {}
-        self._order: dict[Source, int] = {}
+        self._objects: dict[RuleSource, Mapping[str, Any]] = {}
+        self._rules: dict[RuleSource, list[Rule]] = {}
+        self._by_key: dict[IndexKey | None, dict[RuleSource, None]] = {}
+        self._order: dict[RuleSource, int] = {}
         self._names: Counter[FQDNSelector] = Counter()
         """How many entries of rules have each selector of names."""
         self.revision = FIRST_REVISION
@@ -89,7 +89,7 @@ class Repository:
         """The selectors of names that rules have."""
         return self._names.keys()
 
-    def apply(self, object_: Mapping[str, Any]) -> Changed:
+    def apply(self, object_: Mapping[str, Any]) -> RulesChanged:
         """Put an object in force in place of the one of its name.
 
         Raises PolicyError; then what the name said before stays in force.
@@ -99,14 +99,14 @@ class Repository:
         self._objects[source] = object_
         return self._replace(source, rules)
 
-    def delete(self, source: Source) -> Changed:
+    def delete(self, source: RuleSource) -> RulesChanged:
         """Take an object's rules out of force; the revision does not change if there were none."""
         if source not in self._rules:
-            return Changed(self.revision, ())
+            return RulesChanged(self.revision, ())
         del self._objects[source]
         return self._replace(source, [])
 
-    def _replace(self, source: Source, rules: list[Rule]) -> Changed:
+    def _replace(self, source: RuleSource, rules: list[Rule]) -> RulesChanged:
         held = self._rules.get(source, [])
         for rule in held:
             for key in rule.subject.index_keys() or (None,):
@@ -126,7 +126,7 @@ class Repository:
             if not self._names[name]:
                 del self._names[name]
         self.revision += 1
-        return Changed(self.revision, (*held, *rules))
+        return RulesChanged(self.revision, (*held, *rules))
 
     def is_equivalent(self, world: World) -> bool:
         """Whether rules that name services mean the same with this world as with the one they follow."""
@@ -139,13 +139,13 @@ class Repository:
         except PolicyError:
             return False
 
-    def follow(self, world: World) -> tuple[Changed, dict[Source, PolicyError]]:
+    def follow(self, world: World) -> tuple[RulesChanged, dict[RuleSource, PolicyError]]:
         """Translate anew what depends on CIDR groups or services; the objects that cannot be, with why.
 
         Those keep what they said before.
         """
         self._world = world
-        failed: dict[Source, PolicyError] = {}
+        failed: dict[RuleSource, PolicyError] = {}
         changed: list[Rule] = []
         for source in self.followers():
             try:
@@ -154,19 +154,19 @@ class Repository:
                 failed[source] = error
             else:
                 changed += self._replace(source, new).rules
-        return Changed(self.revision, tuple(changed)), failed
+        return RulesChanged(self.revision, tuple(changed)), failed
 
-    def use(self, options: PolicyOptions) -> Changed:
+    def use(self, options: PolicyOptions) -> RulesChanged:
         """Go by other options from now on: every policy may change. Objects are not translated anew."""
         self._world = msgspec.structs.replace(self._world, options=options)
         self.revision += 1
-        return Changed(self.revision, tuple(self.rules))
+        return RulesChanged(self.revision, tuple(self.rules))
 
-    def sources(self) -> Iterable[Source]:
+    def sources(self) -> Iterable[RuleSource]:
         """The objects whose rules are in force."""
         return self._rules.keys()
 
-    def followers(self) -> list[Source]:
+    def followers(self) -> list[RuleSource]:
         """The objects whose rules follow CIDR groups or services."""
         return [
             source
@@ -174,11 +174,11 @@ class Repository:
             if any(rule.groups or rule.uses_services for rule in rules)
         ]
 
-    def object_of(self, source: Source) -> Mapping[str, Any]:
+    def object_of(self, source: RuleSource) -> Mapping[str, Any]:
         """The object that is in force by this name."""
         return self._objects[source]
 
-    def rules_of(self, source: Source) -> list[Rule]:
+    def rules_of(self, source: RuleSource) -> list[Rule]:
         """Its rules; none where it is not in force."""
         return self._rules.get(source, [])
 
@@ -231,7 +231,7 @@ def _allow_all(direction: Direction) -> Rule:
     """Keeps a direction open whose rules do not deny by default, so that their proxies still serve."""
     entry = (PeerRule(path="", peers=(ALL,), ports=None),)
     return Rule(
-        source=Source("", "", f"allow-any-{direction}"),
+        source=RuleSource("", "", f"allow-any-{direction}"),
         subject=ALL,
         selects_nodes=False,
         ingress=entry if direction == "ingress" else (),

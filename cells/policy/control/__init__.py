@@ -19,7 +19,7 @@ from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from cells.policy import Localhost, PolicySettings
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.http_redirects import (
     DNSProxyPort,
@@ -54,9 +54,9 @@ from cells.policy.explain import (
     explained,
 )
 from cells.policy.explain.directory import (
-    Asked,
-    Frontend,
+    RequestedPort,
     Served,
+    ServedPort,
     headless,
     parse_asked,
     refusal,
@@ -72,14 +72,12 @@ from lifecycle import Member, config, group, invoke, module, provide, provide_pr
 
 __all__ = [
     "PROTOCOLS",
-    "Asked",
     "DNSProxyPort",
     "Direction",
     "DirectionPolicy",
     "End",
     "Explained",
     "ExplainedDirection",
-    "Frontend",
     "HTTPProxyPorts",
     "HTTPProxyState",
     "HTTPRedirect",
@@ -88,16 +86,18 @@ __all__ = [
     "NameFilter",
     "NameRules",
     "NamedAddresses",
-    "NamedPort",
+    "NamedPodPort",
     "NearRule",
     "PolicyObject",
     "PolicyRuleSettings",
     "PolicyView",
     "PolicyWatch",
     "PortUse",
+    "RequestedPort",
     "RulePolicy",
     "SelectorUse",
     "Served",
+    "ServedPort",
     "Target",
     "UnanswerableError",
     "Way",

@@ -25,16 +25,16 @@ from cells.policy.compute.policies import (
     ChangedEntries,
     ComputedPolicies,
     Difference,
-    NamedPort,
-    PolicyKey,
+    NamedPodPort,
+    SharedPolicyKey,
 )
-from cells.policy.compute.repository import Changed, Repository
+from cells.policy.compute.repository import Repository, RulesChanged
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.control.http_redirects import NO_PROXY, DNSProxyPort, HTTPProxyState, HTTPRedirects
 from cells.policy.control.objects import PodPorts
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, NodePolicy, PodKey
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source, Unenforced
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
 from cells.policy.rules.peers import Services, World
 from lifecycle import HiveError
 
@@ -71,7 +71,7 @@ class RulePolicy:
         self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, self._redirect)
-        self._entries: dict[PolicyKey, PolicyEntryMap] = {}
+        self._entries: dict[SharedPolicyKey, PolicyEntryMap] = {}
         self._alike: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = {}, EntryChanges({}, ())
         """How a policy changed last, and what that is in any map: nothing that a proxy of its own reads."""
         self._mode = node.revision
@@ -105,7 +105,7 @@ class RulePolicy:
             return HTTPProxyState(runs=False, message=NO_PROXY)
         return self._requests.proxy
 
-    def reads_requests(self, source: Source) -> bool:
+    def reads_requests(self, source: RuleSource) -> bool:
         """Whether rules in force of the object speak of requests of HTTP."""
         return any(
             ports.above is not None and ports.above.rules is not None and ports.above.rules.http
@@ -129,16 +129,16 @@ class RulePolicy:
             for difference in self._computed.add_identity(identity, LabelSet.of(tuple(labels))):
                 self._keep(difference)
         self._pods[endpoint_id] = pod
-        self._assign(endpoint_id, PolicyKey(identity, self._named_ports(pod)))
+        self._assign(endpoint_id, SharedPolicyKey(identity, self._named_ports(pod)))
         error = self._computed.error(endpoint_id)
         if error:
             raise HiveError(f"the policy of endpoint {endpoint_id} stays as it was: {error}")
         return self._row(endpoint_id)
 
-    def _named_ports(self, pod: PodKey) -> frozenset[NamedPort]:
+    def _named_ports(self, pod: PodKey) -> frozenset[NamedPodPort]:
         return self._ports.of(pod) if self._ports is not None and pod != NO_POD else frozenset()
 
-    def _assign(self, endpoint_id: int, key: PolicyKey) -> bool:
+    def _assign(self, endpoint_id: int, key: SharedPolicyKey) -> bool:
         """Give an endpoint the policy of this key; whether it had another."""
         before = self._computed.key(endpoint_id)
         if before == key:
@@ -160,7 +160,7 @@ class RulePolicy:
                 rows.append(self._row(endpoint_id))
         return rows
 
-    def follow_ports(self, ports: Iterable[NamedPort]) -> list[EndpointPolicy]:
+    def follow_ports(self, ports: Iterable[NamedPodPort]) -> list[EndpointPolicy]:
         """The cluster's pods name these ports now: the policies that change by it."""
         rows: dict[int, EndpointPolicy] = {}
         self._collect(self._computed.follow_ports(ports), rows)
@@ -173,7 +173,7 @@ class RulePolicy:
         self._computed.delete_endpoint(endpoint_id)
         self._drop_unused(key)
 
-    def _drop_unused(self, key: PolicyKey | None) -> None:
+    def _drop_unused(self, key: SharedPolicyKey | None) -> None:
         """Forget the map entries of a policy that no endpoint has any more."""
         if key is not None and not self._computed.is_used(key):
             self._entries.pop(key, None)
@@ -184,37 +184,37 @@ class RulePolicy:
         """Put a policy object in force. Raises PolicyError; then what its name said before stays."""
         return self._follow(self._repository.apply(object_))
 
-    def put(self, object_: Mapping[str, Any]) -> Changed:
+    def put(self, object_: Mapping[str, Any]) -> RulesChanged:
         """The same, but the policies that follow are computed by follow(), for many objects at once."""
         return self._repository.apply(object_)
 
-    def following_sources(self) -> list[Source]:
+    def following_sources(self) -> list[RuleSource]:
         """The objects whose rules name CIDR groups or services."""
         return self._repository.followers()
 
-    def unenforced(self, source: Source) -> list[Unenforced]:
+    def unenforced(self, source: RuleSource) -> list[Unenforced]:
         """What of the object is not in force as it is written."""
         return [one for rule in self._repository.rules_of(source) for one in rule.unenforced]
 
-    def delete(self, source: Source) -> list[EndpointPolicy]:
+    def delete(self, source: RuleSource) -> list[EndpointPolicy]:
         """Take an object out of force."""
         return self._follow(self._repository.delete(source))
 
-    def remove(self, source: Source) -> Changed:
+    def remove(self, source: RuleSource) -> RulesChanged:
         """The same, but the policies that follow are computed by follow()."""
         return self._repository.delete(source)
 
-    async def follow(self, changes: Sequence[Changed]) -> list[EndpointPolicy]:
+    async def follow(self, changes: Sequence[RulesChanged]) -> list[EndpointPolicy]:
         """The rows of all endpoints after these changes, computed with turns of the loop in between."""
         if not changes:
             return []
-        async for difference in in_slices(self._computed.following(Changed.all_of(changes))):
+        async for difference in in_slices(self._computed.following(RulesChanged.all_of(changes))):
             self._collect([difference], {})
         return self._rows()
 
     def set_group(
         self, name: str, prefixes: tuple[Prefix, ...] | None
-    ) -> tuple[list[EndpointPolicy], dict[Source, PolicyError]]:
+    ) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:
         """A CIDR group is these prefixes now, or is gone; and the objects that cannot follow, with why."""
         if prefixes is None:
             self._groups.pop(name, None)
@@ -223,7 +223,7 @@ class RulePolicy:
         changed, failed = self._repository.follow(self._world())
         return self._follow(changed), failed
 
-    def follow_services(self) -> tuple[list[EndpointPolicy], dict[Source, PolicyError]]:
+    def follow_services(self) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:
         """Services or their backends have changed; and the objects that cannot follow, with why."""
         world = self._world()
         if self._repository.is_equivalent(world):
@@ -250,7 +250,7 @@ class RulePolicy:
             self._collect(self._computed.remove_identity(number), rows)
         return list(rows.values())
 
-    def _follow(self, changed: Changed) -> list[EndpointPolicy]:
+    def _follow(self, changed: RulesChanged) -> list[EndpointPolicy]:
         """The rows of all endpoints: those whose entries stay have the new revision all the same."""
         self._collect(self._computed.follow_rules(changed), {})
         return self._rows()
@@ -319,13 +319,13 @@ class RulePolicy:
             self._alike = difference.entries, changes
         return changes
 
-    def _map_entry(self, key: PolicyKey, direction: Direction, entry: Entry) -> PolicyEntry:
+    def _map_entry(self, key: SharedPolicyKey, direction: Direction, entry: Entry) -> PolicyEntry:
         if self._requests is not None and entry.redirect is not None:
             entry = self._requests.with_port(key, self._cache.identities[key.identity], direction, entry)
         return map_entry(entry)
 
     def _follow_requests(
-        self, key: PolicyKey, changed: Iterable[tuple[Direction, Key, Entry | None]]
+        self, key: SharedPolicyKey, changed: Iterable[tuple[Direction, Key, Entry | None]]
     ) -> None:
         if self._requests is not None:
             policies = {one: self._computed.of_key(key, one) for one in DIRECTIONS}

@@ -14,7 +14,7 @@ import msgspec
 
 from cells.policy.compute import Entry, FilterPeer, Key, Redirect
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.compute.policies import PolicyKey
+from cells.policy.compute.policies import SharedPolicyKey
 from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction
 from cells.policy.rules.schema import HTTPRule
@@ -95,8 +95,8 @@ class HTTPRedirects:
         self._table = table
         self._ports = ports
         self._proxies = proxies
-        self._used: dict[PolicyKey, dict[tuple[Direction, Key], frozenset[FilterPeer]]] = {}
-        self._rows: dict[PolicyKey, set[str]] = {}
+        self._used: dict[SharedPolicyKey, dict[tuple[Direction, Key], frozenset[FilterPeer]]] = {}
+        self._rows: dict[SharedPolicyKey, set[str]] = {}
 
     @property
     def proxy(self) -> HTTPProxyState:
@@ -110,7 +110,7 @@ class HTTPRedirects:
         """The proxy of a direction, whose port follows."""
         return Redirect(0, 0, f"cilium-http-{direction}", frozenset())
 
-    def with_port(self, key: PolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
+    def with_port(self, key: SharedPolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
         """The entry with the port of its redirect. It denies where there is no proxy, or no port left."""
         redirect = entry.redirect
         if redirect is None or redirect.filter_peers is None:
@@ -122,7 +122,7 @@ class HTTPRedirects:
 
     def follow(
         self,
-        key: PolicyKey,
+        key: SharedPolicyKey,
         labels: LabelSet,
         directions: Mapping[Direction, DirectionPolicy | None],
         changed: Iterable[tuple[Direction, Key, Entry | None]],
@@ -158,11 +158,11 @@ class HTTPRedirects:
                 if port and rows.get(name) != row:
                     rows.put(row)
 
-    def serves(self, key: PolicyKey) -> bool:
+    def serves(self, key: SharedPolicyKey) -> bool:
         """Whether a proxy reads what some entries of the policy let through."""
         return key in self._used or key in self._rows
 
-    def forget(self, key: PolicyKey) -> None:
+    def forget(self, key: SharedPolicyKey) -> None:
         """No endpoint has the policy any more."""
         self._used.pop(key, None)
         names = self._rows.pop(key, ())
@@ -173,13 +173,13 @@ class HTTPRedirects:
 
     @staticmethod
     def _names(
-        key: PolicyKey, labels: LabelSet, used: Mapping[tuple[Direction, Key], frozenset[FilterPeer]]
+        key: SharedPolicyKey, labels: LabelSet, used: Mapping[tuple[Direction, Key], frozenset[FilterPeer]]
     ) -> dict[str, tuple[Direction, frozenset[FilterPeer]]]:
         sets = {(direction, chosen) for (direction, _), chosen in used.items()}
         return {_name(key, labels, direction, chosen): (direction, chosen) for direction, chosen in sets}
 
 
-def _name(key: PolicyKey, labels: LabelSet, direction: Direction, chosen: frozenset[FilterPeer]) -> str:
+def _name(key: SharedPolicyKey, labels: LabelSet, direction: Direction, chosen: frozenset[FilterPeer]) -> str:
     """By what stays the same over restarts: labels, not numbers of identities."""
     parts = (*sorted(map(str, labels)), *sorted(map(str, key.named_ports)), *sorted(map(repr, chosen)))
     return f"{direction}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"

@@ -26,7 +26,7 @@ from cells.kubernetes.objects.core import (
 )
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import Resources
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.labels import Prefix
 from cells.policy.maps import PodKey
 from cells.policy.rules import PROTOCOLS
@@ -196,7 +196,7 @@ class Followed(Generic[Row]):
 # Source: Cilium 1.17: at ingress a name is a port of the endpoint's own pod, at egress of any pod of the
 #         cluster that the node knows of; a name of two numbers is no port there.
 
-NONE: frozenset[NamedPort] = frozenset()
+NONE: frozenset[NamedPodPort] = frozenset()
 
 
 class PodPorts:
@@ -205,7 +205,7 @@ class PodPorts:
     def __init__(self, resources: Resources) -> None:
         self._pods = resources.table(PODS)
 
-    def of(self, pod: PodKey) -> frozenset[NamedPort]:
+    def of(self, pod: PodKey) -> frozenset[NamedPodPort]:
         """The ports of a pod, by namespace and name; none of one that there is no object of."""
         row = self._pods.get(pod)
         return of_pod(row) if row is not None else NONE
@@ -215,23 +215,23 @@ class ClusterPorts:
     """The ports that pods name anywhere, each for as long as somebody tells of it."""
 
     def __init__(self) -> None:
-        self._reported: dict[Any, frozenset[NamedPort]] = {}
-        self._tellers: Counter[NamedPort] = Counter()
+        self._reported: dict[Any, frozenset[NamedPodPort]] = {}
+        self._tellers: Counter[NamedPodPort] = Counter()
 
-    def report(self, teller: object, ports: frozenset[NamedPort]) -> None:
+    def report(self, teller: object, ports: frozenset[NamedPodPort]) -> None:
         """What a teller knows of now; nothing where it is gone."""
         self._tellers.subtract(self._reported.pop(teller, ()))
         if ports:
             self._reported[teller] = ports
             self._tellers.update(ports)
 
-    def all(self) -> frozenset[NamedPort]:
+    def all(self) -> frozenset[NamedPodPort]:
         """Every port with a name."""
         self._tellers = +self._tellers  # those nobody tells of go
         return frozenset(self._tellers)
 
 
-def of_pod(pod: Pod) -> frozenset[NamedPort]:
+def of_pod(pod: Pod) -> frozenset[NamedPodPort]:
     """What a pod's containers name; nothing of a pod in the host's network or one that has ended."""
     if pod.spec.host_network or pod.finished:
         return NONE
@@ -239,16 +239,16 @@ def of_pod(pod: Pod) -> frozenset[NamedPort]:
     return frozenset(_known(ports))
 
 
-def of_remote(endpoint: RemoteEndpoint) -> frozenset[NamedPort]:
+def of_remote(endpoint: RemoteEndpoint) -> frozenset[NamedPodPort]:
     """What a pod of another node names."""
     return frozenset(_known((one.name, one.protocol, one.port) for one in endpoint.ports))
 
 
-def _known(ports: Iterable[tuple[str, str, int]]) -> Iterator[NamedPort]:
+def _known(ports: Iterable[tuple[str, str, int]]) -> Iterator[NamedPodPort]:
     """Those of a protocol that policies can name."""
     for name, protocol, port in ports:
         if name and (number := PROTOCOLS.get(protocol.upper())):
-            yield NamedPort(name, number, port)
+            yield NamedPodPort(name, number, port)
 
 
 # The services of the cluster's objects, as ``toServices`` means them.

@@ -15,7 +15,7 @@ from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.map_state import Match, lookup
 from cells.policy.control.computer import RulePolicy
 from cells.policy.labels import FQDNSelector
-from cells.policy.rules import PROTOCOLS, Direction, Source
+from cells.policy.rules import PROTOCOLS, Direction, RuleSource
 from cells.policy.rules.peers import CLUSTER
 from cells.policy.rules.shown import rule_objects
 from cells.policy.selectors import PeerSelector, selector_text
@@ -145,7 +145,7 @@ class PolicyView:
     def labels_of(self, kind: str, namespace: str, name: str) -> list[tuple[str, ...]]:
         """The labels of each rule in force that comes from an object."""
         repository = self._policy.repository
-        return [tuple(rule.labels) for rule in repository.rules_of(Source(kind, namespace, name))]
+        return [tuple(rule.labels) for rule in repository.rules_of(RuleSource(kind, namespace, name))]
 
     def selectors(self) -> list[SelectorUse]:
         """The selectors that policies of this node's endpoints use, by their text."""

@@ -29,7 +29,7 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, Pod
 from cells.kubernetes.objects.kind import Kind, Object
 from cells.kubernetes.resources import Resources
 from cells.policy.compute import in_slices
-from cells.policy.compute.repository import Changed
+from cells.policy.compute.repository import RulesChanged
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.http_redirects import HTTPProxyState
 from cells.policy.control.names import NamedAddresses, realize
@@ -47,7 +47,7 @@ from cells.policy.control.view import PolicyCounts
 from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
 from cells.policy.rules import PolicyError, PolicyOptions, Unenforced
-from cells.policy.rules import Source as PolicySource
+from cells.policy.rules import RuleSource as PolicySource
 from lifecycle import Change, Health, Jobs, Logger, Table
 
 RESOURCE = "policy//prefixes"
@@ -159,7 +159,7 @@ class PolicyWatch:
     async def _follow_policies(self, kind: Kind[Any], changes: list[Change[Object]]) -> None:
         began = time.monotonic()
         taken: dict[PolicySource, dict[str, Any]] = {}
-        changed: list[Changed] = []
+        changed: list[RulesChanged] = []
         # While it takes turns with others, maps must not lose what its own new rules are to allow.
         with self._policies.deferring_deletes():
             async for change in in_slices(changes):
@@ -173,7 +173,7 @@ class PolicyWatch:
 
     def _take_in(
         self, kind: Kind[Any], change: Change[Object], taken: dict[PolicySource, dict[str, Any]]
-    ) -> Iterator[Changed]:
+    ) -> Iterator[RulesChanged]:
         """Change the rules as one object did; nothing where that was its status alone, or is refused."""
         namespace, name = _key(change)
         source = PolicySource(kind.kind, namespace, name)

@@ -11,8 +11,8 @@ import msgspec
 from cells.policy.compute import PolicyConflictError
 from cells.policy.compute.policies import DIRECTIONS
 from cells.policy.compute.repository import Repository
-from cells.policy.explain.cluster import Cluster, KnownPod, Located, Place
-from cells.policy.rules import PROTOCOLS, Direction, PeerRule, Rule, Source
+from cells.policy.explain.cluster import Cluster, FileLine, KnownPod, Located
+from cells.policy.rules import PROTOCOLS, Direction, PeerRule, Rule, RuleSource
 from cells.policy.rules.schema import RuleSpec
 from cells.policy.selectors import NONE, Selector
 
@@ -25,7 +25,7 @@ Severity = Literal["error", "warning", "note"]
 class Finding(msgspec.Struct, frozen=True, order=True):
     """One thing that is wrong (error), has no effect (warning), or is worth knowing (note)."""
 
-    place: Place
+    place: FileLine
     severity: Severity
     text: str
 
@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 
 def check(cluster: Cluster) -> list[Finding]:
     """Every finding, by place."""
-    findings = [Finding(Place(one.file, one.line), "error", one.reason) for one in cluster.bad_files]
+    findings = [Finding(FileLine(one.file, one.line), "error", one.reason) for one in cluster.bad_files]
     findings += [
         Finding(refused.located.at(refused.error.path), "error", str(refused.error))
         for refused in cluster.refused
@@ -203,7 +203,7 @@ def _conflicts(cluster: Cluster) -> Iterator[Finding]:
                 yield Finding(pod.located.at("metadata"), "error", text)
 
 
-def _without_effect(cluster: Cluster, reported: Collection[Place]) -> Iterator[Finding]:
+def _without_effect(cluster: Cluster, reported: Collection[FileLine]) -> Iterator[Finding]:
     """Entries whose removal changes no packet's fate: others allow as much, or a deny stands before them.
 
     Of those in ``reported`` the reason was said already.
@@ -236,7 +236,7 @@ def _selects(cluster: Cluster, entry: PeerRule) -> bool:
 
 
 def _matters(
-    cluster: Cluster, pods: list[KnownPod], source: Source, number: int, direction: Direction, index: int
+    cluster: Cluster, pods: list[KnownPod], source: RuleSource, number: int, direction: Direction, index: int
 ) -> bool:
     without = _Without(cluster.repository, source, number, direction, index)
     for pod in pods:
@@ -254,7 +254,7 @@ class _Without(Repository):
     """A repository with one entry of one rule left out."""
 
     def __init__(
-        self, repository: Repository, source: Source, number: int, direction: Direction, index: int
+        self, repository: Repository, source: RuleSource, number: int, direction: Direction, index: int
     ) -> None:
         super().__init__(repository.world)
         self._whole = repository

@@ -14,18 +14,18 @@ from cells.kubernetes.manifest_parser import wrong_value
 from cells.kubernetes.objects import KINDS
 from cells.policy.compute import Redirect, SelectorPolicy
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.compute.repository import Repository
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import FQDN, LabelSet, Prefix, canonical_name, contains, prefix_labels
-from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, Source, Unenforced
+from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
 from cells.policy.rules.peers import World, means_service
 from cells.policy.rules.schema import ServiceReference
 
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["BadFile", "Cluster", "KnownPod", "Located", "PodName", "read_folder"]
+__all__ = ["BadFile", "Cluster", "ExplainedPod", "KnownPod", "Located", "read_folder"]
 
 
 # Manifests of a folder, with the line of every field: to say which rule of which file decides.
@@ -37,7 +37,7 @@ _KINDS = {kind.kind: kind for kind in KINDS}
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class FileLine(msgspec.Struct, frozen=True, order=True):
     """A line of a file, 1-based."""
 
     file: str
@@ -57,11 +57,11 @@ class Located(msgspec.Struct, frozen=True):
     file: str
     lines: Mapping[str, int]
 
-    def at(self, path: str) -> Place:
+    def at(self, path: str) -> FileLine:
         """The place of a field, or of the nearest field around it."""
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return Place(self.file, self.lines.get(path, self.lines.get("", 1)))
+        return FileLine(self.file, self.lines.get(path, self.lines.get("", 1)))
 
 
 class BadFile(msgspec.Struct, frozen=True):
@@ -185,7 +185,7 @@ FIRST_NAMED_IDENTITY = FIRST_LOCAL_IDENTITY + (1 << 23)
 """Of addresses that names have."""
 
 
-class PodName(NamedTuple):
+class ExplainedPod(NamedTuple):
     """A pod."""
 
     namespace: str
@@ -198,14 +198,14 @@ class PodName(NamedTuple):
 class KnownPod(msgspec.Struct, frozen=True):
     """A pod, its identity and its named ports."""
 
-    name: PodName
+    name: ExplainedPod
     identity: int
     labels: LabelSet
-    ports: frozenset[NamedPort]
+    ports: frozenset[NamedPodPort]
     located: Located
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedPolicy(msgspec.Struct, frozen=True):
     """A policy that was refused, and why."""
 
     located: Located
@@ -218,11 +218,11 @@ class Cluster:
     def __init__(self, objects: Iterable[Located | BadFile], options: PolicyOptions) -> None:
         self.options = options
         self.bad_files: list[BadFile] = []
-        self.refused: list[Refused] = []
+        self.refused: list[RefusedPolicy] = []
         self.unenforced: list[tuple[Located, Unenforced]] = []
         """Parts of policies that are in force otherwise than they are written."""
-        self.policies: dict[Source, Located] = {}
-        self.pods: dict[PodName, KnownPod] = {}
+        self.policies: dict[RuleSource, Located] = {}
+        self.pods: dict[ExplainedPod, KnownPod] = {}
         self.cache = SelectorCache()
         self._by_kind: dict[str, list[Located]] = {}
         self._identities: dict[LabelSet, int] = {}
@@ -264,7 +264,7 @@ class Cluster:
 
     def _add_pod(self, located: Located) -> None:
         metadata, spec = located.object["metadata"], located.object.get("spec") or {}
-        name = PodName(metadata.get("namespace") or "default", metadata["name"])
+        name = ExplainedPod(metadata.get("namespace") or "default", metadata["name"])
         if spec.get("hostNetwork"):
             return
         every = pod_labels(
@@ -286,7 +286,7 @@ class Cluster:
         try:
             changed = self.repository.apply(located.object)
         except PolicyError as error:
-            self.refused.append(Refused(located, error))
+            self.refused.append(RefusedPolicy(located, error))
         else:
             source = changed.rules[-1].source
             self.policies[source] = located
@@ -346,7 +346,7 @@ class Cluster:
             self.cache.add_selector(peer)
         return policy
 
-    def _cluster_ports(self) -> frozenset[NamedPort]:
+    def _cluster_ports(self) -> frozenset[NamedPodPort]:
         return frozenset(port for pod in self.pods.values() for port in pod.ports)
 
 
@@ -359,11 +359,13 @@ def _prefixes(spec: Mapping[str, Any]) -> Iterator[Prefix]:
         yield ip_network(text, strict=False)
 
 
-def _named_ports(spec: Mapping[str, Any]) -> Iterator[NamedPort]:
+def _named_ports(spec: Mapping[str, Any]) -> Iterator[NamedPodPort]:
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         for port in container.get("ports") or ():
             if port.get("name"):
-                yield NamedPort(port["name"], PROTOCOLS[port.get("protocol", "TCP")], port["containerPort"])
+                yield NamedPodPort(
+                    port["name"], PROTOCOLS[port.get("protocol", "TCP")], port["containerPort"]
+                )
 
 
 class _Services:

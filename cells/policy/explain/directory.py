@@ -1,6 +1,6 @@
 """From what people type to the ends of a connection: pods, services, addresses, names, identities.
 
-Gives: Directory, which an agent and a folder of manifests implement; source_of(), targets_of(), Frontend.
+Gives: Directory, which an agent and a folder of manifests implement; source_of(), targets_of(), ServedPort.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from difflib import get_close_matches
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, NamedTuple, Protocol
 
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.explain import End, Target, UnanswerableError, port_text
 from cells.policy.labels import LabelSet
 from cells.policy.rules import PROTOCOLS
 
 __all__ = [
-    "Asked",
     "Directory",
-    "Frontend",
     "IPAddress",
+    "RequestedPort",
     "Served",
+    "ServedPort",
     "headless",
     "parse_asked",
     "parse_destination",
@@ -49,7 +49,7 @@ class Served(NamedTuple):
     """Why this client does not get there."""
 
 
-class Frontend(NamedTuple):
+class ServedPort(NamedTuple):
     """A port at which a service is served, and the pods or addresses behind it."""
 
     service: str
@@ -93,10 +93,10 @@ def refusal(client: End, service: str, *, inside_only: bool, ranges: Sequence[st
     return f"source ranges of service {service} do not include {client.title}"
 
 
-def headless(service: str, name: str, port: int, protocol: int, ends: Iterable[End]) -> Frontend:
+def headless(service: str, name: str, port: int, protocol: int, ends: Iterable[End]) -> ServedPort:
     """A port of a service without an address."""
     backends = tuple(Served(end, port) for end in ends)
-    return Frontend(service, "", port, protocol, name, of_nodes=False, backends=backends, headless=True)
+    return ServedPort(service, "", port, protocol, name, of_nodes=False, backends=backends, headless=True)
 
 
 def _within(network: IPv4Network | IPv6Network | None, around: str) -> bool:
@@ -106,7 +106,7 @@ def _within(network: IPv4Network | IPv6Network | None, around: str) -> bool:
     return isinstance(network, IPv6Network) and isinstance(outer, IPv6Network) and network.subnet_of(outer)
 
 
-class Asked(NamedTuple):
+class RequestedPort(NamedTuple):
     """A destination's port as it was asked for: a number or a name, or nothing; likewise the protocol."""
 
     port: str = ""
@@ -156,7 +156,7 @@ class Directory(Protocol):
         """All of them, by namespace and name."""
         ...
 
-    def pod_ports(self, pod: str) -> Sequence[NamedPort]:
+    def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
         """The ports that a pod's containers name."""
         ...
 
@@ -164,11 +164,11 @@ class Directory(Protocol):
         """Whether there is a service of this namespace and name."""
         ...
 
-    def frontends(self, name: str, client: End) -> Sequence[Frontend]:
+    def frontends(self, name: str, client: End) -> Sequence[ServedPort]:
         """The ports that a client reaches a service by."""
         ...
 
-    def frontends_at(self, address: IPAddress, client: End) -> Sequence[Frontend]:
+    def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
         """The ports served at an address."""
         ...
 
@@ -189,17 +189,17 @@ class Directory(Protocol):
         ...
 
 
-def parse_asked(text: str) -> Asked:
+def parse_asked(text: str) -> RequestedPort:
     """``PORT[/PROTO]``; raises UnanswerableError."""
     port, _, protocol = text.partition("/")
-    asked = Asked(port, protocol.upper())
+    asked = RequestedPort(port, protocol.upper())
     if not _PORT.fullmatch(port) or not asked.protocols:
         raise UnanswerableError(f"port {text!r}: expected PORT/PROTO, PORT a number up to 65535 or a name")
     _ = asked.number
     return asked
 
 
-def parse_destination(text: str) -> tuple[str, Asked]:
+def parse_destination(text: str) -> tuple[str, RequestedPort]:
     """``DST[:PORT[/PROTO]]`` in its parts; an IPv6 address with a port is in brackets.
 
     Raises UnanswerableError.
@@ -212,7 +212,7 @@ def parse_destination(text: str) -> tuple[str, Asked]:
         name, port = text, ""
     else:
         name, _, port = text.partition(":")
-    return name, parse_asked(port) if port else Asked()
+    return name, parse_asked(port) if port else RequestedPort()
 
 
 def source_of(directory: Directory, text: str) -> End:
@@ -227,7 +227,7 @@ def source_of(directory: Directory, text: str) -> End:
     return found[0][0]
 
 
-def targets_of(directory: Directory, text: str, asked: Asked, client: End) -> list[Target]:
+def targets_of(directory: Directory, text: str, asked: RequestedPort, client: End) -> list[Target]:
     """All that a destination leads to. Raises UnanswerableError."""
     text = text.removeprefix("reserved:")
     service = _service(directory, text)
@@ -288,7 +288,7 @@ def _ends(directory: Directory, text: str, client: End | None) -> Sequence[tuple
     raise UnanswerableError(f"there is no pod or service {_qualified(text)} {directory.place}{hint}")
 
 
-def _of_end(directory: Directory, end: End, asked: Asked, note: str) -> Iterator[Target]:
+def _of_end(directory: Directory, end: End, asked: RequestedPort, note: str) -> Iterator[Target]:
     """The port of an end that is no service; its names are those of a pod's containers."""
     if not asked.port:
         yield Target(end, note=note)
@@ -305,7 +305,9 @@ def _of_end(directory: Directory, end: End, asked: Asked, note: str) -> Iterator
             yield Target(end, one.protocol, one.port, note=note)
 
 
-def _of_address(directory: Directory, address: IPAddress, asked: Asked, client: End) -> Iterator[Target]:
+def _of_address(
+    directory: Directory, address: IPAddress, asked: RequestedPort, client: End
+) -> Iterator[Target]:
     frontends = directory.frontends_at(address, client)
     meant = [one for one in frontends if _is_meant(one, asked)]
     if not asked.port and any(not one.of_nodes for one in frontends):
@@ -326,7 +328,7 @@ def _of_address(directory: Directory, address: IPAddress, asked: Asked, client: 
         yield from _of_end(directory, meant_end, asked, more or note)
 
 
-def _is_meant(frontend: Frontend, asked: Asked) -> bool:
+def _is_meant(frontend: ServedPort, asked: RequestedPort) -> bool:
     if frontend.protocol and frontend.protocol not in asked.protocols:
         return False
     if not frontend.protocol and asked.protocols[0] not in BALANCED:
@@ -335,7 +337,7 @@ def _is_meant(frontend: Frontend, asked: Asked) -> bool:
     return frontend.port == number if number is not None else frontend.name == asked.port
 
 
-def _of_service(directory: Directory, name: str, asked: Asked, client: End) -> Iterator[Target]:
+def _of_service(directory: Directory, name: str, asked: RequestedPort, client: End) -> Iterator[Target]:
     frontends = directory.frontends(name, client)
     meant = [one for one in frontends if not asked.port or _is_meant(one, asked)]
     if not meant and asked.number is not None and all(one.headless for one in frontends) and frontends:
@@ -356,7 +358,7 @@ def _of_service(directory: Directory, name: str, asked: Asked, client: End) -> I
         yield from _of_frontend(one, asked)
 
 
-def _of_frontend(frontend: Frontend, asked: Asked) -> Iterator[Target]:
+def _of_frontend(frontend: ServedPort, asked: RequestedPort) -> Iterator[Target]:
     protocol = frontend.protocol or (asked.protocols[0] if asked.protocol else PROTOCOLS["TCP"])
     if frontend.problem or not frontend.backends:
         no_backend = End(f"service {frontend.service}", 0, LabelSet(()))

@@ -25,7 +25,7 @@ __all__ = [
     "PolicyOptions",
     "PortRange",
     "Rule",
-    "Source",
+    "RuleSource",
     "Unenforced",
 ]
 
@@ -161,7 +161,7 @@ PROTOCOLS = {"ANY": 0, "ICMP": 1, "TCP": 6, "UDP": 17, "ICMPV6": 58, "SCTP": 132
 """Protocol numbers by the names that policies use (IANA; 0 stands for any)."""
 
 
-class Source(NamedTuple):
+class RuleSource(NamedTuple):
     """The object a rule comes from; equal sources replace one another."""
 
     kind: str
@@ -252,7 +252,7 @@ class Unenforced(msgspec.Struct, frozen=True, gc=False):
 class Rule(msgspec.Struct, frozen=True, gc=False):
     """One translated rule of an object."""
 
-    source: Source
+    source: RuleSource
     subject: Selector
     selects_nodes: bool
     ingress: tuple[PeerRule, ...]

@@ -20,7 +20,7 @@ from cells.policy.rules import (
     PolicyOptions,
     Ports,
     Rule,
-    Source,
+    RuleSource,
     at,
     is_service_name,
     port_number,
@@ -28,13 +28,13 @@ from cells.policy.rules import (
 )
 from cells.policy.rules.peers import K8S, NAMESPACE, NAMESPACE_LABELS, cidr_selectors, in_namespace
 from cells.policy.rules.sanitise import check_exceptions
-from cells.policy.rules.schema import Object, PortProtocol
+from cells.policy.rules.schema import PolicyPart, PortProtocol
 from cells.policy.selectors import ALL, PeerSelector, Requirement, Selector
 
 # What a Kubernetes NetworkPolicy's ``spec`` may say, as types. Source: networking.k8s.io/v1.
 
 
-class Expression(Object, frozen=True, gc=False):
+class NetworkPolicyExpression(PolicyPart, frozen=True, gc=False):
     """One entry of ``matchExpressions``; an operator that does not exist is refused with the policy."""
 
     key: str
@@ -42,29 +42,29 @@ class Expression(Object, frozen=True, gc=False):
     values: tuple[str, ...] | None = None
 
 
-class LabelSelector(Object, frozen=True, gc=False):
+class NetworkPolicySelector(PolicyPart, frozen=True, gc=False):
     """A LabelSelector."""
 
     match_labels: Mapping[str, str] | None = None
-    match_expressions: tuple[Expression, ...] | None = None
+    match_expressions: tuple[NetworkPolicyExpression, ...] | None = None
 
 
-class IPBlock(Object, frozen=True, gc=False, rename={"excepted": "except"}):
+class IPBlock(PolicyPart, frozen=True, gc=False, rename={"excepted": "except"}):
     """A prefix without some."""
 
     cidr: str
     excepted: tuple[str, ...] | None = None
 
 
-class Peer(Object, frozen=True, gc=False):
+class Peer(PolicyPart, frozen=True, gc=False):
     """Pods, namespaces, or a prefix."""
 
-    pod_selector: LabelSelector | None = None
-    namespace_selector: LabelSelector | None = None
+    pod_selector: NetworkPolicySelector | None = None
+    namespace_selector: NetworkPolicySelector | None = None
     ip_block: IPBlock | None = None
 
 
-class Port(Object, frozen=True, gc=False):
+class NetworkPolicyPort(PolicyPart, frozen=True, gc=False):
     """A port by number or name; none means every port of the protocol."""
 
     port: int | str | None = None
@@ -72,25 +72,25 @@ class Port(Object, frozen=True, gc=False):
     end_port: int | None = None
 
 
-class Ingress(Object, frozen=True, gc=False, rename={"sources": "from"}):
+class NetworkPolicyIngress(PolicyPart, frozen=True, gc=False, rename={"sources": "from"}):
     """Who may come, on which ports."""
 
     sources: tuple[Peer, ...] | None = None
-    ports: tuple[Port, ...] | None = None
+    ports: tuple[NetworkPolicyPort, ...] | None = None
 
 
-class Egress(Object, frozen=True, gc=False):
+class Egress(PolicyPart, frozen=True, gc=False):
     """Where to, on which ports."""
 
     to: tuple[Peer, ...] | None = None
-    ports: tuple[Port, ...] | None = None
+    ports: tuple[NetworkPolicyPort, ...] | None = None
 
 
-class NetworkPolicySpec(Object, frozen=True, gc=False):
+class NetworkPolicySpec(PolicyPart, frozen=True, gc=False):
     """Isolation of the pods it selects, and what is allowed nevertheless."""
 
-    pod_selector: LabelSelector = LabelSelector()
-    ingress: tuple[Ingress, ...] | None = None
+    pod_selector: NetworkPolicySelector = NetworkPolicySelector()
+    ingress: tuple[NetworkPolicyIngress, ...] | None = None
     egress: tuple[Egress, ...] | None = None
     policy_types: tuple[Literal["Ingress", "Egress"], ...] | None = None
 
@@ -114,7 +114,7 @@ def network_policy(object_: Mapping[str, Any], options: PolicyOptions) -> Rule:
     label = next(
         (annotations[key] for key in NAME_ANNOTATIONS if annotations.get(key)), metadata.get("name") or ""
     )
-    source = Source("NetworkPolicy", namespace, metadata.get("name") or "")
+    source = RuleSource("NetworkPolicy", namespace, metadata.get("name") or "")
     prefixes: set[Prefix] = set()
     with at("spec"):
         ingress, egress = _directions(spec, namespace, options, prefixes)
@@ -155,7 +155,7 @@ def _directions(
 def _entries(
     path: str,
     peers: Sequence[Peer] | None,
-    rule: Ingress | Egress,
+    rule: NetworkPolicyIngress | Egress,
     namespace: str,
     options: PolicyOptions,
     prefixes: set[Prefix],
@@ -163,7 +163,7 @@ def _entries(
     ports = tuple(_ports(port, index) for index, port in enumerate(rule.ports)) if rule.ports else None
     if not peers:
         return [PeerRule(path=path, peers=(ALL,), ports=ports)]
-    name = "from" if isinstance(rule, Ingress) else "to"
+    name = "from" if isinstance(rule, NetworkPolicyIngress) else "to"
     entries = []
     for index, peer in enumerate(peers):
         with at(f"{name}[{index}]"):
@@ -215,7 +215,7 @@ def _block(cidr: str, exceptions: Sequence[str], prefixes: set[Prefix]) -> list[
     return own
 
 
-def _selector(selector: LabelSelector, *, prefix: str = "") -> Selector:
+def _selector(selector: NetworkPolicySelector, *, prefix: str = "") -> Selector:
     head = f"{K8S}:{prefix}." if prefix else f"{K8S}:"
     requirements = [
         Requirement.of(f"{head}{key}", "In", (value,)) for key, value in (selector.match_labels or {}).items()
@@ -230,7 +230,7 @@ def _selector(selector: LabelSelector, *, prefix: str = "") -> Selector:
     return Selector.of(requirements)
 
 
-def _ports(port: Port, index: int) -> Ports:
+def _ports(port: NetworkPolicyPort, index: int) -> Ports:
     with at(f"ports[{index}]"):
         text = "0" if port.port is None else str(port.port)
         if not is_service_name(text):

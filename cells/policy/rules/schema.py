@@ -63,11 +63,11 @@ def _is_cidr(text: str) -> None:
         raise ValueError(f"must be of type cidr: {text!r}")
 
 
-class Object(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
+class PolicyPart(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
     """Base of all parts: camel case outside, immutable."""
 
 
-class Expression(Object, frozen=True, gc=False):
+class Expression(PolicyPart, frozen=True, gc=False):
     """One entry of ``matchExpressions``."""
 
     key: str
@@ -75,14 +75,14 @@ class Expression(Object, frozen=True, gc=False):
     values: tuple[str, ...] | None = None
 
 
-class LabelSelector(Object, frozen=True):
+class LabelSelector(PolicyPart, frozen=True):
     """A Kubernetes LabelSelector; a key's prefix names the label's source."""
 
     match_labels: Mapping[str, LabelValue] | None = None
     match_expressions: tuple[Expression, ...] | None = None
 
 
-class PortProtocol(Object, frozen=True, gc=False):
+class PortProtocol(PolicyPart, frozen=True, gc=False):
     """A port or its name, with a protocol and, for a range, its end."""
 
     port: PortText
@@ -97,14 +97,14 @@ class PortProtocol(Object, frozen=True, gc=False):
 PORT = re.compile(r"^[0-9]+$|^([a-zA-Z0-9]-?)*[a-zA-Z](-?[a-zA-Z0-9])*$|^[-a-zA-Z0-9_]+$")
 
 
-class Secret(Object, frozen=True, gc=False):
+class Secret(PolicyPart, frozen=True, gc=False):
     """A reference to a secret."""
 
     name: str
     namespace: str = ""
 
 
-class TLSContext(Object, frozen=True, gc=False):
+class TLSContext(PolicyPart, frozen=True, gc=False):
     """A secret and which of its keys hold what."""
 
     secret: Secret
@@ -113,7 +113,7 @@ class TLSContext(Object, frozen=True, gc=False):
     private_key: str = ""
 
 
-class HeaderMatch(Object, frozen=True, gc=False):
+class HeaderMatch(PolicyPart, frozen=True, gc=False):
     """A header that must have a value, and what happens when it has not."""
 
     name: NonEmpty
@@ -122,7 +122,7 @@ class HeaderMatch(Object, frozen=True, gc=False):
     value: str = ""
 
 
-class HTTPRule(Object, frozen=True, gc=False):
+class HTTPRule(PolicyPart, frozen=True, gc=False):
     """An HTTP request: every part given must match; path, method and host are regular expressions."""
 
     path: str = ""
@@ -132,7 +132,7 @@ class HTTPRule(Object, frozen=True, gc=False):
     header_matches: tuple[HeaderMatch, ...] = ()
 
 
-class KafkaRule(Object, frozen=True, gc=False):
+class KafkaRule(PolicyPart, frozen=True, gc=False):
     """A Kafka request."""
 
     role: Literal["produce", "consume"] | None = None
@@ -142,7 +142,7 @@ class KafkaRule(Object, frozen=True, gc=False):
     topic: Annotated[str, Meta(max_length=255)] = ""
 
 
-class DNSRule(Object, frozen=True, gc=False):
+class DNSRule(PolicyPart, frozen=True, gc=False):
     """A DNS name that may be asked for."""
 
     match_name: DNSName | None = None
@@ -156,7 +156,7 @@ class FQDN(DNSRule, frozen=True, gc=False):
     """A name whose addresses may be reached."""
 
 
-class L7Rules(Object, frozen=True, gc=False):
+class L7Rules(PolicyPart, frozen=True, gc=False):
     """Rules of one protocol above the port."""
 
     http: tuple[HTTPRule, ...] | None = None
@@ -181,14 +181,14 @@ class L7Rules(Object, frozen=True, gc=False):
         return "http" if self.http else "kafka" if self.kafka else "dns" if self.dns else self.l7proto or ""
 
 
-class EnvoyConfig(Object, frozen=True, gc=False):
+class EnvoyConfig(PolicyPart, frozen=True, gc=False):
     """The resource that defines a listener."""
 
     name: NonEmpty
     kind: Literal["CiliumEnvoyConfig", "CiliumClusterwideEnvoyConfig"] = "CiliumEnvoyConfig"
 
 
-class Listener(Object, frozen=True, gc=False):
+class Listener(PolicyPart, frozen=True, gc=False):
     """An Envoy listener that the traffic is redirected to."""
 
     envoy_config: EnvoyConfig
@@ -196,7 +196,7 @@ class Listener(Object, frozen=True, gc=False):
     priority: Annotated[int, Meta(ge=1, le=100)] | None = None
 
 
-class PortRule(Object, frozen=True, gc=False):
+class PortRule(PolicyPart, frozen=True, gc=False):
     """Ports, and what holds above them."""
 
     ports: tuple[PortProtocol, ...] | None = None
@@ -207,20 +207,20 @@ class PortRule(Object, frozen=True, gc=False):
     originating_tls: TLSContext | None = field(default=None, name="originatingTLS")
 
 
-class ICMPField(Object, frozen=True, gc=False):
+class ICMPField(PolicyPart, frozen=True, gc=False):
     """An ICMP message type, by number or name."""
 
     type: int | str
     family: Literal["IPv4", "IPv6"] = "IPv4"
 
 
-class ICMPRule(Object, frozen=True, gc=False):
+class ICMPRule(PolicyPart, frozen=True, gc=False):
     """ICMP message types."""
 
     fields: Annotated[tuple[ICMPField, ...], AtMost40] | None = None
 
 
-class CIDRRule(Object, frozen=True, gc=False):
+class CIDRRule(PolicyPart, frozen=True, gc=False):
     """A prefix without some, or all prefixes of a group."""
 
     cidr: str | None = None
@@ -235,40 +235,40 @@ class CIDRRule(Object, frozen=True, gc=False):
             _is_cidr("")
 
 
-class Authentication(Object, frozen=True, gc=False):
+class Authentication(PolicyPart, frozen=True, gc=False):
     """Mutual authentication of the two sides."""
 
     mode: Literal["disabled", "required", "test-always-fail"]
 
 
-class K8sService(Object, frozen=True, gc=False):
+class K8sService(PolicyPart, frozen=True, gc=False):
     """A service by name; without namespace in every namespace."""
 
     service_name: str = ""
     namespace: str = ""
 
 
-class K8sServiceSelector(Object, frozen=True, gc=False):
+class K8sServiceSelector(PolicyPart, frozen=True, gc=False):
     """Services by their labels."""
 
     selector: LabelSelector
     namespace: str = ""
 
 
-class ServiceReference(Object, frozen=True, gc=False):
+class ServiceReference(PolicyPart, frozen=True, gc=False):
     """Services, by name or by labels."""
 
     k8s_service: K8sService | None = None
     k8s_service_selector: K8sServiceSelector | None = None
 
 
-class Group(Object, frozen=True, gc=False):
+class Group(PolicyPart, frozen=True, gc=False):
     """Machines of a cloud provider."""
 
     aws: Mapping[str, Any] | None = None
 
 
-class Common(Object, frozen=True, gc=False):
+class Common(PolicyPart, frozen=True, gc=False):
     """What all four kinds of rules have."""
 
     to_ports: tuple[PortRule, ...] | None = None
@@ -315,14 +315,14 @@ class EgressRule(Common, frozen=True, gc=False):
             _is_cidr(text)
 
 
-class DefaultDeny(Object, frozen=True, gc=False):
+class DefaultDeny(PolicyPart, frozen=True, gc=False):
     """Whether a direction denies what the rule does not allow; None: if the rule speaks of it."""
 
     ingress: bool | None = None
     egress: bool | None = None
 
 
-class RuleLabel(Object, frozen=True, gc=False):
+class RuleLabel(PolicyPart, frozen=True, gc=False):
     """A label the author gave the rule."""
 
     key: str
@@ -330,7 +330,7 @@ class RuleLabel(Object, frozen=True, gc=False):
     source: str = ""
 
 
-class RuleSpec(Object, frozen=True, gc=False):
+class RuleSpec(PolicyPart, frozen=True, gc=False):
     """One rule: its subject, and what the subject may do."""
 
     endpoint_selector: LabelSelector | None = None

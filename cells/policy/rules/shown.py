@@ -14,7 +14,13 @@ import msgspec
 from cells.base.labels import parse
 from cells.kubernetes.objects.nulls import convert
 from cells.policy.rules import Rule
-from cells.policy.rules.network_policy import Egress, Ingress, NetworkPolicySpec, Peer, peer_selector
+from cells.policy.rules.network_policy import (
+    Egress,
+    NetworkPolicyIngress,
+    NetworkPolicySpec,
+    Peer,
+    peer_selector,
+)
 from cells.policy.rules.peers import label_selector, scoped
 from cells.policy.rules.schema import EgressRule, IngressRule, LabelSelector
 from cells.policy.rules.translate import NETWORK_POLICY, decode_specs
@@ -89,9 +95,9 @@ def _network_policy(spec: NetworkPolicySpec, rule: Rule) -> dict[str, Any]:
     return parts
 
 
-def _entries(entry: Ingress | Egress, rule: Rule) -> Iterator[dict[str, Any]]:
+def _entries(entry: NetworkPolicyIngress | Egress, rule: Rule) -> Iterator[dict[str, Any]]:
     """One entry for each peer: they are alternatives."""
-    way, peers = ("from", entry.sources) if isinstance(entry, Ingress) else ("to", entry.to)
+    way, peers = ("from", entry.sources) if isinstance(entry, NetworkPolicyIngress) else ("to", entry.to)
     ports: dict[str, Any] = {}
     if entry.ports:
         ports["toPorts"] = [

@@ -20,7 +20,7 @@ from cells.policy.rules import (
     PolicyOptions,
     Ports,
     Rule,
-    Source,
+    RuleSource,
     Unenforced,
     UnsupportedError,
     at,
@@ -98,7 +98,7 @@ def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
     if not name:
         raise PolicyError(f"{kind} must have name")
     namespace = "" if kind == CCNP else metadata.get("namespace") or "default"
-    source = Source(kind, namespace, name)
+    source = RuleSource(kind, namespace, name)
     specs = decode_specs(object_)
     if not specs:
         raise PolicyError("empty policy", prefix=f"Invalid {kind} spec(s): ")
@@ -116,7 +116,7 @@ def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
     return rules
 
 
-def _rule(source: Source, uid: str, spec: RuleSpec, path: str, world: World) -> Rule:
+def _rule(source: RuleSource, uid: str, spec: RuleSpec, path: str, world: World) -> Rule:
     subject, is_init = _subject(source, spec)
     build = _Build(source.namespace, is_init, world, set(), set())
     ingress: list[PeerRule] = []
@@ -192,7 +192,7 @@ def _endpoint_peers(rule: IngressRule | EgressRule) -> int:
     return len((rule.from_endpoints if isinstance(rule, IngressRule) else rule.to_endpoints) or ())
 
 
-def policy_labels(source: Source, uid: str, extra: Sequence[RuleLabel] = ()) -> tuple[str, ...]:
+def policy_labels(source: RuleSource, uid: str, extra: Sequence[RuleLabel] = ()) -> tuple[str, ...]:
     """The labels that say where a rule comes from."""
     labels = [f"{POLICY_LABEL}.derived-from={source.kind}", f"{POLICY_LABEL}.name={source.name}"]
     if source.namespace:
@@ -201,7 +201,7 @@ def policy_labels(source: Source, uid: str, extra: Sequence[RuleLabel] = ()) -> 
     return (*labels, *(f"{one.source}:{one.key}={one.value}" for one in extra))
 
 
-def _subject(source: Source, spec: RuleSpec) -> tuple[Selector, bool]:
+def _subject(source: RuleSource, spec: RuleSpec) -> tuple[Selector, bool]:
     """Whom the rule is for, and whether that is endpoints in ``init``, which have no namespace."""
     if spec.node_selector is not None:
         return label_selector(spec.node_selector), False

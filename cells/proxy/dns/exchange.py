@@ -19,11 +19,11 @@ from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.observe.events import Events, LookupRecord, Party, lookup_sample
 from cells.policy.control import NameRules
-from cells.proxy import ProxyStatistics, Redirect
+from cells.proxy import EndpointRedirect, ProxyStatistics
 from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.sockets import Address
 from cells.proxy.dns.store import NameStore
-from cells.proxy.dns.wire import Answer, Query, WireError, read_rest
+from cells.proxy.dns.wire import Answer, DNSQuery, WireError, read_rest
 from lifecycle import Logger, Table
 
 TCP, UDP = 6, 17
@@ -66,7 +66,7 @@ class Exchange:
 
     __slots__ = ("asking", "awaited", "began", "checked", "endpoint", "query", "replied")
 
-    def __init__(self, asking: Asking, query: Query, endpoint: Endpoint, began: float) -> None:
+    def __init__(self, asking: Asking, query: DNSQuery, endpoint: Endpoint, began: float) -> None:
         self.asking = asking
         self.query = query
         self.endpoint = endpoint
@@ -93,7 +93,7 @@ class Exchange:
 # Whether a pod may ask a server for a name.
 
 
-class Verdict(Enum):
+class QueryVerdict(Enum):
     """What becomes of a query."""
 
     FORWARD = "forward"
@@ -118,7 +118,7 @@ class QueryPolicy:
         address = asking.client[0]
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
-    def verdict(self, endpoint: Endpoint, asking: Asking, name: str) -> Verdict:
+    def verdict(self, endpoint: Endpoint, asking: Asking, name: str) -> QueryVerdict:
         """May it? Raises OSError."""
         address, port = asking.server
         server = text_of(address), asking.protocol, port
@@ -129,10 +129,10 @@ class QueryPolicy:
         if may is None:
             may = self._store.might_ask(endpoint.id, server)
             if may is None:
-                return Verdict.WAIT
+                return QueryVerdict.WAIT
         else:
             self._store.asked(endpoint, server, may)
-        return Verdict.FORWARD if may.allows(name) else Verdict.REFUSE
+        return QueryVerdict.FORWARD if may.allows(name) else QueryVerdict.REFUSE
 
 
 # Lookups as events of the monitor: who asked which server for what, and what it said.
@@ -162,7 +162,7 @@ class DNSAccessLog:
         self._statistics = statistics
         self._log = log
 
-    def asked(self, asking: Asking, endpoint: Endpoint, query: Query, verdict: str, code: int = 0) -> None:
+    def asked(self, asking: Asking, endpoint: Endpoint, query: DNSQuery, verdict: str, code: int = 0) -> None:
         """A query was let through, refused with a code, or came to nothing: Forwarded, Denied or Error."""
         self._statistics.request(endpoint.id, self._redirect(asking), verdict)
         if self._events.watched:
@@ -185,13 +185,13 @@ class DNSAccessLog:
             self._log.debug("other records of an answer are not logged", error=str(error))
         self._report(record)
 
-    def _redirect(self, asking: Asking) -> Redirect:
-        return Redirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
+    def _redirect(self, asking: Asking) -> EndpointRedirect:
+        return EndpointRedirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
 
     def _report(self, record: LookupRecord) -> None:
         self._events.publish(lookup_sample(record))
 
-    def _record(self, asking: Asking, endpoint: Endpoint, query: Query, verdict: str) -> LookupRecord:
+    def _record(self, asking: Asking, endpoint: Endpoint, query: DNSQuery, verdict: str) -> LookupRecord:
         return LookupRecord(
             answer=False,
             time=datetime.now(UTC).isoformat().replace("+00:00", "Z"),

@@ -38,7 +38,7 @@ from cells.proxy.dns.exchange import (
     DNSAccessLog,
     Exchange,
     QueryPolicy,
-    Verdict,
+    QueryVerdict,
 )
 from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy
 from cells.proxy.dns.servers import PATIENCE, PodSockets, ServerConnection, Upstream, message
@@ -55,7 +55,7 @@ from cells.proxy.dns.wire import (
     NOERROR,
     SERVFAIL,
     Answer,
-    Query,
+    DNSQuery,
     WireError,
     read_answer,
     read_query,
@@ -185,14 +185,14 @@ class DNSProxy:
         if found is None:
             return
         verdict, query, endpoint = found
-        if verdict is Verdict.WAIT:
+        if verdict is QueryVerdict.WAIT:
             self._tasks.start_soon(self._once_known, asking)
-        elif verdict is Verdict.REFUSE:
+        elif verdict is QueryVerdict.REFUSE:
             self._send(asking, refusal(asking.data, query.end, self._refused))
         else:
             self._forward(Exchange(asking, query, endpoint, began))
 
-    def _checked(self, asking: Asking) -> tuple[Verdict, Query, Endpoint] | None:
+    def _checked(self, asking: Asking) -> tuple[QueryVerdict, DNSQuery, Endpoint] | None:
         """What becomes of a query; None: nothing, as it is none, or nobody's."""
         try:
             query = read_query(asking.data)
@@ -210,10 +210,10 @@ class DNSProxy:
         except OSError as error:
             self._log.warning("a DNS query could not be checked", name=query.name, error=str(error))
             return None
-        if verdict is Verdict.REFUSE:
+        if verdict is QueryVerdict.REFUSE:
             self._counts.l7["denied"] += 1
             self._access_log.asked(asking, endpoint, query, "Denied", self._refused)
-        elif verdict is Verdict.FORWARD:
+        elif verdict is QueryVerdict.FORWARD:
             self._counts.l7["forwarded"] += 1
             self._access_log.asked(asking, endpoint, query, "Forwarded")
         return verdict, query, endpoint
@@ -436,14 +436,14 @@ class DNSProxy:
     async def _asked_by_tcp(self, asking: Asking, to_server: ServerConnection) -> bytes | None:
         began = time.perf_counter()
         found = self._checked(asking)
-        if found is not None and found[0] is Verdict.WAIT:
+        if found is not None and found[0] is QueryVerdict.WAIT:
             with anyio.move_on_after(RULES_PATIENCE):
                 await self._rules.known()
             found = self._checked(asking)
-        if found is None or found[0] is Verdict.WAIT:
+        if found is None or found[0] is QueryVerdict.WAIT:
             return None
         verdict, query, endpoint = found
-        if verdict is Verdict.REFUSE:
+        if verdict is QueryVerdict.REFUSE:
             return refusal(asking.data, query.end, self._refused)
         exchange = Exchange(asking, query, endpoint, began)
         self._serving += 1
@@ -487,7 +487,7 @@ def _address(text: str) -> IPAddress:
     return ip_address(text)
 
 
-def _answer_to(query: Query, data: bytes) -> Answer:
+def _answer_to(query: DNSQuery, data: bytes) -> Answer:
     """What a server says of a query. Raises WireError, also for an answer to another question."""
     answer = read_answer(data)
     if not _answers(answer, query):
@@ -495,5 +495,5 @@ def _answer_to(query: Query, data: bytes) -> Answer:
     return answer
 
 
-def _answers(answer: Answer, query: Query) -> bool:
+def _answers(answer: Answer, query: DNSQuery) -> bool:
     return (answer.id, answer.name, answer.type) == (query.id, query.name, query.type)

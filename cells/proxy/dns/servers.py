@@ -114,7 +114,7 @@ OnReply = Callable[[bytes | OSError], bool]
 """Gets a datagram, or why there is none; whether it was what was waited for."""
 
 
-class Line:
+class ServerSocket:
     """A socket to a server. It waits for one answer at a time."""
 
     __slots__ = ("_of", "key", "made", "on_reply", "since", "uses")
@@ -137,11 +137,11 @@ class Upstream:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._idle: dict[Key, list[Line]] = {}
-        self._all: set[Line] = set()
+        self._idle: dict[Key, list[ServerSocket]] = {}
+        self._all: set[ServerSocket] = set()
         self._sweep = loop.call_later(IDLE, self._close_idle)
 
-    def ask(self, server: Address, identity: int, data: bytes, on_reply: OnReply) -> Line:
+    def ask(self, server: Address, identity: int, data: bytes, on_reply: OnReply) -> ServerSocket:
         """Send a query; ``on_reply`` gets what comes back, until it says that this was it. Raises OSError."""
         key = server, identity
         while idle := self._idle.get(key):
@@ -152,7 +152,7 @@ class Upstream:
                 continue
         return self._send(self._connected(key), data, on_reply)
 
-    def _send(self, line: Line, data: bytes, on_reply: OnReply) -> Line:
+    def _send(self, line: ServerSocket, data: bytes, on_reply: OnReply) -> ServerSocket:
         line.on_reply = on_reply
         line.uses += 1
         try:
@@ -162,7 +162,7 @@ class Upstream:
             raise
         return line
 
-    def give_up(self, line: Line) -> None:
+    def give_up(self, line: ServerSocket) -> None:
         """Nobody waits for the answer any more. What comes late is for nobody."""
         line.on_reply = None
         self._close(line)
@@ -173,7 +173,7 @@ class Upstream:
         for line in list(self._all):
             self._close(line)
 
-    def _connected(self, key: Key) -> Line:
+    def _connected(self, key: Key) -> ServerSocket:
         (address, port), identity = key
         made = upstream(address.version, identity, socket.SOCK_DGRAM)
         try:
@@ -181,12 +181,12 @@ class Upstream:
         except OSError:
             made.close()
             raise
-        line = Line(self, key, made)
+        line = ServerSocket(self, key, made)
         self._all.add(line)
         self._loop.add_reader(made, self._ready, line)
         return line
 
-    def _ready(self, line: Line) -> None:
+    def _ready(self, line: ServerSocket) -> None:
         if line not in self._all:
             return
         received: bytes | OSError
@@ -212,7 +212,7 @@ class Upstream:
         line.since = self._loop.time()
         self._idle.setdefault(line.key, []).append(line)
 
-    def _close(self, line: Line) -> None:
+    def _close(self, line: ServerSocket) -> None:
         if line not in self._all:
             return
         self._all.discard(line)

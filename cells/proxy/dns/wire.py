@@ -1,7 +1,7 @@
 """DNS messages, as far as a proxy reads them.
 
 Pure.
-Gives:  Query, Answer, read_query(), read_answer(), rewritten(), refusal(), WireError.
+Gives:  DNSQuery, Answer, read_query(), read_answer(), rewritten(), refusal(), WireError.
 Source: RFC 1035, section 4; RFC 6891 (EDNS); RFC 9267 on what decoders get wrong.
 """
 
@@ -39,7 +39,7 @@ class WireError(ValueError):
     """Raised for bytes that are no DNS message, or none that a resolver sends; the text says why."""
 
 
-class Query(NamedTuple):
+class DNSQuery(NamedTuple):
     """A question: one name, lower case, ending in a dot, and the type asked for."""
 
     id: int
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
     """Where the last record ends in the message; what follows is no part of it."""
 
 
-def read_query(data: bytes) -> Query:
+def read_query(data: bytes) -> DNSQuery:
     """The question of a standard query. Raises WireError for anything else."""
     number, flags, questions = _header(data)
     if flags & _RESPONSE or flags & _OPCODE:
@@ -90,7 +90,7 @@ def read_answer(data: bytes) -> Answer:
     return Answer(number, question.name, question.type, flags & 0xF, addresses, ttl, at)
 
 
-def rewritten(data: bytes, query: Query) -> bytes:
+def rewritten(data: bytes, query: DNSQuery) -> bytes:
     """A query as its server gets it: the question, and of EDNS what is understood. Raises WireError.
 
     Other records, other options and what follows the last record are left out.
@@ -224,14 +224,14 @@ def _header(data: bytes) -> tuple[int, int, int]:
     return number, flags, questions
 
 
-def _question(data: bytes, number: int) -> Query:
+def _question(data: bytes, number: int) -> DNSQuery:
     name, at = read_name(data, _HEADER.size)
     if at + _QUESTION.size > len(data):
         raise WireError("the question is cut off")
     kind, class_ = _QUESTION.unpack_from(data, at)
     if class_ != INTERNET:
         raise WireError(f"class {class_}, expected the Internet's")
-    return Query(number, name, kind, at + _QUESTION.size)
+    return DNSQuery(number, name, kind, at + _QUESTION.size)
 
 
 def read_name(data: bytes, at: int) -> tuple[str, int]:

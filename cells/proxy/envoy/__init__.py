@@ -28,9 +28,9 @@ from cells.proxy import ProxyStatistics
 from cells.proxy.dns import Counts, ProxyPort
 from cells.proxy.envoy import resources
 from cells.proxy.envoy.access_log import AccessLog
-from cells.proxy.envoy.ports import Program, RedirectPorts
+from cells.proxy.envoy.ports import EnvoyProgram, RedirectPorts
 from cells.proxy.envoy.process import FOLDER, EnvoyError, Process, end_envoy
-from cells.proxy.envoy.resources import Place, Resource
+from cells.proxy.envoy.resources import EnvoyFiles, Resource
 from cells.proxy.envoy.settings import EnvoySettings
 from lifecycle import Jobs, Logger, Table, config, group, invoke, module, provide
 
@@ -90,7 +90,7 @@ class Envoy:
     def __init__(
         self,
         settings: EnvoySettings,
-        program: Program,
+        program: EnvoyProgram,
         ports: RedirectPorts,
         dns: ProxyPort,
         agent: AgentConfig,
@@ -118,7 +118,7 @@ class Envoy:
         self._policies = policies
         self._agent = agent
         self._log = log
-        self._place = Place(agent.state_dir / FOLDER)
+        self._place = EnvoyFiles(agent.state_dir / FOLDER)
         self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
         """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
         self._wanted = anyio.Event()
@@ -313,7 +313,7 @@ cell = group(
         "envoy-ports",
         "Where pods' requests are redirected to",
         config(EnvoySettings),
-        provide(http_proxy_ports, RedirectPorts, Program),
+        provide(http_proxy_ports, RedirectPorts, EnvoyProgram),
     ),
     module("envoy", "Requests that policies allow", provide(Envoy), invoke(Envoy)),
 )

@@ -26,9 +26,9 @@ from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.observe.events import Events, Party, RequestRecord, request_sample
 from cells.policy.control import HTTPRedirect
-from cells.proxy import ProxyStatistics, Redirect
+from cells.proxy import EndpointRedirect, ProxyStatistics
 from cells.proxy.dns import Counts
-from cells.proxy.envoy.resources import Line, Place
+from cells.proxy.envoy.resources import AccessLogEntry, EnvoyFiles
 from lifecycle import Jobs, Logger, Table
 
 PIPE_SIZE: Final = 1 << 20
@@ -43,7 +43,7 @@ class AccessLog:
 
     def __init__(
         self,
-        place: Place,
+        place: EnvoyFiles,
         redirects: Table[HTTPRedirect],
         endpoints: Table[Endpoint],
         identities: Table[Identity],
@@ -66,7 +66,7 @@ class AccessLog:
         self._log = log
         self._wanted, self._there = anyio.Event(), anyio.Event()
         self._rest = b""
-        self._line = msgspec.json.Decoder(Line)
+        self._line = msgspec.json.Decoder(AccessLogEntry)
         jobs.one_shot("read Envoy's access log", self._run)
 
     async def there(self) -> None:
@@ -131,18 +131,18 @@ class AccessLog:
             answer = msgspec.structs.replace(request, answer=True, time=line.end, code=line.code)
             self._events.publish(request_sample(answer))
 
-    def _count(self, line: Line, redirect: HTTPRedirect) -> None:
+    def _count(self, line: AccessLogEntry, redirect: HTTPRedirect) -> None:
         """The request and its answer, for the endpoint whose policy was asked. Raises ValueError."""
         ingress = redirect.direction == "ingress"
         endpoint = self._endpoint(_end(line.destination if ingress else line.source)[0])
         if endpoint is None:
             return
-        through = Redirect("http", ingress, _end(line.destination)[1], redirect.port)
+        through = EndpointRedirect("http", ingress, _end(line.destination)[1], redirect.port)
         self._statistics.request(endpoint.id, through, "Denied" if line.denied else "Forwarded")
         if not line.denied:
             self._statistics.response(endpoint.id, through, "Forwarded")
 
-    def _record(self, line: Line, redirect: HTTPRedirect) -> RequestRecord:
+    def _record(self, line: AccessLogEntry, redirect: HTTPRedirect) -> RequestRecord:
         """The request, as it came; with its answer where it was refused. Raises OSError, ValueError."""
         ingress = redirect.direction == "ingress"
         return RequestRecord(

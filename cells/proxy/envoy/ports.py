@@ -26,7 +26,7 @@ PLACES: Final = ("/usr/bin/envoy", "/usr/local/bin/envoy")
 """Where images and packages of distributions put it, whatever the agent's PATH."""
 
 
-class Program:
+class EnvoyProgram:
     """Envoy's program, if there is one: that of envoy-path, else of the package, of PATH, of PLACES."""
 
     def __init__(self, settings: EnvoySettings) -> None:
@@ -60,7 +60,7 @@ class RedirectPorts:
     def __init__(
         self,
         settings: EnvoySettings,
-        program: Program,
+        program: EnvoyProgram,
         dns: ProxyPort,
         switches: PolicyRuleSettings,
         agent: AgentConfig,

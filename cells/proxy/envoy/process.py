@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.proxy.envoy.resources import Place, bootstrap
+from cells.proxy.envoy.resources import EnvoyFiles, bootstrap
 from lifecycle import HiveError, Logger
 
 FOLDER: Final = "envoy"
@@ -45,7 +45,7 @@ class _Running(msgspec.Struct):
 class Process:
     """One Envoy of this node."""
 
-    def __init__(self, program: Path, place: Place, log_file: Path, log: Logger) -> None:
+    def __init__(self, program: Path, place: EnvoyFiles, log_file: Path, log: Logger) -> None:
         self._program = program
         self._place = place
         self._log_file = log_file
@@ -129,14 +129,14 @@ def _inherited() -> list[int]:
 
 def end_envoy(state_dir: Path) -> list[str]:
     """End the Envoy that an agent with this state directory has started; what was ended. Raises OSError."""
-    running = _started(Place(state_dir / FOLDER))
+    running = _started(EnvoyFiles(state_dir / FOLDER))
     if running is None:
         return []
     os.kill(running.pid, signal.SIGKILL)
     return [f"Envoy, pid {running.pid}"]
 
 
-def _started(place: Place) -> _Running | None:
+def _started(place: EnvoyFiles) -> _Running | None:
     """The one that an agent before this has started, if it runs."""
     try:
         running = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)

@@ -46,7 +46,7 @@ LARGEST_EXPRESSION: Final = 1_000_000
 """Instructions of RE2; Envoy's own bound of 100 is less than rules may have."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class EnvoyFiles(msgspec.Struct, frozen=True):
     """Where Envoy's files are."""
 
     folder: Path
@@ -86,7 +86,7 @@ class Place(msgspec.Struct, frozen=True):
         return self.folder / "routes" / f"{name}.json"
 
 
-class Line(msgspec.Struct, frozen=True):
+class AccessLogEntry(msgspec.Struct, frozen=True):
     """Envoy's access log entry of a finished request."""
 
     redirect: str
@@ -131,7 +131,7 @@ def discovery(version: str, resources: Iterable[Resource]) -> Resource:
     return {"version_info": version, "resources": list(resources)}
 
 
-def bootstrap(place: Place) -> Resource:
+def bootstrap(place: EnvoyFiles) -> Resource:
     """What Envoy is started with."""
     return {
         "node": {"id": "hive", "cluster": "hive"},
@@ -145,7 +145,7 @@ def bootstrap(place: Place) -> Resource:
     }
 
 
-def external_bootstrap(place: Place, address: str, health: int, metrics: int) -> Resource:
+def external_bootstrap(place: EnvoyFiles, address: str, health: int, metrics: int) -> Resource:
     """The same for one beside the agent, which tells on ports of its own that it lives, and its metrics."""
     admin = {"endpoint": {"address": {"pipe": {"path": str(place.admin)}}}}
     cluster = {
@@ -215,14 +215,14 @@ def clusters(settings: EnvoySettings) -> list[Resource]:
 
 
 def listeners(
-    redirects: Iterable[HTTPRedirect], settings: EnvoySettings, place: Place, addresses: list[str]
+    redirects: Iterable[HTTPRedirect], settings: EnvoySettings, place: EnvoyFiles, addresses: list[str]
 ) -> list[Resource]:
     """One for each redirect, on its port of these addresses."""
     return [_listener(one, settings, place, addresses) for one in redirects]
 
 
 def _listener(
-    redirect: HTTPRedirect, settings: EnvoySettings, place: Place, addresses: list[str]
+    redirect: HTTPRedirect, settings: EnvoySettings, place: EnvoyFiles, addresses: list[str]
 ) -> Resource:
     first, *others = [
         {"socket_address": {"address": address, "port_value": redirect.port}} for address in addresses
@@ -252,7 +252,7 @@ def _mark(redirect: HTTPRedirect) -> int:
     return EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16 & 0xFF
 
 
-def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: Place) -> Resource:
+def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: EnvoyFiles) -> Resource:
     normal = settings.http_normalize_path
     inward = redirect.direction == "ingress"
     trusted = (

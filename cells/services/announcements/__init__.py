@@ -32,7 +32,7 @@ from cells.kubernetes.settings import KubernetesSettings
 from cells.maps.records.cluster import L2ResponderKey
 from cells.node.devices import Device, DeviceSettings, native_uplinks
 from cells.services.announcements.elections import Elections, Frame, KernelResponder, L2Lease, ResponderKernel
-from cells.services.announcements.policies import Candidate, PolicyConditions, announceable, candidates
+from cells.services.announcements.policies import L2Candidate, PolicyConditions, announceable, candidates
 from cells.services.model.reserved import RefusedAddress
 from lifecycle import (
     BatchError,
@@ -53,7 +53,15 @@ from lifecycle import (
     seconds,
 )
 
-__all__ = ["Announcements", "Candidate", "Elections", "L2Announcement", "L2Lease", "ResponderKernel", "cell"]
+__all__ = [
+    "Announcements",
+    "Elections",
+    "L2Announcement",
+    "L2Candidate",
+    "L2Lease",
+    "ResponderKernel",
+    "cell",
+]
 
 
 # Addresses this node answers for, as the programs know them; the network is told of new ones.
@@ -72,7 +80,7 @@ class L2Announcement(msgspec.Struct, frozen=True):
 
 
 def announced(
-    candidates: Iterable[Candidate], leases: Iterable[L2Lease]
+    candidates: Iterable[L2Candidate], leases: Iterable[L2Lease]
 ) -> dict[L2ResponderKey, L2Announcement]:
     """The places of services whose lease this node holds."""
     held = {lease.service for lease in leases if lease.held}
@@ -172,7 +180,7 @@ class Announcements:
         ours = partial(announceable, proxy=services.k8s_service_proxy_name)
         announced_services = resources.table(SERVICES).filter(ours, name="l2-services")
         policies = resources.table(CILIUM_L2_ANNOUNCEMENTS)
-        self.candidates: Derived[Candidate] = Derived(
+        self.candidates: Derived[L2Candidate] = Derived(
             "l2-candidates", self._candidates, policies, announced_services, nodes, devices, refused
         )
         """The services this node may answer for."""
@@ -195,7 +203,7 @@ class Announcements:
         nodes: list[CiliumNode],
         devices: list[Device],
         refused: list[RefusedAddress],
-    ) -> Mapping[Key, Candidate]:
+    ) -> Mapping[Key, L2Candidate]:
         if not nodes:  # by its labels policies choose it
             return {}
         found = [each for each in native_uplinks(devices, chosen=self._chosen) if each.has_ethernet]

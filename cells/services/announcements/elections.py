@@ -31,7 +31,7 @@ from cells.maps.map import NOEXIST
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import AGENT_LIVENESS, L2ResponderKey
 from cells.netlink.rows import parse_mac
-from cells.services.announcements.policies import Candidate
+from cells.services.announcements.policies import L2Candidate
 from lifecycle import Change, HiveError, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
 
 # The maps by which programs answer, and the network that is told.
@@ -181,7 +181,7 @@ class Elections:
         if settings.enable_l2_announcements:
             tables.add(self.leases)
 
-    def follow(self, candidates: ReadTable[Candidate]) -> None:
+    def follow(self, candidates: ReadTable[L2Candidate]) -> None:
         """Take part from now on."""
         settings = self._settings
         alive = self._jobs.timer(
@@ -190,7 +190,7 @@ class Elections:
         self._jobs.one_shot("elections", partial(self._run, candidates, alive))
         self._jobs.timer("collect leases", self.collect, COLLECT, jitter=0.2)
 
-    async def _run(self, candidates: ReadTable[Candidate], alive: Timer) -> None:
+    async def _run(self, candidates: ReadTable[L2Candidate], alive: Timer) -> None:
         await candidates.wait_initialized()
         async with anyio.create_task_group() as group:
             changes = candidates.changes()
@@ -201,7 +201,7 @@ class Elections:
                 self._join(group, candidates, batch)
 
     def _join(
-        self, group: TaskGroup, candidates: ReadTable[Candidate], batch: Iterable[Change[Candidate]]
+        self, group: TaskGroup, candidates: ReadTable[L2Candidate], batch: Iterable[Change[L2Candidate]]
     ) -> None:
         for change in batch:
             row = change.row
@@ -224,7 +224,7 @@ class Elections:
         self._first.done()
         alive.trigger()
 
-    async def _elect(self, candidates: ReadTable[Candidate], key: Key) -> None:
+    async def _elect(self, candidates: ReadTable[L2Candidate], key: Key) -> None:
         """Take part for as long as the service is a candidate."""
         self._electing.add(key)
         try:
@@ -238,7 +238,7 @@ class Elections:
             with self.leases.txn() as rows:
                 rows.delete(key)
 
-    async def _stand(self, candidates: ReadTable[Candidate], key: Key) -> None:
+    async def _stand(self, candidates: ReadTable[L2Candidate], key: Key) -> None:
         """Wait for the lease, and hold it until it is lost."""
         from cells.kubernetes.leases import Election  # loaded where there is a server
 
@@ -286,7 +286,7 @@ class Elections:
                     await client.delete(LEASES, name, self._namespace, version=version)
 
 
-async def _until_removed(candidates: ReadTable[Candidate], key: Key, scope: anyio.CancelScope) -> None:
+async def _until_removed(candidates: ReadTable[L2Candidate], key: Key, scope: anyio.CancelScope) -> None:
     await candidates.wait_removed(key)
     scope.cancel()
 

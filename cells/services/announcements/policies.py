@@ -131,7 +131,7 @@ NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace
 """Labels that every service has for selectors."""
 
 
-class Place(NamedTuple):
+class L2Place(NamedTuple):
     """An address, and the device by which it is asked for."""
 
     ip: IPv4Address
@@ -140,12 +140,12 @@ class Place(NamedTuple):
     mac: str
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class L2Candidate(msgspec.Struct, frozen=True):
     """A row of the table ``l2-candidates``: a service, and where this node would answer for it."""
 
     service: Key
     policies: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[L2Place, ...]
     local: bool
     """Whether its externalTrafficPolicy is Local."""
 
@@ -168,23 +168,23 @@ def candidates(
     node_labels: Mapping[str, str],
     devices: Sequence[Device],
     refused: Iterable[RefusedAddress] = (),
-) -> dict[Key, Candidate]:
+) -> dict[Key, L2Candidate]:
     """By namespace and name. ``devices``: those that programs are on; ``refused``: what is not served."""
     unserved = {(one.service, one.part, one.address) for one in refused}
     read = (read_policy(each)[0] for each in policies)
     followed = sorted(each for each in read if each is not None and each.is_for(node_labels))
-    found: dict[Key, Candidate] = {}
+    found: dict[Key, L2Candidate] = {}
     for service in services if followed else ():
         labels = {**service.labels, NAME: service.name, NAMESPACE: service.namespace}
         names: list[str] = []
-        places: dict[Place, None] = {}
+        places: dict[L2Place, None] = {}
         for policy in followed:
             if policy.announces(labels) and (here := list(_places(policy, service, devices, unserved))):
                 names.append(policy.name)
                 places |= dict.fromkeys(here)
         if places:
             local = service.spec.external_traffic_policy == "Local"
-            found[service.key] = Candidate(service.key, tuple(names), tuple(sorted(places)), local)
+            found[service.key] = L2Candidate(service.key, tuple(names), tuple(sorted(places)), local)
     return found
 
 
@@ -193,11 +193,11 @@ _Unserved = Container[tuple[ServiceName, str, IPAddress]]
 
 def _places(
     policy: L2Policy, service: Service, devices: Sequence[Device], unserved: _Unserved
-) -> Iterator[Place]:
+) -> Iterator[L2Place]:
     for ip in _addresses(policy, service, unserved):
         for device in devices:
             if policy.uses(device.name):
-                yield Place(ip, device.ifindex, device.name, mac_text(device.mac))
+                yield L2Place(ip, device.ifindex, device.name, mac_text(device.mac))
 
 
 def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Iterator[IPv4Address]:

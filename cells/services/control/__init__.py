@@ -30,12 +30,12 @@ from cells.node.devices import Device
 from cells.services import (
     INTERNAL,
     PROTOCOLS,
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    ServiceAddress,
     ServiceName,
     ServiceType,
 )
@@ -91,7 +91,6 @@ from lifecycle import (
 __all__ = [
     "INTERNAL",
     "PROTOCOLS",
-    "Address",
     "Backend",
     "BackendState",
     "Frontend",
@@ -102,6 +101,7 @@ __all__ = [
     "ManualServices",
     "RefusedAddress",
     "ServedFrontend",
+    "ServiceAddress",
     "ServiceConflict",
     "ServiceMaps",
     "ServiceName",

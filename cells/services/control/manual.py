@@ -18,12 +18,12 @@ from cells.config import AgentConfig
 from cells.kubernetes.settings import KubernetesSettings
 from cells.services import (
     INTERNAL,
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    ServiceAddress,
     ServiceName,
     ServiceType,
 )
@@ -57,7 +57,7 @@ class ManualService(msgspec.Struct, frozen=True):
 class ManualState(msgspec.Struct, frozen=True):
     """A row of the table ``backend-states``: what was last said of a backend."""
 
-    address: Address
+    address: ServiceAddress
     turn: int
     state: BackendState
 
@@ -114,8 +114,8 @@ def frontend_of(made: HandMade, node_name: str, options: LoadBalancerOptions) ->
 _TWO_SCOPED = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
 
 
-def _of_protocol(address: Address, options: LoadBalancerOptions) -> Address:
-    return address if options.bpf_lb_proto_diff else Address(address.ip, address.port)
+def _of_protocol(address: ServiceAddress, options: LoadBalancerOptions) -> ServiceAddress:
+    return address if options.bpf_lb_proto_diff else ServiceAddress(address.ip, address.port)
 
 
 class ManualServices:
@@ -212,7 +212,7 @@ def _is(served: Frontend, wanted: Frontend) -> bool:
     return have == want and bare[0] == bare[1]
 
 
-def _stand(served: Frontend, wanted: Mapping[Address, Backend]) -> bool:
+def _stand(served: Frontend, wanted: Mapping[ServiceAddress, Backend]) -> bool:
     return all(one.state is wanted[one.address].state for one in served.backends if one.address in wanted)
 
 
@@ -248,7 +248,7 @@ def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) 
         msgspec.structs.replace(one, address=address)
         for one in backends
         for address in now
-        if one.address in (address, Address(address.ip, address.port))
+        if one.address in (address, ServiceAddress(address.ip, address.port))
     ]
     wrong = [one for one in known if one.state not in _MAY_BECOME[now[one.address]]]
     if wrong:

@@ -28,7 +28,7 @@ from cells.services.map_entries import (
     IdsExhaustedError,
     LookUpTable,
     MapKey,
-    Write,
+    MapWrite,
     batched,
     service_key,
 )
@@ -91,7 +91,7 @@ class ServiceMaps(Protocol):
         """Set entries of one map at once, or remove them all; some may have been written when it raises."""
         ...
 
-    def write_tables(self, writes: Sequence[Write]) -> None:
+    def write_tables(self, writes: Sequence[MapWrite]) -> None:
         """The same of lookup tables, for which the kernel waits; called in a thread, at any time."""
         ...
 
@@ -203,7 +203,7 @@ class PendingWrites:
                     continue
                 for key in reversed(batch.keys):
                     if key in self.entries.get(batch.map, ()):
-                        self._write_one(Write(MapKey(batch.map, key), None))
+                        self._write_one(MapWrite(MapKey(batch.map, key), None))
             self._todo[owner] = deque(batches)
 
     def _is_served(self, owner: FrontendKey) -> bool:
@@ -236,7 +236,7 @@ class PendingWrites:
         self._failed = {}
         failed: dict[bytes, Exception] = {}
         for where, value in writes.items():
-            if error := self._write_one(Write(where, value)):
+            if error := self._write_one(MapWrite(where, value)):
                 failed[where.key] = error
                 self._failed[where] = value
         return failed
@@ -260,7 +260,7 @@ class PendingWrites:
         if not self._unwanted or (named := self._named()) is None:
             return None
         failure = None
-        for batch in batched(Write(where, None) for where in self._unwanted if where.key not in named):
+        for batch in batched(MapWrite(where, None) for where in self._unwanted if where.key not in named):
             errors = (
                 [None] * len(batch.keys)
                 if self._write_at_once(batch)
@@ -303,7 +303,7 @@ class PendingWrites:
         self.tables_written(writes)
         return {}
 
-    def tables_written(self, writes: Iterable[Write]) -> None:
+    def tables_written(self, writes: Iterable[MapWrite]) -> None:
         """The maps hold these lookup tables now."""
         for write in writes:
             if write.value is None:
@@ -358,7 +358,7 @@ class PendingWrites:
                 of_map.pop(key, None)
         return True
 
-    def _write_one(self, write: Write) -> Exception | None:
+    def _write_one(self, write: MapWrite) -> Exception | None:
         try:
             self._maps.write(*write)
         except FAILURES as error:
@@ -366,7 +366,7 @@ class PendingWrites:
         self._written(write)
         return None
 
-    def _written(self, write: Write) -> None:
+    def _written(self, write: MapWrite) -> None:
         (name, key), value = write
         if value is None:
             self.entries.get(name, {}).pop(key, None)
@@ -392,7 +392,7 @@ def _joined(batches: Iterable[Batch]) -> list[Batch]:
     return [Batch(name, of_map, values.get(name)) for name, of_map in keys.items()]
 
 
-def _one(write: Write) -> Batch:
+def _one(write: MapWrite) -> Batch:
     (name, key), value = write
     return Batch(name, (key,), (value,) if value is not None else None)
 

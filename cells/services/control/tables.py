@@ -17,7 +17,7 @@ from cells.observe.health import Dependency, State
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName
 from cells.services.model.backends import refused_backends
 from cells.services.model.frontends import faults_of
-from cells.services.model.redirect import Redirect
+from cells.services.model.redirect import RedirectPolicy
 from cells.services.model.reserved import HOST_IP, RefusedAddress, unserved_of
 from lifecycle import HiveError, Member, Table
 
@@ -27,7 +27,7 @@ class LocalRedirect(msgspec.Struct, frozen=True):
 
     name: ServiceName
     uid: str
-    redirect: Redirect | None = None
+    redirect: RedirectPolicy | None = None
     """None where the policy says nothing that can be done."""
     error: str = ""
     frontends: tuple[Frontend, ...] = ()

@@ -24,7 +24,7 @@ from cells.services import Frontend, FrontendKey
 from cells.services.balancer import LoadBalancer
 from cells.services.control.pending import LOOK_UP_TABLES, TABLE, Entries, PendingWrites, ServiceMaps
 from cells.services.control.tables import MapFullError, ServedFrontend, Shortage
-from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, Write, batched
+from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, MapWrite, batched
 from lifecycle import BatchError, ReadTable, Table
 
 # The load-balancing maps in the kernel.
@@ -58,7 +58,7 @@ class KernelServices:
                 found[outer.spec.name] = dict.fromkeys([key for key, _ in table.items()], TABLE)
         return {name: entries for name, entries in found.items() if entries}
 
-    def write_tables(self, writes: Sequence[Write]) -> None:
+    def write_tables(self, writes: Sequence[MapWrite]) -> None:
         """Through descriptors of its own. New tables at once: the kernel waits once for all of them."""
         for outer in (self._maps.maglev4, self._maps.maglev6):
             own = [write for write in writes if write.where.map == outer.spec.name]
@@ -238,10 +238,10 @@ class ServicesTarget:
                 for batch in batched(group):
                     self._maps.write_many(batch)
 
-    def _with_table(self, write: Write) -> Write:
+    def _with_table(self, write: MapWrite) -> MapWrite:
         if write.value is None:
             return write
-        return Write(write.where, self._balancer.look_up_table(write.where))
+        return MapWrite(write.where, self._balancer.look_up_table(write.where))
 
     async def _write_rest(self) -> None:
         """What is in line for no frontend. Raises what writing does."""
@@ -264,14 +264,16 @@ class ServicesTarget:
         return ServedFrontend(held.id, frontend, None if same else held.frontend)
 
 
-def _differences(held: Entries, wanted: Entries) -> tuple[list[Write], list[Write]]:
+def _differences(held: Entries, wanted: Entries) -> tuple[list[MapWrite], list[MapWrite]]:
     """What is missing, or is another, and what is too much."""
     missing, extra = [], []
     for name in {*held, *wanted}:
         here, there = held.get(name, {}), wanted.get(name, {})
         if here != there:
-            missing += [Write(MapKey(name, key), there[key]) for key in there if here.get(key) != there[key]]
-            extra += [Write(MapKey(name, key), None) for key in here if key not in there]
+            missing += [
+                MapWrite(MapKey(name, key), there[key]) for key in there if here.get(key) != there[key]
+            ]
+            extra += [MapWrite(MapKey(name, key), None) for key in here if key not in there]
     return missing, extra
 
 
@@ -280,7 +282,7 @@ def _chunks(frontends: Sequence[Frontend]) -> Iterator[Sequence[Frontend]]:
         yield frontends[first : first + _CHUNK]
 
 
-def _rank(write: Write) -> tuple[bool, bool, str]:
+def _rank(write: MapWrite) -> tuple[bool, bool, str]:
     """Backends and translations before frontends, and of these the slots before slot 0."""
     is_frontend = "_services_" in write.where.map
     slot = write.where.key[-6:-4] if is_frontend else b""

@@ -24,8 +24,8 @@ from cells.services import (
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
-    Node,
     ServiceName,
+    ServingNode,
 )
 from cells.services.control.manual import ManualService, ManualState
 from cells.services.control.tables import LocalRedirect, ServiceConflict
@@ -33,7 +33,7 @@ from cells.services.model import ServiceCatalog
 from cells.services.model.backends import WEIGHT, refused_backends, weight_of
 from cells.services.model.claims import FrontendChange, Upsert
 from cells.services.model.frontends import faults_of
-from cells.services.model.redirect import Redirect, read_redirect
+from cells.services.model.redirect import RedirectPolicy, read_redirect
 from cells.services.model.reserved import (
     HOST_IP,
     RefusedAddress,
@@ -103,7 +103,7 @@ class ServiceWatch:
         self._reserved: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
         self._log = log
         self._node_name = node_name
-        self._node = Node("")
+        self._node = ServingNode("")
         self._objects = objects
         self._frontends = frontends
         self._options = options
@@ -116,7 +116,7 @@ class ServiceWatch:
     async def run(self) -> None:
         """Follow the objects for ever; run again after an error, it begins anew."""
         objects = self._objects
-        self._node = Node(self._node_name())
+        self._node = ServingNode(self._node_name())
         catalog = ServiceCatalog(self._options, self._node)
         for table in objects:
             if table is not None and table is not objects.cluster:
@@ -379,7 +379,7 @@ def _addresses(device: Device | None) -> tuple[IPAddress, ...]:
     return tuple(each.ip for each in device.addresses)
 
 
-def _local_redirect(catalog: ServiceCatalog, redirect: Redirect) -> LocalRedirect:
+def _local_redirect(catalog: ServiceCatalog, redirect: RedirectPolicy) -> LocalRedirect:
     frontends = tuple(catalog.redirected.get(redirect.name, ()))
     used = {str(backend.address.ip) for frontend in frontends for backend in frontend.backends}
     names = catalog.pods_of(redirect.name.namespace) if used else {}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cells.config.shared import Seed
-from cells.services import MAGLEV_SIZES, Address, Backend, BackendState
+from cells.services import MAGLEV_SIZES, Backend, BackendState, ServiceAddress
 
-__all__ = ["Candidate", "MaglevTables", "fill"]
+__all__ = ["MaglevBackend", "MaglevTables", "fill"]
 
 
 # Maglev lookup tables: which backend each hash goes to, the same on every node.
@@ -24,7 +24,7 @@ LIBRARY = Path(__file__).resolve().parent / "objects" / "libmaglev.so"
 _STATE_NAMES = {BackendState.ACTIVE: "active", BackendState.TERMINATING: "terminating"}
 
 
-class Candidate(NamedTuple):
+class MaglevBackend(NamedTuple):
     """A backend as the table sees it."""
 
     name: str
@@ -47,7 +47,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def fill(candidates: Iterable[Candidate], size: int, seed: int) -> bytes:
+def fill(candidates: Iterable[MaglevBackend], size: int, seed: int) -> bytes:
     """The table: ``size`` numbers of backends, 32 bits each in the machine's order.
 
     Raises ValueError without candidates, or for a size that is none of Cilium's.
@@ -79,7 +79,7 @@ class MaglevTables:
         self._size = size
         self._seed = seed
 
-    def __call__(self, backends: Sequence[Backend], ids: Mapping[Address, int]) -> bytes:
+    def __call__(self, backends: Sequence[Backend], ids: Mapping[ServiceAddress, int]) -> bytes:
         """The table over some backends, by their numbers."""
-        candidates = [Candidate(name_of(one), ids[one.address], one.weight) for one in backends]
+        candidates = [MaglevBackend(name_of(one), ids[one.address], one.weight) for one in backends]
         return fill(candidates, self._size, self._seed.names)

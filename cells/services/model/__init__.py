@@ -11,21 +11,26 @@ from typing import Final
 
 from cells.kubernetes.objects.core import HEADLESS, EndpointSlice, Pod, Service, served_by
 from cells.services import (
-    Address,
     BackendState,
     Frontend,
     FrontendKey,
     IPAddress,
     LoadBalancerOptions,
-    Node,
+    ServiceAddress,
     ServiceName,
     ServiceType,
+    ServingNode,
     parse_address,
 )
 from cells.services.model.backends import Backends, backends_of
 from cells.services.model.claims import Claims, FrontendChange
 from cells.services.model.frontends import frontends_of
-from cells.services.model.redirect import Redirect, foreign_host_ips, host_port_frontends, redirect_frontends
+from cells.services.model.redirect import (
+    RedirectPolicy,
+    foreign_host_ips,
+    host_port_frontends,
+    redirect_frontends,
+)
 from cells.services.model.reserved import (
     FOREIGN_HOST_IP,
     HOST_IP,
@@ -61,7 +66,7 @@ class ServiceCatalog:
     of proxies. The recorded tree waits for the first slice, even an empty one.
     """
 
-    def __init__(self, options: LoadBalancerOptions, node: Node) -> None:
+    def __init__(self, options: LoadBalancerOptions, node: ServingNode) -> None:
         self._options = options
         self._node = node
         self._services: dict[ServiceName, Service] = {}
@@ -69,7 +74,7 @@ class ServiceCatalog:
         self._backends: dict[ServiceName, Backends] = {}
         """Of the slices, as far as somebody has asked since they changed."""
         self._pods: dict[ServiceName, Pod] = {}
-        self.redirects: dict[ServiceName, Redirect] = {}
+        self.redirects: dict[ServiceName, RedirectPolicy] = {}
         """The redirections to pods of this node."""
         self.redirected: dict[ServiceName, list[Frontend]] = {}
         """The frontends of each redirection that has pods here."""
@@ -161,7 +166,7 @@ class ServiceCatalog:
         found = cluster_reservations(service) if service is not None else frozenset()
         return self.reserve(f"cluster addresses of {name}", found)
 
-    def move(self, node: Node) -> Iterator[FrontendChange]:
+    def move(self, node: ServingNode) -> Iterator[FrontendChange]:
         """The node has changed: its addresses, its zone, its exposure."""
         self._node = node
         for name in list(self._services):
@@ -200,7 +205,7 @@ class ServiceCatalog:
         yield from self._claims.replace(key, [])
         yield from self._redirects_in(namespace)
 
-    def upsert_redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:
+    def upsert_redirect(self, redirect: RedirectPolicy) -> Iterator[FrontendChange]:
         """A redirection to pods of this node, new or changed."""
         self.redirects[redirect.name] = redirect
         return self._redirect(redirect)
@@ -220,7 +225,7 @@ class ServiceCatalog:
         """Serve what objects say of the frontend."""
         return self._claims.clear_override(key)
 
-    def set_state(self, address: Address, state: BackendState) -> Iterator[FrontendChange]:
+    def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
         """Give a backend a state by hand, until nobody has the backend any more."""
         return self._claims.set_state(address, state)
 
@@ -237,7 +242,7 @@ class ServiceCatalog:
         for redirect in [each for each in self.redirects.values() if each.name.namespace == namespace]:
             yield from self._redirect(redirect)
 
-    def _redirect(self, redirect: Redirect) -> Iterator[FrontendChange]:
+    def _redirect(self, redirect: RedirectPolicy) -> Iterator[FrontendChange]:
         service = self._services.get(redirect.service) if redirect.service is not None else None
         found = []
         reason = ""

@@ -19,11 +19,11 @@ from cells.services import (
     DEFAULT_WEIGHT,
     EXTERNAL,
     PROTOCOLS,
-    Address,
     Backend,
     BackendState,
     Frontend,
     LoadBalancerOptions,
+    ServiceAddress,
     ServiceName,
     address_end,
     is_port,
@@ -76,14 +76,14 @@ def weight_of(slice_: EndpointSlice) -> int:
 
 def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -> Backends:
     """The backends of a service's slices. An address in several slices is active if one says so."""
-    found: dict[str, dict[Address, Backend]] = {}
+    found: dict[str, dict[ServiceAddress, Backend]] = {}
     for slice_ in slices:
         _add(found, slice_, options)
     return {name: tuple([of_port[key] for key in sorted(of_port)]) for name, of_port in found.items()}
 
 
 def _add(
-    found: dict[str, dict[Address, Backend]], slice_: EndpointSlice, options: LoadBalancerOptions
+    found: dict[str, dict[ServiceAddress, Backend]], slice_: EndpointSlice, options: LoadBalancerOptions
 ) -> None:
     """Each backend of a slice. Services have many: most of the time goes here that reading them takes."""
     if slice_.address_type not in _FAMILIES:
@@ -114,7 +114,7 @@ def _add(
             if packed[0] in _DOUBTFUL and is_special(ip_address(packed)):
                 continue
             for name, end, of_port in ports:
-                address = new(Address, mark + packed + end)  # Address.read(), without its call
+                address = new(ServiceAddress, mark + packed + end)  # Address.read(), without its call
                 held = of_port.get(address)
                 if held is None or state < held.state:
                     of_port[address] = Backend(address, state, node, name, weight, zone, hinted)
@@ -141,7 +141,7 @@ _DOUBTFUL = frozenset({0, 127, 169, *range(224, 240), 0xFE, 0xFF})
 """The first bytes of all special addresses, of either family: others are looked at no further."""
 _DOUBTFUL_TEXTS = ("0", "127.", "169.254.", "22", "23", ":", "f", "F")
 _FAMILIES = {"IPv4": (b"\4", int(AF_INET)), "IPv6": (b"\6", int(AF_INET6))}
-"""How an :class:`Address` begins, and which texts are one."""
+"""How an :class:`ServiceAddress` begins, and which texts are one."""
 new = bytes.__new__
 
 

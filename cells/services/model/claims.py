@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cells.services import Address, BackendState, Frontend, FrontendKey, ServiceName, ServiceType
+from cells.services import BackendState, Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
 
 __all__ = ["Delete", "FrontendChange", "Upsert"]
 
@@ -43,7 +43,7 @@ class Claims:
         self._claimed: dict[ServiceName, tuple[FrontendKey, ...]] = {}
         self._manual: dict[FrontendKey, Frontend | None] = {}
         """None: not served, whoever claims it."""
-        self._states: dict[Address, BackendState] = {}
+        self._states: dict[ServiceAddress, BackendState] = {}
         self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
         """Frontends that several services claim: the one that is served, then those that are not."""
 
@@ -93,7 +93,7 @@ class Claims:
         yield from self._change(key, before)
         self._forget_states()
 
-    def set_state(self, address: Address, state: BackendState) -> Iterator[FrontendChange]:
+    def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
         """Give a backend a state by hand, wherever it serves; one that nobody has is left alone."""
         having = [key for key in self._keys() if self._has(key, address)]
         before = {key: self._served(key) for key in having}
@@ -114,7 +114,7 @@ class Claims:
     def _keys(self) -> Iterable[FrontendKey]:
         return [*self._claims, *(key for key in self._manual if key not in self._claims)]
 
-    def _has(self, key: FrontendKey, address: Address) -> bool:
+    def _has(self, key: FrontendKey, address: ServiceAddress) -> bool:
         frontend = self._plain(key)
         return frontend is not None and any(one.address == address for one in frontend.backends)
 
@@ -142,7 +142,7 @@ class Claims:
         return _first(claims) if claims is not None else None
 
 
-def _with_states(frontend: Frontend, states: Mapping[Address, BackendState]) -> Frontend:
+def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendState]) -> Frontend:
     """What its source says of a backend that ends goes before what was said by hand."""
     if not any(one.address in states for one in frontend.backends):
         return frontend

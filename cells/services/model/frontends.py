@@ -18,16 +18,16 @@ from cells.services import (
     EXTERNAL,
     INTERNAL,
     PROTOCOLS,
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     IPAddress,
     LoadBalancerOptions,
-    Node,
+    ServiceAddress,
     ServiceName,
     ServiceType,
+    ServingNode,
     is_port,
     parse_address,
     parse_prefix,
@@ -107,7 +107,7 @@ def _types(text: str) -> frozenset[str]:
     return asked if asked <= _TYPES else frozenset()
 
 
-def is_exposed(service: Service, node: Node) -> bool:
+def is_exposed(service: Service, node: ServingNode) -> bool:
     """Whether this node is to have the service. A selector that cannot be read selects no node."""
     metadata = service.metadata
     given = metadata.annotations or {}
@@ -250,7 +250,7 @@ WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
 def frontends_of(
-    service: Service, backends: Backends, node: Node, options: LoadBalancerOptions
+    service: Service, backends: Backends, node: ServingNode, options: LoadBalancerOptions
 ) -> list[Frontend]:
     """The frontends of a service on this node, with their backends.
 
@@ -272,7 +272,7 @@ class _Conversion:
     """One service, on one node, at one moment."""
 
     def __init__(
-        self, service: Service, backends: Backends, node: Node, options: LoadBalancerOptions
+        self, service: Service, backends: Backends, node: ServingNode, options: LoadBalancerOptions
     ) -> None:
         self._service = service
         self._spec = service.spec
@@ -350,7 +350,7 @@ class _Conversion:
                 continue
             for ip in addresses:
                 for scope in (EXTERNAL, INTERNAL) if twins else (EXTERNAL,):
-                    key = FrontendKey(Address(ip, number, protocol), scope)
+                    key = FrontendKey(ServiceAddress(ip, number, protocol), scope)
                     yield self._frontend(key, type_, port, two_scopes=two_scopes)
 
     def _frontend(

@@ -18,21 +18,21 @@ from cells.kubernetes.objects.kind import Selector
 from cells.services import (
     ANY_PROTOCOL,
     PROTOCOLS,
-    Address,
     Backend,
     Frontend,
     FrontendKey,
     IPAddress,
     LoadBalancerOptions,
-    Node,
+    ServiceAddress,
     ServiceName,
     ServiceType,
+    ServingNode,
     is_wildcard,
     parse_address,
 )
 from cells.services.model.reserved import plain
 
-__all__ = ["Redirect", "read_redirect"]
+__all__ = ["RedirectPolicy", "read_redirect"]
 
 
 # Host ports of pods as frontends.
@@ -43,7 +43,7 @@ __all__ = ["Redirect", "read_redirect"]
 WILDCARDS: Mapping[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
-def host_port_frontends(pod: Pod, node: Node, options: LoadBalancerOptions) -> list[Frontend]:
+def host_port_frontends(pod: Pod, node: ServingNode, options: LoadBalancerOptions) -> list[Frontend]:
     """The frontends of a pod's host ports on this node; of two for one address the later."""
     if not options.enable_host_port or pod.spec.host_network or pod.finished:
         return []
@@ -70,7 +70,7 @@ def foreign_host_ips(pod: Pod, own: Collection[IPAddress], options: LoadBalancer
     ]
 
 
-def _frontends(pod: Pod, port: ContainerPort, protocol: int, node: Node) -> Iterator[Frontend]:
+def _frontends(pod: Pod, port: ContainerPort, protocol: int, node: ServingNode) -> Iterator[Frontend]:
     given = parse_address(port.host_ip)
     loopback = given is not None and given.is_loopback
     addresses: list[IPAddress]
@@ -86,10 +86,10 @@ def _frontends(pod: Pod, port: ContainerPort, protocol: int, node: Node) -> Iter
         if own is None:
             continue
         yield Frontend(
-            key=FrontendKey(Address(address, port.host_port, protocol)),
+            key=FrontendKey(ServiceAddress(address, port.host_port, protocol)),
             type=ServiceType.HOST_PORT,
             service=ServiceName(pod.namespace, f"{pod.name}/host-port/{port.host_port}"),
-            backends=(Backend(Address(own, port.container_port, protocol), weight=0),),
+            backends=(Backend(ServiceAddress(own, port.container_port, protocol), weight=0),),
             loopback=loopback,
             routable=not is_wildcard(address),
         )
@@ -104,7 +104,7 @@ def _host_ports(pod: Pod) -> Iterator[ContainerPort]:
 SUFFIX = "-local-redirect"
 
 
-class RedirectPort(msgspec.Struct, frozen=True):
+class LocalRedirectPort(msgspec.Struct, frozen=True):
     """A port, by the name that a frontend's and a backend's have in common."""
 
     name: str
@@ -112,16 +112,16 @@ class RedirectPort(msgspec.Struct, frozen=True):
     protocol: int
 
 
-class Redirect(msgspec.Struct, frozen=True):
+class RedirectPolicy(msgspec.Struct, frozen=True):
     """A policy, read: either an address or a service is redirected."""
 
     name: ServiceName
     uid: str
     address: IPAddress | None
     service: ServiceName | None
-    ports: tuple[RedirectPort, ...]
+    ports: tuple[LocalRedirectPort, ...]
     """None: every port of the service."""
-    backend_ports: tuple[RedirectPort, ...]
+    backend_ports: tuple[LocalRedirectPort, ...]
     selector: Selector
     skip: bool
     """Pods that are redirected to reach the address itself."""
@@ -136,7 +136,7 @@ class Redirect(msgspec.Struct, frozen=True):
         return "clusterIP + named ports" if len(self.ports) > 1 else "clusterIP + port"
 
 
-def read_redirect(policy: CiliumLocalRedirectPolicy) -> Redirect:
+def read_redirect(policy: CiliumLocalRedirectPolicy) -> RedirectPolicy:
     """What a policy says. Raises ValueError, one line, where it cannot be done."""
     spec = policy.spec
     if spec is None:
@@ -164,7 +164,7 @@ def read_redirect(policy: CiliumLocalRedirectPolicy) -> Redirect:
         service = ServiceName(of.namespace, of.service_name)
         ports = _ports("serviceMatcher", of.to_ports or ())
     _check_pairs(ports, backends)
-    return Redirect(
+    return RedirectPolicy(
         name=ServiceName(policy.namespace, policy.name),
         uid=policy.metadata.uid,
         address=address,
@@ -177,7 +177,11 @@ def read_redirect(policy: CiliumLocalRedirectPolicy) -> Redirect:
 
 
 def redirect_frontends(
-    redirect: Redirect, pods: Iterable[Pod], service: Service | None, node: Node, options: LoadBalancerOptions
+    redirect: RedirectPolicy,
+    pods: Iterable[Pod],
+    service: Service | None,
+    node: ServingNode,
+    options: LoadBalancerOptions,
 ) -> list[Frontend]:
     """The frontends of a policy that have a ready pod on this node."""
     local = [pod for pod in pods if serves(redirect, pod, node)]
@@ -185,20 +189,22 @@ def redirect_frontends(
     for ip, port in _targets(redirect, service):
         backends = tuple(_backends(redirect, port, ip, local, options))
         if backends and options.serves(ip):
-            key = FrontendKey(Address(ip, port.port, _protocol(port, options)))
+            key = FrontendKey(ServiceAddress(ip, port.port, _protocol(port, options)))
             name = ServiceName(redirect.name.namespace, redirect.name.name + SUFFIX)
             found.append(Frontend(key, ServiceType.LOCAL_REDIRECT, name, backends, port_name=port.name))
     return found
 
 
-def serves(redirect: Redirect, pod: Pod, node: Node) -> bool:
+def serves(redirect: RedirectPolicy, pod: Pod, node: ServingNode) -> bool:
     """Whether a pod is one of the policy's: of its namespace, on this node, selected, ready."""
     if pod.namespace != redirect.name.namespace or pod.spec.node_name != node.name or pod.finished:
         return False
     return pod.is_ready and redirect.selector.matches(pod.metadata.labels or {})
 
 
-def _targets(redirect: Redirect, service: Service | None) -> Iterator[tuple[IPAddress, RedirectPort]]:
+def _targets(
+    redirect: RedirectPolicy, service: Service | None
+) -> Iterator[tuple[IPAddress, LocalRedirectPort]]:
     if redirect.address is not None:
         yield from ((redirect.address, port) for port in redirect.ports)
         return
@@ -207,7 +213,8 @@ def _targets(redirect: Redirect, service: Service | None) -> Iterator[tuple[IPAd
     spec = service.spec
     addresses = [parse_address(text) for text in spec.cluster_ips or (spec.cluster_ip,)]
     own = [
-        RedirectPort(port.name or "", port.port, PROTOCOLS.get(port.protocol, 0)) for port in spec.ports or ()
+        LocalRedirectPort(port.name or "", port.port, PROTOCOLS.get(port.protocol, 0))
+        for port in spec.ports or ()
     ]
     for ip in addresses:
         if ip is not None:
@@ -215,7 +222,11 @@ def _targets(redirect: Redirect, service: Service | None) -> Iterator[tuple[IPAd
 
 
 def _backends(
-    redirect: Redirect, port: RedirectPort, ip: IPAddress, pods: Sequence[Pod], options: LoadBalancerOptions
+    redirect: RedirectPolicy,
+    port: LocalRedirectPort,
+    ip: IPAddress,
+    pods: Sequence[Pod],
+    options: LoadBalancerOptions,
 ) -> Iterator[Backend]:
     """Pods by the one backend port there is, or by the one of the same name, which the pod must name too."""
     named = len(redirect.backend_ports) > 1
@@ -227,31 +238,31 @@ def _backends(
             continue
         for own in map(parse_address, pod.addresses):
             if own is not None and own.version == ip.version:
-                address = Address(own, target.port, _protocol(target, options))
+                address = ServiceAddress(own, target.port, _protocol(target, options))
                 yield Backend(address, node=pod.spec.node_name, weight=0)
 
 
-def _protocol(port: RedirectPort, options: LoadBalancerOptions) -> int:
+def _protocol(port: LocalRedirectPort, options: LoadBalancerOptions) -> int:
     return port.protocol if options.bpf_lb_proto_diff else ANY_PROTOCOL
 
 
-def _ports(where: str, ports: Iterable[ObjectPort]) -> tuple[RedirectPort, ...]:
+def _ports(where: str, ports: Iterable[ObjectPort]) -> tuple[LocalRedirectPort, ...]:
     found = tuple(_port(where, each) for each in ports)
     if len(found) > 1 and (nameless := next((each for each in found if not each.name), None)):
         raise ValueError(f"{where}.toPorts: port {nameless.port} needs a name, as there are several")
     return found
 
 
-def _port(where: str, given: ObjectPort) -> RedirectPort:
+def _port(where: str, given: ObjectPort) -> LocalRedirectPort:
     text, protocol = given.port, given.protocol
     if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise ValueError(f"{where}.toPorts: port {text}: expected a number, 1 to 65535")
     if protocol not in {"TCP", "UDP"}:
         raise ValueError(f"{where}.toPorts: protocol {protocol}: expected TCP or UDP")
-    return RedirectPort(given.name.lower(), int(text), PROTOCOLS[protocol])
+    return LocalRedirectPort(given.name.lower(), int(text), PROTOCOLS[protocol])
 
 
-def _check_pairs(ports: Sequence[RedirectPort], backends: Sequence[RedirectPort]) -> None:
+def _check_pairs(ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]) -> None:
     """Each port of a frontend has its backend port, of the same protocol."""
     if len(ports) == 1 == len(backends):
         if ports[0].protocol != backends[0].protocol:

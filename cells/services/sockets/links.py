@@ -19,7 +19,7 @@ import msgspec
 from cells.datapath.libbpf import LoadedObject
 from cells.maps.bpf import (
     BpfError,
-    LinkInfo,
+    CgroupLinkInfo,
     attach_cgroup,
     link_info,
     open_link,
@@ -211,7 +211,7 @@ def _pinned(path: Path, number: int) -> bool:
         os.close(link)
 
 
-def _runs(info: LinkInfo, program: int, tables: Collection[Map]) -> bool:
+def _runs(info: CgroupLinkInfo, program: int, tables: Collection[Map]) -> bool:
     """Whether the link has this very program on these very maps."""
     try:
         current = program_by_id(info.program)

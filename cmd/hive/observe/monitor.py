@@ -30,7 +30,7 @@ from cells.observe.events import (
     decode,
     event_text,
 )
-from cells.observe.monitor import SOCKET, GobError, Payloads
+from cells.observe.monitor import SOCKET, MonitorProtocolError, Payloads
 from hive.client import TIMEOUT, connect, socket_option
 from hive.names import Names, endpoint_number
 from hive.observe.monitor_filter import VERDICTS, Wanted
@@ -205,7 +205,7 @@ def events(stream: socket.socket) -> Iterator[Sample | Lost]:
     while data := stream.recv(1 << 18):
         try:
             yield from payloads.feed(data)
-        except GobError as error:
+        except MonitorProtocolError as error:
             raise click.ClickException(f"this is not a monitor socket: {error}") from error
 
 

@@ -249,14 +249,14 @@ def _show_way(way: Mapping[str, Any], indent: str) -> None:
 def _reachability(cluster: Cluster, namespace: str, port: str) -> list[dict[str, str]]:
     """The rows of a folder. Raises UnanswerableError."""
     from cells.policy.explain import UnanswerableError
-    from cells.policy.explain.directory import Asked, parse_asked, source_of, targets_of
+    from cells.policy.explain.directory import RequestedPort, parse_asked, source_of, targets_of
     from hive.policy.folder import FolderDirectory
 
     directory = FolderDirectory(cluster)
     pods = [name for name in directory.pods() if name.startswith(f"{namespace}/")]
     if not pods:
         raise UnanswerableError(f"there are no pods of namespace {namespace} in the manifests")
-    asked = parse_asked(port) if port else Asked()
+    asked = parse_asked(port) if port else RequestedPort()
     rows = []
     for source, destination in permutations(pods, 2):
         client = source_of(directory, f"pod/{source}")

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES, EndpointSlice, Service, served_by
 from cells.policy.compute import PolicyConflictError
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.explain import End, UnanswerableError
-from cells.policy.explain.cluster import RESERVED, Cluster, KnownPod, PodName
-from cells.policy.explain.directory import Frontend, IPAddress, Served, headless, refusal
+from cells.policy.explain.cluster import RESERVED, Cluster, ExplainedPod, KnownPod
+from cells.policy.explain.directory import IPAddress, Served, ServedPort, headless, refusal
 from cells.policy.rules import Direction, PolicyError
 from cells.services import Frontend as ServedAt
-from cells.services import LoadBalancerOptions, Node, ServiceType
+from cells.services import LoadBalancerOptions, ServiceType, ServingNode
 from cells.services.model.backends import backends_of
 from cells.services.model.frontends import (
     backends_by_port,
@@ -83,7 +83,7 @@ class FolderDirectory:
     def _add_pod(self, pod: Object) -> Object:
         """The pod, with an address."""
         status, spec = dict(pod.get("status") or {}), pod.get("spec") or {}
-        name = PodName(namespace_of(pod), pod["metadata"]["name"])
+        name = ExplainedPod(namespace_of(pod), pod["metadata"]["name"])
         if spec.get("hostNetwork"):
             self._in_host[str(name)] = spec.get("nodeName") or ""
             return pod
@@ -129,7 +129,7 @@ class FolderDirectory:
                 " own node see it, or of remote-node"
             )
         namespace, _, short = name.partition("/")
-        known = self._cluster.pods.get(PodName(namespace, short))
+        known = self._cluster.pods.get(ExplainedPod(namespace, short))
         return self._end(known) if known is not None else None
 
     def _end(self, pod: KnownPod) -> End:
@@ -145,10 +145,10 @@ class FolderDirectory:
         """All of them, by namespace and name."""
         return [str(name) for name in self._cluster.pods]
 
-    def pod_ports(self, pod: str) -> Sequence[NamedPort]:
+    def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
         """The ports that a pod's containers name."""
         namespace, _, name = pod.partition("/")
-        return sorted(self._cluster.pods[PodName(namespace, name)].ports)
+        return sorted(self._cluster.pods[ExplainedPod(namespace, name)].ports)
 
     def network(self, text: str) -> End:
         """The end that a network is. Raises ValueError for what is none."""
@@ -192,7 +192,7 @@ class FolderDirectory:
         if client is None or not client.key:
             return ""
         namespace, _, name = client.key.partition("/")
-        spec = self._cluster.pods[PodName(namespace, name)].located.object.get("spec") or {}
+        spec = self._cluster.pods[ExplainedPod(namespace, name)].located.object.get("spec") or {}
         return str(spec.get("nodeName") or "")
 
     # Services
@@ -201,7 +201,7 @@ class FolderDirectory:
         """Whether there is a service of this namespace and name."""
         return name in self._services
 
-    def frontends(self, name: str, client: End) -> Sequence[Frontend]:
+    def frontends(self, name: str, client: End) -> Sequence[ServedPort]:
         """The ports that a client reaches a service by."""
         service = self._services[name]
         if service.spec.type == "ExternalName":
@@ -216,7 +216,7 @@ class FolderDirectory:
         meant = [one for one in found if (one.type is ServiceType.CLUSTER_IP) != client.is_outside] or found
         return [self._shown(name, one, client) for one in meant]
 
-    def frontends_at(self, address: IPAddress, client: End) -> Sequence[Frontend]:
+    def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
         """The ports served at an address."""
         return [
             self._shown(name, one, client)
@@ -234,19 +234,19 @@ class FolderDirectory:
             service = replace(service, spec=spec)
         backends = backends_of(self._slices[name], OPTIONS)
         of_nodes = tuple(self._nodes)
-        found = frontends_of(service, backends, Node(name=node, node_port_addresses=of_nodes), OPTIONS)
+        found = frontends_of(service, backends, ServingNode(name=node, node_port_addresses=of_nodes), OPTIONS)
         found = [
             one for one in found if not one.key.address.is_wildcard and self._reserved.serves(one, OPTIONS)
         ]
         return [one for one in found if not one.key.scope] if client.is_outside else seen_inside(found)
 
-    def _headless(self, name: str, client: End) -> Iterator[Frontend]:
+    def _headless(self, name: str, client: End) -> Iterator[ServedPort]:
         backends = backends_of(self._slices[name], OPTIONS)
         for port_name, port, protocol, some in backends_by_port(backends):
             ends = [end for one in some for end, _ in self.at(one.address.ip, client)]
             yield headless(name, port_name, port, protocol, ends)
 
-    def _shown(self, name: str, frontend: ServedAt, client: End) -> Frontend:
+    def _shown(self, name: str, frontend: ServedAt, client: End) -> ServedPort:
         address = frontend.key.address
         chosen, _ = selectable(frontend.backends)
         spec = self._services[name].spec
@@ -258,7 +258,7 @@ class FolderDirectory:
             )
         if local and client.key and not self._node_of(client):
             note = "its traffic policy is Local: of these, only backends on the client's node count"
-        return Frontend(
+        return ServedPort(
             service=name,
             address=str(address.ip) if int(address.ip) <= INVENTED or address.version == 6 else "",
             port=address.port,

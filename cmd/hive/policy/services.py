@@ -17,7 +17,7 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
 from cells.kubernetes.objects.kind import Kind
 from cells.policy.explain.check import Finding
 from cells.policy.explain.cluster import Cluster, Located
-from cells.services import LoadBalancerOptions, Node, ServiceName, parse_address
+from cells.services import LoadBalancerOptions, ServiceName, ServingNode, parse_address
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import refused_backends
 from cells.services.model.frontends import faults_of
@@ -46,7 +46,7 @@ def service_findings(cluster: Cluster) -> list[Finding]:
 
 def _catalog(cluster: Cluster) -> ServiceCatalog:
     """The services, beside nodes and pods whose addresses none of them may have."""
-    catalog = ServiceCatalog(OPTIONS, Node(""))
+    catalog = ServiceCatalog(OPTIONS, ServingNode(""))
     for _, node in _rows(cluster, NODES):
         _reserve_node(catalog, f"Node {node.name}", node.name, parse_node(node))
     for _, node in _rows(cluster, CILIUM_NODES):

@@ -46,7 +46,7 @@ async def ours(url: str, token: str) -> dict[str, float]:
     """Reflectors of pods and nodes."""
     from cells.kubernetes.client import connect
     from cells.kubernetes.client.access import Access
-    from cells.kubernetes.client.http import Connection  # noqa: F401  # comes with the first request: not measured
+    from cells.kubernetes.client.http import HttpConnection  # noqa: F401  # comes with the first request: not measured
     from cells.kubernetes.objects.core import NODES, PODS
     from cells.kubernetes.reflector import Reflector
     from cells.kubernetes.sink import Sink, SourceStatus
@@ -164,7 +164,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from cells.cluster.remote_endpoints import RemoteEndpoint
     from cells.config import AgentConfig, AgentSettings
     from cells.endpoint import KubernetesPods
-    from cells.kubernetes.client.http import Connection  # noqa: F401  # comes with the first request: no pod's memory
+    from cells.kubernetes.client.http import HttpConnection  # noqa: F401  # comes with the first request: no pod's memory
     from cells.maps.map import NO_PREALLOC, MapSpec, MapType, create_map
     from cells.maps.node_maps import Epochs
     from cells.maps.records.cluster import IpcacheKey, IpcacheValue

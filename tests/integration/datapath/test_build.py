@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cells.datapath import build
-from cells.datapath.build import BuildError, compile_objects, explain, find_clang
+from cells.datapath.build import ObjectBuildError, compile_objects, explain, find_clang
 
 OBJECTS = ["dispatch.o", "datapath.o", "l3.o", "xdp.o", "gc.o", "sock.o"]
 pytestmark = pytest.mark.timeout(600)  # every object is compiled several times
@@ -40,13 +40,15 @@ def test_a_tag_makes_another_build_of_the_same_source_but_not_of_the_dispatchers
 
 @pytest.mark.parametrize("tag", ["x" * 32, 'a"b', "a b", "ä"])
 def test_a_tag_that_would_not_fit_is_refused(tmp_path: Path, tag: str) -> None:
-    with pytest.raises(BuildError, match="expected at most 31 of the characters"):
+    with pytest.raises(ObjectBuildError, match="expected at most 31 of the characters"):
         compile_objects(tmp_path, build_tag=tag)
 
 
 def test_without_a_compiler_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(BuildError, match=r"no clang found: .*apt-get install one of clang-14 to clang-18"):
+    with pytest.raises(
+        ObjectBuildError, match=r"no clang found: .*apt-get install one of clang-14 to clang-18"
+    ):
         find_clang()
 
 
@@ -79,7 +81,7 @@ def test_a_compiler_that_is_too_new_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     compilers(monkeypatch, tmp_path, clang="19.1.7")
-    with pytest.raises(BuildError, match=r"is clang 19: .*apt-get install one of clang-14 to clang-18"):
+    with pytest.raises(ObjectBuildError, match=r"is clang 19: .*apt-get install one of clang-14 to clang-18"):
         find_clang()
 
 
@@ -100,7 +102,7 @@ def test_what_does_not_compile_leaves_the_former_object(
     shutil.copytree(build.SOURCES, source)
     (source / "dispatch.c").write_text("int x = y;\n")
     monkeypatch.setattr(build, "SOURCES", source)
-    with pytest.raises(BuildError, match=r"(?s)dispatch.c does not compile:.*undeclared"):
+    with pytest.raises(ObjectBuildError, match=r"(?s)dispatch.c does not compile:.*undeclared"):
         compile_objects(out)
     assert [digest(out / name) for name in OBJECTS] == before
 

@@ -15,15 +15,15 @@ import pytest
 from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import (
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
-    Node,
+    ServiceAddress,
     ServiceName,
     ServiceType,
+    ServingNode,
     control,
 )
 from cells.services.balancer import LoadBalancer
@@ -31,7 +31,7 @@ from cells.services.control.pending import TABLE, Entries
 from cells.services.control.tables import MapFullError, served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
-from cells.services.map_entries import Batch, MapKey, Write, backend_value, service_key
+from cells.services.map_entries import Batch, MapKey, MapWrite, backend_value, service_key
 from cells.services.model.backends import WEIGHT, backends_of
 from cells.services.model.frontends import frontends_of
 from lifecycle import BatchError
@@ -90,7 +90,7 @@ class WatchedMaps:
         for where, value in batch.writes():
             self.write(where, value)
 
-    def write_tables(self, writes: Sequence[Write]) -> None:
+    def write_tables(self, writes: Sequence[MapWrite]) -> None:
         """Some are written, and then one is not, in whose place is another or none."""
         for number, (where, value) in enumerate(writes):
             if value is not None and number >= self.tables:
@@ -175,10 +175,10 @@ def addresses(frontend: Frontend) -> set[bytes]:
 def someone(draw: random.Random, number: int) -> Frontend:
     """A frontend with backends that others have too."""
     backends = tuple(
-        Backend(Address(ip_address(f"10.0.0.{each}"), 8080, 6))
+        Backend(ServiceAddress(ip_address(f"10.0.0.{each}"), 8080, 6))
         for each in draw.sample(range(1, 9), draw.randrange(5))
     )
-    key = FrontendKey(Address(ip_address(f"10.96.0.{number}"), 80, 6))
+    key = FrontendKey(ServiceAddress(ip_address(f"10.96.0.{number}"), 80, 6))
     affinity = draw.choice((0, 0, 60))
     ranges = tuple(f"192.0.{each}.0/24" for each in draw.sample(range(4), draw.choice((0, 0, 1, 2))))
     name = ServiceName("shop", "web")
@@ -317,7 +317,7 @@ async def test_a_backend_stays_while_a_look_up_table_leads_to_it() -> None:
     agent = Agent(maps, {})
     await agent.target.dump()
     first = someone(random.Random(1), 1)  # noqa: S311
-    backends = [Backend(Address(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
+    backends = [Backend(ServiceAddress(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
     one, both = (msgspec.structs.replace(first, backends=tuple(have)) for have in (backends[:1], backends))
     await agent.change({one.key: one}, set())
     maps.room = {SERVICES: len([each for each in maps.entries if each.map == SERVICES])}
@@ -335,7 +335,7 @@ async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
     await agent.target.dump()
     draw = random.Random(1)  # noqa: S311
     known = {each: someone(draw, each) for each in (1, 2, 3)}
-    backends = [Backend(Address(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
+    backends = [Backend(ServiceAddress(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
     first, second, third = (
         Frontend(known[number].key, ServiceType.CLUSTER_IP, ServiceName("shop", "web"), tuple(have))
         for number, have in ((1, backends[:1]), (2, backends[1:]), (3, backends[1:]))
@@ -369,7 +369,7 @@ async def test_weights_of_slices_share_new_connections() -> None:
         },
         Service,
     )
-    node = Node("here", node_port_addresses=(ip_address("192.0.2.7"),))
+    node = ServingNode("here", node_port_addresses=(ip_address("192.0.2.7"),))
 
     async def shares(weight: str) -> list[int]:
         slices = [

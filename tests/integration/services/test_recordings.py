@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cells.config.shared import Seed
-from cells.services.maglev import Candidate, fill
+from cells.services.maglev import MaglevBackend, fill
 from tests.support.counts import Count
 from tests.unit.services.compare import Names, canonical, differences
 from tests.unit.services.replay import Json, Run, load, names
@@ -208,7 +208,7 @@ def test_a_recorded_maglev_table(case: Any) -> None:
             for i in range(case["n_backends"])
         ]
     seed = Seed.parse(case["seed"])
-    table = fill([Candidate(*one) for one in backends], case["table_size"], seed.names)
+    table = fill([MaglevBackend(*one) for one in backends], case["table_size"], seed.names)
     assert hashlib.sha256(table).hexdigest() == case["expect"]["table_sha256"]
     assert [seed.ipv4, seed.ipv6] == case["expect"]["jhash_seeds"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cells import config, datapath, maps, netlink
-from cells.datapath.collector import Collector, slices
+from cells.datapath.collector import ConntrackCollector, slices
 from cells.maps.map import Map
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import CtEntry, CtKey, NatEntry
@@ -28,12 +28,12 @@ EMPTY_BUCKETS = 32_768
 """At the most so many in a slice."""
 
 
-def need(_: Collector) -> None:
+def need(_: ConntrackCollector) -> None:
     """What the tests use."""
 
 
 @asynccontextmanager
-async def running(**settings: object) -> AsyncIterator[tuple[Maps, Collector]]:
+async def running(**settings: object) -> AsyncIterator[tuple[Maps, ConntrackCollector]]:
     given = {
         "state-dir": Path("/run/cilium"),
         "bpf-ct-global-tcp-max": 4 * MANY,
@@ -44,7 +44,7 @@ async def running(**settings: object) -> AsyncIterator[tuple[Maps, Collector]]:
         settings=given | settings,
     )
     async with hive.started():
-        yield hive.get(Maps), hive.get(Collector)
+        yield hive.get(Maps), hive.get(ConntrackCollector)
 
 
 def fill(table: Map, count: int, lifetime: int, first: int = 0, *, protocol: int = 6) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.datapath.collector import Collector
+from cells.datapath.collector import ConntrackCollector
 from cells.maps.records.flows import CtEntry, CtKey
 from lifecycle import Hook
 from tests.kernel.datapath.world import A, B, World
@@ -27,26 +27,26 @@ NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 
 
 @pytest.fixture
-def collector(world: World) -> Iterator[Collector]:
+def collector(world: World) -> Iterator[ConntrackCollector]:
     """The programs on the world's maps."""
     conntrack, nat = (tuple(world.maps[name] for name in names) for names in (TABLES, NAT))
     maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat, all=lambda: (*conntrack, *nat))
     hooks: list[Hook] = []
     lifecycle: Any = SimpleNamespace(append=hooks.append)
-    yield Collector(maps, lifecycle)
+    yield ConntrackCollector(maps, lifecycle)
     for hook in hooks:
         assert hook.stop is not None
         anyio.run(hook.stop)
 
 
-def collect(collector: Collector) -> list[tuple[int, int, int]]:
+def collect(collector: ConntrackCollector) -> list[tuple[int, int, int]]:
     """Seen, alive and deleted of each table."""
     found = anyio.run(collector.collect)
     assert [one.map for one in found] == [*TABLES, *NAT]
     return [(one.seen, one.alive, one.deleted) for one in found[: len(TABLES)]]
 
 
-def forget(collector: Collector, *addresses: str) -> int:
+def forget(collector: ConntrackCollector, *addresses: str) -> int:
     """How many flows of these addresses there were."""
     return anyio.run(collector.forget, [ip_address(each) for each in addresses])
 
@@ -61,7 +61,7 @@ def fill(world: World, name: str, count: int, lifetime: int, first: int = 0) -> 
     return keys
 
 
-def test_only_what_has_ended_is_removed(world: World, collector: Collector) -> None:
+def test_only_what_has_ended_is_removed(world: World, collector: ConntrackCollector) -> None:
     now = int(time.monotonic())
     kept = {name: fill(world, name, 20, now + 500) for name in TABLES}
     gone = {name: fill(world, name, 30, now - 2, first=100) for name in TABLES}
@@ -72,7 +72,7 @@ def test_only_what_has_ended_is_removed(world: World, collector: Collector) -> N
         assert all(world.maps[name].lookup(key) is None for key in gone[name])
 
 
-def test_flows_of_an_address_are_forgotten(world: World, collector: Collector) -> None:
+def test_flows_of_an_address_are_forgotten(world: World, collector: ConntrackCollector) -> None:
     for name in TABLES:
         fill(world, name, 10, 1 << 31)
     assert forget(collector, "10.1.0.99", "fd00:10:1::99") == 0
@@ -81,7 +81,7 @@ def test_flows_of_an_address_are_forgotten(world: World, collector: Collector) -
     assert collect(collector) == [(0, 0, 0)] * 4
 
 
-def test_many_addresses_are_forgotten_and_no_others(world: World, collector: Collector) -> None:
+def test_many_addresses_are_forgotten_and_no_others(world: World, collector: ConntrackCollector) -> None:
     for name in TABLES:
         fill(world, name, 10, 1 << 31)
     strangers = [f"10.9.{n // 250}.{n % 250}" for n in range(2500)]
@@ -90,7 +90,7 @@ def test_many_addresses_are_forgotten_and_no_others(world: World, collector: Col
     assert collect(collector) == [(0, 0, 0)] * 2 + [(10, 10, 0)] * 2
 
 
-def test_walks_of_many_slices_see_each_entry_once(world: World, collector: Collector) -> None:
+def test_walks_of_many_slices_see_each_entry_once(world: World, collector: ConntrackCollector) -> None:
     now = int(time.monotonic())
     fill(world, "cilium_ct4_global", 3000, now + 500)
     first, *_ = collect(collector)

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from scapy.layers.inet import UDP
 
-from cells.datapath.collector import Collector
+from cells.datapath.collector import ConntrackCollector
 from tests.kernel.datapath.world import NODE, OUTSIDE, OUTSIDE6, A, B, World
 from tests.kernel.datapath_nat.test_masquerade import known_to_conntrack, mapped, udp
 
@@ -18,10 +18,10 @@ NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 
 
 @pytest.fixture
-def collector(world: World) -> Collector:
+def collector(world: World) -> ConntrackCollector:
     conntrack, nat = (tuple(world.maps[name] for name in names) for names in (CONNTRACK, NAT))
     maps: Any = SimpleNamespace(conntrack=conntrack, nat=nat, all=lambda: (*conntrack, *nat))
-    return Collector(maps, SimpleNamespace(append=lambda _: None))  # type: ignore[arg-type]
+    return ConntrackCollector(maps, SimpleNamespace(append=lambda _: None))  # type: ignore[arg-type]
 
 
 def age(world: World) -> None:
@@ -33,7 +33,7 @@ def age(world: World) -> None:
 
 @pytest.mark.parametrize(("one", "two", "outside"), [(A.ip, B.ip, OUTSIDE), (A.ip6, B.ip6, OUTSIDE6)])
 def test_what_conntrack_knows_is_kept(
-    world: World, collector: Collector, one: str, two: str, outside: str
+    world: World, collector: ConntrackCollector, one: str, two: str, outside: str
 ) -> None:
     version = 6 if ":" in one else 4
     alive, over, ended = udp(one, outside, 1000), udp(one, outside, 1001), udp(two, outside, 1000)
@@ -50,7 +50,7 @@ def test_what_conntrack_knows_is_kept(
     assert answer.packet[UDP].dport == 1000
 
 
-def test_translations_of_a_removed_pod_are_forgotten(world: World, collector: Collector) -> None:
+def test_translations_of_a_removed_pod_are_forgotten(world: World, collector: ConntrackCollector) -> None:
     for number in range(5):
         world.device_sends(udp(A.ip, OUTSIDE, 1000 + number))
         world.device_sends(udp(B.ip, OUTSIDE, 2000 + number))

@@ -11,7 +11,7 @@ from cells.config.shared import DEFAULT_SEED, Seed
 from cells.maps.map import create_map
 from cells.maps.records.flows import NODEPORT_MAGLEV, NODEPORT_ON, NodePortConfig
 from cells.services import ServiceFlag
-from cells.services.maglev import Candidate, fill
+from cells.services.maglev import MaglevBackend, fill
 from cells.services.map_entries import maglev_key
 from tests.kernel.datapath.world import REDIRECT
 from tests.kernel.datapath_nodeport.world import ELSEWHERE, NODE_PORT, SERVICE, NodePortWorld, segment
@@ -81,7 +81,7 @@ def serve(world: NodePortWorld, version: int, table: bytes, flags: int = NODEPOR
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_a_client_goes_where_its_hash_says(world: NodePortWorld, version: int) -> None:
-    table = fill([Candidate(f"backend-{number}", number, 100) for number in (1, 2, 3)], SIZE, SEED.names)
+    table = fill([MaglevBackend(f"backend-{number}", number, 100) for number in (1, 2, 3)], SIZE, SEED.names)
     numbers = struct.unpack(f"<{SIZE}I", table)
     serve(world, version, table)
     seen = set()

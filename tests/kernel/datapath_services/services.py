@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from cells.maps.map import Map
-from cells.services import Address, BackendState, FrontendKey, ServiceFlag
+from cells.services import BackendState, FrontendKey, ServiceAddress, ServiceFlag
 from cells.services.map_entries import (
     MapKey,
     affinity_key,
@@ -57,7 +57,7 @@ class Services:
         timeout: int = 0,
     ) -> None:
         """Make these a frontend's backends; those that are not active get no new connections."""
-        frontend = Address(ip_address(ip), port, protocol)
+        frontend = ServiceAddress(ip_address(ip), port, protocol)
         key = FrontendKey(frontend, scope)
         for each in backends:
             self.set_backend(each)
@@ -74,7 +74,7 @@ class Services:
 
     def set_backend(self, backend: Backend) -> None:
         """Write the backend alone: its address and state."""
-        address = Address(ip_address(backend.ip), backend.port)
+        address = ServiceAddress(ip_address(backend.ip), backend.port)
         self._write(backend_key(backend.number, address.ip.version), backend_value(address, backend.state))
 
     def remove_backend(self, backend: Backend) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cells.endpoint import Endpoint
 from cells.endpoint import watchdog as endpoint_watchdog
 from cells.endpoint.kernel import ifindex_key
-from cells.endpoint.watchdog import EndpointWatchdog, Fault
+from cells.endpoint.watchdog import EndpointFault, EndpointWatchdog
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import LxcKey
 from cells.netlink.links import HostLinks
@@ -63,7 +63,7 @@ async def test_a_removed_filter_is_back_at_once(command: str, in_node: None) -> 
                 lambda: (filter_of(one, "ingress"), filter_of(two, "ingress")) == (before, before)
             )
             found = hive.get(EndpointWatchdog).found
-            await eventually(lambda: found == {Fault.PROGRAMS: 2})
+            await eventually(lambda: found == {EndpointFault.PROGRAMS: 2})
             await eventually(lambda: level(hive) == "ok")
 
 
@@ -102,16 +102,16 @@ def filter_by_route(hive: Hive, made: Endpoint) -> None:
 @pytest.mark.parametrize(
     ("damage", "fault"),
     [
-        (drop_lxc, Fault.LXC),
-        (change_lxc, Fault.LXC),
-        (drop_config, Fault.CONFIG),
-        (another_program, Fault.PROGRAMS),
-        (filter_by_route, Fault.RP_FILTER),
+        (drop_lxc, EndpointFault.LXC),
+        (change_lxc, EndpointFault.LXC),
+        (drop_config, EndpointFault.CONFIG),
+        (another_program, EndpointFault.PROGRAMS),
+        (filter_by_route, EndpointFault.RP_FILTER),
     ],
     ids=["row of the address", "another row", "row of the link", "another program", "reverse path filter"],
 )
 async def test_what_nobody_tells_of_is_back_with_the_next_look(
-    damage: Callable[[Hive, Endpoint], None], fault: Fault, in_node: None
+    damage: Callable[[Hive, Endpoint], None], fault: EndpointFault, in_node: None
 ) -> None:
     with pods(1) as [pod]:
         async with agent(**INTERVAL) as hive:

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells.maps.bpf import LinkInfo, link_info, open_link
+from cells.maps.bpf import CgroupLinkInfo, link_info, open_link
 from cells.services.sockets.links import HOOKS, detach_all, find_root
 from lifecycle import explain
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, Backend
@@ -23,7 +23,7 @@ __all__ = ["cgroup", "in_node"]
 pytestmark = pytest.mark.kernel
 
 
-def links() -> dict[str, LinkInfo]:
+def links() -> dict[str, CgroupLinkInfo]:
     """What is pinned, by name of the program."""
     found = {}
     for path in PINS.iterdir():
@@ -66,7 +66,7 @@ def test_an_agent_killed_at_once_leaves_clients_served(in_node: None, cgroup: Pa
             os.write(ready, b"1")
             await anyio.sleep_forever()
 
-    async def live_again() -> dict[str, LinkInfo]:
+    async def live_again() -> dict[str, CgroupLinkInfo]:
         async with serving(cgroup):
             assert is_served()
             return links()

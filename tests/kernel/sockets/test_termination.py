@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from cells.maps.records.flows import ReverseSk, ReverseSkKey
-from cells.services import Address, Frontend, FrontendKey, ServiceName, ServiceType
 from cells.services import Backend as ServiceBackend
+from cells.services import Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
 from cells.services.sockets.kernel import KernelSockets
 from lifecycle.testing import eventually
@@ -43,10 +43,10 @@ async def serve(node: Served, *services: tuple[str, tuple[str, ...]], protocol: 
             protocol=protocol,
         )
         frontend = Frontend(
-            FrontendKey(Address(ip_address(vip), PORT, protocol)),
+            FrontendKey(ServiceAddress(ip_address(vip), PORT, protocol)),
             ServiceType.CLUSTER_IP,
             ServiceName("shop", f"web-{number}"),
-            tuple(ServiceBackend(Address(ip_address(ip), TARGET, protocol)) for ip in backends),
+            tuple(ServiceBackend(ServiceAddress(ip_address(ip), TARGET, protocol)) for ip in backends),
         )
         told.append(ServedFrontend(number, frontend))
     node.tell(*told)

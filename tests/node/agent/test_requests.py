@@ -19,8 +19,8 @@ import pytest
 
 from cells.observe.monitor import SOCKET
 from cells.proxy.envoy import EnvoySettings
-from cells.proxy.envoy.ports import Program
-from cells.proxy.envoy.resources import Place, external_bootstrap
+from cells.proxy.envoy.ports import EnvoyProgram
+from cells.proxy.envoy.resources import EnvoyFiles, external_bootstrap
 from hive.client import ask, connect
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
@@ -259,9 +259,9 @@ def test_requests_to_a_service_are_read_by_both_policies(
 def envoy_beside(node: Lab, folder: Path) -> Iterator[None]:
     """With an Envoy that the agent has not started, as the pod cilium-envoy runs it."""
     bootstrap = folder / "bootstrap.json"
-    place = Place(Path("/var/run/cilium/envoy"))
+    place = EnvoyFiles(Path("/var/run/cilium/envoy"))
     bootstrap.write_text(json.dumps(external_bootstrap(place, "127.0.0.1", 9878, 9964)), encoding="utf-8")
-    program = Program(EnvoySettings()).path
+    program = EnvoyProgram(EnvoySettings()).path
     assert program is not None
     command = [program, "-c", bootstrap, "--log-path", folder / "envoy.log", "--disable-hot-restart"]
     with node.open() as there:

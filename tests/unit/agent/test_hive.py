@@ -22,7 +22,7 @@ from cells.cluster.ipcache.rows import IpcacheMap
 from cells.cluster.node_ids import NodeMap
 from cells.config import AgentConfig
 from cells.datapath import DatapathWatchdog
-from cells.datapath.collector import Collected, Collector
+from cells.datapath.collector import Collected, ConntrackCollector
 from cells.datapath.datapath import Datapath, HostPolicy
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.host import HostPrograms
@@ -133,7 +133,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(AgentConfig, Config(directory)),
         replace(Kernel, fake(Kernel, devices=lambda: [eth0], subscribed=quiet)),
         replace(HostLinks, links),
-        replace(Collector, fake(Collector, collect=nothing_ended)),
+        replace(ConntrackCollector, fake(ConntrackCollector, collect=nothing_ended)),
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),
         replace(PolicyMapPool, kernel),

@@ -357,7 +357,7 @@ async def running_node(
         ipcache.cell,
         replace(IpcacheMap, kernel.prefixes),
         replace(api.PolicyPool, kernel),
-        replace(api.NodeStatus, facts),
+        replace(api.NodeSummary, facts),
         replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         regenerated,

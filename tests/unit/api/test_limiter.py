@@ -12,7 +12,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from cells.api.limiter import Bucket, Limiter, Parameters, Refused, Turn
+from cells.api.limiter import Limiter, LimitExceeded, Parameters, RateBucket, Turn
 from cells.api.metrics import limiter_families
 from cells.api.rate_limits import LimitSettings
 from cells.base.metrics import Family, Histogram
@@ -39,7 +39,7 @@ class Line:
         async def asked() -> Turn | None:
             try:
                 turn = await self.limiter.enter(gone)
-            except Refused as refused:
+            except LimitExceeded as refused:
                 self.refused.append((name, refused.outcome, str(refused)))
                 return None
             self.let_in.append(name)
@@ -161,7 +161,7 @@ async def test_who_comes_as_a_place_becomes_free_comes_after_those_who_wait() ->
 
 
 async def test_a_smaller_burst_counts_at_once() -> None:
-    bucket = Bucket(1.0, 5)
+    bucket = RateBucket(1.0, 5)
     bucket.adjust(1.0, 2, now=100.0)
     assert bucket.wait(100.0, ahead=1) == 0
     assert bucket.wait(100.0, ahead=3) == 2

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cells.api.limiter import LEFT, Limiter, Parameters, Refused
+from cells.api.limiter import LEFT, Limiter, LimitExceeded, Parameters
 from lifecycle.testing import VirtualClock
 from tests.unit.fuzz.inputs import bounded
 
@@ -128,7 +128,7 @@ async def _ask(limiter: Limiter, asked: Asked, fate: Fate, now: Callable[[], flo
 
     try:
         turn = await limiter.enter(gone)
-    except Refused as refused:
+    except LimitExceeded as refused:
         fate.refused, fate.done = refused.outcome, now()
         return
     except asyncio.CancelledError:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells.cni.configuration import CniConfigSettings, put_aside
-from cells.cni.configuration.contents import Contents, NoTargetError, find_target, splice
+from cells.cni.configuration.contents import ConfigurationContents, NoTargetError, find_target, splice
 
 LOG = "/var/run/cilium/cilium-cni.log"
 OURS: dict[str, object] = {"type": "cilium-cni", "chaining-mode": "generic-veth"}
 
 
 def file_bytes(directory: Path, **values: Any) -> bytes:
-    contents = Contents(CniConfigSettings(**values), Path("/var/run/cilium/cni.sock"))
+    contents = ConfigurationContents(CniConfigSettings(**values), Path("/var/run/cilium/cni.sock"))
     return contents.read(directory / "05-cilium.conflist", print)
 
 
@@ -37,7 +37,7 @@ def test_the_file_is_the_documented_one(tmp_path: Path) -> None:
 
 
 def test_the_socket_is_named_only_where_the_plugin_would_not_look() -> None:
-    plugin = Contents(CniConfigSettings(), Path("/run/node1/cni.sock")).plugin()
+    plugin = ConfigurationContents(CniConfigSettings(), Path("/run/node1/cni.sock")).plugin()
     assert plugin["agent-socket"] == "/run/node1/cni.sock"
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from cells.cni.attachment import ANNOTATION, MacPair, macs_of
 from cells.cni.protocol import CniError
-from cells.cni.request import NetConf, Pod
+from cells.cni.request import NetConf, PodReference
 from cells.netlink.rows import mac_text, parse_mac
 
 Conf = dict[str, object]
-WEB = Pod("web-0", "default", "")
+WEB = PodReference("web-0", "default", "")
 PREFIXES = {"sts-": "aa:bb:cc:00:00:02", "sts-db-": "aa:bb:cc:00:00:03"}
 DETERMINISTIC: Conf = {"macAddrMode": "deterministic"}
 FIXED: Conf = {"fixedMac": "AA:BB:CC:00:00:02"}
@@ -25,7 +25,7 @@ def annotated(mac: str) -> Conf:
     return {"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {ANNOTATION: mac, "other": "x"}}}
 
 
-def macs(conf: Conf, pod: Pod = WEB, ifname: str = "eth0") -> MacPair:
+def macs(conf: Conf, pod: PodReference = WEB, ifname: str = "eth0") -> MacPair:
     return macs_of(msgspec.json.decode(json.dumps(conf), type=NetConf), pod, ifname)
 
 
@@ -33,18 +33,26 @@ def macs(conf: Conf, pod: Pod = WEB, ifname: str = "eth0") -> MacPair:
     ("conf", "pod", "expected"),
     [
         (DETERMINISTIC, WEB, "52:84:2a:fe:62:3a"),
-        (DETERMINISTIC, Pod("coredns-abc", "kube-system", ""), "1e:48:67:06:fe:f9"),
+        (DETERMINISTIC, PodReference("coredns-abc", "kube-system", ""), "1e:48:67:06:fe:f9"),
         (FIXED, WEB, "aa:bb:cc:00:00:02"),
         ({**FIXED, **DETERMINISTIC, "prefixMacMap": {"web": "aa:bb:cc:00:00:09"}}, WEB, "aa:bb:cc:00:00:02"),
-        ({"prefixMacMap": PREFIXES}, Pod("sts-db-0", "x", ""), "aa:bb:cc:00:00:03"),
-        ({"prefixMacMap": dict(reversed(PREFIXES.items()))}, Pod("sts-db-0", "x", ""), "aa:bb:cc:00:00:03"),
-        ({"prefixMacMap": PREFIXES, **DETERMINISTIC}, Pod("sts-0", "x", ""), "aa:bb:cc:00:00:02"),
-        ({"prefixMacMap": {**PREFIXES, "": "aa:bb:cc:00:00:04"}}, Pod("", "", ""), "aa:bb:cc:00:00:04"),
+        ({"prefixMacMap": PREFIXES}, PodReference("sts-db-0", "x", ""), "aa:bb:cc:00:00:03"),
+        (
+            {"prefixMacMap": dict(reversed(PREFIXES.items()))},
+            PodReference("sts-db-0", "x", ""),
+            "aa:bb:cc:00:00:03",
+        ),
+        ({"prefixMacMap": PREFIXES, **DETERMINISTIC}, PodReference("sts-0", "x", ""), "aa:bb:cc:00:00:02"),
+        (
+            {"prefixMacMap": {**PREFIXES, "": "aa:bb:cc:00:00:04"}},
+            PodReference("", "", ""),
+            "aa:bb:cc:00:00:04",
+        ),
         ({"prefixMacMap": PREFIXES, **DETERMINISTIC}, WEB, "52:84:2a:fe:62:3a"),
         ({**FIXED, **DETERMINISTIC, **annotated("02-00-00-00-00-09")}, WEB, "02:00:00:00:00:09"),
     ],
 )
-def test_the_pods_end_follows_the_most_important_rule(conf: Conf, pod: Pod, expected: str) -> None:
+def test_the_pods_end_follows_the_most_important_rule(conf: Conf, pod: PodReference, expected: str) -> None:
     assert mac_text(macs(conf, pod).pod) == expected
 
 
@@ -60,11 +68,11 @@ def test_only_the_mode_deterministic_says_what_the_nodes_end_is() -> None:
         ({}, WEB),
         ({"macAddrMode": "random"}, WEB),
         ({"macAddrMode": "unheard-of"}, WEB),
-        ({"prefixMacMap": PREFIXES}, Pod("mysts-0", "x", "")),
-        (DETERMINISTIC, Pod("", "default", "")),
+        ({"prefixMacMap": PREFIXES}, PodReference("mysts-0", "x", "")),
+        (DETERMINISTIC, PodReference("", "default", "")),
     ],
 )
-def test_without_a_rule_both_ends_are_random(conf: Conf, pod: Pod) -> None:
+def test_without_a_rule_both_ends_are_random(conf: Conf, pod: PodReference) -> None:
     seen = [mac for _ in range(8) for mac in macs(conf, pod)]
     assert len(set(seen)) == len(seen)
     assert all(mac[0] & 3 == 2 for mac in seen)
@@ -79,7 +87,7 @@ def test_every_interface_of_a_pod_has_its_own() -> None:
 
 @given(namespace=st.text(max_size=20), name=st.text(min_size=1, max_size=20))
 def test_derived_addresses_are_unicast_and_local(namespace: str, name: str) -> None:
-    for mac in macs(DETERMINISTIC, Pod(name, namespace, "")):
+    for mac in macs(DETERMINISTIC, PodReference(name, namespace, "")):
         assert len(mac) == 6
         assert mac[0] & 3 == 2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from cells.cni.transport import TURN, Connection, PacketServer, listen
+from cells.cni.transport import TURN, PacketServer, PluginConnection, listen
 from lifecycle import HiveError, UsageError
 from tests.support.cni_plugin import HEADER, environment
 from tests.unit.cni_server.harness import Client, Harness, harness, request, until
@@ -151,7 +151,7 @@ def test_a_missing_directory_is_told_in_one_line(tmp_path: Path) -> None:
 async def test_many_long_calls_leave_the_loop_to_others_in_between(early: bool, tmp_path: Path) -> None:
     done: list[str] = []
 
-    def handle(connection: Connection, packet: memoryview) -> None:
+    def handle(connection: PluginConnection, packet: memoryview) -> None:
         began = time.monotonic()
         while time.monotonic() - began < TURN:
             pass

@@ -8,7 +8,7 @@ import structlog
 
 from cells.base.barriers import PodsExposed
 from cells.datapath import conntrack
-from cells.datapath.collector import Collected, Collector
+from cells.datapath.collector import Collected, ConntrackCollector
 from cells.datapath.conntrack import ConntrackMap, ConntrackSettings, Passes, families
 from lifecycle import Duration, HealthTree, Hive, Table, seconds, supply
 from lifecycle.testing import VirtualClock
@@ -16,7 +16,7 @@ from lifecycle.testing import VirtualClock
 pytestmark = pytest.mark.anyio
 
 
-class FakeMaps(Collector):
+class FakeMaps(ConntrackCollector):
     """Conntrack maps of which each pass removes what the test says."""
 
     def __init__(self, *removed: int) -> None:
@@ -40,7 +40,7 @@ async def running(maps: FakeMaps, **settings: object) -> AsyncIterator[tuple[Hiv
     given = {name.replace("_", "-"): value for name, value in settings.items()}
     with VirtualClock() as clock:
         async with Hive(
-            conntrack.cell, supply(maps, Collector), supply(PodsExposed()), settings=given
+            conntrack.cell, supply(maps, ConntrackCollector), supply(PodsExposed()), settings=given
         ).started() as hive:
             await clock.settle()
             yield hive, clock

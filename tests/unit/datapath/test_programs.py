@@ -3,7 +3,7 @@
 import re
 
 from cells.datapath.build import SOURCES
-from cells.datapath.programs import DISPATCHERS, ENTRIES, PROGRAMS, Place, at, pod_link
+from cells.datapath.programs import DISPATCHERS, ENTRIES, PROGRAMS, DeviceKind, at, pod_link
 
 
 def test_the_c_source_has_the_same_programs_and_entries() -> None:
@@ -32,5 +32,5 @@ def test_nothing_is_in_anothers_place() -> None:
 def test_each_kind_of_device_has_its_programs() -> None:
     assert at(pod_link(egress_prog=False)) == ("cil_from_container", "")
     assert at(pod_link(egress_prog=True)) == ("cil_from_container", "cil_to_container")
-    assert at(Place.HOST_LINK) == ("cil_to_host", "cil_from_host")
-    assert at(Place.NET_LINK) == ("cil_to_host", "")
+    assert at(DeviceKind.HOST_LINK) == ("cil_to_host", "cil_from_host")
+    assert at(DeviceKind.NET_LINK) == ("cil_to_host", "")

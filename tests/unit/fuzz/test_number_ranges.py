@@ -54,7 +54,7 @@ from cells.observe.events.gob import decode as read_gob
 from cells.observe.events.gob import encode as write_gob
 from cells.policy.control import HTTPRedirect
 from cells.proxy.envoy import EnvoySettings
-from cells.proxy.envoy.resources import EGRESS_PROXY, INGRESS_PROXY, Place, listeners
+from cells.proxy.envoy.resources import EGRESS_PROXY, INGRESS_PROXY, EnvoyFiles, listeners
 from cells.services import map_entries
 
 
@@ -200,7 +200,7 @@ def test_the_mark_and_the_port_that_envoy_is_given(identity: int, port: int, dir
     redirect = HTTPRedirect(
         name="one", port=port, direction=direction, identity=identity, labels=(), rules=None
     )
-    (listener,) = listeners([redirect], EnvoySettings(), Place(Path("/run/envoy")), ["127.0.0.1", "::1"])
+    (listener,) = listeners([redirect], EnvoySettings(), EnvoyFiles(Path("/run/envoy")), ["127.0.0.1", "::1"])
     mark = listener["listener_filters"][1]["typed_config"]["mark"]
     assert listener["address"]["socket_address"]["port_value"] == port
     assert 0 <= mark < 1 << 32, "a uint32 of the protocol"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
-from cells.services import LoadBalancerOptions, Node, ServiceName
+from cells.services import LoadBalancerOptions, ServiceName, ServingNode
 from cells.services.balancer import LoadBalancer
 from cells.services.maglev import MaglevTables
 from cells.services.model import ServiceCatalog
@@ -21,7 +21,7 @@ from tests.unit.fuzz.inputs import bounded, json_values, odd_texts
 from tests.unit.services.replay import broken_pointers
 
 OPTIONS = LoadBalancerOptions(bpf_lb_algorithm="maglev", enable_service_topology=True)
-NODE = Node("node-1", "zone-a")
+NODE = ServingNode("node-1", "zone-a")
 
 addresses = st.sampled_from(
     ["10.96.0.1", "10.96.0.2", "fd00::1", "::ffff:10.0.0.1", "0.0.0.0", "::", "fe80::1%eth0", "None", ""]

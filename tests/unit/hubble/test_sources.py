@@ -30,7 +30,7 @@ from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference
 from cells.observe.events import LookupRecord, Lost, Party, Sample, lookup_sample
 from cells.proxy.dns import NameStore
 from cells.proxy.dns.cache import EndpointNames, Lookup
-from cells.services import Address, Frontend, FrontendKey, ServiceName, ServiceType
+from cells.services import Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
 from lifecycle import Change, Table
 from tests.unit.hubble.recordings import recording
@@ -117,7 +117,7 @@ def _change(row: Any, *, key: Any = None, old: Any = None) -> Change[Any]:
 
 
 def _served(number: int = 4) -> ServedFrontend:
-    key = FrontendKey(Address(IPv4Address("10.0.1.21"), 53, 17))
+    key = FrontendKey(ServiceAddress(IPv4Address("10.0.1.21"), 53, 17))
     return ServedFrontend(
         number, Frontend(key, ServiceType.CLUSTER_IP, ServiceName("kube-system", "kube-dns"))
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes.api_server import KubernetesAPI
-from cells.kubernetes.manifest_parser import Folder, Problem, parse
+from cells.kubernetes.manifest_parser import Folder, ManifestProblem, parse
 from cells.kubernetes.manifests import ManifestFile
 from cells.kubernetes.objects.core import PODS, SERVICES
 from cells.kubernetes.resources import Resources
@@ -161,14 +161,14 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
-    with pytest.raises(Problem) as raised:
+    with pytest.raises(ManifestProblem) as raised:
         parse(text.encode())
     assert str(raised.value) == told
 
 
 def test_a_value_that_contains_itself_is_told() -> None:
     text = b"apiVersion: v1\nkind: Namespace\nmetadata: &m {name: a, labels: *m}\n"
-    with pytest.raises(Problem, match="3:11: it contains itself, by an alias"):
+    with pytest.raises(ManifestProblem, match="3:11: it contains itself, by an alias"):
         parse(text)
 
 
@@ -183,10 +183,10 @@ def test_the_same_value_may_stand_in_many_places() -> None:
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_are_read_or_refused_in_one_line(text: bytes) -> None:
     told = ""
-    with suppress(Problem):
+    with suppress(ManifestProblem):
         try:
             parse(text)
-        except Problem as problem:
+        except ManifestProblem as problem:
             told = str(problem)
             raise
     assert "\n" not in told

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from cells.kubernetes.manifest_parser import Problem, parse
+from cells.kubernetes.manifest_parser import ManifestProblem, parse
 from cells.kubernetes.objects import KINDS
 from cells.kubernetes.objects.core import NAMESPACES, NETWORK_POLICIES, SERVICES
 from cells.kubernetes.objects.kind import Kind
@@ -99,7 +99,7 @@ def outcome(value: dict[str, Any]) -> Any:
     """The row, or why it is refused, without the place."""
     try:
         return from_manifest(value)
-    except Problem as problem:
+    except ManifestProblem as problem:
         return str(problem).split(": ", 1)[1]
 
 
@@ -112,7 +112,7 @@ def test_null_means_absent(kind: Kind[Any]) -> None:
         if required:
             with pytest.raises(msgspec.ValidationError, match=f"missing required field `{way[-1]}`"):
                 kind.decode(text)
-            with pytest.raises(Problem, match=f"(?=.*missing).*{way[-1]}"):
+            with pytest.raises(ManifestProblem, match=f"(?=.*missing).*{way[-1]}"):
                 from_manifest(null)
         else:
             assert kind.decode(text) == kind.decode(json.dumps(absent).encode()), way
@@ -136,7 +136,9 @@ def test_a_label_that_is_null_is_empty() -> None:
 
 def test_a_null_in_a_list_is_refused_with_its_place() -> None:
     text = b"apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  externalIPs:\n  - ~\n"
-    with pytest.raises(Problem, match=r"6:5: Service a: spec.externalIPs\[0\]: expected `str`, got `null`"):
+    with pytest.raises(
+        ManifestProblem, match=r"6:5: Service a: spec.externalIPs\[0\]: expected `str`, got `null`"
+    ):
         parse(text)
 
 

@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, ip_address, ip_network
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.kvstore.model import IPS
-from cells.remote.shared_keys import NamedPort, address_keys, node_key, read_address, read_node
+from cells.remote.shared_keys import SharedPort, address_keys, node_key, read_address, read_node
 from tests.unit.ciliumendpoint.test_objects import endpoint
 
 CILIUMS_NODE = {
@@ -89,7 +89,7 @@ def test_an_address_of_ciliums_is_read() -> None:
     claim = found.claim
     assert (str(claim.prefix), claim.identity, claim.encrypt_key) == ("10.11.0.7/32", 26655, 3)
     assert (claim.source, str(claim.tunnel_endpoint)) == (Source.KVSTORE, "192.0.2.2")
-    assert (found.namespace, found.pod, found.ports) == ("default", "web", (NamedPort("http", 80, "TCP"),))
+    assert (found.namespace, found.pod, found.ports) == ("default", "web", (SharedPort("http", 80, "TCP"),))
 
 
 def test_what_is_no_address_is_none() -> None:

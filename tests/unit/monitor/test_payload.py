@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells.observe.events import Drop, Lost, Sample, Trace, decode
-from cells.observe.monitor import PREFACE, GobError, Payloads, encode
+from cells.observe.monitor import PREFACE, MonitorProtocolError, Payloads, encode
 
 RECORDED = Path(__file__).parents[2] / "conformance_data" / "dbg" / "monitor_json.json"
 """Frames a server sent, which ``cilium-dbg monitor -j`` of Cilium 1.17 printed."""
@@ -60,11 +60,11 @@ def test_what_is_sent_is_read_in_pieces_of_any_size(events: list[Sample | Lost],
 
 @given(st.binary(min_size=1))
 def test_nonsense_is_refused_or_waited_on_but_never_shown(data: bytes) -> None:
-    with suppress(GobError):
+    with suppress(MonitorProtocolError):
         assert list(Payloads().feed(data)) == []
 
 
 @pytest.mark.parametrize("rest", [b"\x03\xff\x84\x01", b"\x05\xff\x84\x09\x01\x00", b"\x02\x04\x00"])
 def test_a_broken_event_is_refused(rest: bytes) -> None:
-    with pytest.raises(GobError):
+    with pytest.raises(MonitorProtocolError):
         list(Payloads().feed(PREFACE + rest))

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from cells.operator import operator, options
-from cells.operator.options import UnservedOperator, WithoutEffect
+from cells.operator.options import OperatorWithoutEffect, UnservedOperator
 from hive.operator.command import command
 from lifecycle import Hive, SettingsError, Sources
 from tests.support import chart
@@ -79,8 +79,8 @@ def test_no_option_of_cilium_is_unknown() -> None:
 
 
 def test_no_option_stands_twice_and_each_says_why() -> None:
-    served = known() - set(names(UnservedOperator)) - set(names(WithoutEffect))
-    assert len(served) + len(names(UnservedOperator)) + len(names(WithoutEffect)) == len(known())
+    served = known() - set(names(UnservedOperator)) - set(names(OperatorWithoutEffect))
+    assert len(served) + len(names(UnservedOperator)) + len(names(OperatorWithoutEffect)) == len(known())
     for one in Hive(options.cell, settings=Sources(argv=[])).settings():
         assert one.option.help.endswith("."), one.option.name
 

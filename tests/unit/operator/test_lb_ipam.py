@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cells.operator.lb_ipam.allocation import AddressPool, AddressRange, Plan, Request, incompatible, plan
+from cells.operator.lb_ipam.allocation import (
+    AddressPool,
+    AllocationRequest,
+    Plan,
+    PoolRange,
+    incompatible,
+    plan,
+)
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
@@ -23,10 +30,10 @@ SERVICES = Resource("", "services")
 
 def pool(name: str, first: str, last: str, **more: Any) -> AddressPool:
     values = {"selector": None, "disabled": False, **more}
-    return AddressPool(name, (AddressRange(ip_address(first), ip_address(last)),), **values)
+    return AddressPool(name, (PoolRange(ip_address(first), ip_address(last)),), **values)
 
 
-def request(name: str, *has: str, **more: Any) -> Request:
+def request(name: str, *has: str, **more: Any) -> AllocationRequest:
     values: dict[str, Any] = {
         "uid": name,
         "labels": {},
@@ -39,7 +46,7 @@ def request(name: str, *has: str, **more: Any) -> Request:
         "selector": (),
         **more,
     }
-    return Request(key=("default", name), has=tuple(map(ip_address, has)), **values)
+    return AllocationRequest(key=("default", name), has=tuple(map(ip_address, has)), **values)
 
 
 def given_to(found: Plan) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cells.kubernetes.client.errors import ConflictError
 from cells.kubernetes.objects.cilium_node import CiliumNode, CiliumNodeSpec, IPAMSpec
 from cells.kubernetes.objects.kind import DatedMeta
-from cells.operator.pod_cidrs.ledger import Ledger, NodePatch, Pools
+from cells.operator.pod_cidrs.ledger import CidrPools, Ledger, NodePatch
 from tests.support.apiserver import ApiServer, Fault, on
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
@@ -69,8 +69,8 @@ ACTIONS = st.lists(
 def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
     actions: list[tuple[str, str, str]],
 ) -> None:
-    pools = Pools(4, ["10.1.0.0/24", "10.9.0.0/24"], 25)
-    cluster = Cluster(Ledger(pools, Pools(6, [], 112)))
+    pools = CidrPools(4, ["10.1.0.0/24", "10.9.0.0/24"], 25)
+    cluster = Cluster(Ledger(pools, CidrPools(6, [], 112)))
     for name, action, cidr in actions:
         changed = {
             "add": cluster.nodes.get(name) or node(name),
@@ -89,13 +89,13 @@ def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
 
 
 def test_what_is_held_is_adopted_before_anything_is_given_out() -> None:
-    cluster = Cluster(Ledger(Pools(4, ["10.0.0.0/8"], 24), Pools(6, ["fd00::/104"], 120)))
+    cluster = Cluster(Ledger(CidrPools(4, ["10.0.0.0/8"], 24), CidrPools(6, ["fd00::/104"], 120)))
     cluster.tell({"a": node("a"), "z": node("z", ("10.0.0.0/24", "fd00::/120"))})
     assert cluster.nodes["a"].spec.ipam.pod_cidrs == ("10.0.1.0/24", "fd00::100/120")
 
 
 def test_a_node_made_anew_under_its_name_has_what_its_new_object_says() -> None:
-    cluster = Cluster(Ledger(Pools(4, ["10.0.0.0/23"], 24), Pools(6, [], 112)))
+    cluster = Cluster(Ledger(CidrPools(4, ["10.0.0.0/23"], 24), CidrPools(6, [], 112)))
     cluster.tell({"a": node("a"), "b": node("b"), "c": node("c")})
     assert cluster.errors == {"c": "allocator full"}
     cluster.tell({"a": node("a", ("192.0.2.0/24",), "another")})

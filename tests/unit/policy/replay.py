@@ -20,7 +20,7 @@ from cells.policy.compute.map_state import Entries
 from cells.policy.compute.repository import Repository
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet, Prefix
-from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, Source, Unenforced
+from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
 from cells.policy.rules.peers import World, label_selector
 from cells.policy.rules.schema import ServiceReference
 from cells.policy.selectors import Selector
@@ -159,7 +159,7 @@ class Case:
                 del self.services.slices[namespace, name]
                 self.repository.follow(self._world())
             case kind:
-                self.repository.delete(Source(kind, namespace, name))
+                self.repository.delete(RuleSource(kind, namespace, name))
 
     def add_identity(self, recorded: Json) -> None:
         """Know an identity that comes later."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cells.api.operations.directory import AgentDirectory, AgentEnds, AgentServices, OtherNodes
 from cells.api.operations.explain import ExplainOperations
-from cells.api.operations.status import NodeStatus
+from cells.api.operations.status import NodeSummary
 from cells.cluster.identity.identities import Identities, Identity, NodeAllocator
 from cells.cluster.identity.numbers import CLUSTER
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
@@ -22,7 +22,7 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, Endpo
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import INDEXES
 from cells.policy import PolicySettings
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control import PolicyView, RulePolicy
 from cells.policy.control.objects import PodPorts
 from cells.policy.explain import Explained, UnanswerableError, explained
@@ -31,7 +31,7 @@ from cells.policy.explain.directory import Directory, parse_destination, source_
 from cells.policy.labels import prefix_labels
 from cells.policy.maps import NodePolicy
 from cells.policy.rules import SERVED
-from cells.services import LoadBalancerOptions, Node
+from cells.services import LoadBalancerOptions, ServingNode
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import backends_of
 from cells.services.model.frontends import frontends_of
@@ -354,9 +354,9 @@ def answer(directory: AgentDirectory, source: str, destination: str) -> Explaine
 
 
 def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
-    ports = fake(PodPorts, of=lambda pod: frozenset({NamedPort("web", TCP, WEB)}))
+    ports = fake(PodPorts, of=lambda pod: frozenset({NamedPodPort("web", TCP, WEB)}))
     rules = RulePolicy(NodePolicy(PolicySettings()), SERVED, None, ports)
-    rules.follow_ports({NamedPort("web", TCP, WEB)})
+    rules.follow_ports({NamedPodPort("web", TCP, WEB)})
     identities = [Identity(number, labels(number)) for number in NAMES]
     rules.know(identities)
     for one in policies(specs):
@@ -398,7 +398,7 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
         None,
         OtherNodes(table(Pod, PODS, rows), None, None, nodes),
         None,
-        fake(NodeStatus, audited=lambda: False),
+        fake(NodeSummary, audited=lambda: False),
     )
     service_rows = [SERVICES.convert(one) for one in services(offered)]
     slices = [
@@ -414,7 +414,7 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
             for frontend in frontends_of(
                 service,
                 backends_of([one for one in slices if one.service == service.name], OPTIONS),
-                Node("node-1"),
+                ServingNode("node-1"),
                 OPTIONS,
             )
         )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cells.cluster.identity.identities import Identity
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy import PolicySettings
-from cells.policy.compute.policies import NamedPort
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control import RulePolicy
 from cells.policy.control.http_redirects import DNSProxyPort, HTTPRedirects
 from cells.policy.control.objects import PodPorts
@@ -278,7 +278,7 @@ def world_of(
     may_leave_open: bool = True,
 ) -> tuple[RulePolicy, dict[Prefix, int]]:
     """The specs in force, and the identities of the prefixes they name."""
-    own = frozenset({NamedPort("web", TCP, WEB)})
+    own = frozenset({NamedPodPort("web", TCP, WEB)})
     ports = fake(PodPorts, of=lambda pod: own)
     options = PolicyOptions(enable_ipv6=True, enable_non_default_deny_policies=may_leave_open)
     world = RulePolicy(NodePolicy(PolicySettings()), options, None, ports, names, requests)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from cells.policy.compute import Entry, Key, Redirect, SelectorPolicy, endpoint_policy, policies
 from cells.policy.compute.endpoint_policy import Filter
-from cells.policy.compute.policies import ComputedPolicies, Difference, NamedPort, PolicyKey
-from cells.policy.compute.repository import Changed, Repository
+from cells.policy.compute.policies import ComputedPolicies, Difference, NamedPodPort, SharedPolicyKey
+from cells.policy.compute.repository import Repository, RulesChanged
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet
-from cells.policy.rules import Direction, PolicyError, PolicyOptions, Source
+from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource
 from cells.policy.rules.peers import World
 from tests.unit.policy.replay import POLICIES, load, names
 
@@ -26,7 +26,7 @@ OBJECTS: list[Any] = [one for case in GENERATED for one in case["objects"] if on
 IDENTITIES = {one["id"]: LabelSet.parse(one["labels"]) for case in GENERATED for one in case["identities"]}
 NUMBERS = sorted(IDENTITIES)
 CART = 20102
-PORTS = frozenset([NamedPort("http", 6, 8080)])
+PORTS = frozenset([NamedPodPort("http", 6, 8080)])
 
 steps = st.lists(
     st.one_of(
@@ -54,7 +54,7 @@ class Node:
         self.cache.add_identity(CART, IDENTITIES[CART])
         self.maps: dict[int, Whole] = {1: {}, 2: {}}
         for endpoint in self.maps:
-            self.write(self.policies.upsert_endpoint(endpoint, PolicyKey(CART, PORTS)))
+            self.write(self.policies.upsert_endpoint(endpoint, SharedPolicyKey(CART, PORTS)))
 
     def write(self, difference: Difference) -> None:
         for endpoint in difference.endpoints:
@@ -74,7 +74,7 @@ class Node:
                 if what == "apply":
                     changed = self.repository.apply(object_)
                 else:
-                    source = Source(object_["kind"], metadata.get("namespace", ""), metadata["name"])
+                    source = RuleSource(object_["kind"], metadata.get("namespace", ""), metadata["name"])
                     changed = self.repository.delete(source)
             except PolicyError:
                 return
@@ -91,7 +91,7 @@ class Node:
         for identity, labels in self.cache.identities.items():
             cache.add_identity(identity, labels)
         policies = ComputedPolicies(self.repository, cache, proxy)
-        difference = policies.upsert_endpoint(1, PolicyKey(CART, PORTS))
+        difference = policies.upsert_endpoint(1, SharedPolicyKey(CART, PORTS))
         return None if difference.error else policies.entries(1)
 
 
@@ -131,7 +131,7 @@ def test_rules_identities_and_endpoints_may_change_between_the_steps_of_a_batch(
     if not changes:
         return
     waiting = [(what, which) for what, which in happens if (what, which) != ("come", CART)]
-    for number, difference in enumerate(node.policies.following(Changed.all_of(changes))):
+    for number, difference in enumerate(node.policies.following(RulesChanged.all_of(changes))):
         if difference is not None:
             node.write(difference)
         elif waiting and not number % every:
@@ -148,7 +148,7 @@ def test_rules_identities_and_endpoints_may_change_between_the_steps_of_a_batch(
 def test_an_endpoint_that_goes_between_the_steps_of_a_batch_leaves_no_selectors(small_steps: None) -> None:
     node = Node()
     changes = [node.repository.apply(one) for one in OBJECTS[:40] if one["kind"] == "CiliumNetworkPolicy"]
-    for number, _ in enumerate(node.policies.following(Changed.all_of(changes))):
+    for number, _ in enumerate(node.policies.following(RulesChanged.all_of(changes))):
         if number == 3:
             for endpoint in node.maps:
                 node.policies.delete_endpoint(endpoint)
@@ -169,7 +169,7 @@ def test_many_objects_at_once_cost_by_their_number_not_its_square(peers: str) ->
 
         sys.setprofile(counting)
         try:
-            for difference in node.policies.following(Changed.all_of(changes)):
+            for difference in node.policies.following(RulesChanged.all_of(changes)):
                 if difference is not None:
                     node.write(difference)
         finally:

@@ -26,14 +26,14 @@ from cells.services import (
     Backend,
     BackendState,
     LoadBalancerOptions,
-    Node,
     ServiceName,
+    ServingNode,
 )
 from cells.services.balancer import Installed, LoadBalancer
 from cells.services.control import ServedFrontend
 from cells.services.control.manual import check_frontend, check_states, frontend_of
 from cells.services.maglev import MaglevTables
-from cells.services.map_entries import Batch, IdsExhaustedError, Write
+from cells.services.map_entries import Batch, IdsExhaustedError, MapWrite
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import health_answers
 from cells.services.model.claims import FrontendChange, Upsert
@@ -95,7 +95,7 @@ class Run:
         last = recorded["id_space"][1] - 1 if "id_space" in recorded else 65534
         self.balancer = LoadBalancer(self.options, maglev, last_service_id=last)
         self.maps: dict[str, dict[str, str]] = maps if maps is not None else {}
-        self.writes: list[Write] = []
+        self.writes: list[MapWrite] = []
         self._sliced: set[str] = set()
         """Services that have had a slice."""
         self.results: list[Json] = []
@@ -113,8 +113,8 @@ class Run:
             if not name.endswith("maglev")
         }
 
-    def _node(self) -> Node:
-        return Node(
+    def _node(self) -> ServingNode:
+        return ServingNode(
             name=self._name,
             zone=self._labels.get(ZONE_LABEL, ""),
             exposure=self._labels.get(EXPOSURE_LABEL, ""),

@@ -11,13 +11,20 @@ import pytest
 
 from cells.config.shared import ServiceSettings
 from cells.kubernetes.objects.core import HEADLESS, EndpointSlice, Service
-from cells.services import EXPOSURE_LABEL, Frontend, FrontendKey, LoadBalancerOptions, Node, ServiceType
+from cells.services import (
+    EXPOSURE_LABEL,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceType,
+    ServingNode,
+)
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import FrontendChange, Upsert
 from cells.services.model.frontends import faults_of, frontends_of
 from cells.services.model.reserved import unserved_of
 
-NODE = Node("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
+NODE = ServingNode("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
 MODE = "service.cilium.io/forwarding-mode"
 
 
@@ -99,7 +106,7 @@ def on(labels: dict[str, str], *, label: str = "", **annotations: str) -> bool:
         },
         Service,
     )
-    node = Node("here", exposure=labels.get(EXPOSURE_LABEL, ""), labels=labels)
+    node = ServingNode("here", exposure=labels.get(EXPOSURE_LABEL, ""), labels=labels)
     return bool(frontends_of(service, {}, node, LoadBalancerOptions()))
 
 
@@ -328,7 +335,7 @@ def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> Non
 
     def served(labels: dict[str, str], of_slice: dict[str, str] | None = None, **options: Any) -> int:
         """How many backends; -1 without a frontend."""
-        catalog = ServiceCatalog(LoadBalancerOptions(**options), Node("here"))
+        catalog = ServiceCatalog(LoadBalancerOptions(**options), ServingNode("here"))
         service = {
             "metadata": {"name": "web", "namespace": "shop", "labels": labels},
             "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
@@ -363,7 +370,7 @@ def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> Non
 
 
 def test_labels_that_come_and_go_take_frontends_and_backends_away_and_bring_them_back() -> None:
-    catalog = ServiceCatalog(LoadBalancerOptions(), Node("here"))
+    catalog = ServiceCatalog(LoadBalancerOptions(), ServingNode("here"))
     held: dict[FrontendKey, Frontend] = {}
 
     def follow(changes: Iterable[FrontendChange]) -> dict[str, int]:

@@ -14,12 +14,12 @@ from cells import kubernetes
 from cells.config import AgentConfig, AgentSettings
 from cells.config import shared as service_settings
 from cells.services import (
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    ServiceAddress,
     ServiceName,
     ServiceType,
     control,
@@ -32,7 +32,7 @@ from cells.services.control.target import ServicesTarget
 from cells.services.map_entries import (
     Batch,
     MapKey,
-    Write,
+    MapWrite,
     backend_key,
     backend_value,
     reverse_nat_key,
@@ -43,7 +43,7 @@ from lifecycle.testing import eventually
 
 pytestmark = pytest.mark.anyio
 
-VIP = FrontendKey(Address(ip_address("10.96.0.10"), 80, 6))
+VIP = FrontendKey(ServiceAddress(ip_address("10.96.0.10"), 80, 6))
 SERVICE = """
 apiVersion: v1
 kind: Service
@@ -89,7 +89,7 @@ class FakeServiceMaps:
         for where, value in batch.writes():
             self.write(where, value)
 
-    def write_tables(self, writes: Sequence[Write]) -> None:
+    def write_tables(self, writes: Sequence[MapWrite]) -> None:
         for where, value in writes:
             self.write(where, value if value is None else b"")
 
@@ -138,7 +138,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def backend(ip: str) -> bytes:
-    return backend_value(Address(ip_address(ip), 8080, 6), BackendState.ACTIVE)
+    return backend_value(ServiceAddress(ip_address(ip), 8080, 6), BackendState.ACTIVE)
 
 
 async def test_a_service_is_in_the_maps_and_gone_with_its_object(folder: Path) -> None:
@@ -219,7 +219,7 @@ async def test_without_a_source_of_objects_services_stay_and_the_log_says_so(fol
 
 async def test_what_the_maps_hold_of_a_family_that_is_off_goes(folder: Path) -> None:
     maps = FakeServiceMaps()
-    six = FrontendKey(Address(ip_address("fd00::10"), 80, 6))
+    six = FrontendKey(ServiceAddress(ip_address("fd00::10"), 80, 6))
     off = [service_key(six, 0), service_key(six, 1), reverse_nat_key(7, 6), backend_key(9, 6)]
     maps.entries = dict.fromkeys(off, b"\0" * 12)
     async with agent(folder, maps):
@@ -231,7 +231,7 @@ async def test_what_the_maps_hold_of_a_family_that_is_off_goes(folder: Path) -> 
 async def test_what_somebody_else_wrote_is_mended() -> None:
     maps, table = FakeServiceMaps(), control.frontends()
     target = ServicesTarget(table, LoadBalancer(LoadBalancerOptions()), maps, served_frontends())
-    backends = tuple(Backend(Address(ip_address(ip), 8080, 6)) for ip in ("10.0.0.1", "10.0.0.2"))
+    backends = tuple(Backend(ServiceAddress(ip_address(ip), 8080, 6)) for ip in ("10.0.0.1", "10.0.0.2"))
     frontend = Frontend(VIP, ServiceType.CLUSTER_IP, ServiceName("shop", "web"), backends)
     with table.txn() as rows:
         rows.put(frontend)

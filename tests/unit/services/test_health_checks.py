@@ -17,11 +17,11 @@ import structlog
 from cells.config import AgentConfig, AgentSettings
 from cells.observe.health import AgentStatus, StatusCollector
 from cells.services import (
-    Address,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
+    ServiceAddress,
     ServiceName,
     ServiceType,
     health_checks,
@@ -46,9 +46,10 @@ def port() -> int:
 
 def served(port: int, *states: BackendState) -> ServedFrontend:
     backends = [
-        Backend(Address(ip_address(f"10.0.0.{at}"), 80, 6), state=state) for at, state in enumerate(states, 1)
+        Backend(ServiceAddress(ip_address(f"10.0.0.{at}"), 80, 6), state=state)
+        for at, state in enumerate(states, 1)
     ]
-    key = FrontendKey(Address(ip_address("203.0.113.1"), 80, 6))
+    key = FrontendKey(ServiceAddress(ip_address("203.0.113.1"), 80, 6))
     name = ServiceName("shop", "web")
     return ServedFrontend(
         1,

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from cells.api.operations.services import ServiceOperations
-from cells.services import Address, BackendState
+from cells.services import BackendState, ServiceAddress
 from cells.services.control import manual
 from cells.services.map_entries import backend_value
 from lifecycle import Hive, invoke, provide
@@ -178,7 +178,8 @@ async def test_a_backend_in_maintenance_gets_no_new_connections_until_it_is_acti
         assert await client("PUT", 0, states(**{"10_0_0_1": "maintenance"})) == (200, None)
         assert maps.slots() == 1
         assert (
-            backend_value(Address(ip_address("10.0.0.1"), 8080, 6), BackendState.MAINTENANCE) in maps.backends
+            backend_value(ServiceAddress(ip_address("10.0.0.1"), 8080, 6), BackendState.MAINTENANCE)
+            in maps.backends
         )
         (folder / "slice.yaml").write_text(SLICE.replace("]}]", "]}, {addresses: [10.0.0.3]}]"))
         await eventually(lambda: maps.slots() == 2)

@@ -15,7 +15,7 @@ from cells.cluster.nodes.node import INTERNAL_IP, NodeIP
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.core import Pod, Service
 from cells.maps.records.flows import SkipLbKey
-from cells.services import LoadBalancerOptions, Node, ServiceName, ServiceType
+from cells.services import LoadBalancerOptions, ServiceName, ServiceType, ServingNode
 from cells.services.control import LocalRedirect, ServedFrontend
 from cells.services.model import ServiceCatalog
 from cells.services.model.redirect import read_redirect
@@ -27,7 +27,7 @@ from tests.unit.ciliumendpoint.test_objects import endpoint
 from tests.unit.services.test_control import SERVICE, SLICE, FakeServiceMaps, agent
 
 pytestmark = pytest.mark.anyio
-HERE = Node("here")
+HERE = ServingNode("here")
 
 POLICY = """
 apiVersion: cilium.io/v2

@@ -18,7 +18,7 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.node.devices import Device
-from cells.services import Frontend, LoadBalancerOptions, Node, ServiceName
+from cells.services import Frontend, LoadBalancerOptions, ServiceName, ServingNode
 from cells.services.control import ServedFrontend
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import FrontendChange, Upsert
@@ -76,7 +76,7 @@ class Cluster:
     """A catalog, and the frontends as its changes leave them."""
 
     def __init__(self, **options: Any) -> None:
-        self.catalog = ServiceCatalog(LoadBalancerOptions(**options), Node("here"))
+        self.catalog = ServiceCatalog(LoadBalancerOptions(**options), ServingNode("here"))
         self.frontends: dict[str, Frontend] = {}
 
     def see(self, *streams: Iterable[FrontendChange]) -> int:
@@ -325,7 +325,7 @@ def test_host_ports_are_served_at_the_nodes_own_addresses_alone(
     ip: str, served: set[str], first: str
 ) -> None:
     cluster = Cluster()
-    node = Node("here", node_port_addresses=(ip_address("192.0.2.1"),))
+    node = ServingNode("here", node_port_addresses=(ip_address("192.0.2.1"),))
     own = {ip_address(one) for one in ("192.0.2.1", "198.51.100.1", "2001:db8::1", "127.0.0.1")}
     cluster.see(cluster.catalog.move(node))
     for step in ("pod", "addresses") if first == "pod" else ("addresses", "pod"):

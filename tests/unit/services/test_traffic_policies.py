@@ -12,13 +12,13 @@ from cells.kubernetes.objects.core import Service
 from cells.services import (
     EXTERNAL,
     INTERNAL,
-    Address,
     Backend,
     Frontend,
     IPAddress,
     LoadBalancerOptions,
-    Node,
+    ServiceAddress,
     ServiceType,
+    ServingNode,
     parse_address,
 )
 from cells.services.model.frontends import frontends_of
@@ -65,9 +65,10 @@ def served(external: str, internal: str, **options: Any) -> list[Frontend]:
         Service,
     )
     backends = tuple(
-        Backend(Address(address(ip), 8080, 6), node=name) for ip, name in ((HERE, "here"), (THERE, "there"))
+        Backend(ServiceAddress(address(ip), 8080, 6), node=name)
+        for ip, name in ((HERE, "here"), (THERE, "there"))
     )
-    node = Node("here", node_port_addresses=(address(NODE_IP),))
+    node = ServingNode("here", node_port_addresses=(address(NODE_IP),))
     return frontends_of(service, {"http": backends}, node, LoadBalancerOptions(**options))
 
 

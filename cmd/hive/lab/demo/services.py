@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cells.services.maglev import Candidate, fill
+from cells.services.maglev import MaglevBackend, fill
 from hive.lab import agent_process, pods
 from hive.lab.children import Child
 from hive.lab.cluster import Cluster
@@ -254,13 +254,15 @@ def _by_server(found: Asked) -> dict[str, int]:
 
 def _disruption(count: int) -> tuple[float, int]:
     """The share of slots that moved although their backend stayed; by how many slots backends differ."""
-    backends = [Candidate(f"[10.0.{at // 250}.{at % 250}:8080,State:active]", at, 1) for at in range(count)]
+    backends = [
+        MaglevBackend(f"[10.0.{at // 250}.{at % 250}:8080,State:active]", at, 1) for at in range(count)
+    ]
     before, after = (_slots(backends), _slots([each for each in backends if each.id != count // 2]))
     moved = sum(1 for one, other in zip(before, after, strict=True) if one != other and one != count // 2)
     shares = [len(list(group)) for _, group in itertools.groupby(sorted(before))]
     return moved / MAGLEV_SIZE, max(shares) - min(shares)
 
 
-def _slots(backends: Sequence[Candidate]) -> list[int]:
+def _slots(backends: Sequence[MaglevBackend]) -> list[int]:
     table = fill(backends, MAGLEV_SIZE, MAGLEV_SEED)
     return list(memoryview(table).cast("I"))

@@ -54,11 +54,11 @@ class Upgrade:
 
 def second_build(lab: Lab) -> Path:
     """Compile the datapath once more, as a generation of its own, into the lab. Raises LabError."""
-    from cells.datapath.build import BuildError, compile_objects
+    from cells.datapath.build import ObjectBuildError, compile_objects
 
     try:
         objects = compile_objects(lab.directory / "datapath", build_tag=f"lab-{lab.name}"[:31])
-    except BuildError as error:
+    except ObjectBuildError as error:
         raise LabError(str(error)) from error
     return next(path for path in objects if path.name == "datapath.o")
 
