@@ -48,7 +48,7 @@ def test_a_click_shows_what_a_cell_provides_needs_and_runs(page: Page, graph: Gr
         "Gateway of this node's pods",
         "Provides\nRouter",
         "needs RestoredPods, Ipam",
-        "router/router.py:",
+        "node/router.py:",
         "Hooks\nset up the router",
     ):
         assert part in panel
@@ -256,7 +256,7 @@ def test_zooming_in_shows_constructors_and_then_hooks(page: Page) -> None:
     assert page.inside("agent.router/Router").text == ""
     page.double_click("agent.router")
     assert page.level == "constructors"
-    assert re.match(r"Router\n\S*node/router/router\.py:\d+\n", page.inside("agent.router/Router").text)
+    assert re.match(r"Router\n\S*node/router\.py:\d+\n", page.inside("agent.router/Router").text)
     left, top, _, _ = page.boxes()["agent.router"]
     page.wheel_at(left + 10, top + 10, -900)
     assert page.level == "hooks"

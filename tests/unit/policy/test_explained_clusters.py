@@ -326,7 +326,7 @@ def test_what_this_node_does_not_decide_is_of_another() -> None:
         (
             NAMES[1001],
             "a.example.org",
-            "a.example.org is no pod and no name that pods of this node have asked",
+            "a.example.org is neither a pod nor a name that pods of this node have asked",
         ),
         (NAMES[1001], "shop/s0:81", "service shop/s0 has no port 81 (it has: p 80/TCP)"),
         (NAMES[1001], f"{NAMES[1002]}:http", "has no port named http (it has: web)"),
