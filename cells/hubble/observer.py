@@ -17,7 +17,7 @@ class NodeState(IntEnum):
     UNKNOWN_NODE_STATE = 0
     NODE_CONNECTED = 1
     NODE_UNAVAILABLE = 2
-    NODE_REMOVED = 3
+    NODE_GONE = 3
     NODE_ERROR = 4
 
 

@@ -477,6 +477,8 @@ PRIVATE_PHRASES = re.compile(
 )
 PRIVATE_NAMES_LEFT, PRIVATE_TEXTS_LEFT = 0, 5
 """How many there still are: these only fall."""
+NAMES_OF_PROTOCOLS = {"NODE_GONE"}
+"""Names that others have given: an enum value of Hubble's API."""
 WORD_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -503,7 +505,7 @@ def test_names_are_words_that_one_would_search_for() -> None:
     private = [
         f"{path.relative_to(ROOT)}: {name}"
         for _, path in MODULES
-        for name in sorted(names_in(ast.parse(path.read_text(encoding="utf-8"))))
+        for name in sorted(names_in(ast.parse(path.read_text(encoding="utf-8"))) - NAMES_OF_PROTOCOLS)
         if not PRIVATE_WORDS.isdisjoint(word.lower() for word in WORD_OF_NAME.findall(name))
     ]
     assert len(private) <= PRIVATE_NAMES_LEFT, "\n".join(private)

@@ -353,7 +353,7 @@ class Printer:
         texts: dict[int, str] = {
             NodeState.NODE_CONNECTED: f"Receiving flows from {count} nodes: {names}",
             NodeState.NODE_UNAVAILABLE: f"{count} nodes are unavailable: {names}",
-            NodeState.NODE_REMOVED: f"{count} nodes removed from cluster: {names}",
+            NodeState.NODE_GONE: f"{count} nodes removed from cluster: {names}",
             NodeState.NODE_ERROR: f"Error {message} on {count} nodes: {names}",
         }
         text = texts.get(status.state_change, f"unknown node status event: {json_text(to_json(status))}")

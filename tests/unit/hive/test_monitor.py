@@ -233,7 +233,7 @@ def test_bytes_are_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFi
 def test_another_socket_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path, b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)) as path:
         told = hive(capsys, "monitor", "-H", path)
-    assert (told.code, told.err.splitlines()[1][:36]) == (1, "hive: this is not a monitor socket: the")
+    assert (told.code, told.err.splitlines()[1][:35]) == (1, "hive: this is not a monitor socket:")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_flat_map_refuses_two_results_with_one_key_until_that_is_mended() -> Non
     put(table, CACHE)
     for _ in range(2):
         with pytest.raises(
-            ValueError, match=r"table in-use: 'one' is the key .* from 'web' and 'cache'; let"
+            ValueError, match=r"table in-use: 'one' is the key .* from 'web' and 'cache'; make"
         ):
             on.all()
     put(table, replace(WEB, node="three"))
