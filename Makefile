@@ -11,6 +11,7 @@
 #
 # make soak     what takes too long for that: every kill point, 100000 pods, hostile frames (root, an hour)
 # make bench    the numbers, side by side with the peers (root)
+# make docs     the documentation as a site, in build/site
 # make fresh    demo and test on newly installed Debian systems, made with debootstrap (root); SUITES names them
 # make install  what the others call first: Debian packages, .venv, compiled objects
 #
@@ -28,7 +29,7 @@ LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/netlink/ahead/obje
 # A process that dies is not replaced: the replacement would wait for tests without end.
 SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: root demo test unit integration browser kernel node soak lint bench fresh install install-test clean
+.PHONY: root docs demo test unit integration browser kernel node soak lint bench fresh install install-test clean
 .DELETE_ON_ERROR:
 
 # Before anything is installed. Without a Python that can try it, the installation comes first.
@@ -58,6 +59,9 @@ kernel: root install-test
 
 node: root install-test
 	$(BIN)/pytest $(SPREAD) tests/node $(ARGS)
+
+docs: .make/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 fresh:
 	@configs/debian/fresh $(SUITES)

@@ -259,7 +259,7 @@ def warn(settings: OperatorWithoutEffect, log: Logger) -> None:
     fields = zip(settings.__struct_fields__, settings.__struct_encode_fields__, strict=True)
     names = [name for field, name in fields if getattr(settings, field) != getattr(usual, field)]
     if names:
-        log.info("settings without effect here", settings=names, why="docs/reference/operator-settings.md")
+        log.info("settings without effect here", settings=names, why="hive config reference --of operator")
 
 
 SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}

@@ -287,4 +287,4 @@ def log_unused(view: HiveView, log: Logger) -> None:
         if issubclass(one.option.struct, WithoutEffect) and one.value != one.option.default
     ]
     if names:
-        log.info("settings without effect here", settings=sorted(names), why="docs/reference/settings.md")
+        log.info("settings without effect here", settings=sorted(names), why="hive config reference")

@@ -132,5 +132,5 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.constructors, *self.invokes)
 
     def json(self) -> str:
-        """One JSON object: version, name and an array of each kind. docs/graph-schema.json describes it."""
+        """One JSON object: version, name and an array of each kind, by graph_schema()."""
         return msgspec.json.format(msgspec.json.encode(self).decode(), indent=2)

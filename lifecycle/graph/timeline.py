@@ -42,7 +42,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds by name that the hive counts together, such as an agent's bootstrap scopes; some overlap."""
 
     def json(self) -> str:
-        """One JSON object; docs/timeline-schema.json describes it."""
+        """One JSON object; timeline_schema() describes it."""
         return msgspec.json.encode(self).decode()
 
     def of(self, kind: Step) -> dict[str, Span]:

@@ -1,4 +1,4 @@
-"""docs/install.md, its first section: the images are built as the page says, and are as large, about."""
+"""The first section of docs/operate/install.md: the images are built as it says, and about as large."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBER = re.compile(r"\d+\.\d MB")
 def test_the_images_are_built_as_the_page_shows(tmp_path: Path) -> None:
     for name in ("configs", ".venv"):
         (tmp_path / name).symlink_to(ROOT / name)
-    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operate" / "install.md").read_text(encoding="utf-8")
     section = page.partition("## 1. The image")[2].partition("\n## ")[0]
     found = [each for block in blocks(section) for each in commands(block.text)]
     builds = [each for each in found if "build.py" in each[0]]

@@ -77,7 +77,7 @@ class Sender:
     own: frozenset[Address] = frozenset()
     """A pod's own addresses, all that it may send from. An outsider has none: any but the node's may be."""
     as_world: frozenset[Address] = frozenset()
-    """Addresses of a node that are the world's by this way: see docs/datapath.md."""
+    """Addresses of a node that are the world's by this way: see docs/understand/datapath.md."""
     wrapped: Callable[[bytes], bytes] = bytes
     """The frame as it leaves, for instance in a tunnel."""
     believed: bool = True

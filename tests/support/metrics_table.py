@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md, from what an agent tells.
+"""The table of docs/operate/metrics.md, from what an agent tells.
 
 Needs: families.   Gives: page(), PAGE.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cells.base.metrics import Family
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "metrics.md"
 HEAD = "| metric | type | labels | | |\n|---|---|---|---|---|\n"
 
 

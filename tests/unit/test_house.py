@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import pytest
 
+from docs.site import api_reference
 from hive.inspect.source import hive_of
 from lifecycle.graph import circles
-from tests.support import api_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"lifecycle": ROOT / "lifecycle", "cells": ROOT / "cells", "hive": ROOT / "cmd" / "hive"}
@@ -319,7 +319,7 @@ def test_what_the_framework_exports_is_for_somebody() -> None:
     """A cell, a command or a page of the documentation names it, or what they name takes or gives it."""
     named = (pair for room, path in MODULES if room != "lifecycle" for pair in facts(path).names)
     words = {name for module, name in named if module.partition(".")[0] == "lifecycle"}
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         words |= set(re.findall(r"\w+", page.read_text(encoding="utf-8")))
     left = exports()
     while fresh := {key: thing for key, thing in left.items() if key[1] in words}:

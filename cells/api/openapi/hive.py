@@ -100,13 +100,13 @@ OPERATIONS = (
         "GET",
         "/hive/graph",
         "What the agent is made of",
-        (ok("The graph, in the form of docs/graph-schema.json.", OBJECT),),
+        (ok("The graph, in the form of docs/reference/graph-schema.json.", OBJECT),),
     ),
     Described(
         "GET",
         "/hive/timeline",
         "What the start took",
-        (ok("The start, in the form of docs/timeline-schema.json.", OBJECT),),
+        (ok("The start, in the form of docs/reference/timeline-schema.json.", OBJECT),),
     ),
     Described(
         "GET",

@@ -87,8 +87,8 @@ def part(operations: StatusOperations) -> Member[ApiPart]:
 
 
 # What ``hive inspect --live``, ``--timeline`` and ``hive config`` ask: graph, start, settings; load.
-# The paths are outside /v1: that is Cilium's document. The forms are docs/graph-schema.json and
-# docs/timeline-schema.json.
+# The paths are outside /v1: that is Cilium's document. The forms are docs/reference/graph-schema.json and
+# docs/reference/timeline-schema.json.
 
 
 class Inspection:

@@ -254,7 +254,7 @@ true
 {{- else if and $one.refuse (ne (toString $value) "") -}}
 {{- fail (printf "%s=%s: not served here: expected %s, or leave it out" $path (toString $value) (toString $one.is)) -}}
 {{- else if and $value (ne (toString $value) "0") -}}
-{{- fail (printf "%s: a value of Cilium's chart that is not served here yet: leave it out (docs/status.md says what works)" $path) -}}
+{{- fail (printf "%s: a value of Cilium's chart that is not served here yet: leave it out (docs/start/status.md says what works)" $path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

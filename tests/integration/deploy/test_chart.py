@@ -275,7 +275,7 @@ def test_a_list_of_one_may_be_a_text() -> None:
 
 
 def test_the_values_of_the_installation_page_are_taken() -> None:
-    page = (chart.CONFIGS.parent / "docs" / "install.md").read_text()
+    page = (chart.CONFIGS.parent / "docs" / "operate" / "install.md").read_text()
     text = page.partition("```yaml file=values.yaml\n")[2].partition("```")[0]
     found = chart.objects(yaml.safe_load(text))
     image = found["DaemonSet/cilium"]["spec"]["template"]["spec"]["containers"][0]["image"]

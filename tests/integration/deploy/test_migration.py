@@ -1,4 +1,4 @@
-"""docs/migrate-from-cilium.md: run where Cilium's chart is installed, and it prints what is shown."""
+"""docs/operate/migrate-from-cilium.md: run where Cilium's chart is installed, and it prints what is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["here"]
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 pytestmark = pytest.mark.timeout(300)
 
-PAGE = ROOT / "docs" / "migrate-from-cilium.md"
+PAGE = ROOT / "docs" / "operate" / "migrate-from-cilium.md"
 POLICY = {
     "apiVersion": "networking.k8s.io/v1",
     "kind": "NetworkPolicy",

@@ -23,7 +23,7 @@ from tests.support.pages import ROOT, blocks, play, shell
     ids=["tutorial", "settings", "shell", "wiring", "running", "testing", "tables", "comparison"],
 )
 def test_everything_runs_and_prints_what_it_shows(page: str, others: set[str], tmp_path: Path) -> None:
-    path = ROOT / "docs" / page
+    path = ROOT / "docs/lifecycle" / page
     found = list(blocks(path.read_text(encoding="utf-8")))
     assert {block.language for block in found} == {"python", "console"} | others
     found = [block for block in found if block.language != "go"]  # only shown

@@ -96,7 +96,7 @@ def small_ipcache() -> MapSpec:
 
 
 def test_who_has_no_room_in_the_ipcache_is_the_world(world: World) -> None:
-    """Rules that name him do not hold, neither those that allow nor those that deny: docs/datapath.md."""
+    """Rules that name the pod hold neither to allow nor to deny: docs/understand/datapath.md."""
     with create_map(small_ipcache()) as table:
         table.update(IpcacheKey.of(ip_network("203.0.113.0/24")).pack(), IpcacheValue(4242).pack())
         with pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,4 @@
-"""The table of docs/without-kube-proxy.md, by connections: who answers whom, by traffic policies."""
+"""The table of docs/operate/without-kube-proxy.md, by connections: who answers whom, by traffic policies."""
 
 from __future__ import annotations
 

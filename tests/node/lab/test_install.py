@@ -1,4 +1,4 @@
-"""docs/install.md: every command runs at a cluster of two lab nodes, and prints what is shown."""
+"""docs/operate/install.md: every command runs at a cluster of two lab nodes, and prints what is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.rollout import Rollout
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 pytestmark = pytest.mark.node
 
-PAGE = ROOT / "docs" / "install.md"
+PAGE = ROOT / "docs" / "operate" / "install.md"
 BUILDS = ("make install", ".venv/bin/python configs/image/build.py")
 """What the soak runs, and what this test could not run without."""
 

@@ -13,8 +13,9 @@ from tests.support.pages import ROOT, blocks, play, shell
 pytestmark = pytest.mark.node
 
 PAGES = (
-    *("default-deny.md", "names.md", "follow-a-packet.md", "follow-a-pod.md", "hubble.md"),
-    *("startup.md", "operating.md", "troubleshooting.md"),
+    *("start/default-deny.md", "operate/names.md", "operate/hubble.md"),
+    *("operate/operating.md", "operate/troubleshooting.md"),
+    *("understand/follow-a-packet.md", "understand/follow-a-pod.md", "understand/startup.md"),
 )
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.node
 
 def test_everything_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
     need_root()
-    path = ROOT / "docs" / "two-nodes.md"
+    path = ROOT / "docs" / "start" / "two-nodes.md"
     cluster = Cluster(f"walk{os.getpid()}")
     try:
         with shell(tmp_path, {"HIVE_LAB": cluster.name}) as process:

@@ -154,7 +154,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert len(refused(tmp_path, "endpoint-get=log:2,endpoint-list=log:3,other=x")) == 3
 
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/rate-limits.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs/operate/rate-limits.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_every_limiter_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""A ConfigMap that Cilium's chart made, and what docs/configuration.md says of it."""
+"""A ConfigMap that Cilium's chart made, and what docs/operate/configuration.md says of it."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from cells.agent import agent
 from lifecycle import Hive, SettingsError, Sources
 from lifecycle.graph.reference import sections
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/configuration.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs/operate/configuration.md").read_text(encoding="utf-8")
 CHART = yaml.safe_load((Path(__file__).parent / "chart_default.yaml").read_text(encoding="utf-8"))
 
 

@@ -1,21 +1,10 @@
-"""``hive api``: the operations of the REST API, listed and as the document in docs/."""
+"""``hive api``: the operations of the REST API, listed and as a document."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.unit.hive.test_command_line import hive
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
-
-
-def test_the_document_in_docs_is_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
-    result = hive(capsys, "api", "-o", "json")
-    assert (result.code, result.err) == (0, "")
-    assert DOCUMENT.read_text(encoding="utf-8") == result.out, (
-        "run: hive api -o json > docs/reference/openapi.json"
-    )
 
 
 def test_operations_are_listed_by_the_names_that_switch_them_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``hive config reference``: the agent's settings as a page and as a schema, which docs/ holds up to date."""
+"""``hive config reference``: the agent's settings as a page and as a schema."""
 
 import json
 from pathlib import Path
@@ -8,34 +8,22 @@ import pytest
 
 from tests.unit.hive.test_command_line import hive
 
-REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 
-
-@pytest.mark.parametrize(
-    ("of", "form", "file"),
-    [
-        ("agent", "markdown", "settings.md"),
-        ("agent", "schema", "settings.schema.json"),
-        ("operator", "markdown", "operator-settings.md"),
-        ("operator", "schema", "operator-settings.schema.json"),
-    ],
-)
-def test_the_reference_in_docs_is_what_the_code_says(
-    of: str, form: str, file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = hive(capsys, "config", "reference", "--of", of, "--format", form)
+@pytest.mark.parametrize("of", ["agent", "operator"])
+def test_the_page_has_every_setting(of: str, capsys: pytest.CaptureFixture[str]) -> None:
+    result = hive(capsys, "config", "reference", "--of", of)
     assert (result.code, result.err) == (0, "")
-    assert (REFERENCE / file).read_text(encoding="utf-8") == result.out, (
-        f"run: hive config reference --of {of} --format {form} > docs/reference/{file}"
-    )
+    schema = json.loads(hive(capsys, "config", "reference", "--of", of, "--format", "schema").out)
+    assert len(schema["properties"]) > 100
+    assert [name for name in schema["properties"] if f"`{name}`" not in result.out] == []
 
 
 def test_the_page_names_nothing_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(Path.cwd()) not in hive(capsys, "config", "reference").out
 
 
-def test_the_schema_takes_what_the_agent_takes() -> None:
-    text = (REFERENCE / "settings.schema.json").read_text(encoding="utf-8")
+def test_the_schema_takes_what_the_agent_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    text = hive(capsys, "config", "reference", "--format", "schema").out
     valid = jsonschema_rs.validator_for(json.loads(text)).is_valid
     assert valid({"mtu": 1400, "bpf-ct-timeout-regular-any": "1m", "ct-global-max-entries-tcp": 2000})
     assert not valid({"mtu": "big"})

@@ -10,7 +10,7 @@ import pytest
 from cells.maps.specs import MapSettings, map_specs, sizes
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "tables-and-maps.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "understand" / "tables-and-maps.md").read_text(encoding="utf-8")
 CODE = set(re.findall(r"`([^`\n]+)`", PAGE))
 
 

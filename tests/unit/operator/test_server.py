@@ -17,7 +17,7 @@ from tests.unit.operator.recordings import load
 
 pytestmark = pytest.mark.anyio
 RECORDED = load("api_endpoints")["steps"][0]["http"]
-METRICS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+METRICS_PAGE = Path(__file__).resolve().parents[3] / "docs" / "operate" / "metrics.md"
 FAMILIES = next(
     one["prometheus_families"] for one in load("api_endpoints")["steps"] if "prometheus_families" in one
 )

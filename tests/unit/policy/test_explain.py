@@ -455,7 +455,7 @@ def test_broken_files_and_what_is_no_object_are_told(tmp_path: Path) -> None:
 
 
 def test_the_pages_commands_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = SHOP.parents[2] / "docs" / "policy.md"
+    page = SHOP.parents[2] / "docs" / "operate" / "policy.md"
     monkeypatch.chdir(SHOP.parents[2])
     blocks = [block.split("```")[0] for block in page.read_text(encoding="utf-8").split("```console\n")[1:]]
     assert blocks

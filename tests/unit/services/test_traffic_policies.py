@@ -1,4 +1,4 @@
-"""The table of docs/without-kube-proxy.md: which backends each combination of traffic policies selects."""
+"""The table of docs/operate/without-kube-proxy.md: the backends that traffic policies select."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cells.services import (
 )
 from cells.services.model.frontends import frontends_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "without-kube-proxy.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operate" / "without-kube-proxy.md"
 HEAD = "| external | internal | outside |"
 HERE, THERE = "10.0.0.1", "10.0.1.1"
 NODE_IP, BALANCER = "192.0.2.7", "192.0.2.80"

@@ -121,7 +121,7 @@ def run(python: Path, folder: Path, *words: str) -> "subprocess.CompletedProcess
 
 
 def test_the_hive_of_the_tutorial_runs_with_it_alone(python: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "lifecycle" / "tutorial.md").read_text(encoding="utf-8")
     for block in blocks(page):
         if block.file in {"beat.py", "main.py"}:  # the last form of each counts
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
