@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for nothing an agent does not tell, and groups by no label a metric has not."""
+"""The Grafana dashboard and the alerts ask for metrics and labels that agents have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.metrics_table import PAGE
 
-DASHBOARD = PAGE.parents[1] / "configs" / "grafana" / "hive-agent.json"
-KEYWORDS = {"by", "without", "and", "or", "unless", "on", "ignoring", "bool", "group_left", "group_right"}
+DASHBOARD = PAGE.parents[2] / "configs" / "grafana" / "hive-agent.json"
+ALERTS = PAGE.parents[2] / "configs" / "grafana" / "alerts.yaml"
+KEYWORDS = {
+    "by",
+    "without",
+    "and",
+    "or",
+    "unless",
+    "offset",
+    "on",
+    "ignoring",
+    "bool",
+    "group_left",
+    "group_right",
+}
 ADDED = {"instance", "le"}
 """Labels that the scrape and the kind of the metric add."""
 
@@ -32,7 +46,7 @@ def queries() -> Iterator[str]:
 def names_in(query: str) -> set[str]:
     """Names of metrics in a PromQL expression: what is neither function, keyword, label, text nor number."""
     bare = re.sub(r'"[^"]*"', "", query)
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]", "", bare)
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\boffset \w+", "", bare)
     bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", "", bare)
     words = re.findall(r"[a-zA-Z_:][\w:]*(?!\w)(?!\s*\()", bare)
     return {word for word in words if word not in KEYWORDS}
@@ -69,7 +83,23 @@ def labels_of_metrics() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("query", list(queries()))
+def alerts() -> dict[str, dict[str, Any]]:
+    """The alert rules by name."""
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def test_every_alert_stands_on_the_page_and_shows_labels_it_has() -> None:
+    page = (PAGE.parent / "alerts.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(Hive\w+)`", page, re.MULTILINE)) == alerts().keys()
+    for rule in alerts().values():
+        shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        groups = re.findall(r"\bby\s*\(([^)]*)\)", rule["expr"])
+        assert groups, rule["alert"]
+        assert all(shown <= {label.strip() for label in group.split(",")} for group in groups), rule["alert"]
+
+
+@pytest.mark.parametrize("query", [*queries(), *(rule["expr"] for rule in alerts().values())])
 def test_every_query_names_metrics_and_labels_that_there_are(query: str) -> None:
     known, names = labels_of_metrics(), names_in(query)
     assert names
