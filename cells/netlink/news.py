@@ -82,13 +82,16 @@ def passing(*alternatives: Sequence[Field]) -> Filter:
 
 
 @asynccontextmanager
-async def subscribed(groups: int, wanted: Filter) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def subscribed(
+    groups: int, wanted: Filter, protocol: int = socket.NETLINK_ROUTE
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """While it is open, the callable waits until a message of ``groups`` that ``wanted`` lets pass has come.
 
-    ``groups`` is a mask of RTMGRP_*. The callable raises OSError when messages were lost: open it anew.
+    ``groups`` is a mask of RTMGRP_*, or of groups of another ``protocol``. The
+    callable raises OSError when messages were lost: open it anew.
     """
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    with socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE) as events:
+    with socket.socket(socket.AF_NETLINK, kind, protocol) as events:
         code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in wanted))
         program = struct.pack("@HP", len(wanted), ctypes.addressof(code))
         events.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
@@ -108,12 +111,14 @@ async def subscribed(groups: int, wanted: Filter) -> AsyncIterator[Callable[[], 
         yield changed
 
 
-async def hints(groups: int, wanted: Filter, settle: float = 0.05) -> AsyncIterator[None]:
+async def hints(
+    groups: int, wanted: Filter, settle: float = 0.05, *, protocol: int = socket.NETLINK_ROUTE
+) -> AsyncIterator[None]:
     """One item right after subscribing (what came before was missed), then one per burst of messages.
 
     ``settle``: seconds that a burst is gathered. Raises what :func:`subscribed` does.
     """
-    async with subscribed(groups, wanted) as changed:
+    async with subscribed(groups, wanted, protocol) as changed:
         yield
         while True:
             await changed()

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, open_socket
-from cells.netlink.wire import NLM_F_DUMP, Message, Request, attribute, attributes, chosen
+from cells.netlink.wire import Message, Request, attribute, attributes, chosen
 
 __all__ = [
     "AddressRow",
@@ -26,7 +26,6 @@ __all__ = [
     "list_links",
     "list_routes",
     "mac_text",
-    "nftables_rows",
     "parse_mac",
     "random_mac",
 ]
@@ -286,9 +285,6 @@ def number_at(data: bytes) -> int:
 
 _IFLA_MASTER: Final = 10
 _IFA_F_SECONDARY: Final = 0x01
-_NETLINK_NETFILTER: Final = 12
-_NFTABLES: Final = 10  # NFNL_SUBSYS_NFTABLES
-_NFGENMSG: Final = struct.Struct(">BBH")  # family, version, resource
 
 
 class LinkRow(NamedTuple):
@@ -394,16 +390,3 @@ def _route(message: Message) -> RouteRow | None:
         address_at(found.get(m.RTA_PREFSRC)),
         address_at(found.get(m.RTA_GATEWAY)),
     )
-
-
-def nftables_rows(kind: int, family: int) -> list[dict[int, bytes]]:
-    """The attributes of all that nftables has of a kind (NFT_MSG_GET*) in a family. Raises NetlinkError."""
-    request = Request(
-        "read tables of nftables", _NFTABLES << 8 | kind, NLM_F_DUMP, _NFGENMSG.pack(family, 0, 0)
-    )
-    descriptor = open_socket(protocol=_NETLINK_NETFILTER)
-    try:
-        rows = Connection(descriptor).dump(request)
-    finally:
-        os.close(descriptor)
-    return [dict(attributes(row.body, _NFGENMSG.size)) for row in rows]

@@ -32,6 +32,7 @@ from cells.proxy.envoy.ports import EnvoyProgram, RedirectPorts
 from cells.proxy.envoy.process import FOLDER, EnvoyError, Process, end_envoy
 from cells.proxy.envoy.resources import EnvoyFiles, Resource
 from cells.proxy.envoy.settings import EnvoySettings
+from cells.proxy.envoy.translated import TranslatedConnections
 from lifecycle import Jobs, Logger, Table, config, group, invoke, module, provide
 
 __all__ = ["Envoy", "EnvoySettings", "cell", "end_envoy"]
@@ -316,4 +317,10 @@ cell = group(
         provide(http_proxy_ports, RedirectPorts, EnvoyProgram),
     ),
     module("envoy", "Requests that policies allow", provide(Envoy), invoke(Envoy)),
+    module(
+        "translated-connections",
+        "Rules of nftables for requests that kube-proxy translates",
+        provide(TranslatedConnections),
+        invoke(TranslatedConnections),
+    ),
 )

@@ -34,10 +34,15 @@ _ANSWERS: Final = {
     "state": "STATE_PREBIND",
 }
 """What pods are answered at egress: never an answer to what goes on in their names, whatever the ports."""
+_TRANSLATED: Final = _ANSWERS | {"int_value": 0x0A01}
 CLUSTER: Final = "original-destination"
 ADMIN: Final = "admin"
 ANY: Final = {"127.0.0.1": "0.0.0.0", "::1": "::"}
 """Every address of a loopback address's family."""
+TRANSLATED: Final = {"127.0.0.1": "127.0.0.2", "::1": "::2"}
+"""Where connections come in that the stack's rules have translated, such as kube-proxy's of node ports."""
+TRANSLATED_ANSWER: Final = INGRESS_PROXY | 1
+"""Mark of answers to them: rules of nftables give them back the client's port."""
 STATISTICS: Final = "hive"
 """What Envoy's statistics of requests are called after."""
 DENIED: Final = "Access denied\r\n"
@@ -227,6 +232,11 @@ def _listener(
     first, *others = [
         {"socket_address": {"address": address, "port_value": redirect.port}} for address in addresses
     ]
+    translated = [
+        {"socket_address": {"address": TRANSLATED[address], "port_value": redirect.port}}
+        for address in addresses
+        if redirect.direction == "ingress"
+    ]
     source = "extensions.filters.listener.original_src.v3.OriginalSrc"
     filters = [
         _filter("original_dst", "extensions.filters.listener.original_dst.v3.OriginalDst"),
@@ -236,7 +246,10 @@ def _listener(
         "config.listener.v3.Listener",
         name=redirect.name,
         address=first,
-        additional_addresses=[{"address": one} for one in others],
+        additional_addresses=[
+            *({"address": one} for one in others),
+            *({"address": one, "socket_options": {"socket_options": [_TRANSLATED]}} for one in translated),
+        ],
         transparent=True,
         **({} if redirect.direction == "ingress" else {"socket_options": [_ANSWERS]}),
         listener_filters=filters,
@@ -280,7 +293,9 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
                 log_format={"json_format": {"redirect": redirect.name, **_LINE}},
             )
         ],
-        http_filters=[_filter("router", "extensions.filters.http.router.v3.Router")],
+        http_filters=[
+            _filter("router", "extensions.filters.http.router.v3.Router"),
+        ],
     )
 
 

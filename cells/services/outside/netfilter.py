@@ -8,14 +8,13 @@ Needs:  CAP_NET_ADMIN.   Gives: found_rules(), FoundRules.
 from __future__ import annotations
 
 import ctypes
-import errno
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cells.netlink.rows import nftables_rows
+from cells.netlink.nftables import NOT_SUPPORTED, OWN_TABLE, nftables_rows
 
 _CHAINS: Final = frozenset({"KUBE-SERVICES", "KUBE-FORWARD", "KUBE-POSTROUTING"})
 _TABLE: Final = "kube-proxy"
@@ -23,8 +22,6 @@ _FAMILIES: Final = {"inet": 1, "ip": 2, "ip6": 10}  # NFPROTO_INET, NFPROTO_IPV4
 _GET_TABLE, _GET_CHAIN = 1, 4  # NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN
 _TABLE_NAME = 1
 _CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_USE = 1, 3, 4, 6
-_NO_NFTABLES: Final = frozenset({errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL, errno.EPROTONOSUPPORT})
-"""What kernels without it say."""
 _GET_INFO, _GET_ENTRIES = 64, 65
 _HOOKS_AT, _COUNT_AT = 32, 76
 """Where struct ipt_getinfo, of 84 bytes, has the hooks of a table, and how many entries and bytes it has."""
@@ -73,7 +70,7 @@ def _by_nftables() -> Iterator[tuple[bool, str]]:
                 for one in nftables_rows(_GET_CHAIN, number)
             ]
         except OSError as error:
-            if error.errno in _NO_NFTABLES:
+            if error.errno in NOT_SUPPORTED:
                 return
             raise
         if _TABLE in tables:
@@ -82,7 +79,7 @@ def _by_nftables() -> Iterator[tuple[bool, str]]:
         if by_iptables:
             yield True, f"iptables-nft ({family})"
         with_rules = {table for table, _, count in chains if count}
-        for table in sorted(with_rules - by_iptables - {_TABLE}):
+        for table in sorted(with_rules - by_iptables - {_TABLE, OWN_TABLE}):
             yield False, f"nftables {family} {table}"
 
 

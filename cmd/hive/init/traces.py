@@ -111,7 +111,8 @@ def remove_links() -> list[str]:
 
 
 def remove_rules() -> list[str]:
-    """Take back the rule, and the route, that have packets for the DNS proxy taken for the node's own."""
+    """Take back routing rules and routes of packets for proxies, and the table of nftables."""
+    from cells.netlink import nftables
     from cells.netlink.network import leave_marked
     from cells.proxy.dns.port import MARKED
 
@@ -123,7 +124,14 @@ def remove_rules() -> list[str]:
             if (each.get("priority"), each.get("fwmark")) == (MARKED.priority, MARKED.mark)
         }
     leave_marked(MARKED, found)
-    return [f"the rule for table {MARKED.table}, IPv{4 if one == AF_INET else 6}" for one in sorted(found)]
+    names = [f"the rule for table {MARKED.table}, IPv{4 if one == AF_INET else 6}" for one in sorted(found)]
+    try:
+        if nftables.remove_table(nftables.OWN_TABLE):
+            names.append(f"the table inet {nftables.OWN_TABLE} of nftables")
+    except nftables.NetlinkError as error:
+        if error.errno not in nftables.NOT_SUPPORTED:
+            raise
+    return names
 
 
 def detach_programs() -> list[str]:

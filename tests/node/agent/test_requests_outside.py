@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -157,9 +158,9 @@ def _asking(version: int, pod: str) -> int:
     return next(int(row[1].split(":")[1], 16) for row in rows if row[1].startswith(own) and row[3] == "01")
 
 
-def _hold(address: str) -> tuple[socket.socket, int]:
+def _hold(address: str, to: int = PORT) -> tuple[socket.socket, int]:
     """A connection that stays open; its port here."""
-    held = socket.create_connection((address, PORT), timeout=30)
+    held = socket.create_connection((address, to), timeout=30)
     held.sendall(b"GET /public/1 HTTP/1.1\r\nHost: x\r\n\r\n")
     held.recv(100)
     return held, held.getsockname()[1]
@@ -198,3 +199,106 @@ def test_envoy_hears_that_its_packets_are_too_big(node: Lab, tmp_path: Path, rep
                 before = host.run(_heard)
                 outside.run(partial(_send_error, version, server, (PORT, port)))
                 eventually(partial(_more, host, before))
+
+
+def kube_proxy(target: str, masquerade: bool) -> str:
+    """The rules that kube-proxy has for a node port with one backend, by its externalTrafficPolicy."""
+    mark = "-A KUBE-EXT-SHOP -j KUBE-MARK-MASQ\n" if masquerade else ""
+    return f"""*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-POSTROUTING - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-EXT-SHOP - [0:0]
+:KUBE-SVC-SHOP - [0:0]
+:KUBE-SEP-SHOP - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m tcp --dport {NODE_PORT} -j KUBE-EXT-SHOP
+{mark}-A KUBE-EXT-SHOP -j KUBE-SVC-SHOP
+-A KUBE-SVC-SHOP -j KUBE-SEP-SHOP
+-A KUBE-SEP-SHOP -p tcp -m tcp -j DNAT --to-destination {target}
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+COMMIT
+"""
+
+
+def load(version: int, text: str) -> None:
+    """Take them into the kernel. Raises CalledProcessError."""
+    name = {4: "iptables", 6: "ip6tables"}[version]
+    subprocess.run([f"{name}-nft-restore", "--noflush"], input=text, text=True, check=True)
+
+
+def own_table() -> str:
+    """The agent's rules of nftables."""
+    listed = subprocess.run(
+        ["nft", "list", "table", "inet", "hive-proxy"], check=False, text=True, capture_output=True
+    )
+    return listed.stdout
+
+
+def take_away() -> None:
+    """As somebody does that flushes the node's rules."""
+    subprocess.run(["nft", "flush", "table", "inet", "hive-proxy"], check=True)
+
+
+def flush(version: int) -> None:
+    """No rules any more."""
+    name = {4: "iptables", 6: "ip6tables"}[version]
+    for what in ("-F", "-X"):
+        subprocess.run([f"{name}-nft", "-t", "nat", what], check=True)
+
+
+def _asked_by_kube_proxy(place: Shop, node: Namespaces, outside: Namespaces, masquerade: bool) -> None:
+    for version, pod in ((4, f"{place.server.ipv4}:{PORT}"), (6, f"[{place.server.ipv6}]:{PORT}")):
+        node.run(load, version, kube_proxy(pod, masquerade))
+        at = partial(ask_http, NODE[version], port=NODE_PORT)
+        eventually(partial(_says, outside, NODE[version], "/public/1", 200, NODE_PORT))
+        assert outside.run(at, "/secret") == (403, "Access denied\r\n")
+        answer = outside.run(at, "/public/1")
+        assert answer.status == 200
+        assert masquerade or answer.body == OUTSIDE[version], "the server sees the client"
+        for number in range(20):
+            assert outside.run(at, f"/public/{number}").status == 200
+        eventually(partial(_says, node, NODE[version], "/public/1", 200, NODE_PORT))
+        assert node.run(at, "/secret").status == 403, "the node itself is a client"
+        with inside(outside):
+            held, port = _hold(NODE[version], NODE_PORT)
+        with held:
+            before = node.run(_heard)
+            outside.run(partial(_send_error, version, NODE[version], (NODE_PORT, port)))
+            eventually(partial(_more, node, before))
+        node.run(flush, version)
+
+
+@pytest.mark.parametrize(
+    ("masquerade", "settings"),
+    [(False, ()), (True, ()), (False, ("--enable-endpoint-routes=true",))],
+    ids=["own-address", "masqueraded", "endpoint-routes"],
+)
+def test_a_client_outside_asks_a_node_port_of_kube_proxy(
+    node: Lab, tmp_path: Path, masquerade: bool, settings: tuple[str, ...]
+) -> None:
+    give_addresses(node)
+    with (
+        shop(node, tmp_path, DUAL, "--allow-localhost=policy", *settings) as place,
+        node.open() as host,
+        node.open_outside() as outside,
+    ):
+        place.rule(of_entities(policy(PUBLIC), "world", "host"))
+        _asked_by_kube_proxy(place, host, outside, masquerade)
+
+
+def test_rules_that_others_remove_come_back_and_go_with_the_last_redirect(node: Lab, tmp_path: Path) -> None:
+    with shop(node, tmp_path, DUAL) as place, node.open() as host:
+        eventually(lambda: "dport" in host.run(own_table))
+        before = host.run(own_table)
+        host.run(take_away)
+        eventually(lambda: host.run(own_table) == before)
+        place.rule(policy(PUBLIC, direction="egress"))
+        eventually(lambda: host.run(own_table) == "")

@@ -54,6 +54,11 @@ static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow
 	const struct address_info *source;
 	__u32 mark = mark_read(skb), device = skb->ingress_ifindex;
 
+	if ((mark & MARK_KIND) == MARK_TRANSLATED) {
+		mark &= ~MARK_KIND;
+		mark_write(skb, mark);
+		flow->dnat = true;
+	}
 	if ((mark & MARK_KIND) == MARK_IDENTITY) {
 		mark_write(skb, 0); /* routing rules would match it twice */
 		flow->source_identity = marked_identity(mark);
@@ -113,7 +118,7 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 			   : ingress_check(skb, flow, use, ct_now(), family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (is_proxys(flow))
+	if (gets_proxied(skb, flow, family))
 		return proxied_again(skb, flow);
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, TRACE_REASON_UNKNOWN, BY_LINK,
 			 family);

@@ -16,6 +16,7 @@ static __always_inline int proxy_gets(struct __sk_buff *skb, struct flow *flow, 
 	if (refused)
 		return DROP(INGRESS, refused);
 	flow->proxy_port = mark_read(skb) >> 16;
+	flow->dnat = mark_read(skb) & MARK_PORT_CHANGED;
 	flow->to_asker = !flow->proxy_port;
 	return ingress_proxied(skb, flow, TRACE_REASON_UNKNOWN, family);
 }

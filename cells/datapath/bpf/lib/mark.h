@@ -9,7 +9,9 @@
 #include "lib/bpf.h"
 
 #define MARK_KIND 0x0f00
+#define MARK_TRANSLATED 0x0100 /* the stack's rules (of kube-proxy, say) have changed its destination */
 #define MARK_TO_PROXY 0x0200 /* for a proxy of this node, whose port is in bits 16 to 31 */
+#define MARK_PORT_CHANGED 0x01 /* with MARK_TO_PROXY: see proxied_again() */
 #define MARK_SNAT_DONE 0x0300 /* translated: not once more, by the device below */
 #define MARK_OVERLAY 0x0400 /* inside a tunnel: not to be translated on its way out */
 #define MARK_INGRESS_PROXY 0x0a00 /* a layer 7 proxy has let it in */

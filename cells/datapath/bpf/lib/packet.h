@@ -69,6 +69,7 @@ struct flow {
 	bool from_proxy;    /* which sends it for whom it was from; answers are the proxy's */
 	bool by_proxy;	    /* a proxy has sent it, in the name of its source: it is no answer to the proxy */
 	bool proxied;	    /* it answers a flow that was given to a proxy */
+	bool dnat;	    /* the stack has translated its destination */
 	bool to_asker;	    /* which has asked in the pod's name, and waits for it */
 	bool for_proxies;   /* by a device whose packets may be answers to proxies */
 	__be16 rev_nat_index; /* of the service it was addressed to */

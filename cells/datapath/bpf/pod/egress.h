@@ -117,7 +117,7 @@ static __always_inline int verdict_cached(struct __sk_buff *skb, struct flow *fl
 }
 
 /* What a proxy has: the stack gets it, unless another plugin's bridge stands between. */
-static __always_inline int egress_proxied(struct __sk_buff *skb, const struct flow *flow,
+static __always_inline int egress_proxied(struct __sk_buff *skb, struct flow *flow,
 					  const struct endpoint_config *self, enum ct_status status, __u8 family)
 {
 	if (self->flags & ENDPOINT_ROUTED_BY_HOST)

@@ -53,6 +53,7 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 		return DROP(INGRESS, refused);
 	flow->source_identity = sender_of(flow, mark, family);
 	flow->by_proxy = (mark & MARK_KIND) == MARK_EGRESS_PROXY;
+	flow->dnat = (mark & MARK_KIND) == MARK_TRANSLATED;
 	flow->through_stack = answers_pass_stack(flow);
 	mark_write(skb, 0);
 	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY)
@@ -63,7 +64,7 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 		refused = policy_check(skb, flow, INGRESS, false, &use, family);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (is_proxys(flow))
+	if (gets_proxied(skb, flow, family))
 		return proxied_again(skb, flow);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))

@@ -14,7 +14,10 @@
 #include "lib/packet.h"
 #include "lib/rewrite.h"
 
-#define LOOPBACK bpf_htonl(0x7f000001)
+#define LOOPBACK 1	   /* 127.0.0.1, ::1 */
+#define LOOPBACK_CHANGED 2 /* 127.0.0.2, ::2: Envoy marks what it answers there, so that rules change the port back */
+#define LOOPBACK_NETWORK 0x7f000000
+#define CHANGED_PORT bpf_htons(0x8000)
 
 static __always_inline __u32 proxy_tuple_size(const struct bpf_sock_tuple *tuple, __u32 family)
 {
@@ -39,16 +42,18 @@ static __always_inline void proxy_fill_flow(struct bpf_sock_tuple *tuple, const 
 	tuple->ipv6.dport = flow->dport;
 }
 
-/* Where the proxy listens: the loopback address, which nobody outside reaches. */
-static __always_inline void proxy_fill_listener(struct bpf_sock_tuple *tuple, __be16 port, __u32 family)
+/* Where the proxy listens: a loopback address, which nobody outside reaches. */
+static __always_inline void proxy_fill_listener(struct bpf_sock_tuple *tuple, const struct flow *flow, __u32 family)
 {
+	__u32 host = flow->dnat ? LOOPBACK_CHANGED : LOOPBACK;
+
 	if (family == FAMILY_IPV4) {
-		tuple->ipv4.daddr = LOOPBACK;
-		tuple->ipv4.dport = port;
+		tuple->ipv4.daddr = bpf_htonl(LOOPBACK_NETWORK | host);
+		tuple->ipv4.dport = flow->proxy_port;
 		return;
 	}
-	tuple->ipv6.daddr[3] = bpf_htonl(1);
-	tuple->ipv6.dport = port;
+	tuple->ipv6.daddr[3] = bpf_htonl(host);
+	tuple->ipv6.dport = flow->proxy_port;
 }
 
 /* A connection that the proxy has accepted, or is accepting; not one that has ended, nor who else listens there. */
@@ -148,6 +153,8 @@ VERIFIED_ALONE proxy_erred(struct __sk_buff *skb, const struct flow *flow, __u32
 
 	if (!flow || !proxy_fill_quoted(&tuple, skb, flow, family))
 		return false;
+	if (unlikely(flow->dnat) && !flow->to_asker) /* not changed yet, see change_port() */
+		*(family == FAMILY_IPV4 ? &tuple.ipv4.sport : &tuple.ipv6.sport) ^= CHANGED_PORT;
 	socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
 		return false;
@@ -195,7 +202,7 @@ VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u3
 
 	if (!flow)
 		return false;
-	proxy_fill_listener(&listener, flow->proxy_port, family);
+	proxy_fill_listener(&listener, flow, family);
 	if (flow->protocol == IPPROTO_UDP) {
 		socket = bpf_sk_lookup_udp(skb, &listener, proxy_tuple_size(&listener, family), BPF_F_CURRENT_NETNS, 0);
 	} else if (flow->protocol == IPPROTO_TCP) {
@@ -218,7 +225,7 @@ VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u3
 
 static __always_inline void mark_for_proxy(struct __sk_buff *skb, const struct flow *flow)
 {
-	mark_write(skb, MARK_TO_PROXY | (__u32)flow->proxy_port << 16);
+	mark_write(skb, MARK_TO_PROXY | (flow->dnat ? MARK_PORT_CHANGED : 0) | (__u32)flow->proxy_port << 16);
 }
 
 /* Whether a proxy is to have what has come for a pod. */
@@ -258,14 +265,62 @@ static __always_inline int ingress_proxied(struct __sk_buff *skb, const struct f
 	return pass_to_proxy(skb, flow, INGRESS, status, family);
 }
 
+/* Flip a bit of a port at `offset`, and have the checksum follow: whether that was possible. */
+static __always_inline bool flip_port(struct __sk_buff *skb, __u32 offset, __u32 checksum)
+{
+	__be16 port, changed;
+
+	if (bpf_skb_load_bytes(skb, offset, &port, sizeof(port)))
+		return false;
+	changed = port ^ CHANGED_PORT;
+	return !bpf_l4_csum_replace(skb, checksum, port, changed, sizeof(port)) &&
+	       !bpf_skb_store_bytes(skb, offset, &changed, sizeof(changed), 0);
+}
+
+/* Give the client's port another number: whether that was possible. conntrack knows the connection already, under the
+ * address that the client has asked, and has the answers keep that; to the stack the proxy's connection must be another
+ * one: else it finds the proxy's socket before it sends the packet on to here (early demux), and names the service's
+ * address to the proxy that asks where the connection was for (SO_ORIGINAL_DST). Rules of nftables change the port back
+ * in answers (cells/proxy/envoy/translated.py). A client whose ports differ in this one bit, and who also asks the pod by
+ * its own address, cannot have both connections at a time.
+ */
+static __always_inline bool change_port(struct __sk_buff *skb, const struct flow *flow)
+{
+	__u32 quoted = flow->l4 + sizeof(struct icmphdr);
+	__u8 first;
+
+	if (flow->later_fragment)
+		return false;
+	if (unlikely(flow->related)) { /* about an answer of the proxy's, which was sent to that port */
+		if (bpf_skb_load_bytes(skb, quoted, &first, sizeof(first)))
+			return false;
+		quoted += first >> 4 == 4 ? (first & 0xf) * 4 : sizeof(struct ipv6hdr);
+		return flip_port(skb, quoted + offsetof(struct tcphdr, dest),
+				 flow->l4 + offsetof(struct icmphdr, checksum));
+	}
+	if (flow->protocol != IPPROTO_TCP || !flow->proxy_port)
+		return false;
+	return flip_port(skb, flow->l4 + offsetof(struct tcphdr, source), flow->l4 + offsetof(struct tcphdr, check));
+}
+
+/* Whether a proxy is to have what leaves the stack for a pod: by policy, or as an error about a translated connection. */
+static __always_inline bool gets_proxied(struct __sk_buff *skb, struct flow *flow, __u8 family)
+{
+	if (unlikely(flow->related && flow->dnat) && proxy_erred(skb, flow, family))
+		flow->to_asker = true;
+	return is_proxys(flow);
+}
+
 /* The same where it leaves the stack, which has no sockets for it there, or where another plugin's bridge would have it:
  * it enters again by cilium_net, see host_receives(). The verdict.
  */
-static __always_inline int proxied_again(struct __sk_buff *skb, const struct flow *flow)
+static __always_inline int proxied_again(struct __sk_buff *skb, struct flow *flow)
 {
 	const struct node_config *node = node_facts();
-	struct ethernet *eth = packet_eth(skb);
+	struct ethernet *eth;
 
+	flow->dnat = unlikely(flow->dnat) && change_port(skb, flow);
+	eth = packet_eth(skb);
 	if (!node || !eth)
 		return DROP(INGRESS, DROP_NO_CONFIG);
 	mark_for_proxy(skb, flow);
