@@ -174,7 +174,7 @@ def nftables_rows(kind: int, family: int, table: str = "") -> list[dict[int, byt
 
 
 def own_rules(table: str) -> list[tuple[bytes, bytes]]:
-    """NftablesChain, and expressions as the kernel has them, of each rule of an inet table. Raises NetlinkError."""
+    """Chain, and expressions as the kernel has them, of each rule of an inet table. Raises NetlinkError."""
     rows = nftables_rows(_GET_RULE, _INET, table)
     return [(row[_RULE_CHAIN], row.get(_RULE_EXPRESSIONS, b"")) for row in rows]
 
