@@ -113,6 +113,7 @@ def remove_links() -> list[str]:
 def remove_rules() -> list[str]:
     """Take back routing rules and routes of packets for proxies, and the table of nftables."""
     from cells.netlink import nftables
+    from cells.netlink.connection import NetlinkError
     from cells.netlink.network import leave_marked
     from cells.proxy.dns.port import MARKED
 
@@ -128,7 +129,7 @@ def remove_rules() -> list[str]:
     try:
         if nftables.remove_table(nftables.OWN_TABLE):
             names.append(f"the table inet {nftables.OWN_TABLE} of nftables")
-    except nftables.NetlinkError as error:
+    except NetlinkError as error:
         if error.errno not in nftables.NOT_SUPPORTED:
             raise
     return names
