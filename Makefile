@@ -9,7 +9,8 @@
 # make node         real agents, runtimes and labs in namespaces (root)
 # make lint         ruff and mypy
 #
-# make soak     what takes too long for that: every kill point, 100000 pods, hostile frames (root, an hour)
+# make soak     what takes too long for that: every kill point, 100000 pods, hostile frames, all examples of
+#               properties, of which the other tiers draw a quarter (root, an hour and a half)
 # make bench    the numbers, side by side with the peers (root)
 # make docs     the documentation as a site, in build/site
 # make fresh    demo and test on newly installed Debian systems, made with debootstrap (root); SUITES names them
@@ -70,6 +71,7 @@ soak: root install-test
 	CRASH_POINTS=0 MODES=all FRAMES=$(or $(FRAMES),2000) $(BIN)/pytest tests/node/crash tests/node/matrix tests/node/image tests/node/chaining tests/node/trouble \
 		tests/node/agent/test_kill.py tests/node/agent/test_hostile_frames.py tests/kernel/agent tests/kernel/datapath/test_killed_upgrade.py \
 		tests/unit/agent/test_hive.py tests/soak
+	EXAMPLES=all $(BIN)/pytest $(SPREAD) -m hypothesis tests/unit tests/kernel tests/integration
 
 lint: .make/installed-dev
 	$(BIN)/ruff check .

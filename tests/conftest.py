@@ -1,5 +1,6 @@
 """What every tier uses: fixtures, the order of tests, a place of their own, and a look at what they leave."""
 
+import gc
 import logging
 import random
 import signal
@@ -15,13 +16,16 @@ from xdist.scheduler import LoadFileScheduling
 from lifecycle.process.logs import log_level, set_log_level
 from tests.support import counts, machine
 from tests.support.counts import count
+from tests.support.examples import scaled
 from tests.support.order import shuffled
 from tests.support.progress import Progress
 
 __all__ = ["count"]
 
 # A busy machine is no fault of what is tested.
-settings.register_profile("hive", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "hive", max_examples=scaled(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("hive")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -112,6 +116,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not _only_distributes(config) and not config.option.collectonly:
         machine.enter()
         config.stash[_WATCH] = machine.Watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Keep what collecting makes, half a gigabyte with the recordings, out of every later look for garbage.
+
+    Tests of leaks ask for a whole collection each, which would take a second of it.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

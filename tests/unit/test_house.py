@@ -45,6 +45,12 @@ class Facts(NamedTuple):
     """Its ``__all__``, if it has one."""
     unread: frozenset[str]
     """Private attributes of `self` that it stores and never loads; texts count, for getattr()."""
+    classes: tuple[str, ...]
+    """Names of the classes at its top."""
+    functions: bool
+    """Whether it defines functions at its top."""
+    taken: frozenset[str]
+    """Names that it imports at its top."""
 
 
 @functools.cache
@@ -77,6 +83,14 @@ def facts(path: Path) -> Facts:
         frozenset(_defined(tree)),
         _exported(tree),
         frozenset(stored - loaded - texts),
+        tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef)),
+        any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in tree.body),
+        frozenset(
+            alias.asname or alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        ),
     )
 
 
@@ -128,6 +142,7 @@ def test_imports_go_one_way() -> None:
     assert against(above) == {}
 
 
+@functools.cache
 def cell_modules() -> set[str]:
     """Import names of the modules and packages that are a cell (they define ``cell``), and of each family."""
     families = {f"cells.{path.name}" for path in ROOMS["cells"].iterdir() if path.is_dir()}
@@ -135,13 +150,12 @@ def cell_modules() -> set[str]:
     return families | {module_name(path) for path in paths if "cell" in facts(path).defined}
 
 
-CELLS = cell_modules()
 CELL_FILES = {module_name(path): path for room, path in MODULES if room == "cells"}
 
 
 def cell_of(module: str) -> str:
     """The innermost cell that a module belongs to; empty for the composition beside the cells."""
-    while module and module not in CELLS:
+    while module and module not in cell_modules():
         module = module.rpartition(".")[0]
     return module
 
@@ -164,8 +178,6 @@ SHARED_CLASS_NAMES = 27
 FULL_CONSTRUCTORS, FULL = 26, 7
 """Constructors of the agent with more than seven dependencies."""
 
-CELL_TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in CELL_FILES.values()}
-
 
 def lines_of(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
@@ -173,36 +185,35 @@ def lines_of(path: Path) -> int:
 
 def reexports(path: Path) -> list[str]:
     """Names that a package exports and does not define."""
-    imported = [node for node in CELL_TREES[path].body if isinstance(node, ast.ImportFrom)]
-    names = {alias.asname or alias.name for node in imported for alias in node.names}
-    return sorted(names & (facts(path).exported or frozenset()))
+    return sorted(facts(path).taken & (facts(path).exported or frozenset()))
 
 
 def defines(path: Path) -> bool:
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return any(isinstance(node, kinds) for node in CELL_TREES[path].body) or "cell" in facts(path).defined
+    found = facts(path)
+    return bool(found.classes) or found.functions or "cell" in found.defined
 
 
 def test_cells_are_few_full_files() -> None:
-    lines = {str(path.relative_to(ROOT)): lines_of(path) for path in CELL_TREES}
+    lines = {str(path.relative_to(ROOT)): lines_of(path) for path in CELL_FILES.values()}
     assert len(lines) <= MOST_FILES
     assert len([path for path, count in lines.items() if count < SHORT]) <= MOST_SHORT_FILES
     assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
-    deep = [path for path in CELL_TREES if len(path.relative_to(ROOMS["cells"]).parts) > MOST_LEVELS + 1]
+    deep = [
+        path for path in CELL_FILES.values() if len(path.relative_to(ROOMS["cells"]).parts) > MOST_LEVELS + 1
+    ]
     assert deep == []
 
 
 def test_a_package_of_cells_defines_what_it_exports() -> None:
     """An ``__init__`` that only re-exports would make each reader open two files."""
-    packages = [path for path in CELL_TREES if path.name == "__init__.py"]
+    packages = [path for path in CELL_FILES.values() if path.name == "__init__.py"]
     only = [path for path in packages if reexports(path) and not defines(path)]
     assert only == []
     assert sum(len(reexports(path)) for path in packages) <= MOST_REEXPORTS
 
 
 def test_names_of_classes_are_shared_less_and_less() -> None:
-    nodes = [node for tree in CELL_TREES.values() for node in tree.body]
-    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    classes = [name for path in CELL_FILES.values() for name in facts(path).classes]
     shared = {name: count for name, count in Counter(classes).items() if count > 1}
     assert len(shared) <= SHARED_CLASS_NAMES, shared
 
@@ -268,7 +279,10 @@ def test_a_cell_uses_only_what_another_cell_exports() -> None:
         for module, name in facts(path).names:
             whole = f"{module}.{name}"
             if whole in CELL_FILES:  # the module as a whole
-                source, exported = whole, whole in CELLS or facts(CELL_FILES[whole]).exported is not None
+                source, exported = (
+                    whole,
+                    whole in cell_modules() or facts(CELL_FILES[whole]).exported is not None,
+                )
             elif module in CELL_FILES:
                 source, exported = module, name in (facts(CELL_FILES[module]).exported or ())
             else:

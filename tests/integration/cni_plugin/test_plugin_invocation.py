@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.cni_plugin import compiled_plugin, environment, run_plugin
+from tests.support.examples import scaled
 from tests.support.plugin import ROOT
 
 VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
@@ -218,7 +219,7 @@ def test_bytes_that_are_no_text_do_not_make_the_error_undecodable() -> None:
     assert refusal(environment("DEL"), stdin)["details"] == "\ufffd\ufffd(€"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=scaled(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(extra=st.dictionaries(st.text(), JSON, max_size=4), ascii_only=st.booleans())
 def test_any_json_around_the_known_keys_is_read(extra: dict[str, Any], ascii_only: bool) -> None:
     conf = {**extra, "cniVersion": "1.0.0", "name": "bad/näme\U0001f600", "enable-debug": False}

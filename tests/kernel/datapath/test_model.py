@@ -39,6 +39,7 @@ from tests.kernel.datapath.world import (
     now,
     raw,
 )
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
 
@@ -222,7 +223,11 @@ class Node(RuleBasedStateMachine):
 
 def test_any_sequence_of_packets_is_treated_as_the_model_says(loaded_world: World) -> None:
     bounded = settings(
-        max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, phases=(Phase.generate,)
+        max_examples=scaled(100),
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.generate,),
     )
     on_this_world = type("OnThisWorld", (Node,), {"world": loaded_world})
     run_state_machine_as_test(on_this_world, settings=bounded)
@@ -239,7 +244,7 @@ def any_frame() -> st.SearchStrategy[tuple[Pod, bytes]]:
 
 
 one_each = settings(
-    max_examples=400,
+    max_examples=scaled(400),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

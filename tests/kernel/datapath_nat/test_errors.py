@@ -15,6 +15,7 @@ from scapy.packet import Packet, Raw
 from tests.kernel.datapath.world import NODE, NODE6, OK, OUTSIDE, OUTSIDE6, A, World
 from tests.kernel.datapath_nat.conftest import FIRST_PORT, LAST_PORT, serve
 from tests.kernel.datapath_nat.test_masquerade import ip, network
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
 
@@ -80,7 +81,7 @@ def checksum(data: bytes) -> int:
     cut=st.booleans(),
     hops=st.booleans(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_errors_find_who_has_sent_what_they_are_about(
     world: World, version: int, kind: str, port: int, cut: bool, hops: bool
 ) -> None:

@@ -21,6 +21,7 @@ from cells.maps.records.flows import DEVICE_IP_MASQ, DEVICE_REMOTE_NODES, CtEntr
 from cells.masquerade.ip_masq_agent import key_of
 from tests.kernel.datapath.world import EGRESS, NODE, NODE6, OK, OUTSIDE, OUTSIDE6, SHOT, A, B, World
 from tests.kernel.datapath_nat.conftest import FIRST_PORT, LAST_PORT, serve
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
 
@@ -97,7 +98,7 @@ FLOWS = st.tuples(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(FLOWS, min_size=1, max_size=25))
 def test_every_flow_has_a_port_and_its_answers(
     world: World, flows: list[tuple[str, int, int, int, type[Packet]]]

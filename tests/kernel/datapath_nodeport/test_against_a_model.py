@@ -26,6 +26,7 @@ from tests.kernel.datapath_nodeport.world import (
 )
 from tests.kernel.datapath_services.services import TARGET, Backend
 from tests.kernel.datapath_services.test_pod_service import ends, intact
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
 
@@ -131,7 +132,7 @@ packets = st.tuples(
     steps=st.lists(st.one_of(packets, packets, packets, changes), max_size=30),
 )
 @settings(
-    max_examples=40,
+    max_examples=scaled(40),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -36,6 +36,7 @@ from tests.kernel.datapath_nodeport.world import (
 )
 from tests.kernel.datapath_overlay.recorder import recorded_object
 from tests.kernel.datapath_services.services import TARGET, Backend
+from tests.support.examples import scaled
 from tests.support.namespaces import need_root
 
 pytestmark = pytest.mark.kernel
@@ -111,7 +112,7 @@ kinds = st.sampled_from(("tcp", "udp"))
 
 
 @given(version=versions, kind=kinds, sport=ports, dport=ports, size=st.integers(0, 1200))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=scaled(20), deadline=None, derandomize=True)
 def test_pods_are_masqueraded_there_alike(
     both: BothWorld, version: int, kind: str, sport: int, dport: int, size: int
 ) -> None:
@@ -129,7 +130,7 @@ def test_pods_are_masqueraded_there_alike(
 
 
 @given(version=versions, kind=kinds, sport=ports, far=st.booleans(), flags=st.sampled_from("SA"))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=scaled(20), deadline=None, derandomize=True)
 def test_clients_are_served_there_alike(
     both: BothWorld, version: int, kind: str, sport: int, far: bool, flags: str
 ) -> None:

@@ -24,6 +24,7 @@ from tests.kernel.datapath_overlay.world import (
     STRANGER,
     OverlayWorld,
 )
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
 
@@ -172,7 +173,7 @@ def test_an_error_about_a_flow_through_the_tunnel_reaches_its_pod(overlay: Overl
     assert overlay.tunnel_brings(FRAME / unasked).dropped == (133, INGRESS)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     node=st.sampled_from([OTHER_NODE, STRANGER, NODE]),
     vni=st.one_of(st.sampled_from([0, 1, 2, 6, REMOTE_IDENTITY]), st.integers(0, 0xFFFFFF)),

@@ -11,6 +11,7 @@ from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import OK, REDIRECT, A, World
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend, Services
 from tests.kernel.datapath_services.test_pod_service import ends, intact
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
 
@@ -99,7 +100,7 @@ packets = st.tuples(
     steps=st.lists(st.one_of(packets, packets, packets, changes), max_size=40),
 )
 @settings(
-    max_examples=60,
+    max_examples=scaled(60),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

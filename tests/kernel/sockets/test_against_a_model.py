@@ -15,6 +15,7 @@ from cells.services import BackendState, ServiceFlag
 from tests.kernel.datapath_services.services import Backend
 from tests.kernel.sockets.place import HOST, Served, serving
 from tests.support.cgroups import cgroup
+from tests.support.examples import scaled
 from tests.support.namespaces import in_node
 
 __all__ = ["cgroup", "in_node"]
@@ -126,7 +127,7 @@ async def test_each_socket_is_sent_where_the_model_says(in_node: None, cgroup: P
         node.belongs_to(OURS, HOST)
 
         @given(st.lists(frontends, max_size=6))
-        @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+        @settings(max_examples=scaled(60), deadline=None, derandomize=True, database=None)
         def run(found: list[Frontend]) -> None:
             served = {(one.ip, one.port, one.protocol, one.scope): one for one in found}
             fill(node, served)

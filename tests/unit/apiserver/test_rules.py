@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Obj, StatusError
+from tests.support.examples import scaled
 from tests.unit.apiserver.replay import scenarios
 from tests.unit.apiserver.test_facts import MERGE, PODS, SERVICES, SLICES, Caller, pod
 
@@ -67,7 +68,7 @@ def added(obj: Obj) -> str:
     return asyncio.run(run())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 @given(number=numbers)
 def test_a_port_is_a_number_of_sixteen_bits(number: int) -> None:
     good = 1 <= number <= 65535
@@ -82,14 +83,14 @@ def test_a_port_is_a_number_of_sixteen_bits(number: int) -> None:
         assert (added(made) == "") is good
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=scaled(40), deadline=None)
 @given(number=numbers)
 def test_a_node_port_comes_from_its_range(number: int) -> None:
     taken = added(service({"port": 1, "nodePort": number}, type="NodePort"))
     assert (taken == "") is (number == 0 or 30000 <= number <= 32767)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(address=addresses)
 def test_an_address_is_one(address: str) -> None:
     host = {"apiVersion": "v1", "kind": "Pod", **pod("a", hostAliases=[{"ip": address}])}
@@ -147,7 +148,7 @@ async def refused_fields(path: str, body: Obj) -> set[str]:
     return {one["field"] for one in answer.json.get("details", {}).get("causes") or ()}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(data=st.data())
 def test_no_recorded_object_is_taken_with_a_port_or_an_address_out_of_range(data: st.DataObject) -> None:
     path, text, place = data.draw(st.sampled_from(VARIED))

@@ -21,6 +21,7 @@ from cells.proxy.dns.wire import (
     written_out,
 )
 from tests.support.dns import query
+from tests.support.examples import scaled
 
 WEB = "web.example.org"
 
@@ -111,7 +112,7 @@ def test_what_is_no_answer_is_told_so(data: bytes) -> None:
         read_answer(data)
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(st.binary(max_size=200), st.integers(0, 0xFFFF))
 def test_bytes_of_any_kind_are_read_or_refused(data: bytes, flags: int) -> None:
     for message in (data, HEADER + b"\1a\0\0\1\0\1" + data, HEADER[:2] + struct.pack(">H", flags) + data):

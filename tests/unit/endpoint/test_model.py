@@ -16,6 +16,7 @@ from cells.endpoint import EndpointError, EndpointRequest, Level, State
 from cells.endpoint.model import STATUS_LOG_SIZE
 from cells.policy import Enforcement
 from cells.policy.maps import ALLOW_ALL
+from tests.support.examples import scaled
 from tests.unit.endpoint.fakes import Node, request
 
 NUMBERS = st.integers(1, 4)
@@ -148,5 +149,8 @@ class Endpoints(RuleBasedStateMachine):
 
 TestEndpoints = pytest.mark.timeout(300)(Endpoints.TestCase)
 TestEndpoints.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=scaled(60),
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

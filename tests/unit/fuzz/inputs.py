@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import scaled
+
 
 def bounded(examples: int) -> settings:
     """So many examples, the same ones in every run."""
     return settings(
-        max_examples=examples,
+        max_examples=scaled(examples),
         derandomize=True,
         database=None,
         deadline=None,

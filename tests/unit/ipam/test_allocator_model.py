@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cells.node.ipam.allocator import EXPIRATION, Allocator
 from cells.node.ipam.ranges import IpamError
+from tests.support.examples import scaled
 from tests.unit.ipam.clock import FakeClock
 
 offsets = st.integers(0, 15)
@@ -109,4 +110,4 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorModel = AllocatorMachine.TestCase
-TestAllocatorModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAllocatorModel.settings = settings(max_examples=scaled(60), stateful_step_count=40, deadline=None)

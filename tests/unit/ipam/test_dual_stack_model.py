@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.node.ipam.allocator import EXPIRATION, Allocator
 from cells.node.ipam.ranges import IpamError
+from tests.support.examples import scaled
 from tests.unit.ipam.clock import FakeClock
 
 families = st.sampled_from([None, Family.IPV6, Family.IPV4])
@@ -70,4 +71,4 @@ class DualStackMachine(RuleBasedStateMachine):
 
 
 TestDualStackModel = DualStackMachine.TestCase
-TestDualStackModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestDualStackModel.settings = settings(max_examples=scaled(40), stateful_step_count=40, deadline=None)

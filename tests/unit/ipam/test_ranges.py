@@ -18,6 +18,7 @@ from cells.node.ipam.pools import AssignedPodCIDRs
 from cells.node.ipam.ranges import AddressRanges, IpamError, PodRange
 from lifecycle import Hive, Table, invoke, supply
 from lifecycle.testing import eventually
+from tests.support.examples import scaled
 from tests.unit.ipam.test_range import Node, devices
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +29,7 @@ NETWORKS = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(
     st.lists(st.sampled_from(NETWORKS), min_size=1, max_size=3, unique=True),
     st.lists(

@@ -23,6 +23,7 @@ from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from lifecycle import Cell, HealthTree, Hive, Lifecycle, Table, supply
 from lifecycle.testing import eventually
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.anyio
 
@@ -180,7 +181,7 @@ def test_the_same_value_may_stand_in_many_places() -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 def test_any_bytes_are_read_or_refused_in_one_line(text: bytes) -> None:
     told = ""
     with suppress(ManifestProblem):

@@ -26,6 +26,7 @@ from cells.policy.compute.map_state import (
     map_key,
     merge,
 )
+from tests.support.examples import scaled
 
 PROXY = Redirect(15001, 15001, "http")
 PEERS = (ANYBODY, 300, 301)
@@ -108,7 +109,7 @@ def _seen(verdict: str) -> str:
     return "refused" if verdict in ("deny", "drop") else verdict
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=scaled(150))
 @given(rules, rules)
 @example([(300, PortKey(6), DENY), (ANYBODY, PortKey(), ALLOW)], [])
 @example([(ANYBODY, PortKey(6, 80, 16), ALLOW)], [(ANYBODY, PortKey(6), ALLOW), (300, PortKey(), DENY)])

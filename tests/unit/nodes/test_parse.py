@@ -12,6 +12,7 @@ from cells.base.addresses import Family
 from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, parse_cilium_node, parse_node
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.core import NODES, Node
+from tests.support.examples import scaled
 
 V4_KEY, V4_OLD = "network.cilium.io/ipv4-pod-cidr", "io.cilium.network.ipv4-pod-cidr"
 V6_KEY, V6_OLD = "network.cilium.io/ipv6-pod-cidr", "io.cilium.network.ipv6-pod-cidr"
@@ -179,7 +180,7 @@ def test_labels_that_a_pattern_matches_are_left_out() -> None:
     assert settings.chosen_labels({"beta.x": "1", "zone": "a", "keep": "2"}) == {"keep": "2"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(
     st.lists(
         st.text(max_size=20) | st.sampled_from(["10.0.0.0/8", "fd00::/64", "::/0", "1.2.3.4/33"]), max_size=4

@@ -23,6 +23,7 @@ from cells.operator.endpoint_slices.slices import SliceRow, Slices, SliceSetting
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
+from tests.support.examples import scaled
 from tests.support.operator import Operators
 
 MOST = 3
@@ -41,7 +42,7 @@ ACTIONS = st.lists(
 )  # identity -1: deleted, 0: without one yet
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(ACTIONS, st.booleans())
 def test_every_endpoint_is_in_one_slice_of_its_kind(
     actions: list[tuple[str, str, int]], by_identity: bool

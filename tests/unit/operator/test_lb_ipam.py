@@ -22,6 +22,7 @@ from cells.operator.lb_ipam.allocation import (
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
+from tests.support.examples import scaled
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
 
@@ -93,7 +94,7 @@ ASKS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(ASKS)
 def test_whoever_has_one_address_may_share_it_and_a_second_plan_changes_nothing(
     asks: list[tuple[str, int, tuple[str, ...], tuple[str, ...]]],

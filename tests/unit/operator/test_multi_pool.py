@@ -17,6 +17,7 @@ from cells.operator.multi_pool import pool_spec
 from cells.operator.multi_pool.ledger import PoolLedger, usable
 from cells.operator.pod_cidrs import NodePatch, with_pools
 from tests.support.counts import Count
+from tests.support.examples import scaled
 from tests.unit.operator.recordings import Json, load
 
 
@@ -104,7 +105,7 @@ ACTIONS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80), deadline=None)
 @given(ACTIONS)
 def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
     actions: list[tuple[str, str, str, int]],

@@ -16,6 +16,7 @@ from lifecycle import GraphError
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
+from tests.support.examples import scaled
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
 
@@ -87,7 +88,7 @@ NODES_OF = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(NODES_OF, st.sampled_from([("IPv4",), ("IPv6",), ("IPv4", "IPv6")]), st.booleans())
 def test_addresses_are_those_that_a_plain_reading_gives(
     nodes: list[tuple[str, str, str, bool, Any]], families: tuple[str, ...], local: bool

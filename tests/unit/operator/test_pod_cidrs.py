@@ -17,6 +17,7 @@ from cells.kubernetes.objects.kind import DatedMeta
 from cells.operator.pod_cidrs.ledger import CidrPools, Ledger, NodePatch
 from tests.support.apiserver import ApiServer, Fault, on
 from tests.support.apiserver.errors import Resource
+from tests.support.examples import scaled
 from tests.support.operator import Operators
 
 NODES = Resource("cilium.io", "ciliumnodes")
@@ -64,7 +65,7 @@ ACTIONS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(ACTIONS)
 def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
     actions: list[tuple[str, str, str]],

@@ -39,6 +39,7 @@ from hive.endpoint_slices import endpoint_slices
 from hive.policy.folder import FolderDirectory
 from lifecycle import Table
 from lifecycle.testing import fake
+from tests.support.examples import scaled
 from tests.unit.policy.test_plain_reading import (
     OUTSIDE,
     STRANGER,
@@ -278,7 +279,7 @@ def port_text(packet: tuple[int, int]) -> str:
     return f"{packet[1]}/{'TCP' if packet[0] == TCP else 'UDP'}"
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=scaled(15))
 @given(clusters)
 def test_what_is_explained_of_a_folder_is_what_the_rules_say(
     made: tuple[list[Object], list[Offer]],
@@ -290,7 +291,7 @@ def test_what_is_explained_of_a_folder_is_what_the_rules_say(
     Check(FolderDirectory(folder), Plain(specs, offered), list(NAMES)).everything()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=scaled(15))
 @given(clusters)
 def test_what_an_agent_explains_is_what_the_rules_say(made: tuple[list[Object], list[Offer]]) -> None:
     specs, offered = made

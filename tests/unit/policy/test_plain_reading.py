@@ -21,6 +21,7 @@ from cells.policy.labels import Prefix, prefix_labels
 from cells.policy.maps import NodePolicy
 from cells.policy.rules import PolicyOptions
 from lifecycle.testing import fake
+from tests.support.examples import scaled
 
 Rule = dict[str, Any]
 
@@ -306,7 +307,7 @@ def identity_of(peer: int | str, prefixes: Mapping[Prefix, int]) -> int:
     return prefixes[max(around, key=lambda one: one.prefixlen)] if around else WORLD[ip_address(peer).version]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=scaled(40))
 @given(specs, st.sampled_from((True, True, False)))
 def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]], may_leave_open: bool) -> None:
     world, prefixes = world_of(specs, may_leave_open=may_leave_open)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cells.policy.control.http_redirects import DNSProxyPort, HTTPRedirects, http_proxy, http_redirects
 from cells.policy.control.names import NameRules
 from lifecycle.testing import fake
+from tests.support.examples import scaled
 from tests.unit.policy.test_plain_reading import (
     EVERYBODY,
     LABELS,
@@ -113,7 +114,7 @@ class Proxies:
         return self._given.setdefault(name, 10000 + len(self._given))
 
 
-@settings(deadline=None, max_examples=60, derandomize=True)  # the same ones in every run
+@settings(deadline=None, max_examples=scaled(60), derandomize=True)  # the same ones in every run
 @given(st.lists(st.sampled_from(("ingress", "egress")).flatmap(section), min_size=1, max_size=3))
 def test_what_a_proxy_lets_through_is_what_the_rules_say(specs: list[dict[str, Any]]) -> None:
     table = http_redirects()

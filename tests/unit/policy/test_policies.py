@@ -17,6 +17,7 @@ from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource
 from cells.policy.rules.peers import World
+from tests.support.examples import scaled
 from tests.unit.policy.replay import POLICIES, load, names
 
 Whole = dict[tuple[Direction, Key], Entry]
@@ -95,7 +96,7 @@ class Node:
         return None if difference.error else policies.entries(1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=scaled(60))
 @given(steps)
 def test_whatever_happens_maps_hold_what_would_be_computed_anew(happens: list[tuple[str, int]]) -> None:
     node = Node()
@@ -116,7 +117,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "STEP", 2)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, len(OBJECTS) - 1), min_size=1, max_size=12), steps, st.integers(1, 9))
 def test_rules_identities_and_endpoints_may_change_between_the_steps_of_a_batch(
     small_steps: None, batch: list[int], happens: list[tuple[str, int]], every: int

@@ -18,6 +18,7 @@ from cells.observe.samples.graphs import per_second, plot
 from lifecycle import Cell, Member, config, invoke, module, provide
 from lifecycle.admin import Arguments, Command, Commands, State
 from lifecycle.testing import run_script, scripts
+from tests.support.examples import scaled
 
 pytestmark = pytest.mark.anyio
 
@@ -124,7 +125,7 @@ async def test_a_series_that_is_told_no_more_is_forgotten_after_two_hours() -> N
     assert [one.labels for one in kept] == ["of=0"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(st.lists(st.floats(0, 1.4), min_size=1, max_size=40), st.floats(0.01, 0.99))
 def test_a_quantile_is_within_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
     bounds = (0.1, 0.5, 1.0, 1.5)
@@ -159,7 +160,7 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert pretty(value) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(st.lists(st.one_of(st.floats(-1e12, 1e12), st.just(math.nan)), min_size=RETAINED, max_size=RETAINED))
 def test_whatever_there_is_to_plot_the_box_is_whole(samples: list[float]) -> None:
     lines = plot("title", "a=b", samples, 120)

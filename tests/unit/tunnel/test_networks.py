@@ -12,6 +12,7 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.node_ids import NodeIDs
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.tunnel.remote import remote_networks, troubles
+from tests.support.examples import scaled
 
 BOTH = (Family.IPV4, Family.IPV6)
 SELF = "default/self"
@@ -86,7 +87,7 @@ def test_a_number_of_a_node_that_may_yet_come_back_is_not_given_away() -> None:
     assert numbers(ids, node("b", "192.0.2.2"), node("d", "192.0.2.4"))["192.0.2.4"] == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(
     st.lists(st.sets(st.integers(1, 12)), min_size=1, max_size=8),
     st.dictionaries(st.integers(1, 12), st.integers(1, 9)),

@@ -35,6 +35,7 @@ from lifecycle import (
 )
 from lifecycle.errors import TableClosedError
 from lifecycle.testing import VirtualClock, no_leaks
+from tests.support.examples import scaled
 from tests.unit.lifecycle.hive.acts import act, behaviour, boom, fresh, hook, log
 
 __all__ = ["fresh"]
@@ -349,7 +350,7 @@ async def test_what_cannot_be_switched_is_refused(name: str, message: str) -> No
 SWITCHES = st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(st.integers(0, 2**32), SWITCHES, st.booleans())
 def test_whatever_is_switched_runs_exactly_what_needs_nothing_disabled(
     seed: int, switches: list[tuple[bool, int]], sequential: bool

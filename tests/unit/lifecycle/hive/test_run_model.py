@@ -23,6 +23,7 @@ from lifecycle import Hive, HiveError, Hook, Jobs, Lifecycle, Shutdown, invoke, 
 from lifecycle.hive import run as run_module
 from lifecycle.hive import signals as signals_module
 from lifecycle.testing import Simulation, simulate
+from tests.support.examples import scaled
 
 ACTS = ("return", "slow", "raise", "exit", "cancelled", "hang", "stubborn")
 """A stubborn body cannot be cancelled, as a worker thread cannot."""
@@ -238,7 +239,7 @@ def test_a_second_signal_comes_at_every_point(case: tuple[dict[str, str], str]) 
             check(*case, signals=[first, second])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 @given(
     st.fixed_dictionaries({phase: st.sampled_from(ACTS) for phase in PHASES}),
     st.sampled_from(JOBS),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lifecycle import Hive, Hook, Lifecycle, StartError, StopError, invoke, provide
 from lifecycle.testing import VirtualClock, no_leaks
+from tests.support.examples import scaled
 
 Act = Literal["well", "slow", "fail", "hang", "stubborn"]
 """Stubborn ones cannot be cancelled, as a worker thread cannot."""
@@ -144,7 +145,7 @@ async def _run(nodes: list[Node], *, sequential: bool, cancel_after: float | Non
             await clock.advance(STOP_TIMEOUT)  # a start that ended late is stopped yet
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(graphs(st.sampled_from(["well", "slow", "fail", "hang", "stubborn"])), st.booleans())
 def test_whatever_a_start_meets_every_hook_that_started_is_reached_and_all_is_bounded(
     nodes: list[Node], sequential: bool
@@ -152,7 +153,7 @@ def test_whatever_a_start_meets_every_hook_that_started_is_reached_and_all_is_bo
     anyio.run(lambda: _run(nodes, sequential=sequential, cancel_after=None))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(graphs(st.just("well")), st.data(), st.booleans())
 def test_whatever_a_stop_meets_every_hook_is_reached_in_order_and_all_is_bounded(
     nodes: list[Node], data: st.DataObject, sequential: bool
@@ -162,7 +163,7 @@ def test_whatever_a_stop_meets_every_hook_is_reached_in_order_and_all_is_bounded
     anyio.run(lambda: _run(nodes, sequential=sequential, cancel_after=None))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 @given(
     graphs(st.sampled_from(["well", "slow", "hang", "stubborn"])),
     st.sampled_from([0.0, 1.0, 3.0, 4.0, 7.0]),

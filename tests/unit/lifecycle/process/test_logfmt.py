@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from structlog.processors import LogfmtRenderer
 
 from lifecycle.process.logfmt import render_logfmt
+from tests.support.examples import scaled
 
 texts = st.text(alphabet='ab \n"=\\:é', max_size=8)
 values = texts | st.booleans() | st.none() | st.integers() | st.floats(allow_nan=False)
@@ -16,7 +17,7 @@ events = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(events)
 def test_a_line_is_quoted_as_structlog_quotes_it(event: dict[str, object]) -> None:
     reference = LogfmtRenderer(key_order=["level", "msg", "module"], drop_missing=True)

@@ -16,6 +16,7 @@ from lifecycle.settings.durations import Duration
 from lifecycle.settings.options import options_of
 from lifecycle.settings.sources import load
 from lifecycle.settings.values import show
+from tests.support.examples import scaled
 
 
 class Login(Settings, frozen=True):
@@ -102,7 +103,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 SECRETS = st.text("QZXJV", min_size=5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=scaled(25), deadline=None)
 @given(SECRETS)
 def test_a_secret_is_in_no_error_warning_graph_or_text(secret: str) -> None:
     written: list[Sources | dict[str, object]] = [

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lifecycle import BatchError, HealthTree, Promise, RateLimit, Reconciler, Table
 from lifecycle.jobs.job import Backoff
 from lifecycle.testing import VirtualClock
+from tests.support.examples import scaled
 
 T = TypeVar("T")
 Row = tuple[str, int]
@@ -249,4 +250,4 @@ class Reconciled(RuleBasedStateMachine):
 
 
 TestReconciled = Reconciled.TestCase
-TestReconciled.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestReconciled.settings = settings(max_examples=scaled(60), stateful_step_count=30, deadline=None)
