@@ -144,7 +144,8 @@ async def test_a_table_is_read_from_a_revision_on_as_cilium_dbg_does(tmp_path: P
         new = base64.b64encode((len(lines) + 1).to_bytes(8, "big")).decode()
         node.health.report("agent.ipam.expire", "degraded", "cannot", OSError(5, "broken"))
         changed = (await node.ask("GET", "/statedb/query", asked | {"key": new})).raw.splitlines()
-        assert [json.loads(line)["obj"]["Message"] for line in changed] == ["cannot"] * (table == "health")
+        messages = [json.loads(line)["obj"]["Message"] for line in changed]
+        assert ("cannot" in messages) if table == "health" else messages == []
 
 
 async def test_the_loopback_device_is_shown_with_its_flags_and_addresses(tmp_path: Path) -> None:
