@@ -130,23 +130,19 @@ def wanted(nodes: Iterable[ClusterNode]) -> dict[IPNetwork, DirectRoute]:
 class DirectRouteTarget:
     """The kernel as a reconciler's target; only routes of ours are seen."""
 
-    def __init__(
-        self, table: ReadTable[DirectRoute], kernel: DirectRouteKernel, log: Logger, *, skip_unreachable: bool
-    ) -> None:
-        self._table = table
+    def __init__(self, kernel: DirectRouteKernel, log: Logger, *, skip_unreachable: bool) -> None:
         self._kernel = kernel
         self._log = log
         self._skip = skip_unreachable
         self._reported: set[str] = set()
 
-    async def dump(self) -> Mapping[IPNetwork, DirectRoute]:
-        """The routes there are: those that are as wanted, and others without a node."""
-        found = {}
-        for destination, gateway in (await self._kernel.routes()).items():
-            row = self._table.get(destination)
-            same = row is not None and row.gateway == gateway
-            found[destination] = row if row is not None and same else DirectRoute(destination, gateway, "")
-        return found
+    async def observe(self) -> Mapping[IPNetwork, IPAddress]:
+        """The gateways of the routes there are."""
+        return await self._kernel.routes()
+
+    def matches(self, row: DirectRoute, observed: IPAddress) -> bool:
+        """Whether the route leads there."""
+        return row.gateway == observed
 
     async def put(self, batch: Mapping[IPNetwork, DirectRoute]) -> None:
         """Set them. Raises BatchError."""
@@ -198,9 +194,7 @@ class DirectRoutes:
         if not settings.auto_direct_node_routes:
             return
         table = nodes.derive(wanted, name="direct-routes")
-        target = DirectRouteTarget(
-            table, kernel, log, skip_unreachable=settings.direct_routing_skip_unreachable
-        )
+        target = DirectRouteTarget(kernel, log, skip_unreachable=settings.direct_routing_skip_unreachable)
         self._reconciler = Reconciler(table, target, full_every=SWEEP)
         tables.add(table, self._reconciler.statuses)
         jobs.observe("reconcile", self._reconciler)

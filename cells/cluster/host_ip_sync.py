@@ -28,6 +28,7 @@ from lifecycle import (
     Settings,
     Table,
     Tables,
+    Target,
     config,
     invoke,
     minutes,
@@ -110,7 +111,7 @@ def _counts(ip: IPAddress, world: Collection[IPNetwork], excluded: Collection[IP
     return not any(ip in each for each in excluded)
 
 
-class HostEntries:
+class HostEntries(Target[IPNetwork, int, int]):
     """One reconciler's target: the node's claims in the ipcache, and of addresses."""
 
     def __init__(self, local: LocalAddresses, ipcache: Ipcache, log: Logger) -> None:
@@ -120,9 +121,10 @@ class HostEntries:
         self._claimed: dict[IPNetwork, int] = {}
         """What this cell claims, and as which identity."""
 
-    async def dump(self) -> Mapping[IPNetwork, int]:
-        """What is claimed."""
-        return dict(self._claimed)
+    async def observe(self) -> Mapping[IPNetwork, int]:
+        """What the ipcache has of this cell."""
+        found = {prefix: self._ipcache.claim_of(str(prefix), RESOURCE) for prefix in self._claimed}
+        return {prefix: claim.identity for prefix, claim in found.items() if claim is not None}
 
     async def put(self, batch: Mapping[IPNetwork, int]) -> None:
         """Claim. Raises BatchError."""

@@ -8,20 +8,18 @@ Why:        the tunnel believes what comes from these addresses, and from no oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import msgspec
-from anyio import to_thread
 
 from cells.base.addresses import IPAddress
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import NodeKey, NodeValue
+from cells.maps.target import Codec, MapTarget
 from lifecycle import (
-    BatchFailures,
     Derived,
     Hook,
     Jobs,
@@ -36,7 +34,7 @@ from lifecycle import (
     seconds,
 )
 
-__all__ = ["NodeAddressID", "NodeIDs", "NodeMap", "cell"]
+__all__ = ["NodeAddressID", "NodeIDTarget", "NodeIDs", "cell"]
 
 
 # A number for every other node.
@@ -112,91 +110,21 @@ class NodeIDs:
 
 # cilium_node_map_v2, as the table ``node-ids`` says.
 
-
-class NodeMap(Protocol):
-    """cilium_node_map_v2, as far as this cell touches it. Methods raise OSError."""
-
-    def numbers(self) -> Mapping[IPAddress, int]:
-        """All addresses in it; called in a thread, at any time."""
-        ...
-
-    def put(self, ip: IPAddress, number: int) -> None:
-        """Write a row."""
-        ...
-
-    def drop(self, ip: IPAddress) -> None:
-        """Remove a row; gone already is fine."""
-        ...
-
-
-class KernelNodeMap:
-    """The real :class:`NodeMap`."""
-
-    def __init__(self, maps: Maps) -> None:
-        self._maps = maps
-
-    def numbers(self) -> Mapping[IPAddress, int]:
-        """Through a descriptor of its own, as the loop may use the other one meanwhile."""
-        with map_by_id(self._maps.nodes.id) as table:
-            return {NodeKey.unpack(key).ip: NodeValue.unpack(value).id for key, value in table.items()}
-
-    def put(self, ip: IPAddress, number: int) -> None:
-        """Write a row."""
-        self._maps.nodes.update(NodeKey(ip).pack(), NodeValue(number).pack())
-
-    def drop(self, ip: IPAddress) -> None:
-        """Remove a row."""
-        self._maps.nodes.delete(NodeKey(ip).pack())
-
-
-class NodeIDRows:
-    """The map as a reconciler's target."""
-
-    def __init__(self, kernel: NodeMap, table: Callable[[], ReadTable[NodeAddressID]]) -> None:
-        self._kernel = kernel
-        self._table = table
-
-    async def read(self) -> Mapping[IPAddress, int]:
-        """The numbers of all addresses in it."""
-        return await to_thread.run_sync(self._kernel.numbers)
-
-    async def dump(self) -> Mapping[IPAddress, NodeAddressID]:
-        """Every row, as that of the table where it has the same number."""
-        found = {}
-        for ip, number in (await self.read()).items():
-            row = self._table().get(ip)
-            same = row is not None and row.id == number
-            found[ip] = row if row is not None and same else NodeAddressID(ip, number, "")
-        return found
-
-    async def put(self, batch: Mapping[IPAddress, NodeAddressID]) -> None:
-        """Write rows. Raises BatchError."""
-        self._each(batch, lambda ip: self._kernel.put(ip, batch[ip].id))
-
-    async def drop(self, batch: Collection[IPAddress]) -> None:
-        """Remove rows. Raises BatchError."""
-        self._each(batch, self._kernel.drop)
-
-    @staticmethod
-    def _each(batch: Collection[IPAddress], do: Callable[[IPAddress], object]) -> None:
-        with BatchFailures(OSError) as failures:
-            for ip in batch:
-                with failures.of(ip):
-                    do(ip)
-
-
+NodeIDTarget = MapTarget[IPAddress, NodeAddressID, int]
 INTERVAL: Final = seconds(30)
 
 
-def node_map(maps: Maps) -> NodeMap:
+def node_map(maps: Maps) -> NodeIDTarget:
     """This node's."""
-    return KernelNodeMap(maps)
+    keys = Codec[IPAddress](lambda ip: NodeKey(ip).pack(), lambda key: NodeKey.unpack(key).ip)
+    values = Codec[int](lambda number: NodeValue(number).pack(), lambda value: NodeValue.unpack(value).id)
+    return MapTarget(lambda: (maps.nodes,), keys, values, lambda row: row.id)
 
 
 def node_ids(
     agent: AgentConfig,
     nodes: ReadTable[ClusterNode],
-    kernel: NodeMap,
+    target: NodeIDTarget,
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
@@ -205,11 +133,10 @@ def node_ids(
     """The ``node-ids`` table, by address: in the map as soon as a node is known, out of it once all are."""
     ids = NodeIDs(lambda: f"{agent.cluster_name}/{agent.node_name}")
     table: Derived[NodeAddressID] = Derived("node-ids", ids.rows, nodes)
-    target = NodeIDRows(kernel, lambda: table)
     reconciler = Reconciler(table, target, full_every=INTERVAL, put_early=True)
 
     async def restore() -> None:
-        ids.restored(await target.read())
+        ids.restored(await target.observe())
         table.wake()
 
     async def free() -> None:

@@ -36,6 +36,7 @@ from lifecycle import (
     ReadTable,
     Reconciler,
     Tables,
+    Target,
     after,
     invoke,
     minutes,
@@ -185,7 +186,7 @@ def node_claims(
     return found
 
 
-class ClaimTarget:
+class ClaimTarget(Target[Key, NodeClaim, NodeClaim]):
     """The ipcache as a reconciler's target: what this cell has claimed of it."""
 
     def __init__(self, ipcache: Ipcache, identities: Identities) -> None:
@@ -195,9 +196,10 @@ class ClaimTarget:
         self._numbers: dict[Key, int] = {}
         """The identities of nodes by their labels, which are held."""
 
-    async def dump(self) -> Mapping[Key, NodeClaim]:
-        """What is claimed."""
-        return dict(self._claimed)
+    async def observe(self) -> Mapping[Key, NodeClaim]:
+        """What the ipcache has of this cell."""
+        claim_of = self._ipcache.claim_of
+        return {key: one for key, one in self._claimed.items() if claim_of(one.prefix, one.resource)}
 
     async def put(self, batch: Mapping[Key, NodeClaim]) -> None:
         """Claim them all. Raises OSError when the kernel refuses one: then none is claimed."""

@@ -251,8 +251,7 @@ class Datapath:
             return
         node = self._node or self.known_node()
         if node is not None:
-            self._maps.node.update(bytes(4), self._row(node))
-        self._maps.epochs.bump()  # what pods send to the node is evaluated again
+            self._maps.node.update(bytes(4), self._row(node))  # which voids what pods send to the node
 
     def _row(self, node: NodeConfig) -> bytes:
         host = self.host_policy

@@ -325,30 +325,17 @@ class CiliumEndpointObjects:
         self._table = table
         self._nodes = nodes
 
-    async def dump(self) -> Mapping[Key, PodEndpoint]:
-        """What the objects that say they are of this node say."""
+    async def observe(self) -> Mapping[Key, KnownEndpoint]:
+        """The objects that say they are of this node."""
         own = self._own_addresses()
         lost = {
             (one.namespace, one.name) for one in self._forgotten.by("kind").get(CILIUM_ENDPOINTS.qualified)
         }
-        found = [row for row in self._table.all() if row.node in own and row.key not in lost]
-        return {row.key: self._shown(row) for row in found}
+        return {row.key: row for row in self._table.all() if row.node in own and row.key not in lost}
 
-    def _shown(self, row: KnownEndpoint) -> PodEndpoint:
-        """What is wanted, where the object says that; else something that is not."""
-        wanted = self._wanted.get(row.key)
-        if wanted is not None and wanted.digest == row.digest:
-            return wanted
-        nothing = CiliumEndpointStatus()
-        return PodEndpoint(
-            namespace=row.namespace,
-            name=row.name,
-            pod="",
-            pod_uid="",
-            node_name="",
-            labels={},
-            status=nothing,
-        )
+    def matches(self, row: PodEndpoint, observed: KnownEndpoint) -> bool:
+        """Whether the object says that."""
+        return row.digest == observed.digest
 
     def _own_addresses(self) -> set[str]:
         return {str(each.ip) for node in self._nodes.all() if node.local for each in node.addresses}

@@ -178,16 +178,12 @@ class KernelMaps:
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
         """Write the row unless it is right."""
         key, row = config_row(endpoint, any_source=any_source)
-        present = self._maps.endpoints.lookup(key)
-        if present != row:
+        if self._maps.endpoints.lookup(key) != row:
             self._maps.endpoints.update(key, row)
-            if present is not None:
-                self._maps.epochs.bump(EndpointConfig.unpack(present).endpoint_id)
 
     def drop_config(self, endpoint: Endpoint) -> None:
         """Remove the row."""
         self._maps.endpoints.delete(ifindex_key(endpoint.ifindex))
-        self._maps.epochs.bump(endpoint.id)
 
     def put_lxc(self, endpoint: Endpoint) -> None:
         """Claim its addresses."""

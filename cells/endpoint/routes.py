@@ -34,6 +34,7 @@ from lifecycle import (
     Reconciler,
     Table,
     Tables,
+    Target,
     after,
     invoke,
     minutes,
@@ -109,14 +110,14 @@ def _destination(route: EndpointRoute) -> IPNetwork:
     return route.destination
 
 
-class EndpointRouteTarget:
+class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
     """The kernel as a reconciler's target; only routes over links of endpoints are seen."""
 
     def __init__(self, endpoints: Table[Endpoint], kernel: EndpointRouteKernel) -> None:
         self._endpoints = endpoints
         self._kernel = kernel
 
-    async def dump(self) -> Mapping[IPNetwork, EndpointRoute]:
+    async def observe(self) -> Mapping[IPNetwork, EndpointRoute]:
         """The routes there are to single addresses over links that we made."""
         found = await self._kernel.routes()
         ours = {
@@ -137,7 +138,7 @@ class EndpointRouteTarget:
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
         """Remove them. Raises BatchError."""
-        present = await self.dump()
+        present = await self.observe()
         with BatchFailures(OSError) as failures:
             for destination in batch:
                 if (route := present.get(destination)) is not None:

@@ -13,7 +13,7 @@ import msgspec
 
 from cells.kvstore.model import Compare, LeaseLostError, batches, delete, get, put
 from cells.kvstore.store import KVStore
-from lifecycle import Backoff, Jobs, ReadTable, Reconciler, Tables
+from lifecycle import Backoff, Jobs, ReadTable, Reconciler, Tables, Target
 
 __all__ = ["OwnKey", "OwnKeys", "keep_keys"]
 
@@ -33,7 +33,7 @@ def nothing() -> dict[str, str]:
     return {}
 
 
-class OwnKeys:
+class OwnKeys(Target[str, OwnKey, OwnKey]):
     """The store as a reconciler's target. A key under a lease of a former agent is written again."""
 
     def __init__(
@@ -46,7 +46,7 @@ class OwnKeys:
         self._known: dict[str, str] = {}
         """What was written, or left: as long as the store has nothing else, it is this node's to delete."""
 
-    async def dump(self) -> Mapping[str, OwnKey]:
+    async def observe(self) -> Mapping[str, OwnKey]:
         """This node's keys as the store has them. Raises StoreError."""
         self._known = {**self._left(), **self._known}
         keys = dict.fromkeys([*self._known, *(row.key for row in self._wanted.all())])

@@ -9,7 +9,8 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from functools import cache
 from itertools import islice
@@ -25,9 +26,11 @@ from cells.maps.bpf import NR_BPF, BpfError, buffer, command, object_info, open_
 
 __all__ = [
     "ANY",
+    "EVERY_FLOW",
     "EXIST",
     "NOEXIST",
     "NO_PREALLOC",
+    "Epochs",
     "Map",
     "MapChange",
     "MapLog",
@@ -127,6 +130,7 @@ _CREATE = struct.Struct("<IIIIIII16s7I")  # up to map_extra; all from map_ifinde
 _MAP_INFO = struct.Struct("<IIIIII16s")
 _CLOSED = 0xFFFFFFFF  # an invalid descriptor: later use fails with EBADF
 _CHUNK = 4096  # entries of one batch
+_index = struct.Struct("<I").pack
 
 
 class MapType(IntEnum):
@@ -180,6 +184,10 @@ def possible_cpus() -> int:
     return int(text.strip().replace(",", "-").rsplit("-", 1)[-1]) + 1
 
 
+EVERY_FLOW: Final = 0
+"""Of MapSpec.voids: a change of any row voids the cached verdicts of all flows."""
+
+
 class MapSpec(msgspec.Struct, frozen=True):
     """What a map is. Sizes in bytes; the kernel shows only the first 15 characters of ``name``."""
 
@@ -191,6 +199,9 @@ class MapSpec(msgspec.Struct, frozen=True):
     flags: int = 0
     inner: "MapSpec | None" = None
     """Of a map of maps: what its maps are. Not recorded in the kernel, so not compared."""
+    voids: int | Callable[[bytes], int] | None = None
+    """Whose cached verdicts a change voids: EVERY_FLOW, the endpoint of this id, or the one that the function
+    finds in the row that was there; None: no verdict follows from the map. Ours, so not compared either."""
 
     def __str__(self) -> str:
         kind = self.type.name.lower()
@@ -214,11 +225,14 @@ class Map:
     Values of per-CPU maps are all CPUs' values after one another, each padded to 8 bytes: see
     :meth:`per_cpu`. lookup, update and delete share one buffer, so they belong to one thread at a time;
     all else may be called from any.
+
+    Verdicts that follow from the map, by its spec, are void after each call that changes it, also one that
+    fails half way: by ``epochs``, without which such a map is only read (RuntimeError).
     """
 
     __slots__ = (
-        "_attr", "_call", "_flags", "_keep", "_key", "_value", "deletes", "failed_deletes", "failed_updates",
-        "fd", "id", "log", "spec", "updates", "value_bytes",
+        "_attr", "_call", "_flags", "_keep", "_key", "_value", "deletes", "epochs", "failed_deletes",
+        "failed_updates", "fd", "id", "log", "spec", "updates", "value_bytes",
     )  # fmt: skip
 
     def __init__(self, fd: int, id: int, spec: MapSpec) -> None:  # noqa: A002  (the kernel's word)
@@ -230,6 +244,8 @@ class Map:
         self.failed_updates = self.failed_deletes = 0
         self.log: MapLog | None = None
         """Where writes are noted; None: nowhere."""
+        self.epochs: Epochs | None = None
+        """What cached verdicts are voided by."""
         stride = (spec.value_size + 7) & ~7
         self.value_bytes = stride * possible_cpus() if spec.type in _PER_CPU else spec.value_size
         memory = bytearray(_ELEMENT.size + spec.key_size + self.value_bytes)
@@ -274,6 +290,7 @@ class Map:
 
     def update(self, key: bytes, value: bytes, flags: int = ANY) -> None:
         """Set ``key`` to ``value``; ``flags`` ANY, NOEXIST or EXIST."""
+        voided = () if self.spec.voids is None else self._voided((key,))
         try:
             self._key[:] = key
             self._value[:] = value
@@ -289,9 +306,12 @@ class Map:
         self.updates += 1
         if self.log is not None:
             self.log.note(key, value)
+        if voided and self.epochs is not None:
+            self.epochs.advance(*voided)
 
     def delete(self, key: bytes) -> bool:
         """Remove ``key``; False if it was not there."""
+        voided = () if self.spec.voids is None else self._voided((key,))
         try:
             self._key[:] = key
         except ValueError:
@@ -303,7 +323,30 @@ class Map:
         self.deletes += 1
         if self.log is not None:
             self.log.note(key, None)
+        if voided and self.epochs is not None:
+            self.epochs.advance(*voided)
         return True
+
+    def _voided(self, keys: Iterable[bytes]) -> Collection[int]:
+        """Endpoints of which verdicts are void once the rows with these keys have changed; 0: of all."""
+        voids = self.spec.voids
+        if voids is None:
+            return ()
+        if self.epochs is None:
+            raise RuntimeError(f"map {self.spec.name} was opened to be read: write it by way of Maps")
+        if isinstance(voids, int):
+            return (voids,)
+        return {voids(row) for key in keys if (row := self.lookup(key)) is not None}
+
+    def once(self) -> AbstractContextManager[None]:
+        """Of all that is written in the block void verdicts at its end, by one call. Without await inside."""
+        return nullcontext() if self.epochs is None else self.epochs.once()
+
+    def reopened(self) -> "Map":
+        """The same map with buffers of its own, for another thread, which closes it."""
+        table = map_by_id(self.id, self.spec.name)
+        table.spec = self.spec
+        return table
 
     def first_key(self) -> bytes | None:
         """Some key of the map, or None if it is empty."""
@@ -353,7 +396,12 @@ class Map:
         size, value_size = len(keys) * self.spec.key_size, len(values) * self.value_bytes
         if len(keys) != len(values) or len(joined) != size or len(joined_values) != value_size:
             raise self._wrong_size("keys or values", joined, joined_values)
-        self._batch(MAP_UPDATE_BATCH, len(keys), joined, joined_values, flags)
+        voided = self._voided(keys) if keys else ()
+        try:
+            self._batch(MAP_UPDATE_BATCH, len(keys), joined, joined_values, flags)
+        finally:
+            if voided and self.epochs is not None:
+                self.epochs.advance(*voided)
         if self.log is not None:
             self.log.note_many(list(zip(keys, values, strict=True)))
 
@@ -362,7 +410,12 @@ class Map:
         joined = b"".join(keys)
         if len(joined) != len(keys) * self.spec.key_size:
             raise self._wrong_size("keys", joined)
-        self._batch(MAP_DELETE_BATCH, len(keys), joined)
+        voided = self._voided(keys) if keys else ()
+        try:
+            self._batch(MAP_DELETE_BATCH, len(keys), joined)
+        finally:
+            if voided and self.epochs is not None:
+                self.epochs.advance(*voided)
         if self.log is not None:
             self.log.note_many([(key, None) for key in keys])
 
@@ -439,6 +492,61 @@ class Map:
         sizes = "/".join(str(len(each)) for each in data)
         expected = f"keys have {self.spec.key_size}, values {self.value_bytes} bytes"
         return ValueError(f"map {self.spec.name}: wrong size of {what} ({sizes} bytes): {expected}")
+
+
+# Policy epochs: what makes the datapath forget the verdicts it remembers.
+
+_epoch = struct.Struct("<Q")
+
+
+class Epochs:
+    """The epochs of the node and of its endpoints, in hive_epoch, for one writer.
+
+    Maps advance them when they change. There is no other caller.
+    """
+
+    def __init__(self, table: Map) -> None:
+        self._table = table
+        self._known: dict[int, int] = {}
+        self._depth = 0
+        self._due: set[int] = set()
+
+    def advance(self, *endpoint_ids: int) -> None:
+        """Make the next packets of these endpoints' flows, or with 0 of all flows, be evaluated again.
+
+        Raises BpfError.
+        """
+        if self._depth:
+            self._due.update(endpoint_ids)
+            return
+        following = {one: self._current(one) + 1 for one in endpoint_ids}
+        if len(following) == 1:
+            ((one, value),) = following.items()
+            self._table.update(_index(one), _epoch.pack(value))
+        else:
+            self._table.update_batch([(_index(one), _epoch.pack(value)) for one, value in following.items()])
+        self._known.update(following)
+
+    @contextmanager
+    def once(self) -> Iterator[None]:
+        """Of all that changes in the block void verdicts at its end, by one call. Without await inside.
+
+        Raises BpfError.
+        """
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth and self._due:
+                due, self._due = self._due, set()
+                self.advance(*due)
+
+    def _current(self, endpoint_id: int) -> int:
+        known = self._known.get(endpoint_id)
+        if known is None:
+            (known,) = _epoch.unpack(self._table.lookup(_index(endpoint_id)) or bytes(_epoch.size))
+        return int(known)
 
 
 def create_map(spec: MapSpec) -> Map:

@@ -7,7 +7,6 @@ has a stand-in: one entry, nothing in it, pinned beside the programs, where no t
 import errno
 import os
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,50 +15,12 @@ from msgspec.structs import replace
 
 from cells.config import AgentConfig
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
-from cells.maps.map import EXIST, Map, MapLog, MapSpec, MapType, create_map, open_map, possible_cpus
+from cells.maps.map import EXIST, Epochs, Map, MapLog, MapSpec, MapType, create_map, open_map, possible_cpus
 from cells.maps.migration import RetiredMap, migrate, retired_maps
 from cells.maps.specs import ALWAYS, MapSettings, family_of, map_specs, sizes
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 
-__all__ = ["Epochs", "Maps"]
-
-
-# Policy epochs: what makes the datapath forget the verdicts it remembers.
-
-_index = struct.Struct("<I")
-_value = struct.Struct("<Q")
-
-
-class Epochs:
-    """The epochs of the node and of its endpoints, for one writer."""
-
-    def __init__(self, table: Map) -> None:
-        self._table = table
-        self._known: dict[int, int] = {}
-
-    def bump(self, endpoint_id: int = 0) -> None:
-        """Make the next packets of an endpoint's flows, or with 0 of all flows, be evaluated again."""
-        key, following = self._following(endpoint_id)
-        self._table.update(key, _value.pack(following))
-        self._known[endpoint_id] = following
-
-    def bump_all(self, endpoint_ids: Iterable[int]) -> None:
-        """Of several endpoints by one call."""
-        known, new = self._known, {}
-        for one in endpoint_ids:
-            new[one] = known[one] + 1 if one in known else self._following(one)[1]
-        self._table.update_batch(
-            [(_index.pack(one), _value.pack(following)) for one, following in new.items()]
-        )
-        known.update(new)
-
-    def _following(self, endpoint_id: int) -> tuple[bytes, int]:
-        """The key of an epoch, and the one that comes next."""
-        key = _index.pack(endpoint_id)
-        last = self._known.get(endpoint_id)
-        if last is None:
-            (last,) = _value.unpack(self._table.lookup(key) or bytes(8))
-        return key, int(last) + 1
+__all__ = ["Maps"]
 
 
 _SIZE_OPTIONS = {
@@ -109,7 +70,7 @@ class Maps:
     epoch: Map
     """hive_epoch: see Epochs."""
     epochs: Epochs
-    """The policy epochs."""
+    """The policy epochs, which maps advance as they change."""
     policies: Map
     """hive_policies: endpoint id to its policy map."""
     services4: Map
@@ -282,6 +243,8 @@ class Maps:
         for written in (self.lxc, self.ipcache):
             written.log = MapLog()
         self.epochs = Epochs(self.epoch)
+        for table in self._open:
+            table.epochs = self.epochs
         self.created = frozenset(created)
 
     def catch_up(self) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final, NamedTuple, TypeVar, overload
 
 from cells.maps.bpf import BpfError
-from cells.maps.map import Map
+from cells.maps.map import Epochs, Map
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 
 __all__ = ["EntryChanges", "PolicyEntryMap", "PolicyMap"]
@@ -203,22 +203,19 @@ _FEW = 8  # up to so many entries, single writes are quicker than a batch
 class PolicyMap:
     """An endpoint id and its policy map. An empty map allows nothing."""
 
-    __slots__ = ("_changed", "_present", "endpoint_id", "map")
+    __slots__ = ("_epochs", "_present", "endpoint_id", "map")
 
-    def __init__(self, endpoint_id: int, table: Map, changed: Callable[[int], object]) -> None:
-        """``changed`` is called with the id after every change: Epochs.bump()."""
+    def __init__(self, endpoint_id: int, table: Map, epochs: Epochs) -> None:
         self.endpoint_id = endpoint_id
         self.map = table
-        self._changed = changed
+        table.epochs = self._epochs = epochs
         self._present: Mapping[PolicyKey, PolicyEntry] = {}
         """What it has: as it was last made, or as the kernel told."""
 
     def __repr__(self) -> str:
         return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
 
-    def replace(
-        self, wanted: Mapping[PolicyKey, PolicyEntry], changed: Callable[[int], object] | None = None
-    ) -> None:
+    def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
 
         So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
@@ -226,21 +223,16 @@ class PolicyMap:
         written first, and deleted last.
 
         An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
-        flows are evaluated anew from the next packet on; with ``changed``, that is told instead, and theirs
-        to see to. Raises BpfError (ENOSPC: more entries than bpf-policy-map-max); what was written until
-        then stays.
+        flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
+        bpf-policy-map-max); what was written until then stays.
         """
-        differs = True
-        try:
-            differs = self._replace(wanted)
+        with self._epochs.once():
+            self._replace(wanted)
             self._present = wanted if isinstance(wanted, PolicyEntryMap) else dict(wanted)
-        finally:
-            if differs:
-                (changed or self._changed)(self.endpoint_id)
 
-    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> bool:
+    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         try:
-            return self._write(self._difference(wanted))
+            self._write(self._difference(wanted))
         except BpfError as error:
             self.reload()
             if error.errno != errno.ENOSPC:
@@ -254,7 +246,6 @@ class PolicyMap:
             except BpfError:
                 self.reload()
                 raise
-            return True
 
     def _difference(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> EntryChanges:
         """What the map may lack or have otherwise, or too much."""
@@ -288,17 +279,13 @@ class PolicyMap:
 
     def clear(self) -> None:
         """Empty the map, whatever is in it."""
-        had = bool(self._present)
-        self._drop(list(self._present))
-        self._present = {}
-        if self.map.first_key() is not None:  # written by someone else
-            self.map.clear()
-            had = True
-        if had:
-            self._changed(self.endpoint_id)
+        with self._epochs.once():
+            self._drop(list(self._present))
+            self._present = {}
+            if self.map.first_key() is not None:  # written by someone else
+                self.map.clear()
 
-    def _write(self, changes: EntryChanges) -> bool:
-        """Whether anything had to be written."""
+    def _write(self, changes: EntryChanges) -> None:
         present = self._present
         missing: Sequence[PolicyEntryWrite] = changes.writes
         if present:
@@ -309,12 +296,11 @@ class PolicyMap:
             ]
         self._put(missing)
         if not changes.removed:
-            return bool(missing)
+            return
         removed = [key for key in changes.removed if key in present]
         if any(present[key].proxy_port for key in removed):
             removed.sort(key=precedence)
         self._drop(sorted(removed, key=lambda key: present[key].deny))
-        return bool(missing or removed)
 
     def _put(self, writes: Sequence[PolicyEntryWrite]) -> None:
         """Set entries, in their order."""

@@ -10,16 +10,17 @@ import errno
 import re
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import anyio
 from anyio import to_thread
+from msgspec.structs import replace
 
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin
-from cells.maps.map import Map, MapSpec, create_map, map_by_id, open_map
+from cells.maps.map import Epochs, Map, MapSpec, create_map, map_by_id, open_map
 from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
@@ -47,13 +48,13 @@ class PolicyPins:
         directory: Path,
         max_entries: int,
         log: Logger,
-        changed: Callable[[int], object],
+        epochs: Epochs,
     ) -> None:
         self._policies = policies
         self._directory = directory
         self._max_entries = max_entries
         self._log = log
-        self._changed = changed
+        self._epochs = epochs
 
     def create(self, ids: Iterable[int]) -> list[PolicyMap]:
         """Fresh, empty, unpinned maps for these ids, entered in hive_policies at once."""
@@ -104,7 +105,8 @@ class PolicyPins:
                 unpin(path)
 
     def _policy(self, endpoint_id: int, table: Map) -> PolicyMap:
-        return PolicyMap(endpoint_id, table, self._changed)
+        table.spec = replace(table.spec, voids=endpoint_id)
+        return PolicyMap(endpoint_id, table, self._epochs)
 
     def _reconciled(self, endpoint_id: int, active: Map | None, anew: list[PolicyMap]) -> PolicyMap:
         """The map to go on with, of the one the datapath uses and the one pinned; pinned, and fit for use."""
@@ -261,16 +263,17 @@ class PolicyMaps:
         The flows of all are evaluated again after all have been written: one call instead of one for each.
         """
         failed: dict[int, OSError] = {}
-        changed: list[int] = []
-        for policy, entries in wanted:
-            try:
-                policy.replace(entries, changed.append)
-            except BpfError as error:
-                failed[policy.endpoint_id] = error
+        tried: list[int] = []
         try:
-            self._maps.epochs.bump_all(changed)
+            with self._maps.epochs.once():
+                for policy, entries in wanted:
+                    tried.append(policy.endpoint_id)
+                    try:
+                        policy.replace(entries)
+                    except BpfError as error:
+                        failed[policy.endpoint_id] = error
         except BpfError as error:
-            failed.update(dict.fromkeys(changed, error))
+            failed |= dict.fromkeys(tried, error)
         return failed
 
     def release(self, policy: PolicyMap) -> None:
@@ -338,7 +341,7 @@ class PolicyMaps:
 
     async def _start(self) -> None:
         most = sizes(self._settings, 0).policy
-        self._pins = PolicyPins(self._maps.policies, self._directory, most, self._log, self._maps.epochs.bump)
+        self._pins = PolicyPins(self._maps.policies, self._directory, most, self._log, self._maps.epochs)
         self._low, self._filled = anyio.Event(), anyio.Event()
         pinned, spare = await to_thread.run_sync(self._pins.restore)
         self._unclaimed = {policy.endpoint_id: policy for policy in pinned}

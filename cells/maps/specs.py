@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from cells.maps.map import NO_PREALLOC, MapSpec, MapType
+from cells.maps.map import EVERY_FLOW, NO_PREALLOC, MapSpec, MapType
 from cells.maps.records.cluster import (
     L2_RESPONDER_VALUE,
     IpcacheKey,
@@ -271,6 +271,11 @@ def policy_spec(endpoint_id: int, max_entries: int) -> MapSpec:
     )
 
 
+def _endpoint_in(row: bytes) -> int:
+    """Of a row of hive_endpoints."""
+    return EndpointConfig.unpack(row).endpoint_id
+
+
 def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, MapSpec]:
     """All maps that the programs know, by the attribute of Maps that holds them."""
     hashed = 0 if preallocate else NO_PREALLOC
@@ -280,8 +285,12 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
     ipcache, metrics = (IpcacheKey.SIZE, IpcacheValue.SIZE), (MetricsKey.SIZE, MetricsValue.SIZE)
     endpoint = EndpointConfig.SIZE
     return {
-        "lxc": MapSpec("cilium_lxc", MapType.HASH, LxcKey.SIZE, LxcValue.SIZE, 65535, hashed),
-        "ipcache": MapSpec("cilium_ipcache", MapType.LPM_TRIE, *ipcache, 512000, NO_PREALLOC),
+        "lxc": MapSpec(
+            "cilium_lxc", MapType.HASH, LxcKey.SIZE, LxcValue.SIZE, 65535, hashed, voids=EVERY_FLOW
+        ),
+        "ipcache": MapSpec(
+            "cilium_ipcache", MapType.LPM_TRIE, *ipcache, 512000, NO_PREALLOC, voids=EVERY_FLOW
+        ),
         "ct4_tcp": MapSpec("cilium_ct4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_tcp),
         "ct4_any": MapSpec("cilium_ct_any4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_any),
         "ct6_tcp": MapSpec("cilium_ct6_global", MapType.LRU_HASH, CT6_KEY, flow, sizes.ct_tcp),
@@ -295,15 +304,21 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         # Whatever preallocate says: `cilium-dbg bpf metrics list` unpins every map but exactly this one.
         "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, *metrics, 1024, NO_PREALLOC),
         "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
-        "endpoints": MapSpec("hive_endpoints", MapType.HASH, 4, endpoint, ENDPOINT_IDS + 1, hashed),
-        "node": MapSpec("hive_node", MapType.ARRAY, 4, NodeConfig.SIZE, 1),
+        "endpoints": MapSpec(
+            "hive_endpoints", MapType.HASH, 4, endpoint, ENDPOINT_IDS + 1, hashed, voids=_endpoint_in
+        ),
+        "node": MapSpec("hive_node", MapType.ARRAY, 4, NodeConfig.SIZE, 1, voids=EVERY_FLOW),
         "links": MapSpec("hive_links", MapType.PERCPU_ARRAY, 4, 72, 256),
         "epoch": MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536),
         "policies": MapSpec(
             "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies
         ),
-        "services4": MapSpec("cilium_lb4_services_v2", MapType.HASH, 12, 12, sizes.lb_services, hashed),
-        "services6": MapSpec("cilium_lb6_services_v2", MapType.HASH, 24, 12, sizes.lb_services, hashed),
+        "services4": MapSpec(
+            "cilium_lb4_services_v2", MapType.HASH, 12, 12, sizes.lb_services, hashed, voids=EVERY_FLOW
+        ),
+        "services6": MapSpec(
+            "cilium_lb6_services_v2", MapType.HASH, 24, 12, sizes.lb_services, hashed, voids=EVERY_FLOW
+        ),
         "backends4": MapSpec("cilium_lb4_backends_v3", MapType.HASH, 4, 12, sizes.lb_backends, hashed),
         "backends6": MapSpec("cilium_lb6_backends_v3", MapType.HASH, 4, 24, sizes.lb_backends, hashed),
         "reverse_nat4": MapSpec("cilium_lb4_reverse_nat", MapType.HASH, 2, 6, sizes.lb_reverse_nat, hashed),
@@ -313,8 +328,8 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "affinity_match": MapSpec("cilium_lb_affinity_match", MapType.HASH, 8, 1, sizes.lb_affinity, hashed),
         "reverse_sk4": MapSpec("cilium_lb4_reverse_sk", MapType.LRU_HASH, 16, 8, sizes.sock_rev),
         "reverse_sk6": MapSpec("cilium_lb6_reverse_sk", MapType.LRU_HASH, 32, 20, sizes.sock_rev),
-        "skip_lb4": MapSpec("cilium_skip_lb4", MapType.HASH, 16, 1, SKIPPED, NO_PREALLOC),
-        "skip_lb6": MapSpec("cilium_skip_lb6", MapType.HASH, 32, 1, SKIPPED, NO_PREALLOC),
+        "skip_lb4": MapSpec("cilium_skip_lb4", MapType.HASH, 16, 1, SKIPPED, NO_PREALLOC, voids=EVERY_FLOW),
+        "skip_lb6": MapSpec("cilium_skip_lb6", MapType.HASH, 32, 1, SKIPPED, NO_PREALLOC, voids=EVERY_FLOW),
         "sock": MapSpec("hive_sock", MapType.ARRAY, 4, SockConfig.SIZE, 1),
         "source_range4": MapSpec(
             "cilium_lb4_source_range", MapType.LPM_TRIE, 12, 1, sizes.lb_source_ranges, NO_PREALLOC
@@ -335,9 +350,15 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "nodeport_neighbours6": MapSpec(
             "cilium_nodeport_neigh6", MapType.LRU_HASH, 16, NEIGHBOUR, sizes.neighbours
         ),
-        "tunnel": MapSpec("hive_tunnel", MapType.ARRAY, 4, TunnelConfig.SIZE, 1),
+        "tunnel": MapSpec("hive_tunnel", MapType.ARRAY, 4, TunnelConfig.SIZE, 1, voids=EVERY_FLOW),
         "tunnels": MapSpec(
-            "cilium_tunnel_map", MapType.HASH, TunnelKey.SIZE, TunnelValue.SIZE, 65536, hashed
+            "cilium_tunnel_map",
+            MapType.HASH,
+            TunnelKey.SIZE,
+            TunnelValue.SIZE,
+            65536,
+            hashed,
+            voids=EVERY_FLOW,
         ),
         "nodes": MapSpec(
             "cilium_node_map_v2", MapType.HASH, NodeKey.SIZE, NodeValue.SIZE, 16384, NO_PREALLOC

@@ -55,7 +55,7 @@ class MapWatchdog:
         for policy in lost:
             self.found[POLICY] += 1
             self._log.warning("policy map was taken from its endpoint, put back", endpoint=policy.endpoint_id)
-            self._maps.epochs.bump(policy.endpoint_id)
+            self._maps.epochs.advance(policy.endpoint_id)  # written by the thread
 
     def _pins(self) -> dict[Path, Map]:
         directory = self._maps.directory

@@ -129,7 +129,7 @@ class Masquerade:
             "native-devices", self._wanted, devices, addresses, *senders
         )
         """The devices with programs, by index."""
-        target = DeviceTarget(self.devices, lambda: maps.devices, datapath, log)
+        target = DeviceTarget(lambda: maps.devices, datapath, log)
         self._reconciler: Reconciler[int, NativeDevice] = Reconciler(
             self.devices, target, full_every=INTERVAL
         )

@@ -25,7 +25,7 @@ from cells.maps.records.flows import (
 from cells.netlink.connection import NetlinkError
 from cells.node.addresses import device_addresses, masquerade_address, node_addresses
 from cells.node.devices import Device, matches, native_uplinks
-from lifecycle import BatchError, BatchFailures, HiveError, Logger, ReadTable, Settings
+from lifecycle import BatchError, BatchFailures, HiveError, Logger, Settings
 
 __all__ = ["MasqueradeSettings", "NativeDevice"]
 
@@ -223,29 +223,32 @@ class DeviceTarget:
 
     def __init__(
         self,
-        table: ReadTable[NativeDevice],
         rows: Callable[[], Map],
         programs: DevicePrograms,
         log: Logger,
     ) -> None:
-        self._table = table
         self._rows = rows
         self._programs = programs
         self._log = log
         self._slow: dict[int, str] = {}
         """Names of devices whose drivers cannot, by index."""
 
-    async def dump(self) -> Mapping[int, NativeDevice]:
-        """What there is; a device without its programs, or that is not to have any, only by its index."""
-        found: dict[int, NativeDevice] = {}
-        for key, value in self._rows().items():
-            (ifindex,) = _INDEX.unpack(key)
-            wanted = self._table.get(ifindex)
-            if wanted is not None and self._serves(wanted, value):
-                found[ifindex] = wanted
-            else:
-                found[ifindex] = NativeDevice(ifindex, "", DeviceConfig.unpack(value))
-        return found
+    async def observe(self) -> Mapping[int, bytes]:
+        """The rows of devices."""
+        return {_INDEX.unpack(key)[0]: value for key, value in self._rows().items()}
+
+    def matches(self, row: NativeDevice, observed: bytes) -> bool:
+        """Whether its row is right and its programs are attached."""
+        config = row.config
+        if self._slow.get(row.ifindex) == row.name:
+            config = _without_driver(config)
+        if config.pack() != observed:
+            return False
+        try:
+            accelerated = bool(config.flags & DEVICE_XDP)
+            return self._programs.serves_device(row.ifindex, l3=config.l3, accelerated=accelerated)
+        except NetlinkError:
+            return False
 
     async def put(self, batch: Mapping[int, NativeDevice]) -> None:
         """Attach to devices. Raises BatchError; one that has gone is none of ours any more."""
@@ -283,18 +286,6 @@ class DeviceTarget:
         elif self._slow.get(device.ifindex) != device.name:
             self._slow[device.ifindex] = device.name
             self._log.warning("a driver cannot serve clients outside: the stack does", device=device.name)
-
-    def _serves(self, wanted: NativeDevice, row: bytes) -> bool:
-        config = wanted.config
-        if self._slow.get(wanted.ifindex) == wanted.name:
-            config = _without_driver(config)
-        if config.pack() != row:
-            return False
-        try:
-            accelerated = bool(config.flags & DEVICE_XDP)
-            return self._programs.serves_device(wanted.ifindex, l3=config.l3, accelerated=accelerated)
-        except NetlinkError:
-            return False
 
 
 def _without_driver(config: DeviceConfig) -> DeviceConfig:

@@ -9,7 +9,7 @@ Source:     https://github.com/kubernetes-sigs/ip-masq-agent, and Cilium 1.17's 
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Final
@@ -18,10 +18,10 @@ import anyio
 import msgspec
 
 from cells.config import AgentConfig
-from cells.maps.map import Map
 from cells.maps.node_maps import Maps
+from cells.maps.target import BYTES, Codec, MapTarget
 from cells.masquerade.devices import MasqueradeSettings
-from lifecycle import BatchFailures, Health, Hook, Jobs, Lifecycle, Logger, Reconciler, Table, Tables, seconds
+from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Reconciler, Table, Tables, seconds
 
 __all__ = ["MasqueradedNetwork"]
 
@@ -103,7 +103,7 @@ class IpMasqAgent:
         self._health = health.child("ip-masq-agent")
         self._first = table.initializer("ip-masq-agent's file")
         reconciler: Reconciler[IPNetwork, MasqueradedNetwork] = Reconciler(
-            table, NetworkTarget(maps), full_every=INTERVAL
+            table, network_target(maps), full_every=INTERVAL
         )
         tables.add(reconciler.statuses)
         lifecycle.append(Hook("read ip-masq-agent's file", self._start))
@@ -156,31 +156,15 @@ def _text(path: Path) -> str | None:
         return None
 
 
-class NetworkTarget:
+def network_target(maps: Maps) -> MapTarget[IPNetwork, MasqueradedNetwork, bytes]:
     """cilium_ipmasq_v4 and cilium_ipmasq_v6 as the target of a reconciler."""
-
-    def __init__(self, maps: Maps) -> None:
-        self._maps = maps
-
-    async def dump(self) -> Mapping[IPNetwork, MasqueradedNetwork]:
-        """What they list."""
-        keys = [key for table in (self._maps.ipmasq4, self._maps.ipmasq6) for key, _ in table.items()]
-        return {network: MasqueradedNetwork(network) for network in map(network_of, keys)}
-
-    async def put(self, batch: Mapping[IPNetwork, MasqueradedNetwork]) -> None:
-        """List networks. Raises BatchError."""
-        with BatchFailures(OSError) as failures:
-            for network in batch:
-                with failures.of(network):
-                    self._of(network).update(key_of(network), b"\1")
-
-    async def drop(self, batch: Collection[IPNetwork]) -> None:
-        """List them no more."""
-        for network in batch:
-            self._of(network).delete(key_of(network))
-
-    def _of(self, network: IPNetwork) -> Map:
-        return self._maps.ipmasq4 if network.version == 4 else self._maps.ipmasq6
+    return MapTarget(
+        lambda: (maps.ipmasq4, maps.ipmasq6),
+        Codec(key_of, network_of),
+        BYTES,
+        lambda _: b"\1",
+        which=lambda network: network.version == 6,
+    )
 
 
 def key_of(network: IPNetwork) -> bytes:

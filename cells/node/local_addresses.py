@@ -6,35 +6,20 @@ Why:        an address may be the node's and a pod's at once. Neither needs to k
             node gives it up, the pod's counts again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import msgspec
-from anyio import to_thread
 from msgspec import structs
 
 from cells.base.addresses import IPAddress
-from cells.maps.map import map_by_id
+from cells.maps.map import Map
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import LXC_HOST, LxcKey, LxcValue
-from lifecycle import (
-    BatchFailures,
-    Hook,
-    Jobs,
-    Lifecycle,
-    Logger,
-    NotStartedError,
-    ReadTable,
-    Reconciler,
-    Table,
-    Tables,
-    invoke,
-    minutes,
-    module,
-    provide,
-)
+from cells.maps.target import Codec, MapTable, MapTarget, record
+from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, invoke, minutes, module, provide
 
-__all__ = ["LocalAddress", "LocalAddresses", "LxcMap", "LxcRows", "cell"]
+__all__ = ["LocalAddress", "LocalAddresses", "LxcTarget", "cell"]
 
 
 # The rows of cilium_lxc: written where they differ, compared as a whole now and then.
@@ -60,102 +45,13 @@ class LocalAddress(msgspec.Struct, frozen=True):
         return HOST if self.host or self.row is None else self.row
 
 
-class LxcMap(Protocol):
-    """The map itself. All raise OSError."""
-
-    def dump(self) -> Mapping[IPAddress, LxcValue]:
-        """Every row there is; called in a thread, at any time."""
-        ...
-
-    def lookup(self, ip: IPAddress) -> LxcValue | None:
-        """The address's row."""
-        ...
-
-    def update(self, ip: IPAddress, value: LxcValue) -> None:
-        """Write the row."""
-        ...
-
-    def delete(self, ip: IPAddress) -> None:
-        """Remove the row; gone already is fine."""
-        ...
-
-    def void_verdicts(self) -> None:
-        """Make the datapath evaluate the next packet of every flow again."""
-        ...
+LxcTarget = MapTarget[IPAddress, LocalAddress, LxcValue]
 
 
-class LxcRows:
-    """A reconciler's target: what the map holds, beside what is claimed."""
-
-    def __init__(self, table: ReadTable[LocalAddress], kernel: LxcMap, log: Logger) -> None:
-        self._table = table
-        self._kernel = kernel
-        self._log = log
-        self._left: dict[IPAddress, LxcValue] | None = None
-
-    async def read(self) -> None:
-        """Take note of what a former agent left. Raises OSError."""
-        self.left(await to_thread.run_sync(self._kernel.dump))
-
-    def left(self, rows: Mapping[IPAddress, LxcValue]) -> None:
-        """These rows are what a former agent left."""
-        self._left = dict(rows)
-
-    @property
-    def leftovers(self) -> dict[IPAddress, LxcValue]:
-        """Rows that are not claimed yet; raises NotStartedError before they are known."""
-        if self._left is None:
-            raise NotStartedError(
-                "LocalAddresses was used before the hook 'read the local addresses' ran: depend on it"
-            )
-        return self._left
-
-    def set(self, ip: IPAddress, value: LxcValue | None) -> None:
-        """Have the address's row so, or have none; what is so already is not written. Raises OSError.
-
-        The address may have changed its owner, so cached verdicts are void.
-        """
-        left = self.leftovers
-        if value is not None and ip not in left and ip not in self._table:
-            self._kernel.update(ip, value)  # a new pod's: there is nothing to compare with
-            if value.is_host:
-                self._kernel.void_verdicts()
-            return
-        present = self._kernel.lookup(ip)
-        if present != value:
-            if value is None:
-                self._kernel.delete(ip)
-            else:
-                self._kernel.update(ip, value)
-            self._kernel.void_verdicts()
-        left.pop(ip, None)
-
-    async def dump(self) -> Mapping[IPAddress, LocalAddress]:
-        """Every row, as its claim where it is what is claimed."""
-        held = await to_thread.run_sync(self._kernel.dump)
-        self._left = {ip: value for ip, value in held.items() if ip not in self._table}
-        return {ip: self._row(ip, value) for ip, value in held.items()}
-
-    async def put(self, batch: Mapping[IPAddress, LocalAddress]) -> None:
-        """Write rows that are not as claimed. Raises BatchError."""
-        self._each({ip: row.value for ip, row in batch.items()})
-
-    async def drop(self, batch: Collection[IPAddress]) -> None:
-        """Remove unclaimed rows. Raises BatchError."""
-        self._each(dict.fromkeys(batch))
-        self._log.info("removed unclaimed rows of cilium_lxc", addresses=", ".join(map(str, batch)))
-
-    def _row(self, ip: IPAddress, value: LxcValue) -> LocalAddress:
-        row = self._table.get(ip)
-        if row is not None and row.value == value:
-            return row
-        return LocalAddress(ip, value.is_host, value.endpoint_id, None if value.is_host else value)
-
-    def _each(self, values: Mapping[IPAddress, LxcValue | None]) -> None:
-        with BatchFailures(OSError) as failures:
-            for ip, value in values.items():
-                with failures.of(ip):
-                    self.set(ip, value)
+def lxc_target(maps: Callable[[], Map]) -> LxcTarget:
+    """The map cilium_lxc as the target of a reconciler."""
+    keys = Codec[IPAddress](lambda ip: LxcKey(ip).pack(), lambda key: LxcKey.unpack(key).ip)
+    return MapTarget(lambda: (maps(),), keys, record(LxcValue), lambda row: row.value)
 
 
 # Claims of addresses: by the node and by endpoints, in the map at once.
@@ -174,7 +70,7 @@ class LocalAddresses:
     def __init__(
         self,
         table: Table[LocalAddress],
-        rows: LxcRows,
+        rows: MapTable[IPAddress, LocalAddress, LxcValue],
         log: Logger,
         refused: Callable[[], object] = lambda: None,
     ) -> None:
@@ -192,15 +88,11 @@ class LocalAddresses:
 
     def put_endpoint(self, ips: Iterable[IPAddress], value: LxcValue) -> None:
         """The endpoint of this value has the addresses. Raises OSError: then the claims are as they were."""
-        rows = []
+        rows: dict[IPAddress, LocalAddress | None] = {}
         for ip in ips:
             known = self.table.get(ip)
-            row = LocalAddress(ip, known is not None and known.host, value.endpoint_id, value)
-            self._write(ip, row.value)
-            rows.append(row)
-        with self.table.txn() as table:
-            for row in rows:
-                table.put(row)
+            rows[ip] = LocalAddress(ip, known is not None and known.host, value.endpoint_id, value)
+        self._write(rows, undo=True)
 
     def drop_endpoint(self, ip: IPAddress, endpoint_id: int) -> None:
         """The endpoint has the address no more; another endpoint that has it by now keeps it.
@@ -211,7 +103,7 @@ class LocalAddresses:
         if known is None:
             left = self.leftovers.get(ip)
             if left is not None and left.endpoint_id == endpoint_id:
-                self._write(ip, None)
+                self._write({ip: None})
         elif known.row is not None and known.endpoint == endpoint_id:
             self._remove(LocalAddress(ip, known.host))
 
@@ -220,12 +112,8 @@ class LocalAddresses:
 
         Rows of the node, and addresses without a row, are left out. The map is not written.
         """
-        with self.table.txn() as table:
-            for ip in ips:
-                left = self.leftovers.get(ip)
-                if left is not None and not left.is_host:
-                    table.put(LocalAddress(ip, False, left.endpoint_id, left))
-                    self._rows.leftovers.pop(ip)
+        found = {ip: left for ip in ips if (left := self.leftovers.get(ip)) is not None and not left.is_host}
+        self._rows.adopt({ip: LocalAddress(ip, False, left.endpoint_id, left) for ip, left in found.items()})
 
     def put_host(self, ip: IPAddress) -> None:
         """The node itself has the address. Raises OSError: then the claim is as it was."""
@@ -234,8 +122,7 @@ class LocalAddresses:
             text = "an address of this node belonged to an endpoint, which loses it"
             self._log.warning(text, ip=str(ip), endpoint=loses)
         row = LocalAddress(ip, True) if known is None else structs.replace(known, host=True)
-        self._write(ip, row.value)
-        self.table.put(row)
+        self._write({ip: row}, undo=True)
 
     def drop_host(self, ip: IPAddress) -> None:
         """The node has the address no more; an endpoint that claims it has it now.
@@ -257,55 +144,14 @@ class LocalAddresses:
     def _remove(self, row: LocalAddress) -> None:
         """Leave what is left of the claims: ``row``, or nothing."""
         claimed = row.host or row.row is not None
-        try:
-            self._write(row.ip, row.value if claimed else None)
-        finally:
-            with self.table.txn() as table:
-                if claimed:
-                    table.put(row)
-                else:
-                    table.delete(row.ip)
+        self._write({row.ip: row if claimed else None})
 
-    def _write(self, ip: IPAddress, value: LxcValue | None) -> None:
+    def _write(self, rows: Mapping[IPAddress, LocalAddress | None], *, undo: bool = False) -> None:
         try:
-            self._rows.set(ip, value)
+            self._rows.write(rows, undo=undo)
         except OSError:
             self._refused()
             raise
-
-
-# The map cilium_lxc in the kernel.
-
-
-class KernelLxc:
-    """The real :class:`~cells.node.local_addresses.LxcMap`."""
-
-    def __init__(self, maps: Maps) -> None:
-        self._maps = maps
-
-    def dump(self) -> Mapping[IPAddress, LxcValue]:
-        """Through a descriptor of its own, as the loop may use the other one meanwhile."""
-        lxc = self._maps.lxc
-        with map_by_id(lxc.id, lxc.spec.name) as table:
-            rows = list(table.items())
-        return {LxcKey.unpack(key).ip: LxcValue.unpack(value) for key, value in rows}
-
-    def lookup(self, ip: IPAddress) -> LxcValue | None:
-        """The address's row."""
-        found = self._maps.lxc.lookup(LxcKey(ip).pack())
-        return None if found is None else LxcValue.unpack(found)
-
-    def update(self, ip: IPAddress, value: LxcValue) -> None:
-        """Write the row."""
-        self._maps.lxc.update(LxcKey(ip).pack(), value.pack())
-
-    def delete(self, ip: IPAddress) -> None:
-        """Remove the row."""
-        self._maps.lxc.delete(LxcKey(ip).pack())
-
-    def void_verdicts(self) -> None:
-        """The node's epoch."""
-        self._maps.epochs.bump()
 
 
 # How the cell of local addresses is put together.
@@ -318,14 +164,14 @@ def local_address_table() -> Table[LocalAddress]:
     return Table("local-addresses", key=lambda row: row.ip)
 
 
-def lxc_map(maps: Maps) -> LxcMap:
+def lxc_map(maps: Maps) -> LxcTarget:
     """The map cilium_lxc."""
-    return KernelLxc(maps)
+    return lxc_target(lambda: maps.lxc)
 
 
 def local_addresses(
     table: Table[LocalAddress],
-    kernel: LxcMap,
+    kernel: LxcTarget,
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
@@ -336,11 +182,10 @@ def local_addresses(
 
     The map is swept when all sources are known, every minute, and when the kernel refused a row.
     """
-    rows = LxcRows(table, kernel, log)
-    reconciler = Reconciler(table, rows, full_every=SWEEP)
-    tables.add(reconciler.statuses)
+    rows = MapTable(table, kernel, log, every=SWEEP)
+    tables.add(rows.reconciler.statuses)
     lifecycle.append(Hook("read the local addresses", rows.read))
-    sweep = jobs.timer("sweep", reconciler.sweep, SWEEP)
+    sweep = jobs.timer("sweep", rows.reconciler.sweep, SWEEP)
     sweep.trigger()
     return LocalAddresses(table, rows, log, sweep.trigger)
 

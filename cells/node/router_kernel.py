@@ -13,7 +13,7 @@ import msgspec
 from cells.maps.records.endpoints import NodeConfig
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.netlink.rows import LinkInfo, RouteInfo, random_mac
-from lifecycle import BatchError, BatchFailures, HiveError, Logger
+from lifecycle import BatchError, BatchFailures, HiveError, Logger, Target
 
 HOST = "cilium_host"
 NET = "cilium_net"
@@ -265,7 +265,7 @@ class RouterPrograms(Protocol):
         ...
 
 
-class RouterKernel:
+class RouterKernel(Target[str, RouterObject, RouterObject]):
     """Compares, makes and removes the objects of the router, each in an exchange or two with the kernel."""
 
     def __init__(
@@ -295,7 +295,7 @@ class RouterKernel:
 
     # The reconciler's target
 
-    async def dump(self) -> Mapping[str, RouterObject]:
+    async def observe(self) -> Mapping[str, RouterObject]:
         """What there is of it; of the programs, and of what they know, only whether it is right."""
         pair = found_pair(self._links)
         if pair is None:

@@ -21,6 +21,7 @@ from lifecycle import (
     Reconciler,
     Table,
     Tables,
+    Target,
     module,
     provide,
     provide_private,
@@ -93,7 +94,7 @@ class Sysctl(msgspec.Struct, frozen=True):
     value: str
 
 
-class Sysctls:
+class Sysctls(Target[str, Sysctl, Sysctl]):
     """Kernel settings of this node: cells register those they need, which are maintained from then on.
 
     One that cannot be written leaves the module degraded, and is tried again.
@@ -134,7 +135,7 @@ class Sysctls:
 
     # The reconciler's target
 
-    async def dump(self) -> Mapping[str, Sysctl]:
+    async def observe(self) -> Mapping[str, Sysctl]:
         """What the settings are that are kept."""
         found = {row.name: self._files.read(row.name) for row in self._table.all()}
         return {name: Sysctl(name, value) for name, value in found.items() if value is not None}

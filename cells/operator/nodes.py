@@ -8,7 +8,7 @@ Why:        pods that need a network are not to be scheduled where there is none
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -24,6 +24,7 @@ from cells.operator.options import OperatorOptions
 from lifecycle import (
     BatchError,
     Jobs,
+    PatchTarget,
     ReadTable,
     Reconciler,
     Settings,
@@ -157,16 +158,12 @@ def _marks(settings: OperatorNodeSettings, pair: tuple[Node, Agents | None]) -> 
 MERGE = b"application/strategic-merge-patch+json"
 
 
-class MarkWriter:
+class MarkWriter(PatchTarget[str, NodeMark]):
     """Nodes, as far as the operator writes them: a Target."""
 
     def __init__(self, server: ClusterAPI, taint: str) -> None:
         self._server = server
         self._taint = taint
-
-    async def dump(self) -> Mapping[str, NodeMark]:
-        """Nothing: a mark goes away once its node says it."""
-        return {}
 
     async def put(self, batch: Mapping[str, NodeMark]) -> None:
         """Write them. Raises BatchError."""
@@ -183,9 +180,6 @@ class MarkWriter:
                 failures[name] = error
         if failures:
             raise BatchError(failures)
-
-    async def drop(self, batch: Collection[str]) -> None:
-        """A mark that is written, or whose node is gone, leaves nothing to do."""
 
     async def _change_taints(self, mark: NodeMark) -> None:
         live = json.loads(await self._server.client.raw("GET", NODES.path("", mark.name)))

@@ -9,7 +9,7 @@ Why:        users see it in the object, and ``kubectl get cnp`` shows it as a co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, cast
@@ -34,6 +34,7 @@ from lifecycle import (
     Change,
     Jobs,
     Logger,
+    PatchTarget,
     Reconciler,
     Settings,
     Table,
@@ -163,15 +164,11 @@ def policy_options(settings: OperatorPolicySettings, options: OperatorOptions) -
 # Source: CiliumNetworkPolicy ``status.conditions``; one of type Valid, without a reason.
 
 
-class ConditionWriter:
+class ConditionWriter(PatchTarget[tuple[str, str, str], PolicyVerdict]):
     """The conditions of policies: a Target."""
 
     def __init__(self, server: ClusterAPI) -> None:
         self._server = server
-
-    async def dump(self) -> Mapping[tuple[str, str, str], PolicyVerdict]:
-        """Nothing: a verdict goes away once its policy says it."""
-        return {}
 
     async def put(self, batch: Mapping[tuple[str, str, str], PolicyVerdict]) -> None:
         """Write them; conditions of others stay. Raises BatchError."""
@@ -189,9 +186,6 @@ class ConditionWriter:
                 failures[key] = error
         if failures:
             raise BatchError(failures)
-
-    async def drop(self, batch: Collection[tuple[str, str, str]]) -> None:
-        """A verdict that is told, or whose policy is gone, leaves nothing to do."""
 
 
 def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, Any] | None:

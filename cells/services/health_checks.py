@@ -36,6 +36,7 @@ from lifecycle import (
     Settings,
     Table,
     Tables,
+    Target,
     config,
     invoke,
     minutes,
@@ -117,7 +118,7 @@ class HealthCheckPorts:
         jobs.observe("reconcile", reconciler)
 
 
-class HealthPortTarget:
+class HealthPortTarget(Target[int, HealthPort, HealthPort]):
     """The listening ports, as the target of a reconciler."""
 
     def __init__(self, agent: AgentConfig, log: Logger) -> None:
@@ -126,7 +127,7 @@ class HealthPortTarget:
         self._answers: dict[int, HealthPort] = {}
         self._servers: dict[int, HttpServer] = {}
 
-    async def dump(self) -> Mapping[int, HealthPort]:
+    async def observe(self) -> Mapping[int, HealthPort]:
         """What is answered where."""
         return dict(self._answers)
 

@@ -26,6 +26,7 @@ from lifecycle import (
     Reconciler,
     Table,
     Tables,
+    Target,
     invoke,
     minutes,
     module,
@@ -88,13 +89,13 @@ def skips(redirects: list[LocalRedirect], endpoints: list[Endpoint]) -> Mapping[
     return {key: RedirectSkip(key) for key in keys}
 
 
-class SkipTarget:
+class SkipTarget(Target[SkipLbKey, RedirectSkip, RedirectSkip]):
     """The maps, as the target of a reconciler."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
-    async def dump(self) -> Mapping[SkipLbKey, RedirectSkip]:
+    async def observe(self) -> Mapping[SkipLbKey, RedirectSkip]:
         """What they have."""
         found = [SkipLbKey.unpack(raw) for held in self._both() for raw, _ in held.items()]
         return {key: RedirectSkip(key) for key in found}
@@ -111,13 +112,11 @@ class SkipTarget:
                 failures[key] = full if error.errno == errno.E2BIG else error
         if failures:
             raise BatchError(failures)
-        self._maps.epochs.bump()
 
     async def drop(self, batch: Collection[SkipLbKey]) -> None:
         """These no more."""
         for key in batch:
             self._of(key).delete(key.pack())
-        self._maps.epochs.bump()
 
     def _both(self) -> tuple[Map, Map]:
         return self._maps.skip_lb4, self._maps.skip_lb6

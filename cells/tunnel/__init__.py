@@ -10,8 +10,10 @@ Why:        the network between nodes need not know pods' addresses: pods' packe
 """
 
 from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import TunnelKey, TunnelValue
+from cells.maps.target import MapTarget, record
 from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
-from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks
+from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks, TunnelEndpoints
 from cells.tunnel.settings import RouteMtu, TunnelSettings
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import after, config, invoke, module, provide
@@ -29,11 +31,16 @@ def tunnel_routes() -> TunnelRoutes:
     return TunnelNetwork()
 
 
-def tunnel_maps(maps: Maps, settings: TunnelSettings) -> TunnelMaps:
+def tunnel_maps(maps: Maps) -> TunnelMaps:
     """This node's."""
+    return KernelTunnelMaps(maps)
+
+
+def tunnel_endpoints(maps: Maps, settings: TunnelSettings) -> TunnelEndpoints:
+    """cilium_tunnel_map, by network address."""
     if settings.tunnelled:
         maps.use("tunnels")
-    return KernelTunnelMaps(maps)
+    return MapTarget(lambda: (maps.tunnels,), record(TunnelKey), record(TunnelValue), lambda row: row)
 
 
 @after(Tunnel, RemoteNetworks)
@@ -45,6 +52,6 @@ cell = module(
     "tunnel",
     "VXLAN to other nodes",
     config(TunnelSettings),
-    provide(Tunnel, RouteMtu, RemoteNetworks, tunnel_links, tunnel_routes, tunnel_maps),
+    provide(Tunnel, RouteMtu, RemoteNetworks, tunnel_links, tunnel_routes, tunnel_maps, tunnel_endpoints),
     invoke(keep),
 )

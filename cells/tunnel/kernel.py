@@ -16,13 +16,13 @@ import msgspec
 
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.datapath.datapath import TUNNEL_LINK
-from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, TunnelConfig, TunnelKey, TunnelValue
+from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, TunnelConfig
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import routes_over
 from cells.netlink.rows import foreign_routes
 from cells.netlink.vxlan import FoundVxlan, VxlanLinks
 from cells.tunnel.settings import TunnelSettings
-from lifecycle import BatchError, BatchFailures, HiveError, Logger
+from lifecycle import BatchError, BatchFailures, HiveError, Logger, Target
 
 __all__ = ["TunnelLinks", "TunnelMaps", "TunnelRoute", "TunnelRoutes"]
 
@@ -218,7 +218,7 @@ class TunnelRoutes(Protocol):
 
 
 class TunnelMaps(Protocol):
-    """hive_tunnel and cilium_tunnel_map. Methods raise OSError."""
+    """hive_tunnel. Methods raise OSError."""
 
     def facts(self) -> TunnelConfig:
         """What the programs know of the tunnel."""
@@ -226,22 +226,6 @@ class TunnelMaps(Protocol):
 
     def set_facts(self, facts: TunnelConfig) -> None:
         """Have them know this from the next packet on."""
-        ...
-
-    def endpoints(self) -> Mapping[TunnelKey, TunnelValue]:
-        """Every row of cilium_tunnel_map; called in a thread, at any time."""
-        ...
-
-    def put_endpoint(self, key: TunnelKey, value: TunnelValue) -> None:
-        """Write a row."""
-        ...
-
-    def drop_endpoint(self, key: TunnelKey) -> None:
-        """Remove a row; gone already is fine."""
-        ...
-
-    def void_verdicts(self) -> None:
-        """Make the datapath evaluate the next packet of every flow again."""
         ...
 
 
@@ -257,7 +241,7 @@ class TunnelAttach(Protocol):
         ...
 
 
-class TunnelKernel:
+class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
     """Compares, makes and removes the objects of the tunnel."""
 
     def __init__(
@@ -276,7 +260,7 @@ class TunnelKernel:
         self._log = log
         self._write_settings = write_settings
 
-    async def dump(self) -> Mapping[str, TunnelObject]:
+    async def observe(self) -> Mapping[str, TunnelObject]:
         """What there is of it; a device that is down, or not ours by its kind, as one with MTU 0."""
         found: list[TunnelObject] = []
         link = await self._links.find(TUNNEL_LINK)
@@ -304,7 +288,7 @@ class TunnelKernel:
         failures: dict[str, Exception] = {}
         if TunnelFacts(0, 0).key in batch:
             try:
-                self._set_facts(TunnelConfig())
+                self._maps.set_facts(TunnelConfig())
             except OSError as error:
                 raise BatchError(dict.fromkeys(batch, error)) from error
         device = TunnelDevice(0, (0, 0), 0).key
@@ -326,11 +310,7 @@ class TunnelKernel:
             case TunnelFacts():
                 flags = TUNNEL_OWN_IDENTITIES * wanted.own_identities
                 ifindex = (await self._link()).ifindex
-                self._set_facts(TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, flags))
-
-    def _set_facts(self, facts: TunnelConfig) -> None:
-        self._maps.set_facts(facts)
-        self._maps.void_verdicts()  # flows that went another way
+                self._maps.set_facts(TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, flags))
 
     async def _link(self) -> FoundVxlan:
         link = await self._links.find(TUNNEL_LINK)
@@ -354,7 +334,7 @@ class TunnelKernel:
         if link is None:
             link = await self._new_device(wanted)
             if (facts := self._maps.facts()) != TunnelConfig():
-                self._set_facts(msgspec.structs.replace(facts, ifindex=link.ifindex))
+                self._maps.set_facts(msgspec.structs.replace(facts, ifindex=link.ifindex))
         elif not link.up or link.mtu != wanted.mtu:
             await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
 

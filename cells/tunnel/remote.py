@@ -8,19 +8,18 @@ from ipaddress import IPv4Address
 from typing import Final
 
 import msgspec
-from anyio import to_thread
 
 from cells.base.addresses import Family, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import TunnelConfig, TunnelKey, TunnelValue
+from cells.maps.target import MapTarget
 from cells.netlink import news
 from cells.netlink.connection import ForeignRouteError
 from cells.node.devices import Device
 from cells.node.router import Router
-from cells.tunnel.kernel import TunnelMaps, TunnelRoute, TunnelRoutes
+from cells.tunnel.kernel import TunnelRoute, TunnelRoutes
 from cells.tunnel.settings import RouteMtu, TunnelSettings
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import (
@@ -33,6 +32,7 @@ from lifecycle import (
     Reconciler,
     Table,
     Tables,
+    Target,
     after,
     seconds,
 )
@@ -106,60 +106,18 @@ class KernelTunnelMaps:
         """Have them know this."""
         self._maps.tunnel.update(bytes(4), facts.pack())
 
-    def endpoints(self) -> Mapping[TunnelKey, TunnelValue]:
-        """Through a descriptor of its own, as the loop may use the other one meanwhile."""
-        with map_by_id(self._maps.tunnels.id) as table:
-            return {TunnelKey.unpack(key): TunnelValue.unpack(value) for key, value in table.items()}
 
-    def put_endpoint(self, key: TunnelKey, value: TunnelValue) -> None:
-        """Write a row."""
-        self._maps.tunnels.update(key.pack(), value.pack())
-
-    def drop_endpoint(self, key: TunnelKey) -> None:
-        """Remove a row."""
-        self._maps.tunnels.delete(key.pack())
-
-    def void_verdicts(self) -> None:
-        """The node's epoch."""
-        self._maps.epochs.bump()
+TunnelEndpoints = MapTarget[TunnelKey, TunnelValue, TunnelValue]
+"""cilium_tunnel_map, by network address."""
 
 
-class EndpointRows:
-    """cilium_tunnel_map, by network address."""
-
-    def __init__(self, maps: TunnelMaps) -> None:
-        self._maps = maps
-
-    async def dump(self) -> Mapping[TunnelKey, TunnelValue]:
-        """Every row."""
-        return await to_thread.run_sync(self._maps.endpoints)
-
-    async def put(self, batch: Mapping[TunnelKey, TunnelValue]) -> None:
-        """Write rows. Raises BatchError."""
-        self._each(batch)
-
-    async def drop(self, batch: Collection[TunnelKey]) -> None:
-        """Remove rows. Raises BatchError."""
-        self._each(dict.fromkeys(batch))
-
-    def _each(self, values: Mapping[TunnelKey, TunnelValue | None]) -> None:
-        with BatchFailures(OSError) as failures:
-            for key, value in values.items():
-                with failures.of(key):
-                    if value is None:
-                        self._maps.drop_endpoint(key)
-                    else:
-                        self._maps.put_endpoint(key, value)
-            self._maps.void_verdicts()  # flows to these networks go another way now
-
-
-class NetworkRoutes:
+class NetworkRoutes(Target[IPNetwork, TunnelRoute, TunnelRoute]):
     """The node's own way to pods of other nodes, and what it forwards there: over cilium_host."""
 
     def __init__(self, kernel: TunnelRoutes) -> None:
         self._kernel = kernel
 
-    async def dump(self) -> Mapping[IPNetwork, TunnelRoute]:
+    async def observe(self) -> Mapping[IPNetwork, TunnelRoute]:
         """Those there are."""
         return {route.key: route for route in await self._kernel.routes(HOST_LINK)}
 
@@ -212,7 +170,7 @@ class RemoteNetworks:
         agent: AgentConfig,
         router: Router,
         nodes: ReadTable[ClusterNode],
-        maps: TunnelMaps,
+        endpoints: TunnelEndpoints,
         routes: TunnelRoutes,
         devices: Table[Device],
         *,
@@ -234,7 +192,7 @@ class RemoteNetworks:
             "tunnel-routes", self._wanted_routes, self.table, devices
         )
         every = INTERVAL if settings.tunnelled else math.inf
-        into_map = Reconciler(self._endpoints, EndpointRows(maps), full_every=every, put_early=True)
+        into_map = Reconciler(self._endpoints, endpoints, full_every=every, put_early=True)
         self._ways = Reconciler(self._routes, NetworkRoutes(routes), full_every=every, put_early=True)
         tables.add(self.table, self._endpoints, into_map.statuses, self._routes, self._ways.statuses)
         jobs.observe("reconcile endpoints", into_map)

@@ -17,9 +17,11 @@ from lifecycle.tables.target import (
     BatchError,
     BatchFailures,
     ObjectStatus,
+    PatchTarget,
     ReconcileError,
     Statistics,
     Target,
+    WriteThrough,
 )
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Index",
     "Initializer",
     "ObjectStatus",
+    "PatchTarget",
     "RateLimit",
     "ReadTable",
     "ReconcileError",
@@ -44,5 +47,6 @@ __all__ = [
     "Tables",
     "Target",
     "Transaction",
+    "WriteThrough",
     "snapshot",
 ]

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -27,7 +27,14 @@ from lifecycle.tables.rate_limit import RateLimit, TokenBucket
 from lifecycle.tables.read_table import ReadTable
 from lifecycle.tables.snapshot import Snapshot
 from lifecycle.tables.table import Table
-from lifecycle.tables.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target
+from lifecycle.tables.target import (
+    BatchError,
+    ObjectStatus,
+    ReconcileError,
+    Statistics,
+    Target,
+    WriteThrough,
+)
 
 __all__ = ["Reconciler"]
 
@@ -60,12 +67,16 @@ class Reconciler(Generic[Key, Row]):
     puts rows as soon as they are there and only waits with dropping: for tables whose rows mean something
     before all of them are known. `rate_limit` holds up calls of the target's put and drop; what changes
     meanwhile is merged by key into larger batches.
+
+    With `write_through` the table's writer calls :meth:`write_now`, so changes are not followed: the rest is
+    for what others do to the target and for what it refuses, and only the latter has statuses. The target is
+    a WriteThrough.
     """
 
     def __init__(
         self,
         source: ReadTable[Row],
-        target: Target[Key, Row],
+        target: Target[Key, Row, Any],
         *,
         full_every: float,
         name: str = "",
@@ -74,6 +85,7 @@ class Reconciler(Generic[Key, Row]):
         batch: int = BATCH,
         backoff: Backoff | None = None,
         rate_limit: RateLimit | None = None,
+        write_through: bool = False,
     ) -> None:
         self.name = name or source.name
         self.statistics = Statistics()
@@ -84,6 +96,7 @@ class Reconciler(Generic[Key, Row]):
         self._put_early = put_early
         self._batch = batch
         self._backoff = backoff or Backoff()
+        self._write_through = write_through
         self._bucket = TokenBucket(rate_limit) if rate_limit is not None else None
         self._statuses: Table[ObjectStatus] = Table(f"{self.name}-status", key=lambda status: status.key)
         self._watch: Changes[Row] | None = None
@@ -129,10 +142,30 @@ class Reconciler(Generic[Key, Row]):
         if self._watch is not None:
             self._watch.wake()
 
+    def write_now(self, keys: Iterable[Key]) -> None:
+        """Write the rows with these keys, or their absence, before this returns; also before a first sweep.
+
+        Raises BatchError; what failed is tried again with the next sweep.
+        """
+        if not self._write_through:
+            raise RuntimeError(f"{self.name} follows its table: make it with write_through=True")
+        rows = {key: self._source.get(key) for key in keys}
+        failures: Mapping[Key, Exception] = {}
+        try:
+            cast("WriteThrough[Key, Row]", self._target).write_now(rows)
+        except BatchError as error:
+            failures = error.failures
+        for action in ("put", "drop"):
+            batch = [key for key, row in rows.items() if (row is None) == (action == "drop")]
+            if batch:
+                self._written(action, batch, failures, pause=False)
+        if failures:
+            raise BatchError(failures)
+
     async def sweep(self) -> None:
         """Make everything equal once, before run() goes on from there: for start hooks.
 
-        Waits until it may. Raises ReconcileError when objects failed, and what the target's dump() raised.
+        Waits until it may. Raises ReconcileError when objects failed, and what the target's observe() raised.
         """
         if self._running:
             raise RuntimeError(f"{self.name} is being reconciled: trigger() a sweep")
@@ -225,6 +258,9 @@ class Reconciler(Generic[Key, Row]):
         Rows are read after this without an await between: else one that changes, is written and changes back
         would be no change, and stay.
         """
+        if self._write_through:
+            self._taken = self._source.revision
+            return
         changed: dict[Key, Action] = {}
         for change in self._watching().take():
             key: Key = change.key  # type: ignore[assignment]  # tables do not know the type of their keys
@@ -253,7 +289,7 @@ class Reconciler(Generic[Key, Row]):
         began, statistics = time.perf_counter(), self.statistics
         try:
             may_drop = self._may_drop
-            held = await self._target.dump()
+            held = await self._target.observe()
             self._take()
             await self._compare(held, self._source.snapshot(), may_drop=may_drop)
         except BaseException as error:
@@ -265,16 +301,19 @@ class Reconciler(Generic[Key, Row]):
         self._sweep_error, self._sweep_failures = None, 0
         self._sweep_due = min(self._sweep_due, anyio.current_time() + self._full_every)
 
-    async def _compare(self, held: Mapping[Key, Row], rows: Snapshot[Row], *, may_drop: bool) -> None:
+    async def _compare(self, held: Mapping[Key, Any], rows: Snapshot[Row], *, may_drop: bool) -> None:
         """Work is what differs and nothing else; drops that are not allowed yet wait for a sweep that may.
 
-        In stretches: ``rows`` is a snapshot, and what changes meanwhile arrives as a later change.
+        In stretches: ``rows`` is a snapshot, and what changes meanwhile arrives as a later change, or is
+        written through: what is refused then stays work.
         """
         work: dict[Key, _Work] = {}
+        before, matches = set(self._work), self._target.matches
         stretch = Stretch()
-        for key in rows.keys():  # noqa: SIM118  # a snapshot is not iterated
-            if key not in held or held[key] != rows.get(key):  # type: ignore[index]  # as in _take
-                work[key] = self._work.get(key) or _Work()  # type: ignore[index, arg-type]
+        for each in cast("Iterable[Key]", rows.keys()):  # tables do not know the type of their keys
+            row = rows.get(each)
+            if each not in held or row is None or not matches(row, held[each]):
+                work[each] = self._work.get(each) or _Work()
             await stretch.pause()
         for each in list(held) if may_drop else ():
             if each not in rows:
@@ -282,6 +321,7 @@ class Reconciler(Generic[Key, Row]):
             await stretch.pause()
         if self._pruned:
             self.statistics.drift += sum(key not in self._work for key in work)
+        work |= {key: one for key, one in self._work.items() if key not in before}
         for one in work.values():
             one.due = -math.inf
         self._work = work
@@ -293,7 +333,8 @@ class Reconciler(Generic[Key, Row]):
     async def _note_compared(self, rows: Snapshot[Row]) -> None:
         now, known = time.time(), self._statuses
         stretch = Stretch()
-        for keys in _parts([*rows.keys(), *(key for key in self._work if key not in rows)]):
+        noted = [] if self._write_through else [*rows.keys()]
+        for keys in _parts([*noted, *(key for key in self._work if key not in rows)]):
             with known.txn() as statuses:
                 for key in keys:
                     work, status = self._work.get(key), known.get(key)  # type: ignore[arg-type]  # as in _take
@@ -306,7 +347,7 @@ class Reconciler(Generic[Key, Row]):
         for keys in _parts(list(known.keys())):
             with known.txn() as statuses:
                 for key in keys:
-                    if key not in rows and key not in self._work:
+                    if key not in self._work and (self._write_through or key not in rows):
                         statuses.delete(key)
             await stretch.pause()
 
@@ -352,26 +393,35 @@ class Reconciler(Generic[Key, Row]):
         await anyio.lowlevel.checkpoint()
         self._take()
 
-    def _written(self, action: Action, batch: Iterable[Key], failures: Mapping[Key, Exception]) -> None:
-        now, statistics = time.time(), self.statistics
-        with self._statuses.txn() as statuses:
-            for key in batch:
-                if (error := failures.get(key)) is not None:
-                    work = self._work[key]
-                    work.failures += 1
-                    work.error = error
-                    work.due = anyio.current_time() + self._backoff.pause(work.failures)
-                    statistics.failures += 1
-                    text = f"{type(error).__name__}: {error}"
-                    statuses.put(ObjectStatus(key, action, "failed", now, work.failures, text))
-                    continue
-                del self._work[key]
-                if action == "put":
-                    statistics.puts += 1
-                    statuses.put(ObjectStatus(key, action, "done", now))
-                else:
-                    statistics.drops += 1
-                    statuses.delete(key)
+    def _written(
+        self, action: Action, batch: Iterable[Key], failures: Mapping[Key, Exception], *, pause: bool = True
+    ) -> None:
+        statistics, notes = self.statistics, dict[Hashable, ObjectStatus | None]()
+        now = time.time()
+        for key in batch:
+            if (error := failures.get(key)) is not None:
+                work = self._work.setdefault(key, _Work())
+                work.failures += 1
+                work.error = error
+                work.due = anyio.current_time() + self._backoff.pause(work.failures) if pause else -math.inf
+                statistics.failures += 1
+                text = f"{type(error).__name__}: {error}"
+                notes[key] = ObjectStatus(key, action, "failed", now, work.failures, text)
+                continue
+            self._work.pop(key, None)
+            statistics.puts += action == "put"
+            statistics.drops += action == "drop"
+            if action == "put" and not self._write_through:
+                notes[key] = ObjectStatus(key, action, "done", now)
+            elif key in self._statuses:
+                notes[key] = None
+        if notes:
+            with self._statuses.txn() as statuses:
+                for noted, status in notes.items():
+                    if status is None:
+                        statuses.delete(noted)
+                    else:
+                        statuses.put(status)
         self._wake_waiters()
 
     def _is_realised(self, key: Key, revision: int) -> bool:

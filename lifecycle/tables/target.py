@@ -1,8 +1,9 @@
 """What a reconciler works on, and what it tells.
 
 Needs:  nothing.
-Gives:  Target, what is to be made equal to a table; BatchError, how one says which objects failed, and
-        BatchFailures; ObjectStatus, Statistics and ReconcileError, how a reconciler says what came of it.
+Gives:  Target, what is to be made equal to a table, WriteThrough and PatchTarget; BatchError, how one says
+        which objects failed, and BatchFailures; ObjectStatus, Statistics and ReconcileError, how a reconciler
+        says what came of it.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
@@ -13,31 +14,73 @@ import msgspec
 
 from lifecycle.errors import HiveError
 
-__all__ = ["BatchError", "BatchFailures", "ObjectStatus", "ReconcileError", "Statistics", "Target"]
+__all__ = [
+    "BatchError",
+    "BatchFailures",
+    "ObjectStatus",
+    "PatchTarget",
+    "ReconcileError",
+    "Statistics",
+    "Target",
+    "WriteThrough",
+]
 
 Key = TypeVar("Key")
 Row = TypeVar("Row")
+Observed = TypeVar("Observed")
+Wanted_contra = TypeVar("Wanted_contra", contravariant=True)
 
 
-class Target(Protocol[Key, Row]):
+class Target(Protocol[Key, Wanted_contra, Observed]):
     """Something outside that holds objects by key: a BPF map, a routing table, files in a directory.
 
     Methods raise BatchError when they know which objects failed; after any other error all of the batch is
     taken to have failed, and tried again in smaller and smaller batches until the culprits stand alone.
     A batch may be repeated, in whole or in part, at any time.
+
+    A class that inherits this one matches by equality: what it observes are rows.
     """
 
-    async def dump(self) -> Mapping[Key, Row]:
-        """Every object there is that is ours, as the row it would be put as. Others' are left out."""
+    async def observe(self) -> Mapping[Key, Observed]:
+        """Every object there is that is ours, as it is found outside, not as it is wanted or remembered.
+
+        Others' are left out.
+        """
         ...
 
-    async def put(self, batch: Mapping[Key, Row]) -> None:
+    def matches(self, row: Wanted_contra, observed: Observed) -> bool:
+        """Whether an object is as the row of its key has it."""
+        return row == observed
+
+    async def put(self, batch: Mapping[Key, Wanted_contra]) -> None:
         """Create the objects, or put them in place of those with their keys."""
         ...
 
     async def drop(self, batch: Collection[Key]) -> None:
         """Remove the objects. Gone already is fine."""
         ...
+
+
+class WriteThrough(Protocol[Key, Wanted_contra]):
+    """A target that also writes without waiting: by Reconciler.write_now()."""
+
+    def write_now(self, rows: Mapping[Key, Wanted_contra | None]) -> None:
+        """Put these objects, and remove those that have no row. Raises BatchError."""
+        ...
+
+
+class PatchTarget(Target[Key, Row, Row]):
+    """A target of rows that are changes to be made: each leaves the table once what it changes shows it.
+
+    So there is nothing to compare or to remove. Subclasses have put().
+    """
+
+    async def observe(self) -> Mapping[Key, Row]:
+        """Nothing: each row is still to be written."""
+        return {}
+
+    async def drop(self, batch: Collection[Key]) -> None:
+        """Nothing: what left the table is written, or has no object any more."""
 
 
 class BatchError(Exception):
@@ -110,9 +153,9 @@ class Statistics(msgspec.Struct):
 
     sweeps: int = 0
     failed_sweeps: int = 0
-    """Sweeps whose dump failed."""
+    """Sweeps that could not observe."""
     last_sweep: float = 0.0
-    """Seconds the last dump and comparison took."""
+    """Seconds the last observation and comparison took."""
     puts: int = 0
     drops: int = 0
     """Objects put and dropped."""

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import structlog
 from scapy.layers.inet import IP
 
 from cells.cluster.identity.identities import Identity
-from cells.maps.map import MapSpec, MapType, create_map
-from cells.maps.node_maps import Epochs
+from cells.maps.map import Epochs, MapSpec, MapType, create_map
 from cells.maps.policy_map import PolicyMap
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.maps.specs import policy_spec
@@ -143,7 +143,8 @@ class Maps:
     def adopt(self, endpoint_id: int) -> PolicyEntries:
         """This one."""
         table = create_map(policy_spec(endpoint_id, 16384))
-        self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._epochs.bump)
+        table.spec = msgspec.structs.replace(table.spec, voids=endpoint_id)
+        self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._epochs)
         return {}
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
@@ -152,10 +153,9 @@ class Maps:
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
         """As the agent does, where nothing is refused."""
-        changed: list[int] = []
-        for number, entries in wanted.items():
-            self.slots[number].replace(entries, changed.append)
-        self._epochs.bump_all(changed)
+        with self._epochs.once():
+            for number, entries in wanted.items():
+                self.slots[number].replace(entries)
         return {}
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:

@@ -22,8 +22,7 @@ import anyio
 import msgspec
 
 from cells.kubernetes.objects.core import EndpointSlice, Node, Service
-from cells.maps.map import create_map, possible_cpus
-from cells.maps.node_maps import Epochs
+from cells.maps.map import Epochs, create_map, possible_cpus
 from cells.maps.specs import MapSettings, map_specs, sizes
 from cells.services import LoadBalancerOptions
 from cells.services.balancer import LoadBalancer
@@ -101,7 +100,10 @@ def kernel(entries: int) -> Iterator[KernelServices]:
     specs = map_specs(sizes(settings, 0), preallocate=False, cpus=possible_cpus())
     with ExitStack() as stack:
         made: Any = SimpleNamespace(**{name: stack.enter_context(create_map(specs[name])) for name in LB})
-        made.epochs = Epochs(made.epoch)
+        epochs = Epochs(made.epoch)
+        for name in LB:
+            table = getattr(made, name)
+            table.spec, table.epochs = specs[name], epochs
         yield KernelServices(made)
 
 

@@ -116,8 +116,11 @@ class _Dict:
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
 
-    async def dump(self) -> Mapping[int, Row]:
+    async def observe(self) -> Mapping[int, Row]:
         return self.rows
+
+    def matches(self, row: Row, observed: Row) -> bool:
+        return row == observed
 
     async def put(self, batch: Mapping[int, Row]) -> None:
         self.rows.update(batch)

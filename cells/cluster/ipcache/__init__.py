@@ -17,17 +17,16 @@ from cells.base.metrics import Collector, Family, counter
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache.rows import (
     IpcacheEntry,
-    IpcacheMap,
-    IpcacheRows,
-    IpcacheSweep,
-    KernelIpcache,
+    IpcacheTarget,
     Prefix,
     claimed,
+    ipcache_target,
     prefix_of,
     withdrawn,
 )
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheValue
+from cells.maps.target import MapTable
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, Table, Tables, invoke, minutes, module, provide
 
 __all__ = ["IdentityFollower", "Ipcache", "cell"]
@@ -66,7 +65,7 @@ class Ipcache:
     def __init__(
         self,
         table: Table[IpcacheEntry],
-        rows: IpcacheRows,
+        rows: MapTable[Prefix, IpcacheEntry, IpcacheValue],
         refused: Callable[[], object] = lambda: None,
         identities: Identities | None = None,
         followers: Sequence[IdentityFollower] = (),
@@ -111,23 +110,11 @@ class Ipcache:
         """
         self._ensure_identities({claim.identity for claim in claims})
         rows: dict[Prefix, IpcacheEntry] = {}
-        values: dict[Prefix, IpcacheValue | None] = {}
         for claim in claims:
-            prefix = claim.prefix
-            known = self.table.get(prefix)
-            row = rows[prefix] = claimed(rows.get(prefix, known), claim)
-            if row.source.beats(claim.source):
-                self.errors[WEAKER_CLAIM] += 1
-            value = row.value
-            if self._rows.holds(prefix, value, known):
-                values.pop(prefix, None)
-            else:
-                values[prefix] = value
-        self._write(values)
-        with self.table.txn() as table:
-            for row in rows.values():
-                table.put(row)
-        self._rows.settled(rows)
+            row = claimed(rows.get(claim.prefix) or self.table.get(claim.prefix), claim)
+            self.errors[WEAKER_CLAIM] += row.source.beats(claim.source)
+            rows[claim.prefix] = row
+        self._write(rows, undo=True)
 
     def withdraw(self, resource: str, prefixes: Iterable[Prefix]) -> None:
         """Take back what the resource claimed of these prefixes. Where another claim is left, it counts now.
@@ -143,24 +130,20 @@ class Ipcache:
                 self.errors[NEVER_CLAIMED] += 1
             elif row.resource != resource:
                 self.errors[WEAKER_WITHDRAWN] += 1
-        after = {prefix: withdrawn(row, resource) for prefix, row in before.items()}
-        with self.table.txn() as table:
-            for prefix, row in after.items():
-                if row is None:
-                    table.delete(prefix)
-                else:
-                    table.put(row)
-        values = {prefix: None if row is None else row.value for prefix, row in after.items()}
-        self._write({prefix: each for prefix, each in values.items() if each != before[prefix].value})
+        self._write({prefix: withdrawn(row, resource) for prefix, row in before.items()})
 
     def discard(self, prefixes: Collection[Prefix]) -> None:
         """Remove leftovers before all sources are known: these mean nothing any more. Raises OSError.
 
         What is claimed stays.
         """
-        removed = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
-        self._write(dict.fromkeys(removed))
-        self._rows.settled(removed)
+        left = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
+        self._write(dict.fromkeys(left))
+
+    def claim_of(self, prefix: Prefix, resource: str) -> IpcacheEntry | None:
+        """What the resource claims of the prefix."""
+        row = self.table.get(prefix)
+        return next((each for each in row.claims if each.resource == resource), None) if row else None
 
     def _ensure_identities(self, numbers: Iterable[int]) -> None:
         """Those whose labels are known; others no rule by labels can select until their labels come."""
@@ -171,9 +154,9 @@ class Ipcache:
                 for follower in self._followers:
                     follower.ensure_identity(number, known.labels)
 
-    def _write(self, values: Mapping[Prefix, IpcacheValue | None]) -> None:
+    def _write(self, rows: Mapping[Prefix, IpcacheEntry | None], *, undo: bool = False) -> None:
         try:
-            self._rows.write(values)
+            self._rows.write(rows, undo=undo)
         except OSError:
             self._refused()
             raise
@@ -189,14 +172,14 @@ def ipcache_table() -> Table[IpcacheEntry]:
     return Table("ipcache", key=lambda entry: entry.prefix)
 
 
-def ipcache_map(maps: Maps) -> IpcacheMap:
+def ipcache_map(maps: Maps) -> IpcacheTarget:
     """The map cilium_ipcache."""
-    return KernelIpcache(maps)
+    return ipcache_target(lambda: maps.ipcache)
 
 
 def ipcache(
     table: Table[IpcacheEntry],
-    kernel: IpcacheMap,
+    kernel: IpcacheTarget,
     identities: Identities | None,
     followers: list[Member[IdentityFollower]],
     *,
@@ -209,11 +192,10 @@ def ipcache(
 
     The map is swept when all sources are known, every minute, and when the kernel refused a row.
     """
-    rows = IpcacheRows(kernel)
-    compared = IpcacheSweep(table, rows, log)
-    tables.add(compared.refused)
+    rows = MapTable(table, kernel, log, every=SWEEP)
+    tables.add(rows.reconciler.statuses)
     lifecycle.append(Hook("read the ipcache", rows.read))
-    sweep = jobs.timer("sweep", compared.run, SWEEP)
+    sweep = jobs.timer("sweep", rows.reconciler.sweep, SWEEP)
     sweep.trigger()
     return Ipcache(table, rows, sweep.trigger, identities, followers)
 

@@ -170,7 +170,7 @@ class KernelStaleMaps:
         return [_ifindex.unpack(key)[0] for key, _ in self._maps.endpoints.items()]
 
     def drop_config(self, ifindex: int) -> None:
-        """Remove a link index from hive_endpoints; the epoch goes on with the policy map, which goes next."""
+        """Remove a link index from hive_endpoints."""
         self._maps.endpoints.delete(_ifindex.pack(ifindex))
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:

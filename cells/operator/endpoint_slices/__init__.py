@@ -30,6 +30,7 @@ from lifecycle import (
     ReadTable,
     Reconciler,
     Table,
+    Target,
     config,
     invoke,
     minutes,
@@ -129,7 +130,7 @@ class SliceLimit:
         await self._limited[1].take()
 
 
-class SliceWriter:
+class SliceWriter(Target[str, SliceRow, SliceRow]):
     """The slices of namespaces that go first, or of all others, at the API server: a Target."""
 
     def __init__(
@@ -149,7 +150,7 @@ class SliceWriter:
         self._counts = counts
         self._first = first
 
-    async def dump(self) -> Mapping[str, SliceRow]:
+    async def observe(self) -> Mapping[str, SliceRow]:
         """What each slice holds."""
         return {
             name: SliceRow(name, one.of_namespace, one.endpoints, self._first)

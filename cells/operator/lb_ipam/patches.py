@@ -6,7 +6,7 @@ Source: metav1.Condition; Cilium 1.17, conditions of Services and CiliumLoadBala
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from cells.operator.lb_ipam.allocation import (
     LoadBalancerPool,
 )
 from cells.operator.objects import CLUSTER_SERVICES, ClusterService
-from lifecycle import BatchError
+from lifecycle import BatchError, PatchTarget
 
 CONFLICT = "cilium.io/PoolConflict"
 COUNTS = ("cilium.io/IPsTotal", "cilium.io/IPsAvailable", "cilium.io/IPsUsed")
@@ -104,15 +104,11 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class ServiceWriter:
+class ServiceWriter(PatchTarget[Key, ServicePatch]):
     """The status of services: a Target."""
 
     def __init__(self, server: ClusterAPI) -> None:
         self._server = server
-
-    async def dump(self) -> Mapping[Key, ServicePatch]:
-        """Nothing: a wish goes away once its service says it."""
-        return {}
 
     async def put(self, batch: Mapping[Key, ServicePatch]) -> None:
         """Write them. Raises BatchError."""
@@ -129,9 +125,6 @@ class ServiceWriter:
                 failures[key] = error
         if failures:
             raise BatchError(failures)
-
-    async def drop(self, batch: Collection[Key]) -> None:
-        """A wish that is fulfilled, or whose service is gone, leaves nothing to do."""
 
     async def _write(self, patch: ServicePatch) -> None:
         condition: dict[str, Any] = {"type": SATISFIED, "$patch": "delete"}
@@ -154,15 +147,11 @@ class ServiceWriter:
         await self._server.client.raw("PATCH", path, query, json.dumps(body).encode(), STRATEGIC)
 
 
-class PoolWriter:
+class PoolWriter(PatchTarget[str, PoolPatch]):
     """The conditions of pools: a Target."""
 
     def __init__(self, server: ClusterAPI) -> None:
         self._server = server
-
-    async def dump(self) -> Mapping[str, PoolPatch]:
-        """Nothing: a wish goes away once its pool says it."""
-        return {}
 
     async def put(self, batch: Mapping[str, PoolPatch]) -> None:
         """Write them; conditions of others stay. Raises BatchError."""
@@ -178,9 +167,6 @@ class PoolWriter:
                 failures[name] = error
         if failures:
             raise BatchError(failures)
-
-    async def drop(self, batch: Collection[str]) -> None:
-        """A wish that is fulfilled, or whose pool is gone, leaves nothing to do."""
 
 
 def _with_conditions(patch: PoolPatch, live: dict[str, Any]) -> dict[str, Any] | None:

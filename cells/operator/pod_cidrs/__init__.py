@@ -8,7 +8,7 @@ Why:        what nodes hold is adopted before anything is given out, so no two n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
@@ -38,6 +38,7 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
+    PatchTarget,
     Reconciler,
     Settings,
     Table,
@@ -204,15 +205,11 @@ def with_pools(patch: NodePatch, pools: PoolsPatch, live: dict[str, Any]) -> dic
     return live
 
 
-class NodeWriter:
+class NodeWriter(PatchTarget[str, NodePatch]):
     """CiliumNodes, as far as the operator writes them: a Target."""
 
     def __init__(self, server: ClusterAPI) -> None:
         self._server = server
-
-    async def dump(self) -> Mapping[str, NodePatch]:
-        """Nothing: a wish goes away once its node says it."""
-        return {}
 
     async def put(self, batch: Mapping[str, NodePatch]) -> None:
         """Write them, several at a time. Raises BatchError."""
@@ -231,9 +228,6 @@ class NodeWriter:
                 group.start_soon(work)
         if failures:
             raise BatchError(failures)
-
-    async def drop(self, batch: Collection[str]) -> None:
-        """A wish that is fulfilled, or whose node is gone, leaves nothing to do."""
 
     async def _write(self, patch: NodePatch) -> None:
         try:

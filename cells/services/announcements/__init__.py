@@ -42,7 +42,6 @@ from lifecycle import (
     Hook,
     Jobs,
     Lifecycle,
-    ReadTable,
     Reconciler,
     Table,
     Tables,
@@ -97,22 +96,19 @@ def announced(
 class Responder:
     """The programs' map as the target of a reconciler."""
 
-    def __init__(self, table: ReadTable[L2Announcement], kernel: ResponderKernel) -> None:
-        self._table = table
+    def __init__(self, kernel: ResponderKernel) -> None:
         self._kernel = kernel
         self._announced: dict[L2ResponderKey, str] = {}
         """Which MAC the network was told of. What an earlier agent answered for is no news."""
 
-    async def dump(self) -> Mapping[L2ResponderKey, L2Announcement]:
-        """What it has; what the network was not told of only by its key."""
-        found: dict[L2ResponderKey, L2Announcement] = {}
-        for key in self._kernel.held():
-            wanted = self._table.get(key)
-            if wanted is not None and self._announced.setdefault(key, wanted.mac) == wanted.mac:
-                found[key] = wanted
-            else:
-                found[key] = L2Announcement(key.ip, key.ifindex, "", "", ())
-        return found
+    async def observe(self) -> Mapping[L2ResponderKey, None]:
+        """The keys it has."""
+        return dict.fromkeys(self._kernel.held())
+
+    def matches(self, row: L2Announcement, observed: None) -> bool:
+        """Whether the network knows the MAC, too: of this agent, or of an earlier one."""
+        del observed
+        return self._announced.setdefault(L2ResponderKey(row.ip, row.ifindex), row.mac) == row.mac
 
     async def put(self, batch: Mapping[L2ResponderKey, L2Announcement]) -> None:
         """Answer for these, and tell the network of those that are new here. Raises BatchError."""
@@ -189,7 +185,7 @@ class Announcements:
         )
         """What it does answer for, by address and index of the device."""
         reconciler: Reconciler[L2ResponderKey, L2Announcement] = Reconciler(
-            self.announced, Responder(self.announced, kernel), full_every=INTERVAL
+            self.announced, Responder(kernel), full_every=INTERVAL
         )
         tables.add(self.candidates, self.announced, reconciler.statuses)
         lifecycle.append(Hook("announce addresses of services", self._start))

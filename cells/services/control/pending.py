@@ -95,10 +95,6 @@ class ServiceMaps(Protocol):
         """The same of lookup tables, for which the kernel waits; called in a thread, at any time."""
         ...
 
-    def void_verdicts(self) -> None:
-        """Make the datapath evaluate the next packet of every flow again."""
-        ...
-
 
 InLine = deque[tuple[int, Batch]]
 """Batches, each of one phase."""

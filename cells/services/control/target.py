@@ -25,7 +25,7 @@ from cells.services.balancer import LoadBalancer
 from cells.services.control.pending import LOOK_UP_TABLES, TABLE, Entries, PendingWrites, ServiceMaps
 from cells.services.control.tables import MapFullError, ServedFrontend, Shortage
 from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, MapWrite, batched
-from lifecycle import BatchError, ReadTable, Table
+from lifecycle import BatchError, ReadTable, Table, Target
 
 # The load-balancing maps in the kernel.
 
@@ -99,10 +99,6 @@ class KernelServices:
             with _full(table):
                 table.update_all(batch.keys, batch.values)
 
-    def void_verdicts(self) -> None:
-        """The node's epoch: flows that were sent to an address as it is go to its backends now."""
-        self._maps.epochs.bump()
-
     @cached_property
     def _by_name(self) -> Mapping[str, Map]:
         return {table.spec.name: table for table in self._held()}
@@ -129,7 +125,7 @@ _CHUNK: Final = 256
 """Frontends that are taken over at a time."""
 
 
-class ServicesTarget:
+class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
     """What the maps hold, beside what is to be served.
 
     The first dump takes over what an earlier agent left, and puts in force what differs: it runs only once
@@ -156,7 +152,7 @@ class ServicesTarget:
         self._planned: dict[FrontendKey, Frontend] = {}
         """Frontends whose writes are in line."""
 
-    async def dump(self) -> Mapping[FrontendKey, Frontend]:
+    async def observe(self) -> Mapping[FrontendKey, Frontend]:
         """The frontends that the maps hold as they should. Mends what somebody else wrote."""
         held = await to_thread.run_sync(self._maps.dump)
         if self._taken_over:
@@ -169,7 +165,6 @@ class ServicesTarget:
         """Serve frontends. Raises BatchError."""
         failures = self._plan(batch.values())
         failures |= await self._write_of([key for key in batch if key not in failures])
-        self._maps.void_verdicts()
         if failures:
             raise BatchError(failures)
 
@@ -221,7 +216,6 @@ class ServicesTarget:
             with self._served.txn() as rows:
                 for one in self._served.all():
                     rows.put(self._served_row(one.frontend))
-        self._maps.void_verdicts()
         self._mark_taken_over()
 
     async def _mend(self, held: Entries) -> None:

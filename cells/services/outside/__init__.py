@@ -49,6 +49,7 @@ from lifecycle import (
     Reconciler,
     Table,
     Tables,
+    Target,
     UsageError,
     invoke,
     module,
@@ -362,13 +363,13 @@ _CHOSEN: Final = NODEPORT_DSR_CHOSEN | NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
 _DIRECT: Final = {"snat": 0, "hybrid": NODEPORT_DSR_TCP, "dsr": NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER}
 
 
-class _FactsTarget:
+class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
     """hive_nodeport as the target of a reconciler."""
 
     def __init__(self, facts: NodePortMap) -> None:
         self._facts = facts
 
-    async def dump(self) -> Mapping[str, NodePortConfig]:
+    async def observe(self) -> Mapping[str, NodePortConfig]:
         """What the programs know."""
         return {_ONLY: self._facts.read()}
 

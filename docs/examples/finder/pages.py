@@ -42,9 +42,12 @@ class Directory:
     def __init__(self, settings: PageSettings) -> None:
         self.path = settings.pages
 
-    async def dump(self) -> Mapping[str, Page]:
+    async def observe(self) -> Mapping[str, Page]:
         """The pages there are."""
         return await to_thread.run_sync(self._read)
+
+    def matches(self, row: Page, observed: Page) -> bool:
+        return row == observed
 
     async def put(self, batch: Mapping[str, Page]) -> None:
         """Write pages."""

@@ -155,19 +155,17 @@ async def follow(url: str, token: str) -> dict[str, float]:
     import signal
     import tempfile
     from ipaddress import ip_address
-    from types import SimpleNamespace
 
     from cells import kubernetes
     from cells.cluster import identity, ipcache
-    from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, KernelIpcache, Source
+    from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source, ipcache_target
     from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
     from cells.cluster.remote_endpoints import RemoteEndpoint
     from cells.config import AgentConfig, AgentSettings
     from cells.endpoint import KubernetesPods
     from cells.kubernetes.client.http import HttpConnection  # noqa: F401  # comes with the first request: no pod's memory
-    from cells.maps.map import NO_PREALLOC, MapSpec, MapType, create_map
-    from cells.maps.node_maps import Epochs
-    from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+    from cells.maps.map import Epochs, MapSpec, MapType, create_map
+    from cells.maps.specs import MapSettings, map_specs, sizes
     from cells.policy import maps as policy_maps
     from cells.policy.maps import PolicyComputer, PolicyMapPool
     from cells.remote import endpoints
@@ -176,11 +174,9 @@ async def follow(url: str, token: str) -> dict[str, float]:
 
     os.environ["K8S_NODE_NAME"] = "node-0"
     known = AgentConfig(AgentSettings(), Lifecycle("bench"), structlog.get_logger())
-    spec = MapSpec(
-        "cilium_ipcache", MapType.LPM_TRIE, IpcacheKey.SIZE, IpcacheValue.SIZE, 512000, NO_PREALLOC
-    )
-    epochs = create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 1))
-    made: Any = SimpleNamespace(ipcache=create_map(spec), epochs=Epochs(epochs))
+    spec = map_specs(sizes(MapSettings(), 0), preallocate=False, cpus=1)["ipcache"]
+    made = create_map(spec)
+    made.spec, made.epochs = spec, Epochs(create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 1)))
 
     def nodes() -> ReadTable[ClusterNode]:
         def addresses(node: ClusterNode) -> tuple[object, ...]:
@@ -203,7 +199,9 @@ async def follow(url: str, token: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token)}
         own = (provide(nodes, KubernetesPods), supply(known), invoke(needed))
-        hive = Hive(*cells, *fakes, replace(IpcacheMap, KernelIpcache(made)), *own, settings=settings)
+        hive = Hive(
+            *cells, *fakes, replace(IpcacheTarget, ipcache_target(lambda: made)), *own, settings=settings
+        )
         took = Took()
         async with hive.started():
             gc.freeze()  # as an agent does once it has started

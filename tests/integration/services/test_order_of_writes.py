@@ -97,8 +97,6 @@ class WatchedMaps:
                 raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
             self.write(where, value)
 
-    def void_verdicts(self) -> None: ...
-
     def faults(self) -> Iterator[str]:
         """What leads nowhere, or to whom it should not."""
         numbers = dict(self._numbers())
@@ -222,10 +220,10 @@ class Agent:
 
     async def settled(self) -> None:
         """All is as wanted, and nothing else is there; then nothing else may be."""
-        await self.target.dump()
+        await self.target.observe()
         await self.target.drop(self.to_drop)
         await self.target.put(dict(self.wanted))
-        await self.target.dump()
+        await self.target.observe()
         wanted = {name(key): addresses(frontend) for key, frontend in self.wanted.items()}
         assert self.maps.served() == wanted
         used = set().union(*wanted.values())
@@ -247,7 +245,7 @@ async def test_no_frontend_leads_nowhere_while_maps_are_full_or_not(seed: int) -
     draw = random.Random(seed)  # noqa: S311
     maps = WatchedMaps()
     agent = Agent(maps, {})
-    await agent.target.dump()
+    await agent.target.observe()
     for _ in range(15):
         maps.room = {each: draw.randrange(12) for each in (SERVICES, BACKENDS) if draw.random() < 0.4}
         await agent.change(*change(draw, agent.wanted))
@@ -265,7 +263,7 @@ async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_no
     draw = random.Random(seed)  # noqa: S311
     maps = WatchedMaps()
     agent = Agent(maps, {})
-    await agent.target.dump()
+    await agent.target.observe()
     await agent.change({each.key: each for each in (someone(draw, number) for number in range(1, 5))}, set())
     await agent.settled()
     put, drop = change(draw, agent.wanted)
@@ -280,7 +278,7 @@ async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_no
         maps.allowed = {key: set(value) for key, value in allowed.items()}
         maps.clients = {key: set(value) for key, value in may_ask.items()}
         agent = Agent(maps, dict(before))
-        await agent.target.dump()
+        await agent.target.observe()
         maps.left = number
         try:
             await agent.change(put, drop)
@@ -299,14 +297,14 @@ async def test_no_look_up_table_leads_nowhere_while_they_cannot_be_written(seed:
     draw = random.Random(seed)  # noqa: S311
     maps = WatchedMaps()
     agent = Agent(maps, {})
-    await agent.target.dump()
+    await agent.target.observe()
     for _ in range(15):
         maps.tables = draw.choice((0, 0, 1, 2, 1 << 20))
         maps.room = {SERVICES: draw.randrange(12)} if draw.random() < 0.3 else {}
         await agent.change(*change(draw, agent.wanted))
         if draw.random() < 0.2:
             agent = Agent(maps, agent.wanted)
-            await agent.target.dump()
+            await agent.target.observe()
     maps.tables, maps.room = 1 << 20, {}
     await agent.settled()
 
@@ -315,7 +313,7 @@ async def test_a_backend_stays_while_a_look_up_table_leads_to_it() -> None:
     """The table may be newer than the slots, which name the backend no more, or not yet."""
     maps = WatchedMaps()
     agent = Agent(maps, {})
-    await agent.target.dump()
+    await agent.target.observe()
     first = someone(random.Random(1), 1)  # noqa: S311
     backends = [Backend(ServiceAddress(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
     one, both = (msgspec.structs.replace(first, backends=tuple(have)) for have in (backends[:1], backends))
@@ -332,7 +330,7 @@ async def test_a_backend_stays_while_a_look_up_table_leads_to_it() -> None:
 async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
     maps = WatchedMaps()
     agent = Agent(maps, {})
-    await agent.target.dump()
+    await agent.target.observe()
     draw = random.Random(1)  # noqa: S311
     known = {each: someone(draw, each) for each in (1, 2, 3)}
     backends = [Backend(ServiceAddress(ip_address(f"10.0.0.{each}"), 8080, 6)) for each in (1, 2)]
@@ -357,7 +355,7 @@ async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
 async def test_weights_of_slices_share_new_connections() -> None:
     maps = WatchedMaps()
     agent = Agent(maps, {})
-    await agent.target.dump()
+    await agent.target.observe()
     service = msgspec.convert(
         {
             "metadata": {"name": "web", "namespace": "shop"},

@@ -128,7 +128,7 @@ async def test_denied_is_denied_and_allowed_again(in_node: None) -> None:
             assert server.recv(100) == b"before"
             allowed = list(two.policy.items())
             two.policy.clear()
-            node.maps.epochs.bump(11)
+            node.maps.epochs.advance(11)
             client.send(b"during")
             server.settimeout(0.3)
             with pytest.raises(TimeoutError):

@@ -18,8 +18,7 @@ import structlog
 
 from cells.agent import agent
 from cells.cluster.host_ip_sync import HostIPSync
-from cells.cluster.ipcache.rows import IpcacheMap
-from cells.cluster.node_ids import NodeMap
+from cells.cluster.ipcache.rows import IpcacheTarget
 from cells.config import AgentConfig
 from cells.datapath import DatapathWatchdog
 from cells.datapath.collector import Collected, ConntrackCollector
@@ -35,7 +34,7 @@ from cells.maps.watchdog import MapWatchdog
 from cells.masquerade import Masquerade
 from cells.netlink.links import HostLinks
 from cells.node.devices import Device, Kernel
-from cells.node.local_addresses import LxcMap
+from cells.node.local_addresses import LxcTarget
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
 from cells.proxy.dns.port import ProxyRoutes
@@ -44,6 +43,7 @@ from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRout
 from lifecycle import Cell, Modules, replace
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER
+from tests.support.fake_map import SPECS, FakeMap
 from tests.support.points import EVERY, each_hook
 from tests.support.ports import free_port
 from tests.unit.endpoint.fakes import FakeKernel, Node, request
@@ -57,6 +57,10 @@ REPLACED = {
     *(AgentConfig, Datapath, DatapathWatchdog, EndpointWatchdog, HostIPSync, HostLinks),
     *(Masquerade, Maps, MapWatchdog, PolicyMaps, Router),
 }
+
+
+OTHER_NODES = ("nodes", "tunnels")
+"""Maps of which reconcilers read the rows."""
 
 
 class Config(AgentConfig):
@@ -140,17 +144,18 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(HostPrograms, NoHostPolicy()),
         replace(StaleMaps, FakeLeft(kernel)),
         replace(PreviousAgent, FakeLeft(kernel)),
-        replace(IpcacheMap, kernel.prefixes),
-        replace(LxcMap, FakeLxcMap()),
-        replace(NodeMap, fake(NodeMap, numbers=dict)),
+        replace(IpcacheTarget, kernel.prefixes.target),
+        replace(LxcTarget, FakeLxcMap().target),
         replace(TunnelLinks, fake(TunnelLinks, find=no_link)),
         replace(TunnelRoutes, fake(TunnelRoutes, routes=no_routes)),
-        replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig, endpoints=dict)),
+        replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig)),
         replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
         replace(Router, fake(Router, addressing=dict)),
         replace(ProxyRoutes, fake(ProxyRoutes, there=there)),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Maps, Router}),
-        replace(Maps, fake(Maps, use=any_maps)),
+        replace(
+            Maps, fake(Maps, use=any_maps, **{name: FakeMap(SPECS[name]) for name in ("nodes", "tunnels")})
+        ),
     ]
 
 

@@ -28,7 +28,7 @@ from cells.base.addresses import Family, IPAddress
 from cells.cluster import identity, ipcache
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cluster.ipcache import Ipcache
-from cells.cluster.ipcache.rows import IpcacheMap, Source
+from cells.cluster.ipcache.rows import IpcacheTarget, Source
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.cni import DeleteQueue, QueueLock
 from cells.config import AgentConfig
@@ -355,7 +355,7 @@ async def running_node(
         replace(PolicyMapPool, kernel),
         identity.cell,
         ipcache.cell,
-        replace(IpcacheMap, kernel.prefixes),
+        replace(IpcacheTarget, kernel.prefixes.target),
         replace(api.PolicyPool, kernel),
         replace(api.NodeSummary, facts),
         replace(api.MapReader, maps),

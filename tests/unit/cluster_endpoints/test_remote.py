@@ -17,7 +17,7 @@ from cells import kubernetes
 from cells.cluster import identity, ipcache
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
-from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.cluster.remote_endpoints import EndpointObjects, RemoteEndpoint
 from cells.config import AgentConfig, AgentSettings, ChainingMode
@@ -144,7 +144,11 @@ async def room(
     def needed(_: Table[RemoteEndpoint], __: Ipcache, ___: Identities) -> None: ...
 
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, endpoints.cell)
-    fakes = (replace(PolicyMapPool, FakeMaps()), replace(IpcacheMap, kernel), replace(PolicyComputer, rules))
+    fakes = (
+        replace(PolicyMapPool, FakeMaps()),
+        replace(IpcacheTarget, kernel.target),
+        replace(PolicyComputer, rules),
+    )
     changed = (replace(EndpointObjects, served),) if served is not None else ()
     settings = {"manifests-dir": str(folder), **{key.replace("_", "-"): one for key, one in options.items()}}
     parts = (*cells, *fakes, *changed, *more, provide(nodes, KubernetesPods), supply(known), invoke(needed))

@@ -26,7 +26,6 @@ from cells.endpoint import (
     endpoint_table,
 )
 from cells.maps.policy_maps import PoolEmpty
-from cells.maps.records.cluster import IpcacheValue
 from cells.node.ipam.ranges import IpamError
 from cells.policy import PolicySettings
 from cells.policy.maps import EndpointPolicies, NodePolicy, PolicyEntries, policy_table, realized_table
@@ -54,13 +53,9 @@ class SteppingMap(FakeIpcacheMap):
         super().__init__()
         self._step = step
 
-    def update(self, prefix: str, value: IpcacheValue) -> None:
-        self._step("put_ipcache")
-        super().update(prefix, value)
-
-    def delete(self, prefix: str) -> None:
-        self._step("drop_ipcache")
-        super().delete(prefix)
+    def refuse(self, what: str, key: str) -> None:
+        self._step("put_ipcache" if what == "update" else "drop_ipcache")
+        super().refuse(what, key)
 
 
 @dataclass

@@ -14,10 +14,10 @@ from cells.base.addresses import IPAddress
 from cells.cluster.host_ip_sync import HostEntries, HostIPSettings, HostIPSync, wanted
 from cells.cluster.identity.numbers import HOST, WORLD
 from cells.cluster.ipcache import Ipcache, ipcache, ipcache_table
-from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
 from cells.maps.records.endpoints import LxcValue
 from cells.node.devices import Device
-from cells.node.local_addresses import LxcMap, local_address_table, local_addresses
+from cells.node.local_addresses import LxcTarget, local_address_table, local_addresses
 from cells.node.router import Router
 from lifecycle import (
     HealthTree,
@@ -248,11 +248,11 @@ def hive(table: Table[Device], maps: FakeMaps) -> Hive:
 
     def root(_health: HealthTree, _tables: Tables, _sync: HostIPSync) -> None: ...
 
-    def addresses() -> LxcMap:
-        return maps.local
+    def addresses() -> LxcTarget:
+        return maps.local.target
 
-    def prefixes() -> IpcacheMap:
-        return maps.prefixes
+    def prefixes() -> IpcacheTarget:
+        return maps.prefixes.target
 
     parts = (
         provide(ipcache_table, prefixes, ipcache),
@@ -306,7 +306,7 @@ async def test_a_failing_first_run_fails_the_start() -> None:
     with pytest.raises(StartError) as caught:
         async with hive(devices(device(1, "192.0.2.1/24")), maps).started():
             pass
-    assert "Failed to sync host IPs: [Errno 12] update map cilium_" in str(caught.value.exceptions[0])
+    assert "Failed to sync host IPs: cannot update map cilium_" in str(caught.value.exceptions[0])
 
 
 @pytest.mark.anyio

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator
 from ipaddress import IPv4Address
 
 import anyio
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
 from cells.cluster.identity.numbers import CLUSTER
 from cells.cluster.ipcache import Ipcache, ipcache, ipcache_table
-from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source, prefix_of
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source, prefix_of
 from cells.maps.records.cluster import IpcacheValue
 from lifecycle import HealthTree, Hive, Tables, invoke, module, provide, supply
 from tests.support.waiting import eventually
@@ -205,7 +205,8 @@ def test_tunnels_and_flags_are_in_the_row() -> None:
 
 
 def test_a_claim_the_kernel_refuses_is_not_made() -> None:
-    kernel = FakeIpcacheMap(broken=True)
+    kernel = FakeIpcacheMap()
+    kernel.broken = True
     known = IpcacheOver(kernel)
     with pytest.raises(OSError, match="Cannot allocate"):
         known.upsert(claim(POD, 300))
@@ -232,7 +233,7 @@ class Known:
 def running(kernel: FakeIpcacheMap) -> Hive:
     def needed(_: Ipcache, __: Known, ___: HealthTree, ____: Tables) -> None: ...
 
-    parts = (provide(ipcache_table, ipcache, Known), supply(kernel, IpcacheMap), invoke(needed))
+    parts = (provide(ipcache_table, ipcache, Known), supply(kernel.target, IpcacheTarget), invoke(needed))
     return Hive(module("ipcache", "the ipcache over a dict", *parts))
 
 
@@ -297,11 +298,11 @@ async def test_a_sweep_puts_right_what_others_did_to_the_map_and_leaves_the_rest
 @pytest.mark.anyio
 async def test_a_claim_made_while_the_map_is_swept_stays_though_the_map_was_read_without_it() -> None:
     class Slow(FakeIpcacheMap):
-        def dump(self) -> Mapping[str, IpcacheValue]:
-            found = super().dump()
+        def items(self) -> Iterator[tuple[bytes, bytes]]:
+            found = list(super().items())
             from_thread.run_sync(known.upsert, claim("10.0.1.8/32", 301))
             from_thread.run_sync(known.withdraw, "test//300", [POD])
-            return found
+            return iter(found)
 
     kernel = Slow()
     known = IpcacheOver(kernel)

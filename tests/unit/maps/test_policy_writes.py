@@ -5,16 +5,16 @@ The agent may be killed after any of the writes, and packets come between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import product
-from typing import cast
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from cells.maps.map import Map
 from cells.maps.policy_map import PolicyMap
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.specs import policy_spec
 from cells.policy.compute import Entry, Key, PortKey, Redirect
 from cells.policy.compute.map_state import (
     ANYBODY,
@@ -27,6 +27,7 @@ from cells.policy.compute.map_state import (
     merge,
 )
 from tests.support.examples import scaled
+from tests.support.fake_map import FakeMap
 
 PROXY = Redirect(15001, 15001, "http")
 PEERS = (ANYBODY, 300, 301)
@@ -68,29 +69,16 @@ def entries(of: Policy) -> dict[PolicyKey, PolicyEntry]:
     }
 
 
-class Recorded:
+class Recorded(FakeMap[bytes, bytes]):
     """A map that remembers how it was after every single write."""
 
     def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
+        super().__init__(replace(policy_spec(1, 16384), voids=1))
         self.states: list[dict[bytes, bytes]] = []
 
-    def update(self, key: bytes, value: bytes) -> None:
-        self.rows[key] = value
-        self.states.append(dict(self.rows))
-
-    def update_batch(self, rows: list[tuple[bytes, bytes]]) -> None:
-        for key, value in rows:
-            self.update(key, value)
-
-    def delete(self, key: bytes) -> bool:
-        found = self.rows.pop(key, None) is not None
-        self.states.append(dict(self.rows))
-        return found
-
-    def delete_batch(self, keys: list[bytes]) -> None:
-        for key in keys:
-            self.delete(key)
+    def _changed(self, key: bytes, value: bytes | None, voided: Collection[int]) -> None:
+        super()._changed(key, value, voided)
+        self.states.append(dict(self.raw))
 
     def policies(self) -> Iterator[Policy]:
         for state in self.states:
@@ -118,7 +106,8 @@ def _seen(verdict: str) -> str:
 def test_between_two_policies_the_map_is_never_wider_nor_narrower(old: list[Rule], new: list[Rule]) -> None:
     before, after = policy(old), policy(new)
     kernel = Recorded()
-    slot = PolicyMap(1, cast("Map", kernel), lambda _: None)
+    assert kernel.epochs is not None
+    slot = PolicyMap(1, kernel, kernel.epochs)
     slot.replace(entries(before))
     kernel.states.clear()
     slot.replace(entries(after))
@@ -126,4 +115,4 @@ def test_between_two_policies_the_map_is_never_wider_nor_narrower(old: list[Rule
         for packet in PACKETS:
             ways = {_seen(lookup(before, *packet).verdict), _seen(lookup(after, *packet).verdict)}
             assert _seen(lookup(between, *packet).verdict) in ways, (packet, between)
-    assert {PolicyKey.unpack(key) for key in kernel.rows} == entries(after).keys()
+    assert {PolicyKey.unpack(key) for key in kernel.raw} == entries(after).keys()

@@ -21,6 +21,7 @@ from cells.masquerade.ip_masq_agent import (
 )
 from lifecycle import Hive, config, invoke, provide, supply
 from lifecycle.testing import eventually
+from tests.support.fake_map import SPECS, FakeMap
 
 PRIVATE = ip_network("10.0.0.0/8")
 
@@ -50,16 +51,6 @@ def test_what_it_may_not_say(text: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-class Listed(dict[bytes, bytes]):
-    """One of the maps."""
-
-    def update(self, key: bytes, value: bytes) -> None:  # type: ignore[override]
-        self[key] = value
-
-    def delete(self, key: bytes) -> None:
-        self.pop(key, None)
-
-
 def health(hive: Hive) -> str:
     return " ".join(one.message for one in hive.health.snapshot())
 
@@ -68,7 +59,7 @@ def health(hive: Hive) -> str:
 async def test_the_file_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "config" / "ip-masq-agent"
     maps: Any = Maps.__new__(Maps)
-    maps.ipmasq4, maps.ipmasq6 = Listed(), Listed()
+    maps.ipmasq4, maps.ipmasq6 = FakeMap(SPECS["ipmasq4"]), FakeMap(SPECS["ipmasq6"])
     maps.use = lambda *_: None
     hive = Hive(
         config(MasqueradeSettings),
@@ -79,15 +70,15 @@ async def test_the_file_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Pa
         settings={"enable-ip-masq-agent": "true", "ip-masq-agent-config-path": str(path)},
     )
     async with hive.started():
-        await eventually(lambda: len(maps.ipmasq4) == len(DEFAULTS) + 1)
+        await eventually(lambda: len(maps.ipmasq4.raw) == len(DEFAULTS) + 1)
         path.parent.mkdir()
         path.write_text("nonMasqueradeCIDRs: [10.0.0.0/8]")
-        await eventually(lambda: maps.ipmasq4.keys() == {key_of(PRIVATE), key_of(LINK_LOCAL[0])})
+        await eventually(lambda: maps.ipmasq4.raw.keys() == {key_of(PRIVATE), key_of(LINK_LOCAL[0])})
         path.write_text("nonMasqueradeCIDRs: [nowhere]")
         await eventually(
             lambda: any("networks stay as they were" in one.message for one in hive.health.snapshot())
         )
-        assert len(maps.ipmasq4) == 2
+        assert len(maps.ipmasq4.raw) == 2
         path.unlink()
-        await eventually(lambda: len(maps.ipmasq4) == len(DEFAULTS) + 1)
-    assert not maps.ipmasq6
+        await eventually(lambda: len(maps.ipmasq4.raw) == len(DEFAULTS) + 1)
+    assert not maps.ipmasq6.raw

@@ -15,7 +15,7 @@ from cells import kubernetes
 from cells.cluster import identity, ipcache
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import INIT, INIT_LABELS
-from cells.cluster.ipcache.rows import IpcacheMap
+from cells.cluster.ipcache.rows import IpcacheTarget
 from cells.cluster.remote_endpoints import RemoteEndpoint
 from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes.objects.cilium_endpoint import NamedPort
@@ -146,7 +146,7 @@ async def room(
         return FixedPort(proxy)
 
     known_otherwise = (supply(known), provide(remote_endpoints), *([provide(proxy_port)] if proxy else []))
-    fakes = (replace(PolicyMapPool, maps), replace(IpcacheMap, kernel))
+    fakes = (replace(PolicyMapPool, maps), replace(IpcacheTarget, kernel.target))
     hive = Hive(
         *cells,
         *known_otherwise,

@@ -16,7 +16,7 @@ from cells.cluster.direct_routes import wanted
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
 from cells.cluster.identity.numbers import CLUSTER, REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
 from cells.cluster.ipcache import IdentityFollower
-from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheMap, Source
+from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.cluster.nodes.parse import NodeSettings
 from cells.cluster.remote_nodes import claims_of
@@ -116,7 +116,7 @@ async def claiming(
         ),
         supply(Identities(identity_table(), NodeAllocator(CLUSTER))),
         provide(follower),
-        replace(IpcacheMap, kernel),
+        replace(IpcacheTarget, kernel.target),
         invoke(needed),
     )
     async with hive.started():

@@ -16,7 +16,6 @@ import structlog
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.host_ip_sync import HostEntries, wanted
 from cells.config import AgentConfig
-from cells.maps.records.endpoints import LxcValue
 from cells.node.devices import Device
 from cells.node.ipam import Ipam
 from cells.node.ipam.allocator import EXPIRATION, Clock
@@ -100,13 +99,9 @@ class FlakyLxcMap(FakeLxcMap):
         super().__init__()
         self.world = world
 
-    def update(self, ip: IPAddress, value: LxcValue) -> None:
+    def refuse(self, what: str, key: IPAddress) -> None:
         self.broken = self.world.lose(0.15)
-        super().update(ip, value)
-
-    def delete(self, ip: IPAddress) -> None:
-        self.broken = self.world.lose(0.15)
-        super().delete(ip)
+        super().refuse(what, key)
 
 
 class FlakyMaps(FakeMaps):
@@ -263,9 +258,12 @@ class Line:
     def __init__(self, world: Simulation, held: dict[str, int]) -> None:
         self.world, self.held = world, held
 
-    async def dump(self) -> Mapping[str, int]:
+    async def observe(self) -> Mapping[str, int]:
         await self.send()
         return dict(self.held)
+
+    def matches(self, row: int, observed: int) -> bool:
+        return row == observed
 
     async def put(self, batch: Mapping[str, int]) -> None:
         for key, value in batch.items():

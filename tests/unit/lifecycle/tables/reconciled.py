@@ -38,12 +38,15 @@ class FakeTarget:
     dump_fault: Exception | None = None
     takes: float = 0.0
 
-    async def dump(self) -> Mapping[str, Row]:
+    async def observe(self) -> Mapping[str, Row]:
         await anyio.lowlevel.checkpoint()
         self.calls.append(("dump", ()))
         if self.dump_fault is not None:
             raise self.dump_fault
         return dict(self.rows)
+
+    def matches(self, row: Row, observed: Row) -> bool:
+        return row == observed
 
     async def put(self, batch: Mapping[str, Row]) -> None:
         await self._do("put", batch, lambda key: self.rows.update({key: batch[key]}))

@@ -25,9 +25,12 @@ class FakeTarget:
     calls: list[tuple[float, str]] = field(default_factory=list)
     fails: bool = False
 
-    async def dump(self) -> Mapping[str, Row]:
+    async def observe(self) -> Mapping[str, Row]:
         await anyio.lowlevel.checkpoint()
         return dict(self.rows)
+
+    def matches(self, row: Row, observed: Row) -> bool:
+        return row == observed
 
     async def put(self, batch: Mapping[str, Row]) -> None:
         await self._called("put", batch)

@@ -39,13 +39,16 @@ class Target:
         self.calls: list[str] = []
         self.written_at: list[float] = []
 
-    async def dump(self) -> Mapping[str, Row]:
+    async def observe(self) -> Mapping[str, Row]:
         self.calls.append("dump")
         held = dict(self.rows)
         await anyio.sleep(self.takes)
         if self.dump_fails:
             raise OSError("cannot be listed")
         return held
+
+    def matches(self, row: Row, observed: Row) -> bool:
+        return row == observed
 
     async def put(self, batch: Mapping[str, Row]) -> None:
         self.calls.append("put")

@@ -1,0 +1,156 @@
+"""The maps of unit tests: a BPF map whose rows are a dict, with the door of the real one."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from typing import Any, Generic, Self, TypeVar
+
+from cells.maps.bpf import BpfError
+from cells.maps.map import ANY, Epochs, Map, MapSpec, MapType
+from cells.maps.specs import MapSettings, map_specs, sizes
+from cells.maps.target import BYTES, Codec
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+_CLOSED = 0xFFFFFFFF
+_EPOCH = MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536)
+SPECS = map_specs(sizes(MapSettings(), 0), preallocate=False, cpus=1)
+"""The node's maps, by the attribute of Maps."""
+
+
+class Rows(MutableMapping[Key, Value]):
+    """The rows of a map as what they mean."""
+
+    def __init__(self, raw: dict[bytes, bytes], key: Codec[Key], value: Codec[Value]) -> None:
+        self._raw, self._key, self._value = raw, key, value
+
+    def __getitem__(self, key: Key) -> Value:
+        return self._value.unpack(self._raw[self._key.pack(key)])
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        self._raw[self._key.pack(key)] = self._value.pack(value)
+
+    def __delitem__(self, key: Key) -> None:
+        del self._raw[self._key.pack(key)]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter([self._key.unpack(key) for key in self._raw])
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class FakeMap(Map, Generic[Key, Value]):
+    """A map in memory; ``rows`` shows it by the codecs, as other programs may write it, too.
+
+    A subclass refuses writes in refuse(). What the map voids shows in ``voided``.
+    """
+
+    __slots__ = ("__dict__",)
+
+    def __init__(
+        self,
+        spec: MapSpec,
+        key: Codec[Key] = BYTES,  # type: ignore[assignment]  # of a map of bytes
+        value: Codec[Value] = BYTES,  # type: ignore[assignment]
+    ) -> None:
+        super().__init__(_CLOSED, 1, spec)
+        self.raw: dict[bytes, bytes] = {}
+        self.key = key
+        self.rows: Rows[Key, Value] = Rows(self.raw, key, value)
+        self.broken = False
+        """Whether the kernel refuses every write."""
+        self.writes: list[tuple[str, str]] = []
+        """What was tried, of which key."""
+        self._epoch: FakeMap[Any, Any] | None = None
+        if spec is not _EPOCH:
+            self._epoch = FakeMap(_EPOCH)
+            self.epochs = Epochs(self._epoch)
+
+    def refuse(self, what: str, key: Key) -> None:
+        """Raise what the kernel would; ``what``: update or delete."""
+        if self.broken:
+            raise BpfError(errno.ENOMEM, what, f"map {self.spec.name}")
+
+    @property
+    def voided(self) -> int:
+        """How often verdicts were made void."""
+        return 0 if self._epoch is None else len(self._epoch.writes)
+
+    def lookup(self, key: bytes) -> bytes | None:
+        if self.spec.type is not MapType.LPM_TRIE:
+            return self.raw.get(key)
+        inner = [row for row in self.raw if _covers(row, key)]
+        return self.raw[max(inner, key=_length)] if inner else None
+
+    def update(self, key: bytes, value: bytes, flags: int = ANY) -> None:
+        del flags
+        if len(key) != self.spec.key_size or len(value) != self.spec.value_size:
+            raise ValueError(f"map {self.spec.name}: wrong size of key or value")
+        voided = self._voided((key,))
+        self._try("update", key)
+        if key not in self.raw and len(self.raw) >= self.spec.max_entries:
+            raise BpfError(errno.E2BIG, "update", f"map {self.spec.name}")
+        self.raw[key] = value
+        self._changed(key, value, voided)
+
+    def delete(self, key: bytes) -> bool:
+        voided = self._voided((key,))
+        self._try("delete", key)
+        if self.raw.pop(key, None) is None:
+            return False
+        self._changed(key, None, voided)
+        return True
+
+    def update_all(self, keys: Sequence[bytes], values: Sequence[bytes], flags: int = ANY) -> None:
+        with self.once():
+            for key, value in zip(keys, values, strict=True):
+                self.update(key, value, flags)
+
+    def delete_batch(self, keys: Sequence[bytes]) -> None:
+        with self.once():
+            for key in keys:
+                if not self.delete(key):
+                    raise BpfError(errno.ENOENT, "delete from", f"map {self.spec.name}")
+
+    def keys(self) -> Iterator[bytes]:
+        return iter(list(self.raw))
+
+    def first_key(self) -> bytes | None:
+        return next(iter(self.raw), None)
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        return iter(list(self.raw.items()))
+
+    def reopened(self) -> Self:
+        return self
+
+    def _try(self, what: str, key: bytes) -> None:
+        self.writes.append((what, str(self.key.unpack(key))))
+        self.refuse(what, self.key.unpack(key))
+
+    def _changed(self, key: bytes, value: bytes | None, voided: Collection[int]) -> None:
+        if self.log is not None:
+            self.log.note(key, value)
+        if voided and self.epochs is not None:
+            self.epochs.advance(*voided)
+
+
+def _length(key: bytes) -> int:
+    (length,) = struct.unpack_from("<I", key)
+    return int(length)
+
+
+def _covers(row: bytes, key: bytes) -> bool:
+    """Whether a prefix of a trie is the other one, or around it."""
+    length = _length(row)
+    if length > _length(key):
+        return False
+    ours, theirs = (int.from_bytes(each[4:], "big") for each in (row, key))
+    return (ours ^ theirs) >> (8 * (len(row) - 4) - length) == 0
