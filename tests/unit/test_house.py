@@ -20,6 +20,7 @@ import pytest
 from docs.site import api_reference
 from hive.inspect.source import hive_of
 from lifecycle.graph import circles
+from tests.support import recordings
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"lifecycle": ROOT / "lifecycle", "cells": ROOT / "cells", "hive": ROOT / "cmd" / "hive"}
@@ -533,3 +534,10 @@ def test_texts_for_users_are_plain() -> None:
         if PRIVATE_PHRASES.search(text)
     ]
     assert len(private) <= PRIVATE_TEXTS_LEFT, "\n".join(private)
+
+
+def test_recordings_are_packed() -> None:
+    """A file for each case is half of all lines: python -m tests.support.recordings pack AREA FOLDER."""
+    loose = {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.json")}
+    known = ("tests/integration/deploy/older_chart.json", "tests/support/apiserver/resources.json")
+    assert loose - {Path(each) for each in known} == {recordings.INDEX.relative_to(ROOT)}

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,10 @@ from lifecycle.graph import sections
 from lifecycle.settings.sources import load as load_settings
 from tests.support import chart
 from tests.support.counts import Count
+from tests.support.recordings import recordings
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-DATA = Path(__file__).resolve().parents[2] / "conformance_data" / "helm"
+DATA = recordings("helm")
 NAMES = sorted(path.stem for path in DATA.glob("*.json") if path.stem not in {"default", "effects"})
 CONFIG = "ConfigMap/cilium-config"
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.unit.conformance.recordings import DATA
+from tests.support.recordings import INDEX
 
 NO_HTTP: Final = "the recorded answer is wrong in a way that only HTTP makes possible"
 CLOUD: Final = "cloud IPAM is out of scope"
@@ -35,7 +35,7 @@ EXCLUDED: Final = {
 
 
 def _names() -> tuple[str, ...]:
-    index = json.loads((DATA / "index.json").read_text())
+    index = json.loads(INDEX.read_text())
     return tuple(row["file"].removeprefix("cni/").removesuffix(".json") for row in index["cni"])
 
 

@@ -1,6 +1,6 @@
 """What Cilium's own datapath programs did with given maps and packets: one JSON file each.
 
-Needs: tests/conformance_data/datapath.   Gives: Recording, load_all().
+Needs: the recordings of datapath.   Gives: Recording, load_all().
 A file dropped into that folder is replayed, or excluded by a rule of rules.py; there is no list of names.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
-FOLDER: Final = Path(__file__).parents[2] / "conformance_data" / "datapath"
+from tests.support.recordings import recordings
+
+FOLDER: Final = recordings("datapath")
 
 Json = Any
 """A decoded recording, or a part of one."""

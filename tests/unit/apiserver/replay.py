@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.apiserver import ApiServer, User
+from tests.support.recordings import recordings
 from tests.unit.apiserver.comparison import Bound, differences
 from tests.unit.apiserver.wire_client import Received, Sent, Stream, exchange, target
 
-RECORDINGS = Path(__file__).parents[2] / "conformance_data" / "kubernetes"
+RECORDINGS = recordings("kubernetes")
 ACCOUNT = ("system:serviceaccounts", "system:serviceaccounts:kube-system")
 USERS = {
     "admin": User("kubernetes-admin", ("system:masters",)),

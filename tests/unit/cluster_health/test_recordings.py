@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,8 +13,9 @@ import pytest
 from cells.api.health import connectivity
 from cells.base.metrics import Family, Histogram
 from cells.health.paths import ConnectivityMetrics, Outcome, ProbedNode, ProbeResults
+from tests.support.recordings import recordings
 
-DATA = Path(__file__).parents[2] / "conformance_data" / "health"
+DATA = recordings("health")
 SERVER = sorted(path.stem for path in DATA.glob("server_*.json"))
 BROKEN = {
     "server_empty_ip": "a host without an address is left out: Cilium's clients call it unreachable",

@@ -1,6 +1,6 @@
 """The recordings of map readers: what `cilium-dbg bpf ...` printed of which bytes.
 
-Needs: tests/conformance_data.   Gives: EXCLUDED, REPLAYED, entries(), printed().
+Needs: recordings.   Gives: EXCLUDED, REPLAYED, entries(), printed().
 Every file of index.json (bpf/) is replayed or excluded with a reason.
 """
 
@@ -10,7 +10,8 @@ import json
 from functools import cache
 from typing import Final
 
-from tests.unit.conformance.recordings import DATA, Json
+from tests.support.recordings import INDEX, recorded
+from tests.unit.conformance.recordings import Json
 
 NO_MAP: Final = "reads no map"
 NOT_MADE: Final = "reads maps of what is not built, which the agent does not make"
@@ -38,7 +39,7 @@ _EXCLUDED: Final = {
 @cache
 def load(name: str) -> Json:
     """A recording such as ``bpf/endpoint_list``."""
-    return json.loads((DATA / f"{name}.json").read_text())
+    return json.loads(recorded(name).read_text())
 
 
 def _reason(row: Json) -> str | None:
@@ -52,7 +53,7 @@ def _reason(row: Json) -> str | None:
 
 
 def _decide() -> tuple[tuple[str, ...], dict[str, str]]:
-    index = json.loads((DATA / "index.json").read_text())
+    index = json.loads(INDEX.read_text())
     reasons = {row["file"].removesuffix(".json"): _reason(row) for row in index["bpf"]}
     replayed = tuple(name for name, reason in reasons.items() if reason is None)
     return replayed, {name: reason for name, reason in reasons.items() if reason is not None}

@@ -1,6 +1,6 @@
 """The recordings of Cilium's clients: which there are, and what becomes of each in the server test.
 
-Needs: tests/conformance_data.   Gives: EXCLUDED, REPLAYED, COPIED, load, exchanges, numbered.
+Needs: recordings.   Gives: EXCLUDED, REPLAYED, COPIED, load, exchanges, numbered.
 Every file of index.json (API clients: cni/ and dbg/) is replayed or excluded with a reason.
 """
 
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
-DATA: Final = Path(__file__).parents[2] / "conformance_data"
+from tests.support.recordings import INDEX, recorded, recordings
 
 Json = Any
 """A decoded recording, or a part of one."""
@@ -116,7 +115,7 @@ def _reason(name: str) -> str | None:
 
 
 def _decide() -> tuple[tuple[str, ...], dict[str, str]]:
-    index = json.loads((DATA / "index.json").read_text())
+    index = json.loads(INDEX.read_text())
     names = [row["file"].removesuffix(".json") for row in index["cni"] + index["dbg"]]
     reasons = {name: _reason(name) for name in names}
     replayed = tuple(name for name, reason in reasons.items() if reason is None)
@@ -125,11 +124,7 @@ def _decide() -> tuple[tuple[str, ...], dict[str, str]]:
 
 REPLAYED, EXCLUDED = _decide()
 COPIED: Final = tuple(
-    sorted(
-        str(path.relative_to(DATA).with_suffix(""))
-        for directory in ("cni", "dbg")
-        for path in DATA.glob(f"{directory}/[!_]*.json")
-    )
+    sorted(f"{area}/{path.stem}" for area in ("cni", "dbg") for path in recordings(area).glob("[!_]*.json"))
 )
 """All in the repository: those that are replayed, and some that only the model test reads."""
 
@@ -137,7 +132,7 @@ COPIED: Final = tuple(
 @cache
 def load(name: str) -> Json:
     """A recording such as ``cni/add_netkit``."""
-    return json.loads((DATA / f"{name}.json").read_text())
+    return json.loads(recorded(name).read_text())
 
 
 def steps(name: str) -> list[Json]:

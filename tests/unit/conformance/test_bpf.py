@@ -21,8 +21,8 @@ from cells.maps.specs import MapSizes, map_specs, policy_spec
 from hive.dbg.main import run
 from hive.services.maps import command as lb
 from tests.support.counts import Count, not_replayed
+from tests.support.recordings import INDEX, recordings
 from tests.unit.conformance.bpf_recordings import EXCLUDED, REPLAYED, entries, load, maps, printed
-from tests.unit.conformance.recordings import DATA
 from tests.unit.conformance.replayed_agent import lines_of, replaying
 
 CPUS = 2
@@ -73,7 +73,7 @@ NOT_PRINTED = {
 }
 PRINTED = sorted(
     path.stem
-    for path in (DATA / "bpf").glob("*.json")
+    for path in recordings("bpf").glob("*.json")
     if "client1.19" not in path.stem and path.stem not in NOT_PRINTED
 )
 
@@ -147,7 +147,7 @@ def test_the_client_leaves_our_map_of_counts_alone() -> None:
 
 
 def test_every_recording_is_replayed_or_has_a_reason_not_to_be(count: Count) -> None:
-    index = json.loads((DATA / "index.json").read_text())
+    index = json.loads(INDEX.read_text())
     assert set(REPLAYED) | set(EXCLUDED) == {row["file"].removesuffix(".json") for row in index["bpf"]}
-    assert {f"bpf/{path.stem}" for path in (DATA / "bpf").iterdir()} >= set(REPLAYED)
+    assert {f"bpf/{path.stem}" for path in recordings("bpf").iterdir()} >= set(REPLAYED)
     count("recordings of map readers", {"replayed": len(REPLAYED), **not_replayed(EXCLUDED.values())})

@@ -11,7 +11,8 @@ import pytest
 
 from hive.dbg.main import run
 from tests.support.counts import Count, not_replayed
-from tests.unit.conformance.recordings import DATA, load
+from tests.support.recordings import INDEX, recorded, recordings
+from tests.unit.conformance.recordings import load
 from tests.unit.conformance.replayed_agent import UNORDERED_TOO, lines_of, replaying
 
 NEWER: Final = "of the client of 1.19, which asks and prints otherwise"
@@ -21,7 +22,7 @@ EXCLUDED: Final = {
     "status_verbose_with_health_ep_empty_table": "the recorded client crashes",
 }
 NAMES: Final = sorted(
-    path.stem for path in (DATA / "dbg").glob("[!_]*.json") if "client1.19" not in path.stem
+    path.stem for path in recordings("dbg").glob("[!_]*.json") if "client1.19" not in path.stem
 )
 
 
@@ -60,7 +61,7 @@ def test_it_asks_prints_and_exits_as_recorded(
         assert asked == expected
 
 
-BGP: Final = {one["name"]: one for one in json.loads((DATA / "bgp/cli-s17.json").read_text())}
+BGP: Final = {one["name"]: one for one in json.loads(recorded("bgp/cli-s17").read_text())}
 NOT_AS_BGP: Final = {
     **dict.fromkeys(
         ("cli/bgp-peers-help", "cli/bgp-routes-help", "cli/bgp-rp-help"), "help has its own form"
@@ -99,7 +100,7 @@ def _body(body: Any) -> dict[str, Any]:
 
 
 def test_every_recording_is_replayed_or_has_a_reason_not_to_be(count: Count) -> None:
-    index = json.loads((DATA / "index.json").read_text())
+    index = json.loads(INDEX.read_text())
     recorded = {Path(row["file"]).stem for row in index["dbg"]}
     newer = {name for name in recorded if "client1.19" in name}
     assert recorded - newer <= set(NAMES)

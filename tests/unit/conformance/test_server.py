@@ -20,8 +20,9 @@ from cells.endpoint import EndpointRequest
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import LxcKey, LxcValue
 from tests.support.counts import Count, not_replayed
+from tests.support.recordings import INDEX, recorded
 from tests.unit.api.node import Answer, Node, running_node
-from tests.unit.conformance.recordings import DATA, EXCLUDED, REPLAYED, exchanges, numbered
+from tests.unit.conformance.recordings import EXCLUDED, REPLAYED, exchanges, numbered
 from tests.unit.conformance.shape import differences
 from tests.unit.endpoint.fakes import create
 
@@ -233,8 +234,8 @@ class Replay:
     def translated(self, value: Any) -> Any:
         """The request's path or body, with our address and uuid for the recorded ones."""
         text = json.dumps(value)
-        for recorded, ours in self.ours.items():
-            text = text.replace(recorded, ours)
+        for theirs, ours in self.ours.items():
+            text = text.replace(theirs, ours)
         return json.loads(text)
 
     def prepare_maps(self, operation: str) -> None:
@@ -341,16 +342,16 @@ def absent_parts(method: str, path: str) -> set[str]:
 
 
 def test_every_recording_is_replayed_or_has_a_reason_not_to_be(count: Count) -> None:
-    index = json.loads((DATA / "index.json").read_text())
+    index = json.loads(INDEX.read_text())
     names = {row["file"].removesuffix(".json") for row in index["cni"] + index["dbg"]}
     assert set(REPLAYED) | set(EXCLUDED) == names
-    assert all((DATA / f"{name}.json").exists() for name in REPLAYED)
+    assert all(recorded(name).exists() for name in REPLAYED)
     count("recordings of cni and dbg", {"replayed": len(REPLAYED), **not_replayed(EXCLUDED.values())})
 
 
 TRAPS = [
     trap
-    for trap in json.loads((DATA / "dbg" / "_crash_traps.json").read_text())
+    for trap in json.loads(recorded("dbg/_crash_traps").read_text())
     if re.fullmatch(r"GET /v1/(healthz|config|metrics/\?|endpoint(/.*)?)", trap["route"])
     and "wireguard" not in trap["field"]
 ]

@@ -16,6 +16,7 @@ import pytest
 from cells.observe.events import Lost, Sample, decode
 from cells.observe.monitor import PREFACE, SOCKET, encode
 from hive.observe.monitor_filter import Wanted
+from tests.support.recordings import recordings
 from tests.unit.hive.stub_agent import stub_agent
 from tests.unit.hive.test_command_line import Result, hive
 
@@ -213,7 +214,7 @@ def test_only_what_is_wanted_is_shown_and_losses_always(
 
 
 def test_json_has_the_keys_of_ciliums_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(__file__).parents[2] / "conformance_data" / "dbg" / "monitor_json.json"
+    path = recordings("dbg") / "monitor_json.json"
     printed = [
         json.loads(line) for line in json.loads(path.read_text())["stdout"].splitlines() if line[0] == "{"
     ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).parents[2] / "conformance_data" / "hubble"
+from tests.support.recordings import recordings
+
+DATA = recordings("hubble")
 
 
 @cache

@@ -28,8 +28,9 @@ from cells.hubble.rpc.grpc import (
 from cells.hubble.rpc.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
 from hive.observe.hubble import run
 from lifecycle.process.logs import logger_for
+from tests.support.recordings import recordings
 
-DATA = Path(__file__).parents[2] / "conformance_data" / "hubble"
+DATA = recordings("hubble")
 RECORDED = json.loads((DATA / "cli.json").read_text())
 MESSAGES: dict[str, tuple[type[WireMessage], type[WireMessage]]] = {
     "observer.Observer/GetFlows": (observer.GetFlowsRequest, observer.GetFlowsResponse),

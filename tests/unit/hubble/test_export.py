@@ -21,8 +21,9 @@ from cells.hubble.parser import Origin, Parser
 from cells.hubble.ring import FlowObserver, SeenEvent
 from lifecycle import HealthTree, Hive, config, invoke, module, provide, replace
 from lifecycle.testing import eventually, fake
+from tests.support.recordings import recordings
 
-DATA = Path(__file__).parents[2] / "conformance_data" / "hubble"
+DATA = recordings("hubble")
 EVENTS = json.loads((DATA / "filters.json").read_text())["events"]
 KINDS: dict[str, type[Flow] | type[AgentEvent] | type[DebugEvent] | type[LostEvent]] = {
     "flow": Flow,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from cells.hubble.metrics.contexts import MetricOptionsError
 from cells.hubble.metrics.kinds import FlowMetrics
 from cells.hubble.metrics.series import openmetrics
 from cells.observe.metrics import exposition
+from tests.support.recordings import recordings
 
-RECORDED = json.loads(
-    (Path(__file__).parents[2] / "conformance_data" / "hubble" / "metrics.json").read_text()
-)
+RECORDED = json.loads((recordings("hubble") / "metrics.json").read_text())
 CASES = [pytest.param(case, id=case["name"]) for case in RECORDED["cases"]]
 
 

@@ -57,9 +57,10 @@ from lifecycle import (
 from lifecycle.testing import fake
 from tests.support.apiserver.certificates import Authority
 from tests.support.ports import free_port
+from tests.support.recordings import recordings
 
 pytestmark = pytest.mark.anyio
-DATA = Path(__file__).parents[2] / "conformance_data" / "hubble"
+DATA = recordings("hubble")
 RECORDED = json.loads((DATA / "cli.json").read_text())
 NAME = "api.test"
 """A name that the certificates of the tests cover."""

@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,8 +14,9 @@ from cells.kubernetes.objects import KINDS
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.core import PODS, Pod
 from cells.kubernetes.objects.kind import Requirement, Selector
+from tests.support.recordings import recordings
 
-RECORDINGS = Path(__file__).parents[2] / "conformance_data" / "kubernetes"
+RECORDINGS = recordings("kubernetes")
 
 
 def recorded() -> Iterator[dict[str, Any]]:

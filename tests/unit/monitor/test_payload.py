@@ -2,7 +2,6 @@
 
 import json
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,8 +9,9 @@ from hypothesis import strategies as st
 
 from cells.observe.events import Drop, Lost, Sample, Trace, decode
 from cells.observe.monitor import PREFACE, MonitorProtocolError, Payloads, encode
+from tests.support.recordings import recordings
 
-RECORDED = Path(__file__).parents[2] / "conformance_data" / "dbg" / "monitor_json.json"
+RECORDED = recordings("dbg") / "monitor_json.json"
 """Frames a server sent, which ``cilium-dbg monitor -j`` of Cilium 1.17 printed."""
 
 EVENTS = st.one_of(

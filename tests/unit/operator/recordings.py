@@ -1,16 +1,17 @@
 """Cilium's recorded operator scenarios, and how each is played to ours.
 
-Needs: tests/conformance_data/operator.   Gives: SCENARIOS, EXCLUDED, load(), plain(), Scenario.
+Needs: the recordings of operator.   Gives: SCENARIOS, EXCLUDED, load(), plain(), Scenario.
 """
 
 from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
-DATA: Final = Path(__file__).resolve().parents[2] / "conformance_data" / "operator"
+from tests.support.recordings import recordings
+
+DATA: Final = recordings("operator")
 Json = dict[str, Any]
 
 AWAY: Final = "compared in test_api_away"

@@ -6,7 +6,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from cells.operator.crds import Definition, definitions
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer, StatusError
 from tests.support.counts import Count
+from tests.support.recordings import recordings
 
-RECORDED = Path(__file__).resolve().parents[2] / "conformance_data" / "operator" / "crds"
+RECORDED = recordings("operator") / "crds"
 DEFINITIONS = definitions(endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True)
 NOT_REGISTERED = {
     "ciliumbgp": "BGP is not built",

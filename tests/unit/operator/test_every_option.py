@@ -18,9 +18,9 @@ from cells.operator.options import OperatorWithoutEffect, UnservedOperator
 from hive.operator.command import command
 from lifecycle import Hive, SettingsError, Sources
 from tests.support import chart
+from tests.support.recordings import recorded
 
 pytestmark = pytest.mark.anyio
-DATA = Path(__file__).resolve().parents[2] / "conformance_data"
 CILIUM = """
 agent-not-ready-taint-key auto-create-cilium-pod-ip-pools ces-max-ciliumendpoints-per-ces ces-rate-limits
 ces-slice-mode cilium-endpoint-gc-interval cilium-pod-labels cilium-pod-namespace cluster-id cluster-name
@@ -118,7 +118,7 @@ def test_the_settings_of_a_chart_start_an_operator(whose: str, tmp_path: Path) -
     if whose == "ours":
         (one,) = yaml.safe_load_all(chart.render({})["configmap.yaml"])
     else:
-        one = json.loads((DATA / "helm" / "default.json").read_text())["rendered"]["ConfigMap/cilium-config"]
+        one = json.loads(recorded("helm/default").read_text())["rendered"]["ConfigMap/cilium-config"]
     for name, value in one["data"].items():
         (tmp_path / name).write_text(value or "")
     Hive(operator, settings=Sources(config_dir=tmp_path, unknown="ignore")).check()

@@ -1,6 +1,6 @@
 """A recorded case of policy computation, run through this engine.
 
-Needs: a file of tests/conformance_data/policy.   Gives: Case, load, by_identity.
+Needs: a recording of policy.   Gives: Case, load, by_identity.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -24,8 +23,9 @@ from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions,
 from cells.policy.rules.peers import World, label_selector
 from cells.policy.rules.schema import ServiceReference
 from cells.policy.selectors import Selector
+from tests.support.recordings import recordings
 
-DATA: Final = Path(__file__).parents[2] / "conformance_data" / "policy"
+DATA: Final = recordings("policy")
 DIRECTIONS: Final[tuple[Direction, ...]] = ("ingress", "egress")
 PROTOCOL_NAMES: Final = {0: "ANY", 1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6", 132: "SCTP"}
 PROTOCOL_NUMBERS: Final = {name: number for number, name in PROTOCOL_NAMES.items()}

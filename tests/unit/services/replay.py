@@ -1,6 +1,6 @@
 """A recorded run of Cilium's service control plane, through our catalogue and load balancer.
 
-Needs: a file of tests/conformance_data/services.   Gives: Run, load, names.
+Needs: a recording of services.   Gives: Run, load, names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -39,8 +38,9 @@ from cells.services.model.backends import health_answers
 from cells.services.model.claims import FrontendChange, Upsert
 from cells.services.model.redirect import read_redirect
 from lifecycle.http import Refusal
+from tests.support.recordings import recordings
 
-DATA: Final = Path(__file__).parents[2] / "conformance_data" / "services"
+DATA: Final = recordings("services")
 SERVED_EARLY: Final = {"ClusterIP", "LoadBalancer", "ExternalIPs", "NodePort"}
 """Types of frontends that a service has before its slices are there."""
 NUMBER: Final[dict[str, Callable[[str, str], bytes]]] = {

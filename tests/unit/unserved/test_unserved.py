@@ -19,8 +19,9 @@ from cells.unsupported import OTHERS, REFUSED, UNUSED
 from cells.unsupported.refused import CLOUDS, OPERATOR
 from hive.agent.command import build
 from lifecycle import Duration, Hive, SettingsError, Sources
+from tests.support.recordings import recordings
 
-DATA: Final = Path(__file__).resolve().parents[2] / "conformance_data" / "helm"
+DATA: Final = recordings("helm")
 EXTRA: Final = {"some-bool", "some-number", "zz"}
 """What values of a recording put into the ConfigMap as extraConfig: options of no program."""
 BINARY: Final = """
