@@ -324,11 +324,22 @@ def test_more_tags_than_anybody_needs_are_dropped(host: Host) -> None:
     assert host.world.device_gets(FRAME / knock).dropped == (182, INGRESS)
 
 
+@pytest.mark.parametrize("to", ["203.0.113.9", NODE])
 @pytest.mark.parametrize(
-    "tags", [Dot1Q(vlan=5), Dot1AD(vlan=5) / Dot1Q(vlan=7), Dot1Q(vlan=0) / Dot1Q(vlan=5)]
+    "tags",
+    [
+        Dot1Q(vlan=5),
+        Dot1AD(vlan=5) / Dot1Q(vlan=7),
+        Dot1Q(vlan=0) / Dot1Q(vlan=5),
+        Dot1AD(vlan=0) / Dot1Q(vlan=5),
+        Dot1Q(vlan=0) / Dot1Q(vlan=0) / Dot1Q(vlan=5),
+    ],
+    ids=repr,
 )
-def test_a_vlan_is_its_devices(host: Host, tags: Packet) -> None:
-    assert host.world.device_gets(FRAME / tags / tcp(OUTSIDE, "203.0.113.9", "S")).action == OK
+def test_a_vlan_is_its_devices(host: Host, tags: Packet, to: str) -> None:
+    """Its policy decides there, whatever priority tags stand before the VLAN's."""
+    done = host.world.device_gets(FRAME / tags / tcp(OUTSIDE, to, "S", dport=22))
+    assert (done.action, done.counted) == (OK, {})
 
 
 @pytest.mark.parametrize(

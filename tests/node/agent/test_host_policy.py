@@ -11,15 +11,18 @@ from typing import Any
 
 import click
 import pytest
+from scapy.layers.inet import IP, TCP
+from scapy.layers.l2 import Dot1AD, Dot1Q, Ether
 
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
-from hive.lab.node import NODE_ADDRESS, Lab
+from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
 from tests.node.agent.test_pod_labels import write
 from tests.support.agents import known_pods, serving
+from tests.support.hostile_node import link_socket, mac_of
 from tests.support.town import connects
 from tests.support.waiting import eventually
 
@@ -107,3 +110,41 @@ def test_a_node_is_reached_as_the_policies_that_select_it_say(node: Lab, tmp_pat
         finally:
             for each in listeners:
                 each.close()
+
+
+def drops(pid: int) -> float:
+    """Packets that policy has stopped on their way in."""
+    return sum(
+        one["value"]
+        for one in ask("/v1/metrics/", api_socket(pid))
+        if one["name"] == "cilium_drop_count_total"
+        and one["labels"] == {"direction": "INGRESS", "reason": "Policy denied"}
+    )
+
+
+TAGGED = (
+    Dot1Q(vlan=5),
+    Dot1Q(vlan=0) / Dot1Q(vlan=5),
+    Dot1AD(vlan=0) / Dot1Q(vlan=5),
+    Dot1AD(vlan=5) / Dot1Q(vlan=0),
+)
+UNTAGGED = (Dot1Q(vlan=0), Dot1AD(vlan=0) / Dot1Q(vlan=0), Dot1Q(vlan=0) / Dot1Q(vlan=0))
+
+
+def test_packets_of_a_vlan_are_not_taken_for_the_devices_own(node: Lab, tmp_path: Path) -> None:
+    """The kernel takes the first tag off before the program, which reads it beside the packet."""
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    write(manifests, "node", this_node("yes"))
+    write(manifests, "policy", allowing(1))
+    pid = serving(node, "--enable-host-firewall=true", f"--manifests-dir={manifests}")
+    with node.open() as here, node.open_outside() as outside:
+        eventually(lambda: not outside.run(partial(connects, NODE_ADDRESS, 22)))
+        frame = Ether(src=mac_of(outside, "node"), dst=mac_of(here, "uplink"))
+        knock = IP(src=OUTSIDE_ADDRESS, dst=NODE_ADDRESS) / TCP(sport=4000, dport=22, flags="S")
+        with link_socket(outside, "node") as sending:
+            before = drops(pid)
+            for tags in (*TAGGED, *UNTAGGED):
+                sending.send(bytes(frame / tags / knock))
+            eventually(lambda: drops(pid) >= before + len(UNTAGGED))
+            assert drops(pid) == before + len(UNTAGGED)

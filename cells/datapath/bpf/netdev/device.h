@@ -19,8 +19,14 @@ static __always_inline bool is_tag(__be16 protocol)
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
+/* Whether the tag that the kernel has taken off names a VLAN: then the packet is for a device on top of this one. */
+static __always_inline bool has_vlan(const struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
+}
+
 /* Take off the tags in the frame that the kernel takes off behind this program: priority tags (IEEE 802.1Q), which name no
- * VLAN. The first of all it has taken off before. 0, TAGGED_ELSEWHERE, or minus the reason to drop.
+ * VLAN. The first of all it has taken off before; bpf_skb_vlan_pop() puts the next one in its place. 0, TAGGED_ELSEWHERE, or minus the reason to drop.
  */
 VERIFIED_ALONE device_untag(struct __sk_buff *skb)
 {
@@ -29,11 +35,11 @@ VERIFIED_ALONE device_untag(struct __sk_buff *skb)
 		__be16 tag;
 
 		if (!is_tag(packet_protocol(skb)))
-			return 0;
+			return has_vlan(skb) ? TAGGED_ELSEWHERE : 0;
 		if (!LINK_HLEN || packet_load(skb, LINK_HLEN, &tag, sizeof(tag)))
 			return -DROP_VLAN;
 		inner = bpf_ntohs(tag) & VLAN_ID;
-		if (skb->vlan_present && skb->vlan_tci & VLAN_ID)
+		if (has_vlan(skb))
 			return inner ? TAGGED_ELSEWHERE : -DROP_VLAN; /* that device might not be guarded */
 		if (!skb->vlan_present && inner)
 			return TAGGED_ELSEWHERE;
@@ -50,7 +56,7 @@ static __always_inline int device_in(struct __sk_buff *skb)
 
 	if (unlikely(skb->pkt_type == PACKET_LOOPBACK)) /* what the node itself has sent to a group that it is in */
 		return TC_ACT_OK;
-	if (unlikely(is_tag(packet_protocol(skb)))) {
+	if (unlikely(skb->vlan_present || is_tag(packet_protocol(skb)))) {
 		verdict = device_untag(skb);
 		if (verdict)
 			return verdict < 0 ? finish(skb, &flow, DROP(INGRESS, -verdict)) : TC_ACT_OK;
