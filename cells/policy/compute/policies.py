@@ -103,6 +103,23 @@ class _Shared:
             if ports not in new:
                 changed[Key(identity, ports)] = None
 
+    def set(self, direction: Direction, some: Mapping[int, Entries]) -> None:
+        """Make the entries of these identities so."""
+        entries = self.entries[direction]
+        for identity, new in some.items():
+            if new:
+                entries[identity] = new
+            else:
+                entries.pop(identity, None)
+
+
+class _Refill(NamedTuple):
+    """What changes when one policy of a direction takes the place of another."""
+
+    changed: ChangedEntries
+    entries: Mapping[int, Entries]
+    """All that the identities concerned have afterwards."""
+
 
 class ComputedPolicies:
     """The policies of endpoints, from a repository of rules and the known identities.
@@ -127,6 +144,8 @@ class ComputedPolicies:
         """Who has entries by identity for those of a selector; that for everybody has none."""
         self._alike: dict[object, DirectionPolicy] = {}
         """Directions of policies by all that decides them: pods that the same rules select share theirs."""
+        self._refills: dict[tuple[DirectionPolicy, DirectionPolicy | None], _Refill] = {}
+        """What the step from one of these to another changes, as long as no identity comes or goes."""
         self._alike_at = -1
         """The revision of the rules that these follow."""
         self._recomputed = 0
@@ -231,6 +250,7 @@ class ComputedPolicies:
 
         Endpoints of such an identity may be selected by other rules now.
         """
+        self._refills.clear()
         relabelled = identity in self._cache.identities
         before = self.remove_identity(identity) if relabelled else []
         found = before + list(self._follow(self._cache.add_identity(identity, labels)))
@@ -241,6 +261,7 @@ class ComputedPolicies:
 
     def remove_identity(self, identity: int) -> list[Difference]:
         """Forget an identity: the entries that go."""
+        self._refills.clear()
         return list(self._follow(self._cache.remove_identity(identity)))
 
     def follow_rules(self, changed: RulesChanged) -> list[Difference]:
@@ -265,12 +286,14 @@ class ComputedPolicies:
         self._cluster_ports = ports
         self._recomputed += 1
         self._alike.clear()
+        self._refills.clear()
         return [self._recompute(shared) for shared in list(self._shared.values()) if _names_ports(shared)]
 
     def recompute_all(self) -> list[Difference]:
         """Compute every policy anew: proxies came or went, or to be sure."""
         self._recomputed += 1
         self._alike.clear()
+        self._refills.clear()
         return [self._recompute(shared) for shared in list(self._shared.values())]
 
     def _concerned(self, shared: _Shared, changed: RulesChanged) -> bool:
@@ -368,6 +391,7 @@ class ComputedPolicies:
             revision = self._repository.revision
             if revision != self._alike_at:
                 self._alike.clear()
+                self._refills.clear()
                 self._alike_at = revision
             enforced, rules = self._repository.speaking(labels, direction, selecting)
             here = localhost and direction == "ingress"
@@ -391,9 +415,15 @@ class ComputedPolicies:
             found[direction] = policy
         return found
 
-    @staticmethod
-    def _refill(shared: _Shared, direction: Direction, previous: DirectionPolicy | None) -> ChangedEntries:
+    def _refill(
+        self, shared: _Shared, direction: Direction, previous: DirectionPolicy | None
+    ) -> ChangedEntries:
+        """Make the entries those of the direction's policy; what changed, the same object for all alike."""
         policy = shared.directions[direction]
+        step = self._refills.get((policy, previous))
+        if step is not None:
+            shared.set(direction, step.entries)
+            return step.changed
         changed: ChangedEntries = {}
         shared.replace(direction, ANYBODY, policy.anybody(), changed)
         identities = policy.identities_since(previous) if previous is not None else None
@@ -401,6 +431,9 @@ class ComputedPolicies:
             identities = policy.identities() | (shared.entries[direction].keys() - {ANYBODY})
         for identity in identities:
             shared.replace(direction, identity, policy.of(identity), changed)
+        entries = shared.entries[direction]
+        touched = {key.identity: entries.get(key.identity, _NOTHING) for key in changed}
+        self._refills[policy, previous] = _Refill(changed, touched)
         return changed
 
     def _release(self, shared: _Shared, peers: Iterable[tuple[Direction, PeerSelector]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -17,7 +18,7 @@ from cells.policy.labels import FQDNSelector, LabelSet, Prefix
 from cells.policy.rules import Direction, PeerRule, PolicyError, PolicyOptions, Rule, RuleSource
 from cells.policy.rules.peers import World
 from cells.policy.rules.translate import translate
-from cells.policy.selectors import ALL, IndexKey
+from cells.policy.selectors import ALL, IndexKey, Selector
 
 __all__ = ["Repository", "Resolved", "RulesChanged"]
 
@@ -39,7 +40,7 @@ class Speaking(NamedTuple):
     rules: tuple[Rule, ...]
 
 
-class RulesChanged(NamedTuple):
+class RulesChanged(msgspec.Struct, frozen=True, dict=True):
     """A change of the rules: the revision it made, and the rules that went or came."""
 
     revision: int
@@ -47,7 +48,12 @@ class RulesChanged(NamedTuple):
 
     def concerns(self, labels: LabelSet) -> bool:
         """Whether endpoints with these labels may have another policy now."""
-        return any(rule.subject.matches(labels) for rule in self.rules)
+        return any(subject.matches(labels) for subject in self.subjects)
+
+    @cached_property
+    def subjects(self) -> frozenset[Selector]:
+        """Whom the rules are for."""
+        return frozenset(rule.subject for rule in self.rules)
 
     @classmethod
     def all_of(cls, changes: Iterable[RulesChanged]) -> RulesChanged:
@@ -63,10 +69,14 @@ class Repository:
         self._world = world
         self._objects: dict[RuleSource, Mapping[str, Any]] = {}
         self._rules: dict[RuleSource, list[Rule]] = {}
-        self._by_key: dict[IndexKey | None, dict[RuleSource, None]] = {}
+        self._by_subject: dict[Selector, dict[RuleSource, None]] = {}
+        self._by_key: dict[IndexKey | None, dict[Selector, None]] = {}
+        """Subjects of rules, by what they may be found by: many rules have the same."""
         self._order: dict[RuleSource, int] = {}
         self._names: Counter[FQDNSelector] = Counter()
         """How many entries of rules have each selector of names."""
+        self._selecting: dict[tuple[frozenset[Selector], bool], list[Rule]] = {}
+        """The rules with any of these subjects, for the node or for pods: most pods share theirs."""
         self.revision = FIRST_REVISION
 
     @property
@@ -108,23 +118,32 @@ class Repository:
 
     def _replace(self, source: RuleSource, rules: list[Rule]) -> RulesChanged:
         held = self._rules.get(source, [])
-        for rule in held:
-            for key in rule.subject.index_keys() or (None,):
-                self._by_key.get(key, {}).pop(source, None)
+        for subject in {rule.subject for rule in held}:
+            sources = self._by_subject[subject]
+            del sources[source]
+            if sources:
+                continue
+            del self._by_subject[subject]
+            for key in subject.index_keys() or (None,):
+                del self._by_key[key][subject]
+                if not self._by_key[key]:
+                    del self._by_key[key]
         if rules:
             self._rules[source] = rules
             self._order.setdefault(source, len(self._order))
         else:
             self._rules.pop(source, None)
             self._order.pop(source, None)
-        for rule in rules:
-            for key in rule.subject.index_keys() or (None,):
-                self._by_key.setdefault(key, {})[source] = None
+        for subject in {rule.subject for rule in rules}:
+            self._by_subject.setdefault(subject, {})[source] = None
+            for key in subject.index_keys() or (None,):
+                self._by_key.setdefault(key, {})[subject] = None
         self._names.update(_names(rules))
         for name in _names(held):
             self._names[name] -= 1
             if not self._names[name]:
                 del self._names[name]
+        self._selecting.clear()
         self.revision += 1
         return RulesChanged(self.revision, (*held, *rules))
 
@@ -189,13 +208,18 @@ class Repository:
     def selecting(self, labels: LabelSet) -> list[Rule]:
         """The rules whose subject endpoints with these labels are, in the order of their objects."""
         is_host = labels.has_reserved("host")
-        candidates = {source for key in (None, *labels.index_keys) for source in self._by_key.get(key, ())}
-        return [
-            rule
-            for source in sorted(candidates, key=self._order.__getitem__)
-            for rule in self._rules[source]
-            if rule.selects_nodes == is_host and rule.subject.matches(labels)
-        ]
+        candidates = {subject for key in (None, *labels.index_keys) for subject in self._by_key.get(key, ())}
+        subjects = frozenset(subject for subject in candidates if subject.matches(labels))
+        found = self._selecting.get((subjects, is_host))
+        if found is None:
+            sources = {source for subject in subjects for source in self._by_subject[subject]}
+            found = self._selecting[subjects, is_host] = [
+                rule
+                for source in sorted(sources, key=self._order.__getitem__)
+                for rule in self._rules[source]
+                if rule.selects_nodes == is_host and rule.subject in subjects
+            ]
+        return found
 
     def speaking(self, labels: LabelSet, direction: Direction, selecting: Iterable[Rule]) -> Speaking:
         """The rules that decide a direction, out of those that select the endpoints with these labels."""

@@ -17,6 +17,7 @@ from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource
 from cells.policy.rules.peers import World
+from cells.policy.selectors import Selector
 from tests.support.examples import scaled
 from tests.unit.policy.replay import POLICIES, load, names
 
@@ -27,6 +28,8 @@ OBJECTS: list[Any] = [one for case in GENERATED for one in case["objects"] if on
 IDENTITIES = {one["id"]: LabelSet.parse(one["labels"]) for case in GENERATED for one in case["identities"]}
 NUMBERS = sorted(IDENTITIES)
 CART = 20102
+TWIN = 29999
+"""Another identity with the same labels: what the same rules select is computed once."""
 PORTS = frozenset([NamedPodPort("http", 6, 8080)])
 
 steps = st.lists(
@@ -53,9 +56,10 @@ class Node:
         self.cache = SelectorCache()
         self.policies = ComputedPolicies(self.repository, self.cache, proxy)
         self.cache.add_identity(CART, IDENTITIES[CART])
-        self.maps: dict[int, Whole] = {1: {}, 2: {}}
-        for endpoint in self.maps:
-            self.write(self.policies.upsert_endpoint(endpoint, SharedPolicyKey(CART, PORTS)))
+        self.cache.add_identity(TWIN, IDENTITIES[CART])
+        self.maps: dict[int, Whole] = {1: {}, 2: {}, 3: {}}
+        for endpoint, identity in zip(self.maps, (CART, CART, TWIN), strict=True):
+            self.write(self.policies.upsert_endpoint(endpoint, SharedPolicyKey(identity, PORTS)))
 
     def write(self, difference: Difference) -> None:
         for endpoint in difference.endpoints:
@@ -180,6 +184,22 @@ def test_many_objects_at_once_cost_by_their_number_not_its_square(peers: str) ->
     assert calls(800) < 5 * calls(200)
 
 
+def test_a_subject_that_many_rules_have_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, compared, matches = Node(), [], Selector.matches
+
+    def counted(self: Selector, labels: LabelSet) -> bool:
+        compared.append(self)
+        return matches(self, labels)
+
+    changed = RulesChanged.all_of(
+        [node.repository.apply(_allows(number, "the same")) for number in range(100)]
+    )
+    monkeypatch.setattr(Selector, "matches", counted)
+    assert changed.concerns(IDENTITIES[CART])
+    assert len(node.repository.selecting(IDENTITIES[CART])) == 100
+    assert len(compared) == 2
+
+
 def _allows(number: int, peers: str) -> dict[str, Any]:
     app = "frontend" if peers == "the same" else f"a{number}"
     return {
@@ -207,7 +227,7 @@ def test_rules_that_cannot_both_hold_leave_the_policy_as_it_was() -> None:
     for difference in node.policies.follow_rules(node.repository.apply(first)):
         node.write(difference)
     before = dict(node.maps[1])
-    (difference,) = node.policies.follow_rules(node.repository.apply(second))
+    difference, _ = node.policies.follow_rules(node.repository.apply(second))
     assert "cannot merge conflicting L7 parsers" in difference.error
     node.write(difference)
     assert node.maps[1] == before

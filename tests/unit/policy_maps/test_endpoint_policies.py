@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from anyio import to_thread
@@ -28,6 +29,7 @@ from cells.policy.maps import (
     RealizedPolicy,
     cell,
     families,
+    policies,
 )
 from lifecycle import HealthTree, Hive, HiveError, invoke, replace
 from tests.support.policy_maps import write_singly
@@ -46,10 +48,13 @@ class FakeMaps:
     writes: list[int] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
     room: int = 9
+    ids: int = 3
+    batches: list[int] = field(default_factory=list)
+    """Maps of each call."""
 
     def acquire(self) -> int:
         number = len(self.maps) + 1
-        if number > 3:
+        if number > self.ids:
             raise PoolEmpty("none")
         self.maps[number] = {}
         return number
@@ -64,6 +69,7 @@ class FakeMaps:
         self.maps[endpoint_id] = entries
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
+        self.batches.append(len(wanted))
         return write_singly(self.write, wanted)
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
@@ -331,3 +337,27 @@ async def test_what_the_mode_alone_allows(
     policy = NodePolicy(PolicySettings(enable_policy=mode, allow_localhost=localhost)).compute(1, 300, ())
     assert policy.entries == entries
     assert policy.ingress_enforced == policy.egress_enforced == (mode is Enforcement.ALWAYS)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.1, 1), (0.0, 50)], ids=["much changes", "little changes"])
+async def test_maps_follow_in_turns_by_how_long_they_take(
+    room: Room, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    """Others have the event loop in between."""
+    room.maps.ids = 200
+    numbers = [room.made() for _ in range(room.maps.ids)]
+    clock = 0.0
+    write = room.maps.write
+
+    def takes_time(endpoint_id: int, entries: PolicyEntries) -> None:
+        nonlocal clock
+        clock += seconds
+        write(endpoint_id, entries)
+
+    monkeypatch.setattr(room.maps, "write", takes_time)
+    monkeypatch.setattr(policies, "time", SimpleNamespace(monotonic=lambda: clock))
+    room.maps.batches.clear()
+    room.policies.change([wanted(number, 1, {}) for number in numbers], "less is allowed")
+    await room.policies.apply()
+    assert all(room.maps.maps[number] == {} for number in numbers)
+    assert max(room.maps.batches) == most
