@@ -16,6 +16,8 @@ import click
 
 from hive.init import traces
 
+NAMED = 5
+"""Links that a warning names."""
 Step = tuple[str, Callable[[], list[str]]]
 """What it removes, and the removal: the names of what went."""
 
@@ -63,7 +65,8 @@ def command(
 ) -> None:
     """Remove what the agent left on this node. Its pods lose their network.
 
-    Refused while an agent runs. What cannot be removed is reported, and the rest is removed.
+    With --bpf-state pods keep it, and no policy holds until the next agent serves; a warning says how many
+    there are. Refused while an agent runs. What cannot be removed is reported, and the rest is removed.
     """
     places = Places(
         state_dir,
@@ -81,15 +84,32 @@ def command(
         )
     everything = all_state or not bpf_state
     steps = [*link_steps(), *bpf_steps(places), *state_steps(places)] if everything else bpf_steps(places)
+    question = "Its pods lose their network. Go on?"
+    if not everything:
+        pods = traces.pod_links()
+        if pods:
+            warn_of_open_pods(pods)
+        question = "Go on?"
     if not force:
         click.echo("This removes from this node:")
         for title, _ in steps:
             click.echo(f"  {title}")
-        if not click.confirm("Its pods lose their network. Go on?"):
+        if not click.confirm(question):
             click.echo("Nothing was removed.")
             return
     for title, remove in steps:
         take(title, remove)
+
+
+def warn_of_open_pods(links: list[str]) -> None:
+    """On standard error, with --force too: as with Cilium, pods stay connected while nothing enforces policy."""
+    named = ", ".join(links[:NAMED]) + (", …" if len(links) > NAMED else "")
+    pods = "1 pod keeps its link" if len(links) == 1 else f"{len(links)} pods keep their links"
+    click.echo(
+        f"Warning: {pods} ({named}) and no policy holds for them from now on, in either direction, until the\n"
+        "next agent serves. To remove the links first, and with them the pods' network: hive cleanup --all-state",
+        err=True,
+    )
 
 
 def running(state_dir: Path) -> bool:

@@ -19,7 +19,8 @@ from hive import syscalls
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-LINKS = ("cilium_", "lxc")
+POD_LINKS = "lxc"
+LINKS = ("cilium_", POD_LINKS)
 """How the names of the agent's links begin."""
 PROGRAMS = "cil_"
 """How the names of its programs begin, on whatever interface."""
@@ -108,6 +109,13 @@ def remove_links() -> list[str]:
         indexes = {link.get("ifname"): link["index"] for link in routes.get_links()}
         names = sorted((name for name in indexes if name.startswith(LINKS)), reverse=True)
         return each(names, lambda name: _delete_link(routes, indexes[name]))
+
+
+def pod_links() -> list[str]:
+    """The names of the links of pods that are there."""
+    with _routes() as routes:
+        names = (str(link.get("ifname")) for link in routes.get_links())
+        return sorted(name for name in names if name.startswith(POD_LINKS))
 
 
 def remove_rules() -> list[str]:

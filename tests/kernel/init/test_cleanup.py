@@ -96,6 +96,18 @@ def test_bpf_state_alone_leaves_links_and_files(in_node: None, tmp_path: Path, p
     assert (tmp_path / "state").exists()
 
 
+def test_bpf_state_alone_warns_that_pods_are_open(in_node: None, places: list[str]) -> None:
+    for number in range(7):
+        ip("link", "add", f"lxc{number}", "type", "veth", "peer", "name", f"pod{number}")
+    warning = "Warning: 7 pods keep their links (lxc0, lxc1, lxc2, lxc3, lxc4, …) and no policy holds"
+    for arguments in (["-f"], []):
+        done = CliRunner().invoke(command, [*arguments, "--bpf-state", *places], input="n\n")
+        assert done.exit_code == 0
+        assert warning in done.output
+        assert "lose their network. Go on" not in done.output
+    assert "Warning" not in clean("-f", "--all-state", *places)
+
+
 def test_programs_on_any_interface_go_by_their_name(in_node: None, tmp_path: Path, places: list[str]) -> None:
     ip("link", "add", "eth7", "type", "veth", "peer", "name", "eth8")
     for name in ("cil_from_netdev", "other"):

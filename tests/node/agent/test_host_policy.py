@@ -115,7 +115,7 @@ def test_a_node_is_reached_as_the_policies_that_select_it_say(node: Lab, tmp_pat
 def drops(pid: int) -> float:
     """Packets that policy has stopped on their way in."""
     return sum(
-        one["value"]
+        float(one["value"])
         for one in ask("/v1/metrics/", api_socket(pid))
         if one["name"] == "cilium_drop_count_total"
         and one["labels"] == {"direction": "INGRESS", "reason": "Policy denied"}
