@@ -102,12 +102,12 @@ def command(
 
 
 def warn_of_open_pods(links: list[str]) -> None:
-    """On standard error, with --force too: as with Cilium, pods stay connected while nothing enforces policy."""
+    """On standard error, with --force too: as with Cilium's, pods stay connected, and nothing holds policy."""
     named = ", ".join(links[:NAMED]) + (", …" if len(links) > NAMED else "")
     pods = "1 pod keeps its link" if len(links) == 1 else f"{len(links)} pods keep their links"
     click.echo(
-        f"Warning: {pods} ({named}) and no policy holds for them from now on, in either direction, until the\n"
-        "next agent serves. To remove the links first, and with them the pods' network: hive cleanup --all-state",
+        f"Warning: {pods} ({named}) and no policy holds for them, in either direction, until the next\n"
+        "agent serves. To remove the links first, and with them the pods' network: hive cleanup --all-state",
         err=True,
     )
 
