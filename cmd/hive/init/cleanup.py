@@ -102,7 +102,7 @@ def command(
 
 
 def warn_of_open_pods(links: list[str]) -> None:
-    """On standard error, with --force too: as with Cilium's, pods stay connected, and nothing holds policy."""
+    """On standard error, with --force too: as with Cilium, pods stay connected, and no policy holds."""
     named = ", ".join(links[:NAMED]) + (", …" if len(links) > NAMED else "")
     pods = "1 pod keeps its link" if len(links) == 1 else f"{len(links)} pods keep their links"
     click.echo(
