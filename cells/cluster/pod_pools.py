@@ -15,7 +15,7 @@ from cells.kubernetes.objects.core import Namespace, Pod
 from cells.kubernetes.settings import KubernetesSettings
 from cells.node.ipam.pools import PodPools
 from cells.node.ipam.ranges import IpamError, IpamLaterError
-from lifecycle import Table, module, provide, provide_private
+from lifecycle import Table, module, provide
 
 __all__ = ["AnnotatedPools", "cell"]
 
@@ -77,9 +77,4 @@ def _unknown(owner: str, kind: str, name: str) -> str:
     return f'unable to determine IPAM pool for owner "{owner}": resource {kind} "{name}" not found'
 
 
-def pod_pools(pools: AnnotatedPools) -> PodPools:
-    """What objects say."""
-    return pools
-
-
-cell = module("pod-pools", "Pools that pods choose", provide(pod_pools), provide_private(AnnotatedPools))
+cell = module("pod-pools", "Pools that pods choose", provide(AnnotatedPools, as_=(PodPools,)))

@@ -27,9 +27,9 @@ from lifecycle.injection.cells import (
     ReplaceCell,
     SupplyCell,
 )
-from lifecycle.injection.constructors import Constructor, Frame, Kind, Scope
-from lifecycle.injection.fakes import misfit
-from lifecycle.injection.signatures import describe, refused, stand_for
+from lifecycle.injection.constructors import Constructor, Frame, Kind, Parameter, Part, Scope
+from lifecycle.injection.fakes import misfit, unfit
+from lifecycle.injection.signatures import Signature, describe, refused, stand_for
 from lifecycle.settings.options import Settings, unreadable
 
 __all__ = ["Assembly", "assemble", "be_built"]
@@ -157,8 +157,13 @@ def _made(
     call = as_function(call)
     signature = describe(call, decorates=kind == "decorate")
     name, private, named = type_name(call), False, ""
+    also: tuple[Key, ...] = ()
+    faults = signature.faults
     if isinstance(cell, ProvideCell):
         private, named = cell.private, cell.name
+        if cell.as_:
+            also = tuple(map(key_of, cell.as_))
+            faults += tuple(_not_as(signature, also, alone=len(cell.constructors) == 1))
     whole = Constructor(
         kind,
         call,
@@ -167,13 +172,29 @@ def _made(
         scope,
         private,
         parameters=signature.parameters,
-        faults=signature.faults,
+        faults=faults,
         cell_place=None if has_place(call) else cell.place,
         stands_at=cell.place,
         parts=signature.parts,
+        also=also,
         frame=frame,
     )
     yield whole
+    if whole.key is not None:
+        for key in also:
+            yield Constructor(
+                "part",
+                call,
+                f"{name} as {type_name(key)}",
+                _named(key, named),
+                scope,
+                private,
+                parameters=(Parameter("result", whole.key),),
+                stands_at=cell.place,
+                whole=whole,
+                part=Part(None, key),
+                frame=frame,
+            )
     for part in signature.parts:
         shown = f"{name}[{part.at}]" if isinstance(part.at, int) else f"{name}.{part.at}"
         yield Constructor(
@@ -188,6 +209,22 @@ def _made(
             whole=whole,
             part=part,
         )
+
+
+def _not_as(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iterator[str]:
+    """Why a constructor's result cannot be provided under these types, too."""
+    if not alone:
+        yield "as_ is for one constructor: give each a provide() of its own"
+    if signature.parts:
+        yield "as_ is for one result, and it has several"
+    for key in also:
+        if (refusal := refused(key)) is not None:
+            yield f"it is provided as {type_name(key)}{refusal}"
+        elif signature.result is not None:
+            yield from (
+                f"it is provided as {type_name(key)}, which it is not: {why}"
+                for why in unfit(signature.result, key)
+            )
 
 
 def _named(key: Key | None, name: str) -> Key | None:

@@ -23,7 +23,8 @@ from lifecycle.injection.resolve import Resolution
 from lifecycle.process.absent import absent
 from lifecycle.settings.options import Group, Settings
 
-with absent("yaml", "pydantic", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"):
+# "pydantic_core": the library is compiled, and tries a plain "import pydantic" (see absent())
+with absent("yaml", "pydantic_core", "pydantic_settings", "fastapi", "fast_depends", "starlette", "werkzeug"):
     from dependency_injector.containers import DynamicContainer
     from dependency_injector.providers import Callable as CallableProvider
     from dependency_injector.providers import List, Object, Provider, Singleton
@@ -189,7 +190,9 @@ class _Take:
 
     def __call__(self, whole: Any) -> object:
         at = self._part.at
-        result: object = whole[at] if isinstance(at, int) else getattr(whole, at)
+        result: object = whole
+        if at is not None:
+            result = whole[at] if isinstance(at, int) else getattr(whole, at)
         if result is None or hasattr(type(result), "__await__"):
             what = "None" if result is None else "something to await"
             raise BuildError(f"{self._node} is {what} instead of {type_name(self._part.key)}")

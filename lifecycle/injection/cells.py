@@ -57,6 +57,8 @@ class ProvideCell(Cell, frozen=True, eq=False):
     private: bool
     name: str = ""
     """What each result is named, if anything."""
+    as_: tuple[object, ...] = ()
+    """Further types that the result of its one constructor is provided under."""
 
 
 class ConfigCell(Cell, frozen=True, eq=False):
@@ -109,7 +111,7 @@ def group(*cells: Cell) -> Cell:
     return GroupCell(caller(), cells)
 
 
-def provide(*constructors: Callable[..., object], name: str = "") -> Cell:
+def provide(*constructors: Callable[..., object], name: str = "", as_: tuple[Any, ...] = ()) -> Cell:
     """Constructors whose results the whole hive may ask for.
 
     A constructor is a class, or a function with a result type. Its parameters' type hints say what it needs.
@@ -121,13 +123,16 @@ def provide(*constructors: Callable[..., object], name: str = "") -> Cell:
     result ``tuple[A, B]``, or a dataclass marked with @results, provides each of its types. With `name` every
     result is provided under that name, as if its hint were ``Annotated[T, Named(name)]``: for a module that a
     hive has more than once.
+
+    ``provide(Impl, as_=(A, B))`` gives the one instance under its own type and under A and B, which others
+    ask for: Protocols, base classes, ``Member[T]``. The check refuses a class that lacks a method of them.
     """
-    return ProvideCell(caller(), constructors, private=False, name=name)
+    return ProvideCell(caller(), constructors, private=False, name=name, as_=as_)
 
 
-def provide_private(*constructors: Callable[..., object], name: str = "") -> Cell:
+def provide_private(*constructors: Callable[..., object], name: str = "", as_: tuple[Any, ...] = ()) -> Cell:
     """As provide(), but visible only in the enclosing module, and in modules below."""
-    return ProvideCell(caller(), constructors, private=True, name=name)
+    return ProvideCell(caller(), constructors, private=True, name=name, as_=as_)
 
 
 def config(*structs: type[Settings], prefix: str = "") -> Cell:

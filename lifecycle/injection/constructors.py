@@ -77,8 +77,8 @@ class Parameter(msgspec.Struct, frozen=True):
 class Part(msgspec.Struct, frozen=True):
     """One of several results."""
 
-    at: int | str
-    """Index in the tuple, or name of the field."""
+    at: int | str | None
+    """Index in the tuple, or name of the field; None for the whole under another type."""
     key: Key
 
 
@@ -111,6 +111,8 @@ class Constructor(msgspec.Struct, eq=False):
     """Where the cell stands that has it; None when that says nothing more than its own place."""
     parts: tuple[Part, ...] = ()
     """Its results when they are several: each is provided by a node of its own, of kind part."""
+    also: tuple[Key, ...] = ()
+    """Further types of its one result, each provided by a node of kind part."""
     whole: "Constructor | None" = None
     """For a part: what has it among its results."""
     part: Part | None = None
@@ -127,7 +129,8 @@ class Constructor(msgspec.Struct, eq=False):
     @property
     def provides(self) -> str:
         """The name of what it provides; of everything when it has several results."""
-        return " and ".join(type_name(part.key) for part in self.parts) or type_name(self.key)
+        keys = [part.key for part in self.parts] or [self.key, *self.also]
+        return " and ".join(map(type_name, keys))
 
     def uses(self, need: "Constructor") -> bool:
         """Whether it is given that, and does not only come after it."""

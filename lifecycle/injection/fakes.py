@@ -1,7 +1,8 @@
 """Whether a fake can replace a type, and whether a value is an instance of it.
 
 Needs:  nothing.
-Gives:  unlike(), what a fake lacks; members(), what a type promises; misfit(), why a value is not of a type.
+Gives:  unlike(), what a fake lacks; members(), what a type promises; misfit(), why a value is not of a type;
+        unfit(), why no instance of a class is.
 
 A fake need not derive from the type: it must have the type's public methods, asynchronous where those are,
 and callable with their parameters.
@@ -15,7 +16,7 @@ from typing import Any, is_typeddict
 
 from lifecycle.hints.keys import Key, is_member, member_of, origin_class, plain, type_name
 
-__all__ = ["members", "misfit", "unlike"]
+__all__ = ["members", "misfit", "unfit", "unlike"]
 
 
 def unlike(fake: object, key: Key) -> Iterator[str]:
@@ -65,6 +66,31 @@ def misfit(value: object, key: Key) -> Iterator[str]:
         yield from _holds_others(value, kind, bare)
     else:
         yield f"it is of type {type_name(type(value))}"
+
+
+def unfit(has: Key, key: Key) -> Iterator[str]:
+    """Why what is of the type `has` is never of the type `key`, as far as the classes tell.
+
+    Attributes that __init__ sets are seen when there is a value (misfit()).
+    """
+    kind, wanted = origin_class(plain(has)), origin_class(plain(key))
+    if kind is None or wanted is None or wanted in kind.__mro__:
+        return
+    if not getattr(wanted, "_is_protocol", False):
+        if not getattr(kind, "_is_protocol", False) and not issubclass(wanted, kind):
+            yield f"{type_name(has)} does not derive from it"
+        return
+    for name, member in members(wanted).items():
+        if inspect.isfunction(member):
+            found = inspect.getattr_static(kind, name, _MISSING)
+            if found is _MISSING:
+                yield f"{type_name(has)} has no {name}"
+            elif _is_plain(found) and inspect.iscoroutinefunction(member):
+                yield f"its {name} is not async"
+
+
+def _is_plain(member: object) -> bool:
+    return inspect.isfunction(member) and not inspect.iscoroutinefunction(member)
 
 
 def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:

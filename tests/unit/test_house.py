@@ -403,6 +403,22 @@ def test_the_framework_knows_nothing_of_networks() -> None:
     assert against(strange, "lifecycle") == {}
 
 
+def test_one_module_knows_the_library_that_builds() -> None:
+    """It is an adapter: what reads graphs, cells and commands knows constructors only."""
+
+    def knows(_: str, path: Path) -> set[str]:
+        own = path == ROOMS["lifecycle"] / "injection" / "build.py"
+        typing_only = path == ROOMS["lifecycle"] / "hive" / "hive.py"  # what Hive.provider() returns
+        named = {name for name in facts(path).imported if name.partition(".")[0] == "dependency_injector"}
+        return named if not own and not typing_only else set()
+
+    assert against(knows) == {}
+
+
+def test_no_import_hooks_are_installed() -> None:
+    assert against(lambda _, path: facts(path).words & {"meta_path", "path_hooks"}) == {}
+
+
 HEADER = re.compile(
     r"\b(?:Needs|Gives):\s*(.*?)(?=\.\s*\n|\.\s{2,}|\.?\s+(?:Needs|Gives|For|Why|Source):|\.?\Z)", re.DOTALL
 )

@@ -155,19 +155,9 @@ def _internal(parsed: ParsedNode) -> list[InternalIP]:
     return list(first.values())
 
 
-def assigned(information: NodeInformation) -> AssignedPodCIDRs:
-    """The ranges this node was given."""
-    return information
-
-
 @after(LocalNode, ReadTable[ClusterNode], NodeAnnotations, CiliumNodePublisher)
 def keep() -> None:
     """The nodes are known whether or not anybody asks."""
-
-
-def assigned_pools(information: NodeInformation) -> AssignedPools:
-    """What this node's CiliumNode says of pools."""
-    return information
 
 
 cell = group(
@@ -175,7 +165,8 @@ cell = group(
         "node-objects",
         "This node, by its objects",
         config(NodeSettings),
-        provide(reader, internal_ips, assigned, assigned_pools, NodeInformation),
+        provide(reader, internal_ips),
+        provide(NodeInformation, as_=(AssignedPodCIDRs, AssignedPools)),
     ),
     module(
         "nodes",

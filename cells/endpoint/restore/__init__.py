@@ -77,11 +77,6 @@ def restore_addresses(ipam: Ipam) -> RestoreAddresses:
     return ipam
 
 
-def restored_pods(restored: RestoredEndpoints) -> RestoredPods:
-    """The restored endpoints, as the router asks for them."""
-    return restored
-
-
 @after(ExposedEndpoints)
 def pods_exposed() -> PodsExposed:
     """The moment from which all endpoints are known."""
@@ -97,12 +92,11 @@ cell = module(
         restore_addresses,
         previous_agent,
         OldEndpoints,
-        RestoredEndpoints,
         ExposedEndpoints,
         RegeneratedEndpoints,
-        restored_pods,
         pods_exposed,
     ),
+    provide(RestoredEndpoints, as_=(RestoredPods,)),
     provide_private(link_events, QuarantinedEndpoints),
     invoke(QuarantinedEndpoints, RegeneratedEndpoints),
 )

@@ -150,16 +150,6 @@ def cluster_services(resources: Resources) -> Services:
     return ClusterServices(resources)
 
 
-def rule_computer(policy: RulePolicy) -> RuleComputer:
-    """Policies by rules, in place of the node's mode alone."""
-    return policy
-
-
-def known_rules(watch: PolicyWatch) -> KnownRules:
-    """Whether the rules from before a restart may be replaced."""
-    return watch
-
-
 def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
     """Rules as metrics."""
 
@@ -176,15 +166,17 @@ cell = group(
     module(
         "policy-computer",
         "Policies of endpoints, by the rules in force",
-        provide(policy_options, RulePolicy, rule_computer, http_redirects, http_proxy),
+        provide(RulePolicy, as_=(RuleComputer,)),  # in place of the node's mode alone
+        provide(policy_options, http_redirects, http_proxy),
         provide_private(cluster_services, HTTPRedirects),
         provide(PodPorts),
     ),
     module(
         "policy-rules",
         "Rules, by policy objects",
-        provide(policy_objects, policy_events, PolicyView, PolicyWatch),
-        provide(NamedAddresses, PolicyCounts, known_rules, rule_metrics),
+        provide(PolicyWatch, as_=(KnownRules,)),
+        provide(policy_objects, policy_events, PolicyView),
+        provide(NamedAddresses, PolicyCounts, rule_metrics),
         invoke(PolicyWatch),
     ),
 )

@@ -231,11 +231,6 @@ def endpoint_policies(
     return policies
 
 
-def identity_follower(policies: EndpointPolicies) -> Member[IdentityFollower]:
-    """Policy maps, which know identities before packets carry them."""
-    return policies
-
-
 def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[Collector]:
     """Policies as metrics."""
 
@@ -258,6 +253,8 @@ cell = group(
         "policy",
         "What endpoints may do, in their policy maps",
         provide(policy_table, realized_table, policy_computer, policy_map_pool),
-        provide(endpoint_policies, identity_follower, policy_metrics),
+        # policy maps know identities before packets carry them
+        provide(endpoint_policies, as_=(Member[IdentityFollower],)),
+        provide(policy_metrics),
     ),
 )

@@ -65,11 +65,6 @@ class KernelConnections:
         return found
 
 
-def dns_proxy_port(port: ProxyPort) -> DNSProxyPort:
-    """Where pods' queries are redirected to."""
-    return port
-
-
 def connections(maps: Maps) -> Connections:
     """This node's."""
     return KernelConnections(maps)
@@ -102,7 +97,7 @@ cell = group(
         "dns-proxy-port",
         "Where pods' queries are redirected to",
         config(DNSProxySettings),
-        provide(ProxyPort, dns_proxy_port),
+        provide(ProxyPort, as_=(DNSProxyPort,)),
     ),
     module(
         "dns-proxy",

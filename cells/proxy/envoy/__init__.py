@@ -304,17 +304,13 @@ def _discovery(found: Iterable[Resource]) -> Resource:
     return resources.discovery(hashlib.sha256(msgspec.json.encode(needed)).hexdigest()[:16], needed)
 
 
-def http_proxy_ports(ports: RedirectPorts) -> HTTPProxyPorts:
-    """Where connections are redirected to."""
-    return ports
-
-
 cell = group(
     module(
         "envoy-ports",
         "Where pods' requests are redirected to",
         config(EnvoySettings),
-        provide(http_proxy_ports, RedirectPorts, EnvoyProgram),
+        provide(RedirectPorts, as_=(HTTPProxyPorts,)),
+        provide(EnvoyProgram),
     ),
     module("envoy", "Requests that policies allow", provide(Envoy), invoke(Envoy)),
     module(

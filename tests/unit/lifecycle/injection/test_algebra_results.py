@@ -1,12 +1,13 @@
 """Several results, optional dependencies, and how all this shows in the graph."""
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import pytest
 
 from lifecycle import (
     BuildError,
+    Cell,
     GraphError,
     Hive,
     HiveError,
@@ -196,3 +197,65 @@ def test_the_graph_shows_names_members_and_results() -> None:
         ("hive/Web", "hive/status", "routes"),
         ("hive/Web", "hive/metrics", "routes"),
     ]
+
+
+# --- one result under several types ---------------------------------------------------------------------
+
+
+class Reads(Protocol):
+    def read(self) -> str: ...
+
+
+class Writes(Protocol):
+    def write(self, text: str) -> None: ...
+
+
+class File:
+    def read(self) -> str:
+        return "text"
+
+    def write(self, text: str) -> None: ...
+
+
+async def test_one_implementation_is_given_under_each_type() -> None:
+    def both(reads: Reads, writes: Writes, file: File, many: list[Member[Reads]]) -> None:
+        assert {id(each) for each in (reads, writes, many[0])} == {id(file)}
+
+    hive = Hive(module("files", "Files", provide(File, as_=(Reads, Writes, Member[Reads])), invoke(both)))
+    async with hive.started():
+        assert hive.get(Reads) is hive.get(File)
+
+
+async def test_what_replaces_the_implementation_is_given_under_each_type() -> None:
+    fake = File()
+    hive = Hive(provide(File, as_=(Reads,)), invoke(Reads), replace(File, fake))
+    async with hive.started():
+        assert hive.get(Reads) is fake
+
+
+async def test_one_of_its_types_may_be_replaced_alone() -> None:
+    fake = File()
+    hive = Hive(provide(File, as_=(Reads, Writes)), invoke(Reads, Writes), replace(Reads, fake))
+    async with hive.started():
+        assert hive.get(Reads) is fake
+        assert hive.get(Writes) is hive.get(File) is not fake
+
+
+def test_what_is_private_is_so_under_each_type() -> None:
+    hive = Hive(module("files", "Files", provide_private(File, as_=(Reads,))), invoke(Reads))
+    with pytest.raises(GraphError, match="Reads is private to files"):
+        hive.check()
+
+
+@pytest.mark.parametrize(
+    ("cell", "fault"),
+    [
+        (provide(Store, as_=(Reads,)), "provided as Reads, which it is not: Store has no read"),
+        (provide(Store, as_=(Clock,)), "provided as Clock, which it is not: Store does not derive from it"),
+        (provide(Store, Clock, as_=(Reads,)), "as_ is for one constructor"),
+        (provide(Opened, as_=(Reads,)), "@results class"),
+    ],
+)
+def test_types_that_it_is_not_are_refused(cell: Cell, fault: str) -> None:
+    with pytest.raises(GraphError, match=fault):
+        Hive(cell).check()
