@@ -44,7 +44,7 @@ files_option = click.option(
 @files_option
 @click.option("--wait", is_flag=True, help="Wait until policies hold, and services have what they need.")
 def apply(lab: Lab, files: tuple[Path, ...], wait: bool) -> int:
-    """Give a node, or all nodes of its cluster, objects; those of the same file are replaced.
+    """Give a node, or all nodes of its cluster, objects; those of the same file or name are replaced.
 
     Services get an address and, by their selectors, EndpointSlices, as in a cluster. With --wait a policy
     that an agent refuses is reported, and the exit code is 1.
@@ -67,6 +67,7 @@ def apply(lab: Lab, files: tuple[Path, ...], wait: bool) -> int:
                 manifests.copy(_file_of(file), file.read_text(encoding="utf-8"))
             else:
                 manifests.write(_file_of(file).removesuffix(".yaml"), objects)
+            _take_out(manifests, partial(_is_replaced, frozenset(map(_key, objects)), _file_of(file)))
             manifests.follow_services()
             for one in objects:
                 why = _wait(one, before) if wait and one in changed else ""
@@ -95,7 +96,7 @@ def delete(
             _delete_pod(manifests, object_name)
             return
         meant = _Meant(frozenset(map(_file_of, files)), kind, namespace, object_name)
-        removed = _take_out(manifests, meant)
+        removed = _take_out(manifests, meant.__call__)
         manifests.follow_services()
         if not removed:
             what = ", ".join(str(file) for file in files) or f"{kind} {object_name}"
@@ -162,7 +163,12 @@ class _Meant(NamedTuple):
         return file.startswith(APPLIED) and _is(one, self.kind) and _key(one) in names
 
 
-def _take_out(manifests: Manifests, is_meant: _Meant) -> list[Object]:
+def _is_replaced(keys: frozenset[tuple[str, ...]], by: str, one: Object, file: str) -> bool:
+    """Whether an applied object has been applied again, from another file."""
+    return file.startswith(APPLIED) and file != by and _key(one) in keys
+
+
+def _take_out(manifests: Manifests, is_meant: Callable[[Object, str], bool]) -> list[Object]:
     """Remove objects from their files, and files that have none any more; what was removed."""
     left: dict[str, list[Object]] = {}
     removed: list[tuple[Object, str]] = []

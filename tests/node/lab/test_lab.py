@@ -300,7 +300,10 @@ def test_objects_are_applied_waited_for_and_deleted(lab: Lab, tmp_path: Path) ->
     assert endpoints() == ["pod-1"], "the pod is back"
     assert apply("web").returncode == 0
     assert json.loads(hive("lab", "get", *name, "service", "web", "-o", "json").stdout) == [service]
-    assert hive("lab", "delete", *name, "-f", str(tmp_path / "web.yaml")).stdout == "service/web deleted\n"
+    (tmp_path / "other.yaml").write_text(WEB.replace("app: pod-1", "app: pod-2"), encoding="utf-8")
+    assert apply("other").stdout == "service/web applied\n"
+    assert endpoints() == ["pod-2"], "the same object from another file replaces it"
+    assert hive("lab", "delete", *name, "-f", str(tmp_path / "other.yaml")).stdout == "service/web deleted\n"
     again = hive("lab", "delete", *name, "service", "web")
     assert again.returncode == 1
     assert "nothing was applied of service web" in again.stderr

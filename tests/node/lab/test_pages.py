@@ -13,7 +13,7 @@ from tests.support.pages import ROOT, blocks, play, shell
 pytestmark = pytest.mark.node
 
 PAGES = (
-    *("start/default-deny.md", "operate/names.md", "operate/hubble.md"),
+    *("start/default-deny.md", "start/first-incident.md", "operate/names.md", "operate/hubble.md"),
     *("operate/operating.md", "operate/troubleshooting.md"),
     *("understand/follow-a-packet.md", "understand/follow-a-pod.md", "understand/startup.md"),
 )
