@@ -79,7 +79,7 @@ def endpoint_objects(
 #         and rows are the same values: there is one of each pod.
 # Source: Cilium 1.17, CiliumEndpoint watcher. An address that two nodes claim is the latest one's.
 # Why:    Cilium believes them all. Here an object is refused that takes what is not its node's: an address of
-#         a node, or of another node's range, or an identity that no pod has.
+#         a node, or outside the ranges of its own, or an identity that no pod has; or if no node is known.
 
 Item = TypeVar("Item")
 STRETCH: Final = 50
@@ -270,14 +270,17 @@ class RemoteEndpoints:
     def _wrong_place(self, endpoint: RemoteEndpoint) -> str:
         """Why its addresses cannot be those of a pod on its node; empty where they can.
 
-        A node that is named by the object (NODE_NAME) must be known, with the address and ranges that the
-        object uses. Objects of Cilium name none: theirs must only not be another node's.
+        The node must be known by the address that the object uses, by that name if the object names it
+        (NODE_NAME; objects of Cilium, and slices, name none), and have the addresses in its ranges, if it
+        has ranges of that family.
         """
         at = _address(endpoint.node)
         node = self._holders.at(at) if at is not None else None
         named = endpoint.node_name
         if named and (node is None or node.name != named):
             return f"its node {named} is not known with the address {endpoint.node}"
+        if node is None:
+            return f"no node is known with the address {endpoint.node}"
         for prefix in endpoint.prefixes:
             ip = _address(prefix.partition("/")[0])
             if ip is None:
@@ -287,10 +290,10 @@ class RemoteEndpoints:
             if not self._own_addresses:
                 continue
             holder = self._holders.of_range(ip)
-            if holder is not None and (node is None or holder.full_name != node.full_name):
+            if holder is not None and holder.full_name != node.full_name:
                 return f"{ip} is in the pods' range of node {holder.name}"
-            if holder is None and named and node is not None and _has_range(node, ip):
-                return f"{ip} is in no range of its node {named}"
+            if holder is None and _has_range(node, ip):
+                return f"{ip} is in no range of its node {node.name}"
         return ""
 
     def _report(self) -> None:

@@ -208,6 +208,13 @@ class RefusedClaims:
                 self._known.pop(name, None)
             for text in set(refused) - set(before.get(name, ())):
                 self._log.warning("refusing what a node claims", node=name, claim=text)
+            unconfirmed = change.row.unconfirmed if change.row is not None else ()
+            for ip in set(unconfirmed) - set(change.old.unconfirmed if change.old is not None else ()):
+                self._log.warning(
+                    "CiliumNode has an address that the Node has not: it is believed, look whose it is",
+                    node=name,
+                    address=str(ip),
+                )
         if not self._known:
             self._health.ok("no node claims what is not its own")
             return

@@ -276,8 +276,11 @@ class NodeReader:
     def read(self, node: Node | None, cilium: CiliumNode | None) -> ClusterNode:
         """The row of a node that has one of the two objects, or both."""
         parsed = parse_cilium_node(cilium) if cilium is not None else ParsedNode()
+        unconfirmed: tuple[IPAddress, ...] = ()
         if node is not None:
-            parsed = filled(parsed, self.parse(node))
+            of_node = self.parse(node)
+            unconfirmed = tuple(_unconfirmed(parsed.addresses, of_node.addresses))
+            parsed = filled(parsed, of_node)
         known = node or cilium
         labels = self._settings.chosen_labels(cilium.labels) if cilium is not None else {}
         return ClusterNode(
@@ -285,6 +288,7 @@ class NodeReader:
             name=known.name if known is not None else "",
             source=Source.KUBERNETES if cilium is None else Source.CUSTOM_RESOURCE,
             addresses=tuple(parsed.addresses),
+            unconfirmed=unconfirmed,
             ipv4_alloc_cidrs=tuple(parsed.cidrs[Family.IPV4]),
             ipv6_alloc_cidrs=tuple(parsed.cidrs[Family.IPV6]),
             health=tuple(parsed.health),
@@ -299,6 +303,16 @@ class NodeReader:
             node_identity=cilium.spec.node_identity if cilium is not None else 0,
             created=known.metadata.creation_timestamp if known is not None else "",
         )
+
+
+def _unconfirmed(claimed: Iterable[NodeIP], known: Iterable[NodeIP]) -> Iterator[IPAddress]:
+    """Addresses others reach the node by that are not among those known, where those have the family."""
+    addresses = {each.ip for each in known}
+    families = {ip.version for ip in addresses}
+    for each in claimed:
+        ip = each.ip
+        if each.type in (INTERNAL_IP, EXTERNAL_IP) and ip.version in families and ip not in addresses:
+            yield ip
 
 
 def annotations_of(found: Node | CiliumNode | None) -> dict[str, str]:

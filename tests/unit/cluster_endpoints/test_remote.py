@@ -60,14 +60,14 @@ def cep(
     }
 
 
-def ces(name: str, *pods: tuple[str, str, int]) -> dict[str, Any]:
+def ces(name: str, *pods: tuple[str, str, int], node: str = THERE) -> dict[str, Any]:
     return {
         "apiVersion": "cilium.io/v2alpha1",
         "kind": "CiliumEndpointSlice",
         "metadata": {"name": name},
         "namespace": "shop",
         "endpoints": [
-            {"name": pod, "id": number, "networking": {"addressing": [{"ipv4": ip}], "node": THERE}}
+            {"name": pod, "id": number, "networking": {"addressing": [{"ipv4": ip}], "node": node}}
             for pod, ip, number in pods
         ],
     }
@@ -167,6 +167,7 @@ async def test_where_there_are_to_be_no_objects_none_is_read_and_nobody_waits(tm
 
 async def test_a_pod_of_another_node_has_its_identity_by_way_of_its_node(tmp_path: Path) -> None:
     async with room(tmp_path) as one:
+        one.put_node("three", "192.0.2.3")
         ports: Any = {"named-ports": [{"name": "http", "port": 80, "protocol": "TCP"}]}
         one.write(cep("web", "10.0.2.7", 300, **ports))
         await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
@@ -239,6 +240,7 @@ async def test_an_endpoint_cannot_make_its_address_the_hosts_or_the_api_servers(
 
 async def test_an_address_that_two_claim_is_the_others_when_one_goes(tmp_path: Path) -> None:
     async with room(tmp_path) as one:
+        one.put_node("three", "192.0.2.3")
         one.write(cep("first", "10.0.2.7", 300))
         await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
         one.write(cep("second", "10.0.2.7", 301, node="192.0.2.3"), name="other")
@@ -260,6 +262,22 @@ async def test_slices_are_read_instead_where_the_operator_makes_them(tmp_path: P
         one.write(ces("b", ("db", "10.0.2.8", 301)))
         await eventually(lambda: one.row("10.0.2.7/32") is None)
         assert one.row("10.0.2.8/32") == (301, THERE)
+
+
+async def test_a_slice_is_believed_about_its_nodes_ranges_alone(tmp_path: Path) -> None:
+    async with room(tmp_path, enable_cilium_endpoint_slice="true") as one:
+        one.put_node("two", THERE, "10.0.2.0/24")
+        one.put_node("three", "192.0.2.3", "10.0.3.0/24")
+        one.write(
+            ces("a", ("web", "10.0.2.7", 300), ("thief", "10.0.3.8", 301), ("outside", "203.0.113.8", 302)),
+            ces("b", ("node", "192.0.2.3", 303), ("host", "10.0.2.9", 1), ("api", "10.0.2.10", 7)),
+            ces("c", ("away", "10.0.2.11", 304), ("lost", "203.0.113.7", 305), node="198.51.100.9"),
+        )
+        await eventually(lambda: one.row("10.0.2.7/32") == (300, THERE))
+        await eventually(lambda: "and 6 more" in one.claims())
+        assert [row.name for row in one.table.all()] == ["web"]
+        one.put_node("four", "198.51.100.9")
+        await eventually(lambda: one.row("203.0.113.7/32") == (305, "198.51.100.9"))
 
 
 async def test_leftovers_stay_until_objects_are_known(tmp_path: Path) -> None:

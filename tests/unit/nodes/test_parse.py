@@ -193,3 +193,25 @@ def test_nothing_a_node_may_hold_breaks_the_reading(texts: list[str]) -> None:
     for family, cidrs in parsed.cidrs.items():
         assert all(Family.of(cidr) is family for cidr in cidrs)
         assert len(cidrs) <= 1
+
+
+@pytest.mark.parametrize(
+    ("claimed", "unconfirmed"),
+    [
+        (["InternalIP 192.0.2.1"], []),
+        (["InternalIP 203.0.113.9"], ["203.0.113.9"]),
+        (["InternalIP 192.0.2.1", "ExternalIP 203.0.113.9"], ["203.0.113.9"]),
+        (["InternalIP 192.0.2.1", "CiliumInternalIP 10.0.1.1"], []),
+        (["InternalIP 192.0.2.1", "InternalIP 2001:db8::1"], []),
+    ],
+)
+def test_addresses_that_the_node_itself_has_not_are_unconfirmed(
+    claimed: list[str], unconfirmed: list[str]
+) -> None:
+    """The kubelet tells no address of a family that it does not use."""
+    pairs = [dict(zip(("type", "ip"), one.split(), strict=True)) for one in claimed]
+    reader = NodeReader("default", "cluster-pool", NodeSettings())
+    known = node(status={"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]})
+    row = reader.read(known, cilium({"addresses": pairs}))
+    assert [str(ip) for ip in row.unconfirmed] == unconfirmed
+    assert len(row.addresses) == len(claimed)
