@@ -211,7 +211,7 @@ class RefusedClaims:
             unconfirmed = change.row.unconfirmed if change.row is not None else ()
             for ip in set(unconfirmed) - set(change.old.unconfirmed if change.old is not None else ()):
                 self._log.warning(
-                    "CiliumNode has an address that the Node has not: it is used, check that it belongs to the node",
+                    "CiliumNode has an address that the Node has not: check that it belongs to the node",
                     node=name,
                     address=str(ip),
                 )
