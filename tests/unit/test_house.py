@@ -52,6 +52,10 @@ class Facts(NamedTuple):
     """Whether it defines functions at its top."""
     taken: frozenset[str]
     """Names that it imports at its top."""
+    written: frozenset[str]
+    """Every identifier that it writes down."""
+    texts: frozenset[str]
+    """Every text that is no docstring: logs, errors, help."""
 
 
 @functools.cache
@@ -62,8 +66,13 @@ def facts(path: Path) -> Facts:
     begin = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
     pairs: set[tuple[str, str]] = set()
     found: list[ast.Attribute] = []
-    texts: set[object] = set()
+    texts: dict[ast.Constant, str] = {}
+    documented: set[ast.Constant] = set()
+    written: set[str] = set()
     for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname"):
+            value = getattr(node, field, None)
+            written |= set(value.split(".")) if isinstance(value, str) else set()
         if isinstance(node, ast.Import):
             pairs |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -71,8 +80,10 @@ def facts(path: Path) -> Facts:
             pairs |= {(node.module or "", alias.name) for alias in node.names}
         elif isinstance(node, ast.Attribute):
             found.append(node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            documented.add(node.value)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.add(node.value)
+            texts[node] = node.value
     own = [node for node in found if isinstance(node.value, ast.Name) and node.value.id == "self"]
     stored = {node.attr for node in own if isinstance(node.ctx, ast.Store) and node.attr.startswith("_")}
     loaded = {node.attr for node in found if isinstance(node.ctx, ast.Load)}
@@ -83,7 +94,7 @@ def facts(path: Path) -> Facts:
         frozenset(re.findall(r"\w+", "\n".join(text.splitlines()[begin:]))),
         frozenset(_defined(tree)),
         _exported(tree),
-        frozenset(stored - loaded - texts),
+        frozenset(stored - loaded - set(texts.values())),
         tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef)),
         any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in tree.body),
         frozenset(
@@ -92,6 +103,8 @@ def facts(path: Path) -> Facts:
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         ),
+        frozenset(written),
+        frozenset(text for node, text in texts.items() if node not in documented),
     )
 
 
@@ -513,30 +526,11 @@ NAMES_OF_PROTOCOLS = {"NODE_GONE"}
 WORD_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
-def names_in(tree: ast.Module) -> set[str]:
-    """Every identifier that a module writes down."""
-    found: set[str | None] = set()
-    for node in ast.walk(tree):
-        for field in ("id", "attr", "arg", "name", "asname"):
-            value = getattr(node, field, None)
-            found |= {value} if isinstance(value, str) else set()
-    return {part for name in found if name for part in name.split(".")}
-
-
-def texts_in(tree: ast.Module) -> set[str]:
-    """Every text that is no docstring: logs, errors, help."""
-    texts = {node: node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            texts.pop(node.value, None)
-    return {text for text in texts.values() if isinstance(text, str)}
-
-
 def test_names_are_words_that_one_would_search_for() -> None:
     private = [
         f"{path.relative_to(ROOT)}: {name}"
         for _, path in MODULES
-        for name in sorted(names_in(ast.parse(path.read_text(encoding="utf-8"))) - NAMES_OF_PROTOCOLS)
+        for name in sorted(facts(path).written - NAMES_OF_PROTOCOLS)
         if not PRIVATE_WORDS.isdisjoint(word.lower() for word in WORD_OF_NAME.findall(name))
     ]
     assert len(private) <= PRIVATE_NAMES_LEFT, "\n".join(private)
@@ -546,7 +540,7 @@ def test_texts_for_users_are_plain() -> None:
     private = [
         f"{path.relative_to(ROOT)}: {text[:80]!r}"
         for _, path in MODULES
-        for text in sorted(texts_in(ast.parse(path.read_text(encoding="utf-8"))))
+        for text in sorted(facts(path).texts)
         if PRIVATE_PHRASES.search(text)
     ]
     assert len(private) <= PRIVATE_TEXTS_LEFT, "\n".join(private)
