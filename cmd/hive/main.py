@@ -12,6 +12,8 @@ from typing import NoReturn
 
 import click
 
+from hive.examples import add_examples
+
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 COMMANDS = {
@@ -51,8 +53,18 @@ COMMANDS = {
     "policy": ("hive.policy.command", "Explain and check network policies."),
     "status": ("hive.agent.status", "Show the status of the running agent."),
     "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from turning on the reverse path filter."),
+    "version": ("hive.agent.version", "Show the versions of this command and of the agent."),
 }
 """Name -> module whose ``command`` it is, and the line the overview shows."""
+
+GROUPS = {
+    "Pods, policies and services": "status endpoint policy service identity ip fqdn node health",
+    "Packets and flows": "monitor observe",
+    "Inside the agent": "config db bpf map inspect shell api kubernetes debug version",
+    "Run it": "agent operator lab",
+    "Prepare a node, clean it up": "build-config cni mount-bpffs mount-cgroup sysctlfix cleanup completion",
+}
+"""The sections of the overview."""
 
 
 class LazyGroup(click.Group):
@@ -78,13 +90,15 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(COMMANDS[cmd_name][0]).command
+        add_examples(command, (cmd_name,))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The overview, without importing anything."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names.split()])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -1,0 +1,41 @@
+"""``hive version``: the versions of this command and of the agent that runs.
+
+Needs: the agent's API, where one runs.   Gives: command.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import document, output_option, table
+
+
+@click.command()
+@socket_option
+@timeout_option
+@output_option
+def command(agent_socket: Path, timeout: float, output: str) -> None:
+    """Show the version of this command and, if an agent runs on this node, that of the agent."""
+    found = {
+        "hive": metadata.version("hive-agent"),
+        "agent": _agent(agent_socket, timeout),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+    }
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    for line in table([(name, version or "none runs here") for name, version in found.items()]):
+        click.echo(line)
+
+
+def _agent(agent_socket: Path, timeout: float) -> str:
+    """What the agent reports; empty where none runs."""
+    if not agent_socket.exists():
+        return ""
+    return str(ask("/v1/debuginfo", agent_socket, timeout=timeout).get("cilium-version", ""))

@@ -1,0 +1,56 @@
+"""``--help``: every command stands in a section of the overview, and has examples that it would take."""
+
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from hive.examples import EXAMPLES
+from hive.main import COMMANDS, GROUPS, cli
+from tests.unit.hive.test_command_line import hive
+
+Words = tuple[str, ...]
+
+
+def leaves(command: click.Command, words: Words = ()) -> Iterator[tuple[Words, click.Command]]:
+    """Every command that is no group, with its words."""
+    if not isinstance(command, click.Group):
+        yield words, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        assert child is not None
+        if not child.hidden:
+            yield from leaves(child, (*words, name))
+
+
+def test_the_overview_has_every_command_once() -> None:
+    named = [name for names in GROUPS.values() for name in names.split()]
+    assert sorted(named) == sorted(COMMANDS)
+
+
+def test_every_command_has_examples_that_it_takes() -> None:
+    commands = dict(leaves(cli))
+    root = click.Context(cli, **cli.context_settings)  # click remembers the names of its help option
+    assert {" ".join(words) for words in commands} == EXAMPLES.keys()
+    for words, command in commands.items():
+        for line in EXAMPLES[" ".join(words)]:
+            given = shlex.split(line.removeprefix("source <(").removesuffix(")").partition(" > ")[0])
+            assert tuple(given[: len(words) + 1]) == ("hive", *words), line
+            context = click.Context(command, parent=root, **command.context_settings)
+            command.make_parser(context).parse_args(given[len(words) + 1 :])
+
+
+@pytest.mark.parametrize("words", [("endpoint", "labels"), ("status",), ("lab", "up")])
+def test_examples_stand_below_the_options(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    out = hive(capsys, *words, "--help").out
+    examples = out.partition("Examples:\n")[2].split("\n")
+    assert [line.strip() for line in examples if line] == list(EXAMPLES[" ".join(words)])
+
+
+def test_the_version_is_shown_without_an_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    result = hive(capsys, "version", "--socket", "/nonexistent")
+    assert result.code == 0
+    assert result.out.splitlines()[1].split(maxsplit=1) == ["agent", "none runs here"]
