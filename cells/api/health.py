@@ -18,7 +18,7 @@ from cells.api.models import Model
 from cells.api.models import status as wire
 from cells.api.operations import DISABLED, Operation, denied
 from cells.api.operations.endpoint_models import rfc3339
-from cells.api.operations.status import NodeSummary, StatusModels, status_response
+from cells.api.operations.status import StatusModels, StatusSummary, status_response
 from cells.api.wire import answer, nowhere, plain
 from cells.config import AgentConfig
 from cells.health import (
@@ -170,7 +170,7 @@ class HealthApi:
         self,
         agent: AgentConfig,
         collector: StatusCollector,
-        facts: NodeSummary,
+        facts: StatusSummary,
         settings: NodeHealthSettings | None = None,
         health: ClusterHealth | None = None,
         *,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final
 
-from cells.api import MasqueradedProtocols, MasqueradeReport, Masquerading
+from cells.api import MasqueradedProtocols, Masquerading, StatusFacts, StatusSection
 from cells.base.addresses import IPNetwork
 from cells.cni.configuration import CniConfigSettings
 from cells.config import AgentConfig
@@ -210,9 +210,13 @@ def _asked(setting: bool | None, *, default: bool) -> bool:
     return default if setting is None else setting
 
 
-def report(masquerade: Masquerade) -> Member[MasqueradeReport]:
+def report(masquerade: Masquerade) -> Member[StatusSection]:
     """What is masqueraded, for the agent's status."""
-    return MasqueradeReport(masquerade.report)
+
+    def fill(facts: StatusFacts) -> None:
+        facts.masquerading = masquerade.report()
+
+    return StatusSection(fill)
 
 
 @after(Masquerade, IpMasqAgent)

@@ -14,7 +14,7 @@ from cells.api.models import Metric
 from cells.api.models.hive import Failure, LoopLoad, Setting, Settings
 from cells.api.operations import ApiPart, Route
 from cells.api.operations import status as status_mapping
-from cells.api.operations.status import NodeSummary
+from cells.api.operations.status import StatusSummary
 from cells.api.wire import JSON, answer, json_answer, parse_bool
 from cells.base.metrics import Family, Histogram
 from cells.config.drift import ConfigDrift
@@ -59,7 +59,7 @@ def _metrics(family: Family) -> list[Metric]:
 class StatusOperations:
     """The agent's health, and its metrics."""
 
-    def __init__(self, collector: StatusCollector, facts: NodeSummary, metrics: MetricsList) -> None:
+    def __init__(self, collector: StatusCollector, facts: StatusSummary, metrics: MetricsList) -> None:
         self._collector = collector
         self._facts = facts
         self._metrics = metrics

@@ -6,11 +6,10 @@ Gives: NodeFacts, configuration_model, host_addressing, requested_configuration,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cells.api import models
-from cells.api.models.status import Masquerading
 from cells.base.addresses import Family, IPAddress
 from cells.datapath.settings import AGGREGATION, MonitorNotifications
 from cells.endpoint import Enforced
@@ -43,13 +42,6 @@ ENABLED, DISABLED = "Enabled", "Disabled"
 ON = frozenset({"enabled", "enable", "true", "on", "1"})
 OFF = frozenset({"disabled", "disable", "false", "off", "0"})
 DATAPATH_MODE = "veth"
-
-
-@dataclass(frozen=True, slots=True)
-class MasqueradeReport:
-    """What is masqueraded, for the status."""
-
-    now: Callable[[], Masquerading]
 
 
 SILENT = MonitorNotifications(flags=0, aggregation=0)

@@ -13,6 +13,7 @@ from cells.cluster.identity.numbers import RESERVED_IDENTITIES
 from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.cluster.nodes.node import ClusterNode
 from cells.cluster.remote_endpoints import RemoteEndpoint
+from cells.config import AgentConfig
 from cells.endpoint import Endpoint, Endpoints
 from cells.endpoint.host import HostEndpoint
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
@@ -143,28 +144,57 @@ GLOBAL_IDENTITIES = range(256, 1 << 24)
 """Of pods, on this node or on others."""
 
 
+class OwnPolicies:
+    """The policies of this node's pods and of the node itself, and whether they only audit."""
+
+    def __init__(self, view: PolicyView | None, host: HostEndpoint | None, summary: NodeSummary) -> None:
+        self._view = view
+        self._host = host if host is not None and host.enabled else None
+        self._summary = summary
+
+    @property
+    def unread(self) -> str:
+        """Why rules may be missing; empty when all are known."""
+        return self._view.unread if self._view is not None else ""
+
+    @property
+    def host_row(self) -> Endpoint | None:
+        """The host's endpoint, where the node has a policy of its own."""
+        return self._host.row if self._host is not None else None
+
+    def policy(self, title: str, endpoint_id: int) -> _Policy | None:
+        """The policy of an endpoint; None where there are no rules."""
+        return _Policy(self._view, title, endpoint_id) if self._view is not None else None
+
+    def audited(self) -> bool:
+        """Whether policies of pods drop nothing."""
+        return self._summary.audited()
+
+    def host_audited(self) -> bool:
+        """Whether the policy of the node drops nothing."""
+        return self.audited() or (self._host is not None and self._host.audited)
+
+
 class AgentEnds:
     """Pods, addresses, names and identities as this node knows them."""
 
     def __init__(
         self,
-        view: PolicyView | None,
+        own: OwnPolicies,
         endpoints: Endpoints,
         identities: Identities,
         prefixes: Table[IpcacheEntry],
         names: NamedAddresses | None,
         others: OtherNodes,
-        host: HostEndpoint | None,
-        facts: NodeSummary,
+        agent: AgentConfig,
     ) -> None:
-        self._view = view
+        self._own = own
         self._endpoints = endpoints
         self._identities = identities
         self._prefixes = prefixes
         self._names = names
         self._others = others
-        self._host = host
-        self._facts = facts
+        self._node_name = agent.node_name
 
     def reserved(self, name: str) -> End | None:
         """The end of a reserved identity; None for another word."""
@@ -189,7 +219,7 @@ class AgentEnds:
             return None
         if self._others.is_host_network(name):
             return self._at(remote.address)._replace(title=f"{name} (in the host's network)")
-        if self._others.node_of(remote.address) is None and remote.node == self._own_node():
+        if self._others.node_of(remote.address) is None and remote.node == self._node_name:
             raise UnanswerableError(f"{name} is of this node, and is not attached to its network yet")
         return self._remote(name, self.identity_at(remote.address), remote.node)
 
@@ -268,9 +298,9 @@ class AgentEnds:
             endpoint.identity,
             LabelSet.parse(self._labels(endpoint.identity)),
             key=key,
-            policy=self._policy(endpoint.title, endpoint.id),
-            audited=self._facts.audited(),
-            unread=self._view.unread if self._view is not None else "",
+            policy=self._own.policy(endpoint.title, endpoint.id),
+            audited=self._own.audited(),
+            unread=self._own.unread,
         )
 
     def _remote(self, title: str, identity: int, node: str, key: str | None = None) -> End:
@@ -279,26 +309,20 @@ class AgentEnds:
 
     def _numbered(self, title: str, number: int) -> End:
         labels = LabelSet.parse(self._labels(number))
-        row = self._host.row if self._host is not None and self._host.enabled else None
-        if number == HOST and row is not None and self._host is not None:
-            audited = self._facts.audited() or self._host.audited
-            policy = self._policy("the host", row.id)
+        row = self._own.host_row
+        if number == HOST and row is not None:
+            policy = self._own.policy("the host", row.id)
+            audited = self._own.host_audited()
             return End(title, number, labels, key="host", policy=policy, audited=audited)
         firewall = number in REMOTE_NODES and row is not None
         elsewhere = "that node" if firewall else "its node" if number in GLOBAL_IDENTITIES else ""
         return End(title, number, labels, elsewhere=elsewhere)
-
-    def _policy(self, title: str, endpoint_id: int) -> _Policy | None:
-        return _Policy(self._view, title, endpoint_id) if self._view is not None else None
 
     def _labels(self, identity: int) -> tuple[str, ...]:
         known = self._identities.table.get(identity)
         if known is not None:
             return tuple(known.labels)
         return tuple(RESERVED_IDENTITIES.get(identity, ()))
-
-    def _own_node(self) -> str:
-        return self._facts.status().node_name
 
 
 class _Policy:

@@ -22,7 +22,7 @@ from cells.api.operations import status as status_mapping
 from cells.api.operations.endpoint_models import rfc3339
 from cells.api.operations.node_view import NodeWatchers
 from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
-from cells.api.operations.status import NodeSummary
+from cells.api.operations.status import NodeSummary, StatusSummary
 from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
 from cells.base.addresses import Family
 from cells.cluster.identity.identities import Identities, Identity
@@ -155,31 +155,20 @@ def version_text(version: str, revision: str) -> str:
     return f"{COMPATIBLE}+hive-{version} {revision} unknown {runtime}"
 
 
-class NodeOperations:
-    """Handlers that only read."""
+class IdentityOperations:
+    """Identities, and the prefixes that have them."""
 
     def __init__(
         self,
         endpoints: Endpoints,
         identities: Identities,
-        maps: MapReader,
-        collector: StatusCollector,
-        policies: EndpointPolicyModels,
-        rules: PolicyOperations,
-        facts: NodeSummary,
         ipcache: Table[IpcacheEntry],
+        facts: StatusSummary,
     ) -> None:
         self._endpoints = endpoints
-        self._ipcache = ipcache
         self._identities = identities
-        self._maps = maps
-        self._collector = collector
-        self._policies = policies
-        self._rules = rules
+        self._ipcache = ipcache
         self._facts = facts
-        self._watchers = NodeWatchers()
-        self._closed = False
-        self._followed: set[MapLog] = set()
 
     def routes(self) -> list[Route]:
         """All of them."""
@@ -188,26 +177,7 @@ class NodeOperations:
             Route("GET", "/v1/identity/endpoints", self.count_identities),
             Route("GET", "/v1/identity/{id}", self.get_identity),
             Route("GET", "/v1/ip", self.list_ips),
-            Route("GET", "/v1/map", self.list_maps),
-            Route("GET", "/v1/map/{name}", self.get_map),
-            Route("GET", "/v1/map/{name}/events", self.get_map_events),
-            Route("GET", "/v1/cluster/nodes", self.list_nodes),
-            Route("GET", "/v1/node/ids", self.list_node_ids),
-            Route("GET", "/v1/cgroup-dump-metadata", self.dump_cgroups),
-            Route("GET", "/v1/debuginfo", self.debug_info),
         ]
-
-    def open(self) -> None:
-        """Let streams go on for ever: the server starts, perhaps again."""
-        self._closed = False
-
-    def close(self) -> None:
-        """End what would go on for ever: the server stops."""
-        self._closed = True
-        for log in self._followed:
-            log.wake()
-
-    # --- identities ------------------------------------------------------------------------------
 
     async def list_identities(self, request: Request) -> Response:
         """GET /identity: all, or those that have every label of the body; none of these is a 404."""
@@ -230,8 +200,6 @@ class NodeOperations:
             return empty(400)
         found = self._identities.get(int(text))
         return empty(404) if found is None else answer(200, _identity(found))
-
-    # --- prefixes and maps -----------------------------------------------------------------------
 
     async def list_ips(self, request: Request) -> Response:
         """GET /ip: whose every prefix is, of those inside ``cidr`` if that is given; none is a 404."""
@@ -268,6 +236,38 @@ class NodeOperations:
                 )
             )
         return answer(200, sorted(found, key=lambda entry: entry.cidr)) if found else empty(404)
+
+
+def identities_part(operations: IdentityOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("identities", operations.routes())
+
+
+class MapOperations:
+    """The node's maps, and what the agent wrote to them."""
+
+    def __init__(self, maps: MapReader) -> None:
+        self._maps = maps
+        self._closed = False
+        self._followed: set[MapLog] = set()
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/map", self.list_maps),
+            Route("GET", "/v1/map/{name}", self.get_map),
+            Route("GET", "/v1/map/{name}/events", self.get_map_events),
+        ]
+
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._closed = False
+
+    def close(self) -> None:
+        """End what would go on for ever: the server stops."""
+        self._closed = True
+        for log in self._followed:
+            log.wake()
 
     async def list_maps(self, _request: Request) -> Response:
         """GET /map: every map; those the agent alone writes to with their rows."""
@@ -308,7 +308,40 @@ class NodeOperations:
             if waiting.cancelled_caught:
                 yield b"\n"  # writing finds out whether someone reads
 
-    # --- nodes -----------------------------------------------------------------------------------
+
+def maps_part(operations: MapOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("maps", operations.routes(), operations.open, operations.close)
+
+
+class NodeOperations:
+    """The nodes of the cluster, and all of this one for a report."""
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        collector: StatusCollector,
+        policies: EndpointPolicyModels,
+        rules: PolicyOperations,
+        summary: NodeSummary,
+        facts: StatusSummary,
+    ) -> None:
+        self._endpoints = endpoints
+        self._collector = collector
+        self._policies = policies
+        self._rules = rules
+        self._summary = summary
+        self._facts = facts
+        self._watchers = NodeWatchers()
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/cluster/nodes", self.list_nodes),
+            Route("GET", "/v1/node/ids", self.list_node_ids),
+            Route("GET", "/v1/cgroup-dump-metadata", self.dump_cgroups),
+            Route("GET", "/v1/debuginfo", self.debug_info),
+        ]
 
     async def list_nodes(self, request: Request) -> Response:
         """GET /cluster/nodes: all; to a client that has asked before, what has changed since."""
@@ -329,7 +362,7 @@ class NodeOperations:
     async def debug_info(self, _request: Request) -> Response:
         """GET /debuginfo."""
         facts = self._facts.status()
-        addressing = config_mapping.host_addressing(self._facts.node())
+        addressing = config_mapping.host_addressing(self._summary.node())
         shown = self._endpoints
         endpoints = [
             endpoint_mapping.endpoint_model(
@@ -354,7 +387,7 @@ class NodeOperations:
                 f"{name}: {os.environ[name]}" for name in sorted(os.environ) if _ours(name)
             ],
             cilium_memory_map=await anyio.Path("/proc/self/maps").read_text(),
-            subsystem={name: str(value) for name, value in self._facts.settings().items()},
+            subsystem={name: str(value) for name, value in self._summary.settings().items()},
         )
         return answer(200, info)
 
@@ -389,4 +422,4 @@ def _event(name: str, change: MapChange) -> wire.MapEvent:
 
 def part(operations: NodeOperations) -> Member[ApiPart]:
     """As a part of the API."""
-    return ApiPart("node", operations.routes(), operations.open, operations.close)
+    return ApiPart("node", operations.routes())

@@ -5,11 +5,9 @@ Source: Cilium 1.17, NodeElement of api/v1/openapi.yaml, and GET /cluster/nodes 
 
 from __future__ import annotations
 
-import mmap
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -17,29 +15,24 @@ import msgspec
 
 from cells.api.models import NodeAddressing, NodeAddressingElement
 from cells.api.models import node as node_models
-from cells.api.models import status as wire
 from cells.api.models.status import NodeElement
 from cells.api.operations.config_mapping import NodeFacts
-from cells.api.operations.status import DISABLED, NO_FLOWS, NOTHING_SERVED, ServiceFacts, StatusFacts
+from cells.api.operations.status import NodeSummary, StatusFacts, StatusSection
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.nodes.node import ClusterNode
-from cells.config import AgentConfig
+from cells.config import AgentConfig, ChainingMode
+from cells.config.shared import ChainingSettings
 from cells.datapath.datapath import Datapath
 from cells.datapath.settings import MonitorNotifications
-from cells.kubernetes.api_server import KubernetesAPI
 from cells.kvstore.store import KVStore
-from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import NODE_AUDITS_POLICY
-from cells.maps.specs import MapSettings
 from cells.node.addresses import NodeAddresses
 from cells.node.devices import Device, PodMtu, uplinks
 from cells.node.ipam import Ipam
 from cells.node.router import Router
-from cells.observe.events import EventsSettings
 from cells.observe.health import agent_version
-from cells.observe.monitor import MonitorSettings
 from cells.tunnel.settings import RouteMtu, TunnelSettings
-from lifecycle import ReadTable, Table, log_level, set_log_level
+from lifecycle import Member, ReadTable, Table, log_level, set_log_level
 
 CLIENT_SECONDS: Final = 900.0
 """How long a client that watches the nodes is remembered."""
@@ -118,75 +111,59 @@ class NodeWatchers:
         )
 
 
-# Node information for the API, read from the cells on each request.
+# Node information for the API, read from the cells on each request: nothing is cached, so nothing gets stale.
+
+
+class PodLinks:
+    """What links and routes of pods have, and how their packets reach other nodes."""
+
+    def __init__(
+        self,
+        mtu: PodMtu,
+        route_mtu: RouteMtu,
+        tunnel: TunnelSettings,
+        modes: list[Member[ChainingMode]],
+        chaining: ChainingSettings,
+    ) -> None:
+        self.mtu = mtu
+        self.route_mtu = route_mtu
+        self.tunnel = tunnel
+        self.chaining = next((mode.name for mode in modes), "none")
+        self.route_mtu_in_chains = chaining.enable_route_mtu_for_cni_chaining
 
 
 class NodeView:
-    """Reads node information from the cells. Nothing is cached, so nothing gets stale."""
+    """The real NodeSummary."""
 
     def __init__(
         self,
         config: AgentConfig,
-        devices: Table[Device],
-        mtu: PodMtu,
-        ipam: Ipam,
         router: Router,
+        ipam: Ipam,
         datapath: Datapath,
-        addresses: NodeAddresses,
-        nodes: ReadTable[ClusterNode],
-        *,
-        maps: Maps,
-        map_settings: MapSettings,
-        monitor: Callable[[], wire.MonitorStatus | None],
-        chaining: str,
-        route_mtu_in_chains: bool,
-        route_mtu: RouteMtu,
-        tunnel: TunnelSettings,
-        kubernetes: KubernetesAPI | None = None,
-        kvstore: KVStore | None = None,
-        masquerading: Callable[[], wire.Masquerading] = wire.Masquerading,
-        services: Callable[[], ServiceFacts] | None = None,
-        proxy: Callable[[], wire.ProxyStatus | None] = lambda: None,
-        hubble: Callable[[], wire.HubbleStatus] = lambda: NO_FLOWS,
-        cilium_health: Callable[[], wire.Status] = lambda: DISABLED,
-        host_firewall: bool = False,
+        links: PodLinks,
+        kvstore: KVStore | None,
     ) -> None:
         self._config = config
-        self._devices = devices
-        self._mtu = mtu
-        self._ipam = ipam
         self._router = router
+        self._ipam = ipam
         self._datapath = datapath
-        self._addresses = addresses
-        self._nodes = nodes.map(node_element, name="node-elements")
-        self._maps = maps
-        self._map_settings = map_settings
-        self._monitor = monitor
-        self._chaining = chaining
-        self._route_mtu_in_chains = route_mtu_in_chains
-        self._route_mtu = route_mtu
-        self._tunnel = tunnel
-        self._kubernetes = kubernetes
+        self._links = links
         self._kvstore = kvstore
-        self._masquerading = masquerading
-        self._services = services
-        self._proxy = proxy
-        self._hubble = hubble
-        self._cilium_health = cilium_health
-        self._host_firewall = host_firewall
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
+        links, tunnel = self._links, self._links.tunnel
         return NodeFacts(
             addressing=self._router.addressing(),
-            mtu=self._mtu(),
-            route_mtu=self._route_mtu(),
-            tunnel_protocol=self._tunnel.tunnel_protocol if self._tunnel.tunnelled else "",
+            mtu=links.mtu(),
+            route_mtu=links.route_mtu(),
+            tunnel_protocol=tunnel.tunnel_protocol if tunnel.tunnelled else "",
             ipam_mode=self._ipam.mode,
             notifications=self._datapath.notifications,
             debug=log_level() == "debug",
-            chaining=self._chaining,
-            route_mtu_in_chains=self._route_mtu_in_chains,
+            chaining=links.chaining,
+            route_mtu_in_chains=links.route_mtu_in_chains,
             kvstore=self._kvstore.settings.kvstore if self._kvstore is not None else "",
             kvstore_options=self._kvstore.settings.kvstore_opt if self._kvstore is not None else {},
         )
@@ -216,10 +193,32 @@ class NodeView:
             "EnableIPv6": config.ipv6,
             "IPAM": self._ipam.mode,
             "MTU": config.mtu,
-            "RoutingMode": self._tunnel.routing_mode,
+            "RoutingMode": self._links.tunnel.routing_mode,
             "SocketPath": str(config.api_socket),
             "StateDir": str(config.state),
         }
+
+
+class StatusView:
+    """The real StatusSummary: the node and its cluster, and what the sections show of the rest."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        summary: NodeSummary,
+        datapath: Datapath,
+        devices: Table[Device],
+        addresses: NodeAddresses,
+        nodes: ReadTable[ClusterNode],
+        sections: list[Member[StatusSection]],
+    ) -> None:
+        self._config = config
+        self._summary = summary
+        self._datapath = datapath
+        self._devices = devices
+        self._addresses = addresses
+        self._nodes = nodes.map(node_element, name="node-elements")
+        self._sections = sections
 
     def version(self) -> tuple[str, str]:
         """The agent's version, and the digest of its datapath."""
@@ -228,68 +227,20 @@ class NodeView:
     def status(self) -> StatusFacts:
         """What GET /healthz tells besides the verdict."""
         version, revision = self.version()
-        return StatusFacts(
+        facts = StatusFacts(
             version=version,
             revision=revision,
             cluster_name=self._config.cluster_name,
             node_name=self._config.node_name,
-            node=self.node(),
+            node=self._summary.node(),
             node_ips=self._addresses.all(),
             nodes=sorted(self._nodes.all(), key=attrgetter("name")),
             uplinks={
                 device.name: tuple(str(address.ip) for address in device.addresses)
                 for device in uplinks(self._devices.all())
             },
-            ipam_status=self._ipam.status(),
-            allocations=self._ipam.dump(),
-            map_sizes=map_sizes(self._maps),
-            map_size_ratio=self._map_settings.bpf_map_dynamic_size_ratio,
-            monitor=self._monitor(),
-            kubernetes=kubernetes_status(self._kubernetes),
-            kvstore=kvstore_status(self._kvstore),
-            masquerading=self._masquerading(),
-            services=self._services() if self._services is not None else NOTHING_SERVED,
-            proxy=self._proxy(),
-            hubble=self._hubble(),
-            cilium_health=self._cilium_health(),
-            host_firewall=self._host_firewall,
             host_routing=self._datapath.routing.mode,
         )
-
-
-def kvstore_status(store: KVStore | None) -> wire.Status:
-    """How the store that nodes share is."""
-    if store is None:
-        return wire.Status(state="Disabled")
-    state = store.state()
-    return wire.Status(state=state.state, msg=state.message)
-
-
-def kubernetes_status(server: KubernetesAPI | None) -> wire.KubernetesStatus:
-    """How the API server is, and what is followed there."""
-    if server is None:
-        return wire.KubernetesStatus(state="Disabled")
-    state = server.state()
-    followed = tuple(server.followed())
-    return wire.KubernetesStatus(state=state.state, msg=state.message, k8s_api_versions=followed)
-
-
-def monitor_status(events: EventsSettings, monitor: MonitorSettings) -> wire.MonitorStatus | None:
-    """The rings that the datapath's events come from; None if the monitor is disabled."""
-    if not monitor.enable_monitor:
-        return None
-    cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.monitor_num_pages
-    return wire.MonitorStatus(cpus=cpus, npages=pages, pagesize=mmap.PAGESIZE)
-
-
-def map_sizes(maps: Maps) -> dict[str, int]:
-    """Capacity of the maps, under the names and in the order of ``cilium-dbg status --verbose``."""
-    policy = maps.policies.spec.inner
-    tcp, other, *_ = maps.conntrack  # both families have as many
-    return {
-        "Non-TCP connection tracking": other.spec.max_entries,
-        "TCP connection tracking": tcp.spec.max_entries,
-        "Endpoint policy": policy.max_entries if policy else 0,
-        "IP cache": maps.ipcache.spec.max_entries,
-        "Metrics": maps.metrics.spec.max_entries,
-    }
+        for section in self._sections:
+            section.fill(facts)
+        return facts

@@ -124,8 +124,8 @@ def _annotations(settings: ServiceSettings, *, tunnelled: bool) -> Iterator[str]
     return (f"service.cilium.io/{name}" for name, is_read in names.items() if is_read)
 
 
-class StatusFacts(msgspec.Struct, frozen=True):
-    """What the status is made of besides the verdict."""
+class StatusFacts(msgspec.Struct):
+    """What the status is made of besides the verdict: made for each answer, filled in by sections."""
 
     version: str
     revision: str
@@ -139,10 +139,10 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """The nodes of the cluster, this one among them."""
     uplinks: Mapping[str, tuple[str, ...]]
     """Addresses of each uplink, by its name."""
-    ipam_status: str
-    allocations: Mapping[str, str]
-    map_sizes: Mapping[str, int]
-    map_size_ratio: float
+    ipam_status: str = ""
+    allocations: Mapping[str, str] = msgspec.field(default_factory=dict)
+    map_sizes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    map_size_ratio: float = 0.0
     monitor: wire.MonitorStatus | None = None
     """None when the monitor is off."""
     kubernetes: wire.KubernetesStatus = NO_KUBERNETES
@@ -160,6 +160,12 @@ class StatusFacts(msgspec.Struct, frozen=True):
     """Whether the node has a policy of its own."""
     host_routing: str = "Legacy"
     """How packets get from devices to pods and back: BPF, past the stack, or Legacy."""
+
+
+class StatusSection(msgspec.Struct, frozen=True):
+    """What one part of the agent shows in the status: it fills in its fields, on each request."""
+
+    fill: Callable[[StatusFacts], None]
 
 
 def hubble_status(current: int, most: int, seen: int, uptime: int) -> wire.HubbleStatus:
@@ -328,6 +334,10 @@ class NodeSummary(Protocol):
     def settings(self) -> Mapping[str, object]:
         """The daemon's configuration, for people."""
         ...
+
+
+class StatusSummary(Protocol):
+    """The agent's status in answers, besides the verdict."""
 
     def version(self) -> tuple[str, str]:
         """The agent's version, and what tells two builds of it apart."""

@@ -358,6 +358,7 @@ async def running_node(
         replace(IpcacheTarget, kernel.prefixes.target),
         replace(api.PolicyPool, kernel),
         replace(api.NodeSummary, facts),
+        replace(api.StatusSummary, facts),
         replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         regenerated,

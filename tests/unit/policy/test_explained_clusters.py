@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.api.operations.directory import AgentDirectory, AgentEnds, AgentServices, OtherNodes
+from cells.api.operations.directory import AgentDirectory, AgentEnds, AgentServices, OtherNodes, OwnPolicies
 from cells.api.operations.explain import ExplainOperations
 from cells.api.operations.status import NodeSummary
 from cells.cluster.identity.identities import Identities, Identity, NodeAllocator
 from cells.cluster.identity.numbers import CLUSTER
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
+from cells.config import AgentConfig
 from cells.endpoint import Endpoint, Endpoints, State
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Pod, Service
 from cells.kubernetes.objects.kind import Kind
@@ -392,14 +393,13 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
     )
     known = filled(Table[Identity]("identities", key=lambda one: one.id), [*identities, *cidrs])
     ends = AgentEnds(
-        PolicyView(rules),
+        OwnPolicies(PolicyView(rules), None, fake(NodeSummary, audited=lambda: False)),
         fake(Endpoints, all=lambda: here),
         Identities(known, NodeAllocator(CLUSTER)),
         filled(Table[IpcacheEntry]("ipcache", key=lambda one: one.prefix), claims),
         None,
         OtherNodes(table(Pod, PODS, rows), None, None, nodes),
-        None,
-        fake(NodeSummary, audited=lambda: False),
+        fake(AgentConfig, node_name="node-1"),
     )
     service_rows = [SERVICES.convert(one) for one in services(offered)]
     slices = [

@@ -1,0 +1,197 @@
+"""What the cells below the API show in the status, each as a section that it fills in.
+
+Cells above it, such as masquerading, contribute a section of their own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from cells.api.health import health_state
+from cells.api.models import status as wire
+from cells.api.operations.status import ServiceFacts, StatusFacts, StatusSection, hubble_status
+from cells.config.shared import ServiceSettings
+from cells.datapath.settings import DatapathSettings
+from cells.endpoint.host import HostEndpoint
+from cells.health import NodeHealthSettings, ProbeResponder
+from cells.hubble.hubble import Hubble
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kvstore.store import KVStore
+from cells.maps.node_maps import Maps
+from cells.maps.specs import MapSettings
+from cells.node.ipam import Ipam
+from cells.node.router import Router
+from cells.observe.events import EventsSettings
+from cells.observe.monitor import MonitorSettings
+from cells.policy.control import HTTPProxyPorts, HTTPRedirect
+from cells.proxy.envoy import EnvoySettings
+from cells.services.outside import NodePorts
+from cells.services.sockets import SocketLB
+from cells.tunnel.settings import TunnelSettings
+from lifecycle import Member, Table
+
+__all__ = ["SECTIONS"]
+
+
+def addresses(ipam: Ipam) -> Member[StatusSection]:
+    """How many addresses there are, and who has them."""
+
+    def fill(facts: StatusFacts) -> None:
+        facts.ipam_status, facts.allocations = ipam.status(), ipam.dump()
+
+    return StatusSection(fill)
+
+
+def bpf_maps(maps: Maps, settings: MapSettings) -> Member[StatusSection]:
+    """How much the maps hold."""
+
+    def fill(facts: StatusFacts) -> None:
+        facts.map_sizes, facts.map_size_ratio = map_sizes(maps), settings.bpf_map_dynamic_size_ratio
+
+    return StatusSection(fill)
+
+
+def monitor(events: EventsSettings, settings: MonitorSettings) -> Member[StatusSection]:
+    """The rings that the datapath's events come from; nothing where the monitor is off."""
+
+    def fill(facts: StatusFacts) -> None:
+        if settings.enable_monitor:
+            cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.monitor_num_pages
+            facts.monitor = wire.MonitorStatus(cpus=cpus, npages=pages, pagesize=mmap.PAGESIZE)
+
+    return StatusSection(fill)
+
+
+def api_server(server: KubernetesAPI | None) -> Member[StatusSection]:
+    """How the API server is, and what is followed there."""
+
+    def fill(facts: StatusFacts) -> None:
+        if server is not None:
+            state, followed = server.state(), tuple(server.followed())
+            facts.kubernetes = wire.KubernetesStatus(
+                state=state.state, msg=state.message, k8s_api_versions=followed
+            )
+
+    return StatusSection(fill)
+
+
+def kvstore(store: KVStore | None) -> Member[StatusSection]:
+    """How the store that nodes share is."""
+
+    def fill(facts: StatusFacts) -> None:
+        if store is not None:
+            state = store.state()
+            facts.kvstore = wire.Status(state=state.state, msg=state.message)
+
+    return StatusSection(fill)
+
+
+def services(
+    tunnel: TunnelSettings,
+    maps: MapSettings,
+    settings: ServiceSettings | None = None,
+    programs: DatapathSettings | None = None,
+    outside: NodePorts | None = None,
+    sockets: SocketLB | None = None,
+) -> Member[StatusSection]:
+    """What is served of what kube-proxy does."""
+    programs = programs or DatapathSettings()
+    served, ports, acceleration = settings, programs.node_port_range, programs.bpf_lb_acceleration
+
+    def fill(facts: StatusFacts) -> None:
+        facts.services = ServiceFacts(
+            served or ServiceSettings(),
+            ports,
+            maps.bpf_lb_maglev_table_size,
+            sockets=sockets is not None and sockets.enabled,
+            direct_routing_device=outside.direct_device if outside is not None else "",
+            acceleration=acceleration,
+            tunnelled=tunnel.tunnelled,
+        )
+
+    return StatusSection(fill)
+
+
+def proxy(
+    router: Router,
+    ports: HTTPProxyPorts | None = None,
+    settings: EnvoySettings | None = None,
+    redirects: Table[HTTPRedirect] | None = None,
+) -> Member[StatusSection]:
+    """The proxy of layer 7 and its redirects; nothing where there is none."""
+
+    def fill(facts: StatusFacts) -> None:
+        if ports is None or not ports.serves:
+            return
+        rows = list(redirects.all()) if redirects is not None else []
+        external = settings is not None and settings.external_envoy_proxy
+        *_, address = router.addressing().values()  # IPv4 if there is, else IPv6
+        facts.proxy = wire.ProxyStatus(
+            ip=str(address.ip),
+            port_range="10000-20000",
+            total_ports=len({row.port for row in rows}),
+            total_redirects=len(rows),
+            envoy_deployment_mode="external" if external else "embedded",
+            redirects=[wire.ProxyRedirect(name=row.name, proxy="http", proxy_port=row.port) for row in rows],
+        )
+
+    return StatusSection(fill)
+
+
+def flows(hubble: Hubble | None) -> Member[StatusSection]:
+    """How full Hubble's ring is."""
+
+    def fill(facts: StatusFacts) -> None:
+        observer = hubble.observer if hubble is not None else None
+        if observer is not None:
+            now = observer.server_status()
+            facts.hubble = hubble_status(now.num_flows, now.max_flows, now.seen_flows, now.uptime_ns)
+
+    return StatusSection(fill)
+
+
+def probes(settings: NodeHealthSettings | None, responder: ProbeResponder | None) -> Member[StatusSection]:
+    """Probes between the nodes of the cluster."""
+
+    def fill(facts: StatusFacts) -> None:
+        if settings is not None and responder is not None:
+            facts.cilium_health = health_state(settings, responder)
+
+    return StatusSection(fill)
+
+
+def host_firewall(host: HostEndpoint | None) -> Member[StatusSection]:
+    """Whether the node has a policy of its own."""
+
+    def fill(facts: StatusFacts) -> None:
+        facts.host_firewall = host is not None and host.enabled
+
+    return StatusSection(fill)
+
+
+def map_sizes(maps: Maps) -> dict[str, int]:
+    """Capacity of the maps, under the names and in the order of ``cilium-dbg status --verbose``."""
+    policy = maps.policies.spec.inner
+    tcp, other, *_ = maps.conntrack  # both families have as many
+    return {
+        "Non-TCP connection tracking": other.spec.max_entries,
+        "TCP connection tracking": tcp.spec.max_entries,
+        "Endpoint policy": policy.max_entries if policy else 0,
+        "IP cache": maps.ipcache.spec.max_entries,
+        "Metrics": maps.metrics.spec.max_entries,
+    }
+
+
+SECTIONS = (
+    addresses,
+    bpf_maps,
+    monitor,
+    api_server,
+    kvstore,
+    services,
+    proxy,
+    flows,
+    probes,
+    host_firewall,
+)
