@@ -56,21 +56,23 @@ class ClusterEndpointSettings(Settings, frozen=True):
 
 
 class EndpointObjects(msgspec.Struct, frozen=True):
-    """Whether CiliumEndpoints are written and used."""
+    """Which objects nodes learn of each other's pods by."""
 
     served: bool = True
+    """Whether CiliumEndpoints are written and used."""
+    slices: bool = False
+    """Whether those of other nodes are read from CiliumEndpointSlices."""
 
 
 def endpoint_objects(
     settings: ClusterEndpointSettings, store: KVStoreSettings | None, log: Logger
 ) -> EndpointObjects:
     """What the settings say."""
-    if not settings.disable_endpoint_crd:
-        return EndpointObjects()
-    if store is None or not store.enabled:
+    served = not settings.disable_endpoint_crd
+    if not served and (store is None or not store.enabled):
         log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
-        return EndpointObjects()
-    return EndpointObjects(served=False)
+        served = True
+    return EndpointObjects(served, settings.enable_cilium_endpoint_slice)
 
 
 # CiliumEndpoints of other nodes to claims in the ipcache.
@@ -149,7 +151,6 @@ class RemoteEndpoints:
 
     def __init__(
         self,
-        settings: ClusterEndpointSettings,
         objects: EndpointObjects,
         resources: Resources,
         nodes: ReadTable[ClusterNode],
@@ -175,7 +176,7 @@ class RemoteEndpoints:
         self._ipcache = ipcache
         self._claimed = ipcache.table.initializer("cluster-endpoints")
         self._first = table.initializer("cluster-endpoints")
-        self._slices = settings.enable_cilium_endpoint_slice
+        self._slices = objects.slices
         self._names: dict[object, tuple[tuple[str, str], ...]] = {}
         """By slice: the endpoints in it."""
         self._tellers: Counter[tuple[str, str]] = Counter()
@@ -187,7 +188,7 @@ class RemoteEndpoints:
             self._claimed.done()
             self._first.done()
             return
-        kind = KNOWN_ENDPOINT_SLICES if settings.enable_cilium_endpoint_slice else KNOWN_ENDPOINTS
+        kind = KNOWN_ENDPOINT_SLICES if objects.slices else KNOWN_ENDPOINTS
         self._objects: Table[Any] = resources.table(kind)
         jobs.observe(kind.plural, self._rounds, self._follow)
         jobs.observe("places of endpoints", self._moves, self._check_again)

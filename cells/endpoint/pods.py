@@ -86,8 +86,8 @@ class KubernetesPods:
         self.followed = settings.has_source
         """Whether there is a source of objects."""
         self._api = api
-        self._pods = pods
-        self._namespaces = namespaces
+        self.pods = pods
+        self.namespaces = namespaces
         self._log = log
 
     @property
@@ -101,29 +101,29 @@ class KubernetesPods:
             if self._rules.missing:
                 return None
             self._rules = None
-        row, namespace = self._pods.get(pod[:2]), self._namespaces.get(("", pod.namespace))
+        row, namespace = self.pods.get(pod[:2]), self.namespaces.get(("", pod.namespace))
         if row is None or not is_meant(row, pod.uid):
             return None
-        if namespace is None and not (self._folder and self._namespaces.initialized):
+        if namespace is None and not (self._folder and self.namespaces.initialized):
             return None
         return self._labels(pod.namespace, row, namespace)
 
     def of(self, namespace: str, name: str, uid: str) -> list[Label] | None:
         """Every label of a pod that there is an object of; None without one: what was known stays."""
-        row = self._pods.get((namespace, name))
+        row = self.pods.get((namespace, name))
         return None if row is None or not is_meant(row, uid) else self.lookup(PodName(namespace, name, uid))
 
     def labels_of(self, pod: Pod) -> list[Label]:
         """Every label that objects give a pod, whether or not the rules are known."""
-        return self._labels(pod.namespace, pod, self._namespaces.get(("", pod.namespace)))
+        return self._labels(pod.namespace, pod, self.namespaces.get(("", pod.namespace)))
 
     async def resolve(self, pod: PodName) -> list[Label] | None:
         """Wait until the watch or a request to the API server brings the pod; None if neither does."""
         with anyio.move_on_after(WATCH_SECONDS):
             await self.ready()
             if self._folder:
-                await self._pods.wait_initialized()
-                await self._namespaces.wait_initialized()
+                await self.pods.wait_initialized()
+                await self.namespaces.wait_initialized()
                 if (found := self.lookup(pod)) is None:
                     self._log.warning(
                         "no manifest of a pod: its endpoint begins with reserved:init",
@@ -153,11 +153,11 @@ class KubernetesPods:
 
     async def _watched(self, pod: PodName) -> list[Label]:
         while (found := self.lookup(pod)) is None:
-            row = self._pods.get(pod[:2])
+            row = self.pods.get(pod[:2])
             if row is None or not is_meant(row, pod.uid):
-                await self._pods.wait_changed(pod[:2], row)
+                await self.pods.wait_changed(pod[:2], row)
             else:
-                await self._namespaces.wait_changed(("", pod.namespace), None)
+                await self.namespaces.wait_changed(("", pod.namespace), None)
         return found
 
     async def _asked(self, pod: PodName) -> tuple[bool, list[Label] | None]:

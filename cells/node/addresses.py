@@ -402,6 +402,9 @@ def default_route() -> DefaultRoute:
 class NodeAddresses:
     """The node's own addresses; who takes it starts once they are known."""
 
+    table: Table[NodeAddress]
+    """The table ``node-addresses``, which this fills."""
+
     def __init__(
         self,
         agent: AgentConfig,
@@ -418,7 +421,7 @@ class NodeAddresses:
         on = {Family.IPV6: agent.ipv6, Family.IPV4: agent.ipv4}
         self._families = [family for family, enabled in on.items() if enabled]
         self._settings = settings
-        self._table = table
+        self.table = table
         self._devices = devices
         self._route = route
         self._internal = internal
@@ -432,7 +435,7 @@ class NodeAddresses:
 
     def get(self, family: Family) -> IPAddress | None:
         """The node's own address of the family; None if it has none that others can reach."""
-        found = self._table.get(family)
+        found = self.table.get(family)
         return None if found is None else found.ip
 
     def all(self) -> dict[Family, IPAddress]:
@@ -444,7 +447,7 @@ class NodeAddresses:
         self._refresh()
         self._first.done()
         held = {address.ip for device in self._devices.all() for address in device.addresses}
-        for row in self._table.all():
+        for row in self.table.all():
             if row.origin is Origin.SETTING and row.ip not in held:
                 self._log.warning(
                     f"{row.family}-node={row.ip} is on none of the node's devices: others may not reach it"
@@ -455,7 +458,7 @@ class NodeAddresses:
 
     def _refresh(self) -> None:
         devices = self._devices.all()
-        with self._table.txn() as rows:
+        with self.table.txn() as rows:
             for family in self._families:
                 internal = self._internal.get(family) if self._internal is not None else None
                 found = choose(
@@ -465,7 +468,7 @@ class NodeAddresses:
                     route_source=self._route.source(family),
                     devices=devices,
                 )
-                before = self._table.get(family)
+                before = self.table.get(family)
                 if found is not None:
                     rows.put(found)
                 elif before is not None:

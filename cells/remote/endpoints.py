@@ -30,7 +30,7 @@ from cells.config import AgentConfig
 from cells.endpoint import KubernetesPods
 from cells.kubernetes.objects.core import Namespace, Pod
 from cells.kubernetes.settings import KubernetesSettings
-from lifecycle import Change, Health, Jobs, ReadTable, Table, config, group, invoke, module, provide
+from lifecycle import Change, Health, Jobs, ReadTable, config, group, invoke, module, provide
 
 __all__ = ["cell"]
 
@@ -65,10 +65,8 @@ class ManifestPods:
         agent: AgentConfig,
         settings: KubernetesSettings,
         allocator: ClusterAllocator | None,
-        pods: Table[Pod],
-        namespaces: Table[Namespace],
+        objects: KubernetesPods,
         nodes: ReadTable[ClusterNode],
-        labels: KubernetesPods,
         *,
         identities: Identities,
         ipcache: Ipcache,
@@ -79,10 +77,10 @@ class ManifestPods:
         if not settings.manifests_dir or not alone:
             return
         self._agent = agent
-        self._pods = pods
-        self._namespaces = namespaces
+        self._objects = objects
+        self._pods = objects.pods
+        self._namespaces = objects.namespaces
         self._nodes = nodes
-        self._labels = labels
         self._identities = identities
         self._ipcache = ipcache
         self._health = health.child("pods-by-manifests")
@@ -92,7 +90,7 @@ class ManifestPods:
         """Rules are not known without it: restored endpoints would be closed to the pods they select."""
         self._claimed = ipcache.table.initializer("manifest-pods")
         jobs.observe("pods", self._rounds, self._follow)
-        jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
+        jobs.observe("namespaces", objects.namespaces.changes, self._follow_namespaces)
         jobs.observe("nodes", nodes.changes, self._follow_nodes)
 
     async def _rounds(self) -> AsyncIterator[Collection[PodKey] | None]:
@@ -140,7 +138,7 @@ class ManifestPods:
         pod = self._pods.get(key)
         if pod is None or not self._is_elsewhere(pod) or pod.finished or not pod.addresses:
             return None
-        return pod, texts(self._identities.filter.split(self._labels.labels_of(pod))[0])
+        return pod, texts(self._identities.filter.split(self._objects.labels_of(pod))[0])
 
     def _is_elsewhere(self, pod: Pod) -> bool:
         node = pod.spec.node_name

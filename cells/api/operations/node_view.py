@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Final
 
@@ -29,7 +30,7 @@ from cells.maps.records.endpoints import NODE_AUDITS_POLICY
 from cells.node.addresses import NodeAddresses
 from cells.node.devices import Device, PodMtu, uplinks
 from cells.node.ipam import Ipam
-from cells.node.router import Router
+from cells.node.router import Addressing, Router
 from cells.observe.health import agent_version
 from cells.tunnel.settings import RouteMtu, TunnelSettings
 from lifecycle import Member, ReadTable, Table, log_level, set_log_level
@@ -125,11 +126,29 @@ class PodLinks:
         modes: list[Member[ChainingMode]],
         chaining: ChainingSettings,
     ) -> None:
-        self.mtu = mtu
-        self.route_mtu = route_mtu
-        self.tunnel = tunnel
-        self.chaining = next((mode.name for mode in modes), "none")
-        self.route_mtu_in_chains = chaining.enable_route_mtu_for_cni_chaining
+        self._mtu = mtu
+        self._route_mtu = route_mtu
+        self._tunnel = tunnel
+        self._chaining = next((mode.name for mode in modes), "none")
+        self._route_mtu_in_chains = chaining.enable_route_mtu_for_cni_chaining
+
+    @property
+    def routing_mode(self) -> str:
+        """``tunnel`` or ``native``."""
+        return self._tunnel.routing_mode
+
+    def described(self, addressing: Mapping[Family, Addressing], ipam_mode: str) -> NodeFacts:
+        """What the plugin must know, with what is theirs of it."""
+        tunnel = self._tunnel
+        return NodeFacts(
+            addressing=addressing,
+            mtu=self._mtu(),
+            route_mtu=self._route_mtu(),
+            tunnel_protocol=tunnel.tunnel_protocol if tunnel.tunnelled else "",
+            ipam_mode=ipam_mode,
+            chaining=self._chaining,
+            route_mtu_in_chains=self._route_mtu_in_chains,
+        )
 
 
 class NodeView:
@@ -153,17 +172,10 @@ class NodeView:
 
     def node(self) -> NodeFacts:
         """Routers, pod CIDRs and MTU."""
-        links, tunnel = self._links, self._links.tunnel
-        return NodeFacts(
-            addressing=self._router.addressing(),
-            mtu=links.mtu(),
-            route_mtu=links.route_mtu(),
-            tunnel_protocol=tunnel.tunnel_protocol if tunnel.tunnelled else "",
-            ipam_mode=self._ipam.mode,
+        return replace(
+            self._links.described(self._router.addressing(), self._ipam.mode),
             notifications=self._datapath.notifications,
             debug=log_level() == "debug",
-            chaining=links.chaining,
-            route_mtu_in_chains=links.route_mtu_in_chains,
             kvstore=self._kvstore.settings.kvstore if self._kvstore is not None else "",
             kvstore_options=self._kvstore.settings.kvstore_opt if self._kvstore is not None else {},
         )
@@ -193,7 +205,7 @@ class NodeView:
             "EnableIPv6": config.ipv6,
             "IPAM": self._ipam.mode,
             "MTU": config.mtu,
-            "RoutingMode": self._links.tunnel.routing_mode,
+            "RoutingMode": self._links.routing_mode,
             "SocketPath": str(config.api_socket),
             "StateDir": str(config.state),
         }

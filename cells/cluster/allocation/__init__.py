@@ -62,7 +62,6 @@ class IdentityMirror:
         identities: Identities,
         objects: CiliumIdentityAllocator,
         keys: KVStoreAllocator,
-        table: Table[CiliumIdentity],
         shared: SharedIdentities,
         store: KVStore,
         addresses: Table[NodeAddress],
@@ -76,7 +75,7 @@ class IdentityMirror:
         if not mode.writes_both:
             return
         self._other: AgreedNumbers = objects if mode.reads_keys else keys
-        self._there: ReadTable[Any] = table if mode.reads_keys else shared.table
+        self._there: ReadTable[Any] = objects.table if mode.reads_keys else shared.table
         self._name = "CiliumIdentity objects" if mode.reads_keys else "the kvstore"
         if mode.reads_keys:
             keys.agree_with(objects)

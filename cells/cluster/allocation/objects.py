@@ -88,7 +88,8 @@ class CiliumIdentityAllocator(AgreedNumbers):
     ) -> None:
         super().__init__(grace, health)
         self._api = api
-        self._table = table
+        self.table = table
+        """The objects."""
         self._log = log
         self._writers = anyio.Semaphore(WRITERS)
 
@@ -96,9 +97,9 @@ class CiliumIdentityAllocator(AgreedNumbers):
         """The number of these labels, once there is an object; tried until there is one."""
         failures = 0
         try:
-            if not self._table.initialized:
+            if not self.table.initialized:
                 self._wait(labels, "CiliumIdentity objects are not known yet")
-                await self._table.wait_initialized()
+                await self.table.wait_initialized()
             while (known := self._known(labels, previous)) is None:
                 if (error := await self._make(labels, previous)) is None:
                     continue
@@ -120,7 +121,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
 
     async def keep(self, number: int, labels: Labels) -> None:
         """Create the object, or remove the operator's mark of disuse from it. Raises KubernetesError."""
-        there = self._table.get(("", str(number)))
+        there = self.table.get(("", str(number)))
         if there is None:
             await self._created(number, labels)
         elif HEARTBEAT in there.annotations:
@@ -139,22 +140,22 @@ class CiliumIdentityAllocator(AgreedNumbers):
 
     def labels_of(self, number: int) -> Labels | None:
         """Those of its object."""
-        there = self._table.get(("", str(number)))
+        there = self.table.get(("", str(number)))
         return None if there is None else labels_of(there.security_labels)
 
     def _all_known(self) -> bool:
-        return self._table.initialized
+        return self.table.initialized
 
     def numbers(self, labels: Labels) -> list[int]:
         """The numbers of objects with these labels, the lowest first."""
-        found = (one.number for one in self._table.by("labels").get(meaning(labels)))
+        found = (one.number for one in self.table.by("labels").get(meaning(labels)))
         return sorted(number for number in found if number is not None and number in CLUSTER)
 
     async def _make(self, labels: Labels, previous: int) -> str | None:
         """Create an object, or find the one that another node made; else why there is none."""
         from cells.kubernetes.client.errors import KubernetesError
 
-        if len(self._table) >= len(CLUSTER):
+        if len(self.table) >= len(CLUSTER):
             return f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}"
         try:
             async with self._writers:
@@ -170,7 +171,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
         first = next(candidates(labels))
         others = (*range(first, CLUSTER.stop), *range(CLUSTER.start, first))  # where few are left
         for number in chain(self._preferred(labels, previous), candidates(labels), others):
-            taken = number in self._held or ("", str(number)) in self._table
+            taken = number in self._held or ("", str(number)) in self.table
             if number in CLUSTER and not taken and self._may_take(labels, number):
                 yield number
 

@@ -26,12 +26,13 @@ from cells.cluster.nodes.parse import (
 )
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
-from cells.kubernetes.objects.cilium_node import CiliumNode
-from cells.kubernetes.objects.core import Node
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.core import NODES, Node
+from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
 from cells.node.ipam.pools import PoolState
 from cells.node.ipam.settings import IpamSettings, saved_ranges
-from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, Table, UsageError
+from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, UsageError
 
 PATIENCE: Final = 10.0
 """Seconds to wait for an object that nothing depends on, where a server lets one wait."""
@@ -52,8 +53,7 @@ class NodeInformation:
         source: KubernetesSettings,
         reader: NodeReader,
         api: KubernetesAPI,
-        nodes: Table[Node],
-        cilium_nodes: Table[CiliumNode],
+        resources: Resources,
         *,
         lifecycle: Lifecycle,
         health: Health,
@@ -67,6 +67,7 @@ class NodeInformation:
         self._api = api
         self._by_cilium = ipam.ipam in DECIDED_IN_CILIUM_NODES
         self._kind = "CiliumNode" if self._by_cilium else "Node"
+        nodes, cilium_nodes = resources.table(NODES), resources.table(CILIUM_NODES)
         self._table: ReadTable[CiliumNode] | ReadTable[Node] = cilium_nodes if self._by_cilium else nodes
         self._cilium_nodes = cilium_nodes
         self._health = health.child("node-information")

@@ -18,7 +18,7 @@ from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, anno
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.core import NODES, Node
-from cells.node.addresses import NodeAddress, NodeAddresses
+from cells.node.addresses import NodeAddresses
 from cells.node.ipam.ranges import PodRange
 from cells.node.router import Router
 from lifecycle import Backoff, Hook, Jobs, Lifecycle, Logger, Table, Tables
@@ -85,7 +85,6 @@ class LocalNode:
         store: LocalNodeStore,
         agent: AgentConfig,
         addresses: NodeAddresses,
-        found: Table[NodeAddress],
         router: Router,
         ranges: Table[PodRange],
         reader: NodeReader,
@@ -103,7 +102,7 @@ class LocalNode:
         self._nodes = nodes
         self._boot_id = ""
         lifecycle.append(Hook("report the local node", self._start))
-        jobs.observe("watch addresses", found.changes, self._look)
+        jobs.observe("watch addresses", addresses.table.changes, self._look)
         jobs.observe("watch ranges of pods", ranges.changes, self._look)
         jobs.observe("watch the Node object", self._own_changes, self._look)
 

@@ -26,9 +26,9 @@ from cells.cluster.nodes.parse import NodeReader, NodeSettings, parse_cidr, pars
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
-from cells.kubernetes.objects.core import Node
-from cells.kubernetes.sink import ForgottenObject
-from cells.node.addresses import NodeAddress, NodeAddresses
+from cells.kubernetes.objects.core import NODES, Node
+from cells.kubernetes.resources import Resources
+from cells.node.addresses import NodeAddresses
 from cells.node.ipam.pools import PoolRequest
 from cells.node.ipam.ranges import PodRange
 from cells.node.ipam.settings import IpamSettings
@@ -176,12 +176,9 @@ class CiliumNodePublisher:
         ipam: IpamSettings,
         store: LocalNodeStore,
         addresses: NodeAddresses,
-        found: Table[NodeAddress],
         reader: NodeReader,
         api: KubernetesAPI,
-        nodes: Table[Node],
-        cilium_nodes: Table[CiliumNode],
-        forgotten: Table[ForgottenObject],
+        resources: Resources,
         requests: Table[PoolRequest] | None,
         ranges: Table[PodRange],
         *,
@@ -195,7 +192,7 @@ class CiliumNodePublisher:
         self._addresses = addresses
         self._reader = reader
         self._api = api
-        self._nodes = nodes
+        self._nodes = nodes = resources.table(NODES)
         self._requests = requests if self._mode == "multi-pool" else None
         self._ranges = ranges
         self._rate = settings.ipam_cilium_node_update_rate
@@ -206,12 +203,14 @@ class CiliumNodePublisher:
             return
         self._timer = jobs.timer("write the CiliumNode", self._write, AGAIN)
         own_node = nodes.filter(lambda row: row.key == self._own, name="own-node-watched")
-        own_cilium = cilium_nodes.filter(lambda row: row.key == self._own, name="own-cilium-node-watched")
+        own_cilium = resources.table(CILIUM_NODES).filter(
+            lambda row: row.key == self._own, name="own-cilium-node-watched"
+        )
         jobs.observe("publish this node", store.table.changes, self._look)
-        jobs.observe("publish addresses", found.changes, self._look)
+        jobs.observe("publish addresses", addresses.table.changes, self._look)
         jobs.observe("publish the Node object", own_node.changes, self._look)
         jobs.observe("keep the CiliumNode", own_cilium.changes, self._look)
-        jobs.observe("lost objects", forgotten.changes, self._look)
+        jobs.observe("lost objects", resources.forgotten.table.changes, self._look)
         if self._requests is not None:
             jobs.observe("publish requests of pools", self._requests.changes, self._ask)
 

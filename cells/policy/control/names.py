@@ -35,7 +35,7 @@ from cells.policy.labels import (
 from cells.policy.maps import EndpointPolicies, EndpointPolicy
 from cells.policy.rules import PolicyOptions
 from cells.policy.selectors import ALL
-from lifecycle import Jobs
+from lifecycle import Initializer, Jobs
 
 # Waiting until the policy maps have what policies became.
 
@@ -113,6 +113,10 @@ class NamedAddresses:
                 self._stale[address] = None
         if self._stale:
             self._settle_soon()
+
+    def claims(self) -> Initializer:
+        """Announce, in a constructor, that addresses of names are claimed later; to be done() then."""
+        return self._ipcache.table.initializer("addresses of names")
 
     def source(self) -> Callable[[], None]:
         """Announce, in a constructor, who tells the names known before a restart; to be called when told."""

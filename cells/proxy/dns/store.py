@@ -20,7 +20,6 @@ from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
 from cells.base.addresses import IPAddress
-from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint, SavedNames, StateFiles
 from cells.endpoint.restore import ExposedEndpoints
 from cells.policy.control import NamedAddresses, NameFilter
@@ -157,7 +156,6 @@ class NameStore:
         endpoints: Table[Endpoint],
         names: NamedAddresses,
         rules: KnownRules,
-        ipcache: Ipcache,
         connections: Connections,
         journal: Journal,
         files: StateFiles,
@@ -172,7 +170,7 @@ class NameStore:
         self._names = names
         self._rules = rules
         self._read_all = names.source()
-        self._claimed = ipcache.table.initializer("addresses of names")
+        self._claimed = names.claims()
         self._connections = connections
         self._journal = journal
         self._files = files

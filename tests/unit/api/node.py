@@ -21,7 +21,7 @@ from yarl import URL
 from cells import api, endpoint, kubernetes, netlink
 from cells.api import Api
 from cells.api.operations.config_mapping import SILENT, NodeFacts
-from cells.api.operations.node_view import node_element
+from cells.api.operations.node_view import NodeView, PodLinks, StatusView, node_element
 from cells.api.operations.status import StatusFacts
 from cells.api.rate_limits import NAMES, Limits
 from cells.base.addresses import Family, IPAddress
@@ -53,7 +53,8 @@ from cells.policy.rules import PolicyOptions
 from cells.services import LoadBalancerOptions
 from cells.services.control.manual import ManualServices, manual_services, manual_states
 from cells.services.control.tables import local_redirects, served_frontends
-from lifecycle import Cell, HealthTree, Hive, Table, provide, replace, supply
+from lifecycle import Cell, HealthTree, Hive, Member, Table, provide, replace, supply
+from lifecycle.testing import fake
 from tests.support.policy_maps import write_singly
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 
@@ -357,8 +358,10 @@ async def running_node(
         ipcache.cell,
         replace(IpcacheTarget, kernel.prefixes.target),
         replace(api.PolicyPool, kernel),
-        replace(api.NodeSummary, facts),
-        replace(api.StatusSummary, facts),
+        replace(NodeView, facts),
+        replace(StatusView, facts),
+        replace(PodLinks, fake(PodLinks)),
+        replace(Member[api.StatusSection], api.StatusSection(lambda _: None)),
         replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         regenerated,

@@ -19,7 +19,7 @@ from cells.policy.control import NameFilter
 from cells.proxy.dns.settings import AddressClass, DNSProxySettings
 from cells.proxy.dns.store import FILE, Journal, NameStore
 from cells.proxy.dns.wire import Answer
-from lifecycle import Lifecycle, Table
+from lifecycle import Initializer, Lifecycle, Table
 from lifecycle.jobs.jobs import Timer
 from tests.unit.ciliumendpoint.test_objects import endpoint
 
@@ -51,6 +51,9 @@ class Names:
     def stale(self, addresses: Iterable[IPAddress]) -> bool:
         del addresses
         return False
+
+    def claims(self) -> Initializer:
+        return Table[Endpoint]("ipcache", key=lambda one: one.id).initializer("addresses of names")
 
     def source(self) -> Callable[[], None]:
         return lambda: None
@@ -91,7 +94,7 @@ class Shop:
         self.lifecycle = Lifecycle("test")
         self.files = StateFiles(directory)
         self.files.scan()
-        fakes = cast("Any", self.names), cast("Any", None), cast("Any", Claims()), self.kernel
+        fakes = cast("Any", self.names), cast("Any", None), self.kernel
         self.store = NameStore(
             settings or DNSProxySettings(),
             endpoints,
@@ -106,13 +109,6 @@ class Shop:
 
     def learn(self, *addresses: IPAddress, name: str = WEB, ttl: int = 60) -> None:
         assert self.store.learn(POD, Answer(1, name, 1, 0, addresses, ttl, 0))
-
-
-class Claims:
-    """Ipcache, whose table may be announced to."""
-
-    def __init__(self) -> None:
-        self.table: Table[Endpoint] = Table("ipcache", key=lambda one: one.id)
 
 
 @asynccontextmanager

@@ -73,7 +73,10 @@ def agent(folder: Path | None, **settings: object) -> Hive:
         supply(own, type=Table[NodeAddress]),
         supply(pods, type=Table[PodRange]),
         supply(requests, type=Table[PoolRequest]),
-        replace(NodeAddresses, fake(NodeAddresses, all=lambda: {row.family: row.ip for row in own.all()})),
+        replace(
+            NodeAddresses,
+            fake(NodeAddresses, table=own, all=lambda: {one.family: one.ip for one in own.all()}),
+        ),
         replace(Router, fake(Router, addressing=lambda: routers)),
         invoke(needed),
         settings=given | {name.replace("_", "-"): value for name, value in settings.items()},

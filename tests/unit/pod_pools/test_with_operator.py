@@ -59,7 +59,10 @@ def node(folder: Path) -> Hive:
         supply(known),
         supply(devices(), type=Table[Device]),
         supply(own, type=Table[NodeAddress]),
-        replace(NodeAddresses, fake(NodeAddresses, all=lambda: {row.family: row.ip for row in own.all()})),
+        replace(
+            NodeAddresses,
+            fake(NodeAddresses, table=own, all=lambda: {one.family: one.ip for one in own.all()}),
+        ),
         replace(Router, fake(Router, addressing=lambda: routers)),
         invoke(needed),
         settings={
