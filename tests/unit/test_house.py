@@ -189,8 +189,10 @@ MOST_REEXPORTS = 400
 MOST_LEVELS = 2
 SHARED_CLASS_NAMES = 27
 """Names that more than one class of cells/ has."""
-FULL_CONSTRUCTORS, FULL = 26, 7
+FULL_CONSTRUCTORS, FULL = 17, 7
 """Constructors of the agent with more than seven dependencies."""
+FOREIGN_SETTINGS = 85
+"""Places of the agent where settings of another module are injected."""
 
 
 def lines_of(path: Path) -> int:
@@ -237,6 +239,15 @@ def test_constructors_of_the_agent_need_less_and_less() -> None:
     needs = Counter(source for source, _ in {(one.source, one.parameter) for one in edges if not one.order})
     full = {source: count for source, count in needs.items() if count > FULL}
     assert len(full) <= FULL_CONSTRUCTORS, full
+
+
+def test_settings_of_other_modules_are_injected_less_and_less() -> None:
+    """A fact of the public type of the module that has the settings serves better."""
+    graph = hive_of(None, ()).graph()
+    owners = {node.id: node.module for node in graph.constructors if node.kind == "config"}
+    uses = {(one.source, one.target) for one in graph.edges if one.target in owners and not one.order}
+    foreign = sorted(use for use in uses if use[0].partition("/")[0] != owners[use[1]])
+    assert len(foreign) <= FOREIGN_SETTINGS, foreign
 
 
 FAMILIES = (
