@@ -12,7 +12,7 @@ from typing import Final
 
 from cells.base.addresses import Family
 from cells.kubernetes.objects.core import Namespace, Pod
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.node.ipam.pools import PodPools
 from cells.node.ipam.ranges import IpamError, IpamLaterError
 from lifecycle import Table, module, provide
@@ -35,8 +35,8 @@ REFUSED: Final = 502
 class AnnotatedPools:
     """Pools by annotations."""
 
-    def __init__(self, settings: KubernetesSettings, pods: Table[Pod], namespaces: Table[Namespace]) -> None:
-        self._folder = bool(settings.manifests_dir)
+    def __init__(self, source: ObjectSource, pods: Table[Pod], namespaces: Table[Namespace]) -> None:
+        self._folder = source is ObjectSource.MANIFESTS
         self._pods = pods
         self._namespaces = namespaces
 

@@ -34,7 +34,7 @@ from cells.kubernetes.objects.cilium_endpoint import (
 from cells.kubernetes.objects.core import Pod
 from cells.kubernetes.objects.kind import Key
 from cells.kubernetes.resources import Resources
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.kubernetes.sink import ForgottenObject
 from cells.policy.maps import RealizedPolicy
 from lifecycle import (
@@ -431,7 +431,7 @@ class CiliumEndpointSync:
 
     def __init__(
         self,
-        settings: KubernetesSettings,
+        source: ObjectSource,
         api: KubernetesAPI,
         wanted: Table[PodEndpoint],
         resources: Resources,
@@ -446,7 +446,7 @@ class CiliumEndpointSync:
         if published is not None and not published.served:
             return
         self._table: Table[KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
-        if not settings.asks_api_server:
+        if source is not ObjectSource.API_SERVER:
             return
         objects = CiliumEndpointObjects(api, wanted, self._table, nodes, forgotten)
         backoff = Backoff(first=1.0, maximum=60.0)

@@ -10,7 +10,7 @@ from cells.base.labels import Label, pod_labels
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.core import NAMESPACES, PODS, Namespace, Pod
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.policy.maps import KnownRules
 from lifecycle import Logger, Table
 
@@ -73,18 +73,18 @@ class KubernetesPods:
     def __init__(
         self,
         agent: AgentConfig,
-        settings: KubernetesSettings,
+        source: ObjectSource,
         api: KubernetesAPI,
         pods: Table[Pod],
         namespaces: Table[Namespace],
         rules: KnownRules | None,
         log: Logger,
     ) -> None:
-        self._rules = rules if settings.has_source else None
-        self._agent = agent
-        self._folder = bool(settings.manifests_dir)
-        self.followed = settings.has_source
+        self.followed = source is not ObjectSource.NOWHERE
         """Whether there is a source of objects."""
+        self._rules = rules if self.followed else None
+        self._agent = agent
+        self._folder = source is ObjectSource.MANIFESTS
         self._api = api
         self.pods = pods
         self.namespaces = namespaces

@@ -29,7 +29,7 @@ from cells.kubernetes.objects.core import (
     Service,
 )
 from cells.kubernetes.resources import Resources, source_statuses
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import KubernetesSettings, ObjectSource
 from cells.kubernetes.sink import forgotten_objects
 from lifecycle import Member, Table, config, invoke, module, provide
 
@@ -103,11 +103,24 @@ def object_metrics(resources: Resources) -> Member[Collector]:
     return Collector("k8s-objects", collect)
 
 
+def object_source(settings: KubernetesSettings) -> ObjectSource:
+    """Where objects come from, as the settings have it."""
+    return settings.source
+
+
 cell = module(
     "kubernetes",
     "Objects of Kubernetes, from API servers or manifests",
     config(KubernetesSettings),
-    provide(source_statuses, forgotten_objects, manifest_files, Resources, KubernetesAPI, ManifestsSource),
+    provide(
+        object_source,
+        source_statuses,
+        forgotten_objects,
+        manifest_files,
+        Resources,
+        KubernetesAPI,
+        ManifestsSource,
+    ),
     provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
     provide(cilium_nodes, cilium_identities, client_metrics, object_metrics),
     invoke(KubernetesAPI, ManifestsSource),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from lifecycle import Duration, Settings, UsageError, refuse, seconds
 
-__all__ = ["AccessError", "KubernetesSettings", "checked_url"]
+__all__ = ["AccessError", "KubernetesSettings", "ObjectSource", "checked_url"]
 
 
 # The URLs of API servers and proxies, checked.
@@ -57,6 +58,15 @@ def _split(url: str) -> SplitResult | None:
     return parts if fits else None
 
 
+class ObjectSource(Enum):
+    """Where objects come from."""
+
+    NOWHERE = "nowhere"
+    MANIFESTS = "manifests"
+    """A folder, read as a whole."""
+    API_SERVER = "api-server"
+
+
 class KubernetesSettings(Settings, frozen=True):
     """Where the objects of Kubernetes come from: API servers, or a folder of manifests, or nowhere."""
 
@@ -98,6 +108,13 @@ class KubernetesSettings(Settings, frozen=True):
         """Whether objects come from API servers."""
         named = self.k8s_api_server or self.k8s_api_server_urls or self.k8s_kubeconfig_path
         return bool(not self.manifests_dir and (named or os.environ.get("KUBERNETES_SERVICE_HOST")))
+
+    @property
+    def source(self) -> ObjectSource:
+        """The one place that objects come from."""
+        if self.manifests_dir:
+            return ObjectSource.MANIFESTS
+        return ObjectSource.API_SERVER if self.asks_api_server else ObjectSource.NOWHERE
 
     def validate(self) -> None:
         """Refuse what cannot be, all at once; raises ValueErrors of one line."""

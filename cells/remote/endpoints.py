@@ -29,7 +29,7 @@ from cells.cluster.remote_endpoints import (
 from cells.config import AgentConfig
 from cells.endpoint import KubernetesPods
 from cells.kubernetes.objects.core import Namespace, Pod
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from lifecycle import Change, Health, Jobs, ReadTable, config, group, invoke, module, provide
 
 __all__ = ["cell"]
@@ -63,7 +63,7 @@ class ManifestPods:
     def __init__(
         self,
         agent: AgentConfig,
-        settings: KubernetesSettings,
+        source: ObjectSource,
         allocator: ClusterAllocator | None,
         objects: KubernetesPods,
         nodes: ReadTable[ClusterNode],
@@ -74,7 +74,7 @@ class ManifestPods:
         health: Health,
     ) -> None:
         alone = allocator is None or isinstance(allocator, NodeAllocator)
-        if not settings.manifests_dir or not alone:
+        if source is not ObjectSource.MANIFESTS or not alone:
             return
         self._agent = agent
         self._objects = objects

@@ -17,7 +17,7 @@ from cells.cluster.identity.identities import ClusterAllocator, Identities, Node
 from cells.cluster.identity.numbers import CLUSTER
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore
 from cells.node.addresses import NodeAddress
@@ -155,7 +155,7 @@ def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log
 
 
 def cluster_allocator(
-    settings: KubernetesSettings,
+    source: ObjectSource,
     allocation: AllocationSettings,
     mode: AllocationMode,
     objects: CiliumIdentityAllocator,
@@ -171,12 +171,13 @@ def cluster_allocator(
             f" cannot be shared through kvstore={store.settings.kvstore}: set it to kvstore"
         )
 
+    served = source is ObjectSource.API_SERVER
     needs_objects = store.enabled and mode is not AllocationMode.KVSTORE
-    if needs_objects and not settings.asks_api_server:
+    if needs_objects and not served:
         lifecycle.append(Hook("check how nodes agree upon identities", check))
     if mode.reads_keys:
         return keys
-    if settings.asks_api_server:
+    if served:
         return objects
     return NodeAllocator(CLUSTER, allocation.first_identity)
 

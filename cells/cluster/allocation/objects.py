@@ -19,7 +19,7 @@ from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import CLUSTER
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.kubernetes.sink import ForgottenObject
 from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 
@@ -204,7 +204,7 @@ class CiliumIdentityWatch:
         table: Table[CiliumIdentity],
         identities: Identities,
         objects: CiliumIdentityAllocator,
-        settings: KubernetesSettings,
+        source: ObjectSource,
         mode: AllocationMode,
         forgotten: Table[ForgottenObject],
         *,
@@ -214,7 +214,7 @@ class CiliumIdentityWatch:
         self._table = table
         self._identities = identities
         self._objects = objects
-        self._writes = settings.asks_api_server
+        self._writes = source is ObjectSource.API_SERVER
         self._log = log
         self._forgotten = forgotten
         self._known: set[str] = set()

@@ -1,7 +1,7 @@
 """The wait for what Kubernetes has decided about this node: the ranges of its pods.
 
 Source: Table[Node], or Table[CiliumNode] where the operator decides.
-Needs:  AgentConfig, IpamSettings, NodeSettings, KubernetesSettings, KubernetesAPI, the tables.
+Needs:  AgentConfig, IpamSettings, NodeSettings, ObjectSource, KubernetesAPI, the tables.
 Gives:  NodeInformation, which Ipam takes its ranges from.
 Source of the rules: Cilium 1.17, WaitForNodeInformation.
 """
@@ -29,7 +29,7 @@ from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.core import NODES, Node
 from cells.kubernetes.resources import Resources
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.node.ipam.pools import PoolState
 from cells.node.ipam.settings import IpamSettings, saved_ranges
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, UsageError
@@ -50,7 +50,7 @@ class NodeInformation:
         agent: AgentConfig,
         ipam: IpamSettings,
         settings: NodeSettings,
-        source: KubernetesSettings,
+        source: ObjectSource,
         reader: NodeReader,
         api: KubernetesAPI,
         resources: Resources,
@@ -62,7 +62,7 @@ class NodeInformation:
         self._agent = agent
         self._ipam = ipam
         self._settings = settings
-        self._manifests = bool(source.manifests_dir)
+        self._manifests = source is ObjectSource.MANIFESTS
         self._reader = reader
         self._api = api
         self._by_cilium = ipam.ipam in DECIDED_IN_CILIUM_NODES

@@ -16,7 +16,7 @@ from cells.base.metrics import Collector, Family
 from cells.cluster.nodes.parse import NodeSettings
 from cells.config import AgentConfig
 from cells.kubernetes.resources import Resources
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.policy import Localhost, PolicySettings
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPodPort
@@ -118,7 +118,7 @@ __all__ = [
 def policy_options(
     agent: AgentConfig,
     policy: PolicySettings,
-    kubernetes: KubernetesSettings,
+    source: ObjectSource,
     rules: PolicyRuleSettings,
     proxy: DNSProxyPort | None,
     nodes: NodeSettings | None,
@@ -126,7 +126,7 @@ def policy_options(
     """What the agent's settings mean for rules."""
     names = proxy is not None and rules.enable_l7_proxy
     localhost = policy.allow_localhost is Localhost.ALWAYS or (
-        policy.allow_localhost is Localhost.AUTO and kubernetes.has_source
+        policy.allow_localhost is Localhost.AUTO and source is not ObjectSource.NOWHERE
     )
     return replace(
         SERVED,
@@ -134,7 +134,7 @@ def policy_options(
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
         enable_policy=policy.enable_policy.value,
-        enforces_init=kubernetes.has_source,
+        enforces_init=source is not ObjectSource.NOWHERE,
         allow_localhost="always" if localhost else "policy",
         enable_host_firewall=policy.enable_host_firewall,
         enable_icmp_rules=rules.enable_icmp_rules,

@@ -9,7 +9,7 @@ from cells.base.addresses import Family
 from cells.cluster.pod_pools import AnnotatedPools
 from cells.kubernetes.objects.core import Namespace, Pod
 from cells.kubernetes.objects.kind import Meta
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.node.ipam.ranges import IpamError, IpamLaterError
 from lifecycle import Table
 
@@ -25,8 +25,8 @@ class Cluster:
         self.pods: Table[Pod] = Table("pods", key=lambda row: row.key)
         self.namespaces: Table[Namespace] = Table("namespaces", key=lambda row: row.key)
         self.first = [table.initializer("source") for table in (self.pods, self.namespaces)]
-        settings = KubernetesSettings(manifests_dir="/objects" if folder else "")
-        self.of = AnnotatedPools(settings, self.pods, self.namespaces).pool_of
+        source = ObjectSource.MANIFESTS if folder else ObjectSource.API_SERVER
+        self.of = AnnotatedPools(source, self.pods, self.namespaces).pool_of
 
     def pod(self, name: str, **annotations: str) -> None:
         with self.pods.txn() as txn:
