@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import click
 
+from hive import completion
 from hive.client import ask, follow, socket_option, timeout_option
 from hive.output import (
     BAD,
@@ -57,7 +58,7 @@ def list_tables(agent_socket: Path, timeout: float, output: str) -> None:
 
 
 @command.command()
-@click.argument("name", metavar="TABLE")
+@click.argument("name", metavar="TABLE", shell_complete=completion.tables)
 @click.argument("key", required=False)
 @socket_option
 @timeout_option
@@ -92,7 +93,7 @@ def show(
 
 
 @command.command()
-@click.argument("name", metavar="TABLE")
+@click.argument("name", metavar="TABLE", shell_complete=completion.tables)
 @socket_option
 @timeout_option
 @output_option

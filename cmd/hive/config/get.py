@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from hive import completion
 from hive.client import ask, socket_option, timeout_option
 from hive.output import document, output_option
 
 
 @click.command("get")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.settings)
 @socket_option
 @timeout_option
 @output_option

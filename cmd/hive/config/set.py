@@ -7,13 +7,16 @@ from pathlib import Path
 
 import click
 
+from hive import completion
 from hive.client import ask, change, socket_option, timeout_option
 
 ENFORCEMENT = {"policyenforcement", "policy-enforcement", "enable-policy"}
 
 
 @click.command("set")
-@click.argument("options", nargs=-1, required=True, metavar="OPTION=VALUE...")
+@click.argument(
+    "options", nargs=-1, required=True, metavar="OPTION=VALUE...", shell_complete=completion.options
+)
 @socket_option
 @timeout_option
 def set_options(options: tuple[str, ...], agent_socket: Path, timeout: float) -> None:

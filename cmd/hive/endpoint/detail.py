@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import click
 
+from hive import completion
 from hive.client import ask, socket_option, timeout_option
 from hive.names import endpoint_number, labels_text
 from hive.output import (
@@ -29,7 +30,7 @@ from hive.output import (
 
 _STATES = {"OK": GOOD, "Warning": BAD, "Failure": BAD}
 
-endpoint_argument = click.argument("endpoint", metavar="ENDPOINT")
+endpoint_argument = click.argument("endpoint", metavar="ENDPOINT", shell_complete=completion.endpoints)
 
 
 def one_path(endpoint: str, below: str, agent_socket: Path, timeout: float) -> str:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import click
 
+from hive import completion
 from hive.client import ask, follow, socket_option, timeout_option
 from hive.output import document, fitted, output_option, table, table_width
 
@@ -41,7 +42,7 @@ def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.maps)
 @socket_option
 @timeout_option
 @output_option
@@ -65,7 +66,7 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.maps)
 @click.option(
     "-f", "--follow", "goes_on", is_flag=True, help="Then show changes as they happen, until ctrl-C."
 )

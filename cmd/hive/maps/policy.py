@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hive import completion
 from hive.client import socket_option, timeout_option
 from hive.maps.bpf_rows import Row, family_of
 from hive.maps.pinned import directory_of, root_option, rows_of
@@ -19,7 +20,7 @@ _FIRST = ("endpoint", "pod", "verdict", "direction", "identity", "peer", "port/p
 
 
 @click.command()
-@click.argument("endpoint", metavar="[ENDPOINT]", required=False)
+@click.argument("endpoint", metavar="[ENDPOINT]", required=False, shell_complete=completion.endpoints)
 @root_option
 @socket_option
 @timeout_option

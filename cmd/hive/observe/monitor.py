@@ -31,6 +31,7 @@ from cells.observe.events import (
     event_text,
 )
 from cells.observe.monitor import SOCKET, MonitorProtocolError, Payloads
+from hive import completion
 from hive.client import TIMEOUT, connect, socket_option
 from hive.names import Names, endpoint_number
 from hive.observe.monitor_filter import VERDICTS, Wanted
@@ -112,7 +113,12 @@ _endpoint = _Endpoint()
     help="Only packets from or to this address or network.",
 )
 @click.option(
-    "--pod", "pods", multiple=True, metavar="POD", help="Only from or to this pod, on whichever node it is."
+    "--pod",
+    "pods",
+    multiple=True,
+    metavar="POD",
+    shell_complete=completion.pods,
+    help="Only from or to this pod, on whichever node it is.",
 )
 @click.option(
     "--namespace", "namespaces", multiple=True, help="Only from or to pods of this namespace, on any node."

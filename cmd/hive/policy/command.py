@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import click
 
+from hive import completion
 from hive.client import RefusedError, ask, socket_option, timeout_option
 from hive.output import document, output_option, table
 from hive.policy import agent
@@ -72,8 +73,8 @@ def check(folder: Path, output: str) -> int:
 
 
 @command.command()
-@click.argument("source", metavar="SRC", required=False)
-@click.argument("destination", metavar="DST[:PORT[/PROTO]]", required=False)
+@click.argument("source", metavar="SRC", required=False, shell_complete=completion.pods)
+@click.argument("destination", metavar="DST[:PORT[/PROTO]]", required=False, shell_complete=completion.pods)
 @click.option(
     "--manifests",
     "folder",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hive import completion
 from hive.client import ask, socket_option, timeout_option
 from hive.names import Names, service_of, services_of
 from hive.output import detailed, document, output_option, table_width
@@ -41,7 +42,7 @@ def list_services(words: tuple[str, ...], agent_socket: Path, timeout: float, ou
 
 
 @command.command()
-@click.argument("service")
+@click.argument("service", shell_complete=completion.services)
 @socket_option
 @timeout_option
 @output_option
