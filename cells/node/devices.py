@@ -164,18 +164,19 @@ class PodMtu:
 
     def __init__(self, agent: AgentConfig, devices: Table[Device]) -> None:
         self._configured = agent.mtu
-        self._devices = devices
+        self.devices = devices
+        """What it follows from."""
         self._found = (-1, DEFAULT_MTU)
         """At which revision of the devices, and what."""
 
     def __call__(self) -> int:
         if self._configured:
             return self._configured
-        revision = self._devices.revision
+        revision = self.devices.revision
         if self._found[0] != revision:
             self._found = (
                 revision,
-                min((one.mtu for one in uplinks(self._devices.all())), default=DEFAULT_MTU),
+                min((one.mtu for one in uplinks(self.devices.all())), default=DEFAULT_MTU),
             )
         return self._found[1]
 

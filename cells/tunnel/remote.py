@@ -30,7 +30,6 @@ from lifecycle import (
     Jobs,
     ReadTable,
     Reconciler,
-    Table,
     Tables,
     Target,
     after,
@@ -172,7 +171,6 @@ class RemoteNetworks:
         nodes: ReadTable[ClusterNode],
         endpoints: TunnelEndpoints,
         routes: TunnelRoutes,
-        devices: Table[Device],
         *,
         route_mtu: RouteMtu,
         jobs: Jobs,
@@ -189,7 +187,7 @@ class RemoteNetworks:
         """The ranges of other nodes' pods that the tunnel reaches, by range."""
         self._endpoints = self.table.derive(_endpoints, name="tunnel-endpoints")
         self._routes: Derived[TunnelRoute] = Derived(
-            "tunnel-routes", self._wanted_routes, self.table, devices
+            "tunnel-routes", self._wanted_routes, self.table, route_mtu.devices
         )
         every = INTERVAL if settings.tunnelled else math.inf
         into_map = Reconciler(self._endpoints, endpoints, full_every=every, put_early=True)
@@ -199,7 +197,7 @@ class RemoteNetworks:
         jobs.observe("reconcile routes", self._ways)
         jobs.observe("publish nodes", nodes.changes, self._report)
         if settings.tunnelled:
-            jobs.observe("follow devices", devices.changes, self._look)
+            jobs.observe("follow devices", route_mtu.devices.changes, self._look)
             jobs.observe("watch routes", self._hints, self._look)
 
     @property

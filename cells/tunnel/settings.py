@@ -84,6 +84,8 @@ class RouteMtu:
 
     def __init__(self, mtu: PodMtu, settings: TunnelSettings) -> None:
         self._mtu = mtu
+        self.devices = mtu.devices
+        """What it follows from."""
         self._overhead = OVERHEAD if settings.tunnelled else 0
 
     def __call__(self) -> int:
