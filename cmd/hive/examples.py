@@ -23,6 +23,11 @@ EXAMPLES = {
     "cleanup": ("hive cleanup --all-state", "hive cleanup --bpf-state"),
     "cni install": ("hive cni install", "hive cni install --cni-dir /opt/cni/bin"),
     "cni uninstall": ("hive cni uninstall",),
+    "cluster status": (
+        "hive cluster status",
+        "hive cluster status --wait --timeout 300",
+        "hive cluster status --context staging -n cilium -o json",
+    ),
     "config diff": ("hive config diff",),
     "config get": ("hive config get mtu", "hive config get enable-policy"),
     "config list": (

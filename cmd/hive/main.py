@@ -26,6 +26,7 @@ COMMANDS = {
     ),
     "cleanup": ("hive.init.cleanup", "Remove what the agent left on this node."),
     "cni": ("hive.init.cni", "Install the CNI plugin on a node, or remove its configuration."),
+    "cluster": ("hive.cluster", "Show the whole cluster, by a kubeconfig."),
     "config": ("hive.config.command", "Show, compare and change settings."),
     "db": ("hive.agent.db", "Show the tables of the running agent."),
     "completion": ("hive.completion", "Print a shell completion script."),
@@ -58,7 +59,7 @@ COMMANDS = {
 """Name -> module whose ``command`` it is, and the line the overview shows."""
 
 GROUPS = {
-    "Pods, policies and services": "status endpoint policy service identity ip fqdn node health",
+    "Pods, policies and services": "status cluster endpoint policy service identity ip fqdn node health",
     "Packets and flows": "monitor observe",
     "Inside the agent": "config db bpf map inspect shell api kubernetes debug version",
     "Run it": "agent operator lab",

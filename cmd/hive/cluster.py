@@ -1,0 +1,275 @@
+"""``hive cluster``: the whole cluster from one place, as its API server shows it.
+
+Needs: cells.kubernetes, imported when asked; the user's kubeconfig.   Gives: command.
+Source: what ``cilium status`` (cilium-cli) counts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import click
+
+from hive.client import TIMEOUT
+from hive.output import BAD, GOOD, document, fact_lines, output_option, terminal_width
+
+if TYPE_CHECKING:
+    from cells.kubernetes.client.access import Access
+    from cells.kubernetes.client.client import Client
+
+AGENT: Final = "k8s-app=cilium"
+OPERATOR: Final = "io.cilium/app=operator"
+"""Labels of the chart's pods, as cilium-cli looks for them."""
+_PAGE: Final = "500"
+_PAUSE: Final = 2.0
+"""Seconds between two looks of --wait."""
+_MOST: Final = 10
+"""Lines of what is wrong; the others are counted."""
+_OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"
+"""The taint that holds pods off a node until its agent is ready."""
+
+Found = dict[str, Any]
+
+
+@click.group()
+def command() -> None:
+    """Show the whole cluster, by the kubeconfig of the person who asks."""
+
+
+@command.command()
+@click.option(
+    "--kubeconfig",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="KUBECONFIG",
+    help="How to reach the API server (also: KUBECONFIG); else ~/.kube/config, else what this pod is given.",
+)
+@click.option("--context", default="", help="A context of it, not its current one.")
+@click.option("-n", "--namespace", default="kube-system", show_default=True, help="Where the agents run.")
+@click.option("--wait", is_flag=True, help="Wait until all is well, for at most --timeout seconds.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT,
+    show_default=True,
+    help="Seconds to wait.",
+)
+@output_option
+def status(
+    kubeconfig: Path | None, context: str, namespace: str, wait: bool, timeout: float, output: str
+) -> None:
+    """Show how many agents, operators and pods are well, their images, and what is wrong.
+
+    Exits 1 when anything is wrong. A pod is managed when it has a CiliumEndpoint; pods in the network of
+    their node are not counted.
+    """
+    access = _access(kubeconfig, context)
+    until = time.monotonic() + timeout
+    while True:
+        found = _summary(_look(access, namespace, timeout), namespace)
+        left = until - time.monotonic()
+        if not found["errors"] or not wait or left <= 0:
+            break
+        time.sleep(min(_PAUSE, left))
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+    else:
+        for line in fact_lines(list(_facts(found)), terminal_width()):
+            click.echo(line)
+    if found["errors"]:
+        raise click.exceptions.Exit(1)
+
+
+def _access(kubeconfig: Path | None, context: str) -> Access:
+    """How to reach the API server. Raises click.ClickException."""
+    from cells.kubernetes.client.access import from_kubeconfig, in_cluster
+    from cells.kubernetes.settings import AccessError
+
+    home = Path.home() / ".kube" / "config"
+    if kubeconfig is not None and os.pathsep in str(kubeconfig) and not kubeconfig.exists():
+        raise click.UsageError(f"KUBECONFIG={kubeconfig}: names several files: choose one with --kubeconfig")
+    try:
+        if kubeconfig is None and not home.exists():
+            if (given := in_cluster(os.environ)) is None:
+                raise click.UsageError(f"no cluster: {home} does not exist: give --kubeconfig FILE")
+            return given
+        return from_kubeconfig(kubeconfig or home, context)
+    except AccessError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _look(access: Access, namespace: str, timeout: float) -> dict[str, Any]:
+    """Objects of the cluster, and its server. Raises click.ClickException."""
+    import anyio
+
+    from cells.kubernetes.client import connect
+    from cells.kubernetes.client.errors import KubernetesError
+
+    async def ask() -> dict[str, Any]:
+        client = connect(access, agent="hive-cluster", qps=0, timeout=timeout)
+        try:
+            with anyio.fail_after(timeout):
+                return await _objects(client, namespace)
+        finally:
+            await client.reset()
+
+    try:
+        return anyio.run(ask)
+    except TimeoutError as error:
+        raise click.ClickException(
+            f"{access.servers[0]} does not answer within {timeout:g} s: is the kubeconfig's server right?"
+        ) from error
+    except KubernetesError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _objects(client: Client, namespace: str) -> dict[str, Any]:
+    import msgspec
+
+    from cells.kubernetes.client.errors import NotFoundError
+
+    version = msgspec.json.decode(await client.raw("GET", "/version"), type=Found)
+    here = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+    try:
+        endpoints = await _all(client, "/apis/cilium.io/v2/ciliumendpoints")
+    except NotFoundError:  # no CRD: disable-endpoint-crd, or nothing is installed
+        endpoints = None
+    return {
+        "server": client.server,
+        "version": version.get("gitVersion", ""),
+        "nodes": await _all(client, "/api/v1/nodes"),
+        "agents": await _all(client, here, AGENT),
+        "operators": await _all(client, here, OPERATOR),
+        "pods": await _all(client, "/api/v1/pods"),
+        "endpoints": endpoints,
+    }
+
+
+async def _all(client: Client, path: str, labels: str = "") -> list[Found]:
+    """Every object of a list, page by page. Raises KubernetesError."""
+    import msgspec
+
+    query = {"limit": _PAGE} | ({"labelSelector": labels} if labels else {})
+    found: list[Found] = []
+    while True:
+        page = msgspec.json.decode(await client.raw("GET", path, query), type=Found)
+        found += page.get("items") or ()
+        following = (page.get("metadata") or {}).get("continue")
+        if not following:
+            return found
+        query = query | {"continue": following}
+
+
+def _summary(seen: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """What is shown: counts, images and errors."""
+    nodes = sorted(_name(one) for one in seen["nodes"])
+    agents, operators = seen["agents"], seen["operators"]
+    pods = [one for one in seen["pods"] if _has_network(one)]
+    known = None if seen["endpoints"] is None else {_key(one) for one in seen["endpoints"]}
+    unmanaged = [] if known is None else sorted(_key(one) for one in pods if _key(one) not in known)
+    errors = [*_wrong_agents(nodes, agents, namespace), *_wrong_operators(operators, namespace)]
+    errors += [
+        f"node {_name(one)}: still has the taint {_OURS_TO_FIX}" for one in seen["nodes"] if _held(one)
+    ]
+    errors += [f"pod {pod}: not managed: it has no CiliumEndpoint" for pod in unmanaged]
+    ready_nodes = {_node(one) for one in agents if _ready(one)}
+    return {
+        "server": seen["server"],
+        "version": seen["version"],
+        "agents": {"ready": len(ready_nodes & set(nodes)), "nodes": len(nodes)},
+        "operators": {"ready": sum(map(_ready, operators)), "pods": len(operators)},
+        "pods": {"managed": None if known is None else len(pods) - len(unmanaged), "all": len(pods)},
+        "images": {"agents": _images(agents), "operators": _images(operators)},
+        "errors": errors,
+    }
+
+
+def _wrong_agents(nodes: Sequence[str], agents: Sequence[Found], namespace: str) -> Iterator[str]:
+    if not agents:
+        yield f"no pods with {AGENT} in namespace {namespace}: is it installed there? (--namespace)"
+        return
+    with_agent = {_node(one) for one in agents}
+    yield from (f"node {node}: no agent runs there" for node in nodes if node not in with_agent)
+    yield from (f"agent {_key(one)} on {_node(one)}: {_why(one)}" for one in agents if not _ready(one))
+
+
+def _wrong_operators(operators: Sequence[Found], namespace: str) -> Iterator[str]:
+    if not operators:
+        yield f"no pods with {OPERATOR} in namespace {namespace}: pod ranges and identities need an operator"
+    elif not any(map(_ready, operators)):
+        yield from (f"operator {_key(one)}: {_why(one)}" for one in operators)
+
+
+def _name(one: Found) -> str:
+    return str(one["metadata"]["name"])
+
+
+def _key(one: Found) -> str:
+    return f"{one['metadata'].get('namespace', '')}/{_name(one)}"
+
+
+def _node(pod: Found) -> str:
+    return str(pod.get("spec", {}).get("nodeName", "")) or "no node yet"
+
+
+def _held(node: Found) -> bool:
+    return any(one.get("key") == _OURS_TO_FIX for one in node.get("spec", {}).get("taints") or ())
+
+
+def _has_network(pod: Found) -> bool:
+    """Whether an agent should have given it a network: it runs, and not in its node's."""
+    return not pod["spec"].get("hostNetwork") and pod.get("status", {}).get("phase") == "Running"
+
+
+def _ready(pod: Found) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+
+
+def _why(pod: Found) -> str:
+    """Why a pod is not ready, in the kubelet's words."""
+    state = pod.get("status", {})
+    containers = [*(state.get("initContainerStatuses") or ()), *(state.get("containerStatuses") or ())]
+    for one in containers:
+        waiting = (one.get("state") or {}).get("waiting")
+        if waiting:
+            restarts = one.get("restartCount", 0)
+            return f"{waiting.get('reason', 'waiting')}" + (
+                f", restarted {restarts} times" if restarts else ""
+            )
+    return f"not ready ({state.get('phase') or 'no phase'}); see kubectl describe pod"
+
+
+def _images(pods: Sequence[Found]) -> dict[str, int]:
+    """Images of the first containers -> how many pods run them."""
+    return dict(Counter(pod["spec"]["containers"][0].get("image", "") for pod in pods))
+
+
+def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and text of every line."""
+    yield "Cluster:", f"{found['server']}  {found['version']}".rstrip()
+    agents, operators, pods = found["agents"], found["operators"], found["pods"]
+    yield "Agents:", _share(agents["ready"], agents["nodes"], "nodes have a ready one")
+    yield "Operator:", _share(operators["ready"], operators["pods"], "ready")
+    if pods["managed"] is None:
+        yield "Pods:", f"{pods['all']}; which are managed is not known: there are no CiliumEndpoints"
+    else:
+        yield "Pods:", _share(pods["managed"], pods["all"], "managed")
+    for kind, images in found["images"].items():
+        for image, count in sorted(images.items()):
+            yield "Images:", f"{count} {kind}: {image}"
+    errors = found["errors"]
+    yield "Errors:", click.style(str(len(errors)), fg=BAD) if errors else click.style("none", fg=GOOD)
+    for text in errors[:_MOST]:
+        yield "", f"  {text}"
+    if len(errors) > _MOST:
+        yield "", f"  and {len(errors) - _MOST} more (-o json shows all)"
+
+
+def _share(part: int, whole: int, what: str) -> str:
+    return click.style(f"{part} of {whole}", fg=GOOD if part == whole and whole else BAD) + f" {what}"
