@@ -89,9 +89,8 @@ class CniServer:
         self._open_pod = open_pod
         self._times = times or CallTimes()
         self._log = log
-        self._server = PacketServer(self._handle, log, uids=uids)
+        self._server = PacketServer(self._handle, log, uids=uids, settle=self._settle)
         self._tasks: TaskGroup | None = None
-        self._server.settle = self._settle
         self._lanes: dict[str, deque[tuple[PluginConnection, PluginCall]]] = {}
         self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
         self._ahead: AddRequest | None = None
@@ -209,11 +208,12 @@ class CniServer:
             raise CniError("interface name contains %", code=INVALID_ENVIRONMENT)
         netns_fd, netlink_fd = connection.fds
         side = PodSide(netns_fd, netns_cookie(netlink_fd), self._open_pod(netlink_fd))
-        addition = AddRequest(self._tools, connection, call, side)
-        if call.repeated and self._detacher.detach_attachment(call.container_id, call.ifname):
-            # The runtime never got it, and how far its interface in the pod got is unknown.
+        # The runtime never got an attachment that is made again, and how far its interface got is unknown.
+        again = call.repeated and self._detacher.detach_attachment(call.container_id, call.ifname)
+        settled = self._detacher.settled if again else None
+        addition = AddRequest(self._tools, connection, call, side, before_retry=settled)
+        if again:
             self._log.info("attachment of a killed agent is made again", attachment=call.attachment_id)
-            addition.before_retry = self._detacher.settled
         elif addition.prepare() and (self._server.others or self._ahead is not None):
             if self._go_ahead(addition):
                 return None

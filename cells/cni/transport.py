@@ -110,12 +110,13 @@ class PacketServer:
         log: Logger,
         *,
         uids: Collection[int] = (0,),
+        settle: Callable[[], object] = lambda: None,
     ) -> None:
+        """``settle`` is called when no other request waits: to finish what ``handle`` left unfinished."""
         self._handle = handle
         self._log = log
         self._uids = frozenset(uids)
-        self.settle: Callable[[], object] = lambda: None
-        """Called when no other request waits: finish what ``handle`` left unfinished."""
+        self._settle = settle
         self.unsettled = False
         """Whether there is such; ``handle`` says so."""
         self.others = False
@@ -147,7 +148,7 @@ class PacketServer:
             self._again.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
-        self.settle()
+        self._settle()
         if self._next is not None:
             self._next.close()
             self._next = None
@@ -158,7 +159,7 @@ class PacketServer:
         while self._has_turn():
             connected, self._next = self._next or self._take(), None
             if connected is None:
-                self.settle()
+                self._settle()
                 return
             self._next = self._take()
             self.others = self._next is not None or bool(self.silent)

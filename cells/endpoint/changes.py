@@ -116,7 +116,7 @@ class PolicyEnforcement:
             return ""
         return (
             f"policy enforcement is not changed: {keeping} restored endpoints keep their policies"
-            f" until these are known: {policies.unknown_rules()}; ask again then"
+            f" until these are known: {policies.unknown_rules}; ask again then"
         )
 
     async def change(self, wanted: Enforced) -> list[int]:

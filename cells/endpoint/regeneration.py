@@ -1,7 +1,7 @@
 """Endpoints made right in kernel and state file: the queue of builds, and the recovery of failed ones."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Iterable
 
 import anyio
 import anyio.lowlevel
@@ -9,7 +9,8 @@ import anyio.lowlevel
 from cells.endpoint.creation import RegenerationRecovery
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Level
-from lifecycle import Jobs
+from cells.policy.maps import OutdatedPolicy
+from lifecycle import Change, Jobs
 
 # The queue of endpoints that are to be made right again in kernel and state file.
 #
@@ -64,7 +65,7 @@ class Regenerations:
         self._recovery = recovery
         self._waiting: dict[int, Regeneration] = {}
         self._asked = anyio.Event()
-        endpoints.policies.regenerate = self.follow_policy
+        jobs.observe("follow policies", endpoints.policies.outdated.changes, self.follow_policies)
         jobs.one_shot("regenerate endpoints", self._build)
 
     @property
@@ -91,11 +92,11 @@ class Regenerations:
         self._asked.set()
         return wanted
 
-    def follow_policy(self, endpoint_ids: Collection[int], reason: str) -> None:
-        """The policies of these endpoints have changed: have them realized."""
-        for endpoint_id in endpoint_ids:
-            if not self._endpoints.realize_policy(endpoint_id):
-                self.request(endpoint_id, Level.POLICY, reason)
+    async def follow_policies(self, changes: Iterable[Change[OutdatedPolicy]]) -> None:
+        """Policies of endpoints have changed: have them realized."""
+        for row in (change.row for change in changes):
+            if row is not None and not self._endpoints.realize_policy(row.endpoint_id):
+                self.request(row.endpoint_id, Level.POLICY, row.reason)
 
     async def _build(self) -> None:
         while True:

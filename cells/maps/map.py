@@ -519,12 +519,14 @@ class Epochs:
         if self._depth:
             self._due.update(endpoint_ids)
             return
-        following = {one: self._current(one) + 1 for one in endpoint_ids}
-        if len(following) == 1:
-            ((one, value),) = following.items()
+        if len(endpoint_ids) == 1:  # as nearly always, and pods wait for it
+            one = endpoint_ids[0]
+            value = self._current(one) + 1
             self._table.update(_index(one), _epoch.pack(value))
-        else:
-            self._table.update_batch([(_index(one), _epoch.pack(value)) for one, value in following.items()])
+            self._known[one] = value
+            return
+        following = {one: self._current(one) + 1 for one in endpoint_ids}
+        self._table.update_batch([(_index(one), _epoch.pack(value)) for one, value in following.items()])
         self._known.update(following)
 
     @contextmanager
@@ -544,8 +546,9 @@ class Epochs:
 
     def _current(self, endpoint_id: int) -> int:
         known = self._known.get(endpoint_id)
-        if known is None:
-            (known,) = _epoch.unpack(self._table.lookup(_index(endpoint_id)) or bytes(_epoch.size))
+        if known is not None:
+            return known
+        (known,) = _epoch.unpack(self._table.lookup(_index(endpoint_id)) or bytes(_epoch.size))
         return int(known)
 
 

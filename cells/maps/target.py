@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 from anyio import to_thread
 
 from cells.maps.map import Map
-from lifecycle import BatchError, BatchFailures, Logger, NotStartedError, Reconciler, Table
+from lifecycle import BatchError, Logger, NotStartedError, Reconciler, Table
 
 __all__ = ["BYTES", "Codec", "MapTable", "MapTarget", "record"]
 
@@ -97,14 +97,27 @@ class MapTarget(Generic[Key, Row, Value]):
 
     def write_now(self, rows: Mapping[Key, Row | None]) -> None:
         """Write rows, or remove those that are None. Raises BatchError, with an OSError for each."""
-        maps, which, pack = self._maps(), self._which, self._key.pack
-        with maps[0].once(), BatchFailures(OSError) as failures:
-            for key, row in rows.items():
-                with failures.of(key):
-                    if row is None:
-                        maps[which(key)].delete(pack(key))
-                    else:
-                        maps[which(key)].update(pack(key), self._value.pack(self.value_of(row)))
+        maps = self._maps()
+        if len(rows) == 1:  # as nearly always: verdicts are void once anyway
+            failures = self._write(maps, rows)
+        else:
+            with maps[0].once():
+                failures = self._write(maps, rows)
+        if failures:
+            raise BatchError(failures)
+
+    def _write(self, maps: Sequence[Map], rows: Mapping[Key, Row | None]) -> dict[Any, Exception]:
+        failures: dict[Any, Exception] = {}
+        for key, row in rows.items():
+            table, packed = maps[self._which(key)], self._key.pack(key)
+            try:
+                if row is None:
+                    table.delete(packed)
+                else:
+                    table.update(packed, self._value.pack(self.value_of(row)))
+            except OSError as error:
+                failures[key] = error
+        return failures
 
     def lookup(self, key: Key) -> Value | None:
         """What the datapath finds for the key: in a trie, that of the longest prefix. Raises OSError."""
@@ -164,8 +177,17 @@ class MapTable(Generic[Key, Row, Value]):
         ``undo`` the table is as before then, and the map follows with the sweep.
         """
         left, table = self.leftovers, self._table
-        before: dict[Key, Row | None] = {key: table.get(key) for key in rows}
-        differ = [key for key, row in rows.items() if not self._holds(key, row, before[key])]
+        before: dict[Key, Row | None] = {}
+        differ = []
+        for key, row in rows.items():
+            was = before[key] = table.get(key)
+            if was is not None or left:
+                known = left.get(key) if was is None else self._target.value_of(was)
+                if self._holds(key, row, known):
+                    continue
+            elif row is None:
+                continue
+            differ.append(key)
         self._put(rows)
         try:
             if differ:
@@ -192,9 +214,8 @@ class MapTable(Generic[Key, Row, Value]):
                 else:
                     table.delete(key)
 
-    def _holds(self, key: Key, row: Row | None, before: Row | None) -> bool:
-        """Whether the map has this already: we wrote or read it, and it is found. Raises OSError."""
-        known = self.leftovers.get(key) if before is None else self._target.value_of(before)
+    def _holds(self, key: Key, row: Row | None, known: Value | None) -> bool:
+        """Whether the map has this already: ``known`` is what we wrote or read, and it is found."""
         if row is None or known is None:
             return row is None and known is None
         wanted = self._target.value_of(row)

@@ -150,17 +150,23 @@ class Reconciler(Generic[Key, Row]):
         if not self._write_through:
             raise RuntimeError(f"{self.name} follows its table: make it with write_through=True")
         rows = {key: self._source.get(key) for key in keys}
-        failures: Mapping[Key, Exception] = {}
+        target = cast("WriteThrough[Key, Row]", self._target)
         try:
-            cast("WriteThrough[Key, Row]", self._target).write_now(rows)
+            target.write_now(rows)
         except BatchError as error:
-            failures = error.failures
-        for action in ("put", "drop"):
-            batch = [key for key, row in rows.items() if (row is None) == (action == "drop")]
-            if batch:
-                self._written(action, batch, failures, pause=False)
-        if failures:
-            raise BatchError(failures)
+            self._note_now(rows, error.failures)
+            raise
+        self._note_now(rows, {})
+
+    def _note_now(self, rows: Mapping[Key, Row | None], failures: Mapping[Key, Exception]) -> None:
+        removed = [key for key, row in rows.items() if row is None]
+        if failures or self._work or len(self._statuses):
+            put = [key for key, row in rows.items() if row is not None]
+            self._written("put", put, failures, pause=False)
+            self._written("drop", removed, failures, pause=False)
+        else:  # as nearly always, and pods wait for it
+            self.statistics.puts += len(rows) - len(removed)
+            self.statistics.drops += len(removed)
 
     async def sweep(self) -> None:
         """Make everything equal once, before run() goes on from there: for start hooks.

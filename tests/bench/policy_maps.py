@@ -13,7 +13,7 @@ import struct
 import time
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,6 @@ class Node:
             self.maps,
             structlog.get_logger(),
         )
-        self.policies.regenerate = self._regenerate
-        self._waiting: list[int] | None = None
         """Endpoints to be regenerated in turns; None: at once."""
         for number in range(rules):
             self.world.apply(rule(number))
@@ -90,16 +88,16 @@ class Node:
     def apply(self, object_: dict[str, Any]) -> None:
         """An object, up to the last write."""
         self.policies.change(self.world.apply(object_), "measured")
+        for row in self.policies.outdated.all():
+            self._realize(row.endpoint_id)
 
     async def apply_all(self, objects: Sequence[dict[str, Any]]) -> None:
         """Objects of one batch, up to the last write."""
         changed = [self.world.put(one) async for one in in_slices(objects)]
-        self._waiting = []
         self.policies.change(await self.world.follow(changed), "measured")
-        waiting, self._waiting = self._waiting, None
-        for endpoint in waiting:  # as in the agent, where each is built by a task of its own
+        for row in self.policies.outdated.all():  # as in the agent, where each is built by a task of its own
             await anyio.lowlevel.checkpoint()
-            self._realize(endpoint)
+            self._realize(row.endpoint_id)
 
     def know(self, identity: Identity) -> None:
         """An identity, up to the last write."""
@@ -124,13 +122,6 @@ class Node:
     def close(self) -> None:
         """Close the maps."""
         self.maps.close()
-
-    def _regenerate(self, endpoints: Collection[int], _reason: str) -> None:
-        if self._waiting is not None:
-            self._waiting += endpoints
-            return
-        for endpoint in endpoints:
-            self._realize(endpoint)
 
     def _realize(self, endpoint: int) -> None:
         self.policies.realize(endpoint, FIRST + endpoint - 1, labels(endpoint - 1))

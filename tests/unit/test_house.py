@@ -17,10 +17,15 @@ from typing import NamedTuple
 
 import pytest
 
+from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
+from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from docs.site import api_reference
 from hive.inspect.source import hive_of
 from lifecycle.graph import circles
 from tests.support import recordings
+from tests.support.fake_map import SPECS, FakeMap
+from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"lifecycle": ROOT / "lifecycle", "cells": ROOT / "cells", "hive": ROOT / "cmd" / "hive"}
@@ -562,3 +567,108 @@ def test_recordings_are_packed() -> None:
     loose = {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.json")}
     known = ("tests/integration/deploy/older_chart.json", "tests/support/apiserver/resources.json")
     assert loose - {Path(each) for each in known} == {recordings.INDEX.relative_to(ROOT)}
+
+
+@functools.cache
+def cell_trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for room, path in MODULES if room == "cells"}
+
+
+def calls_in(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a method, by its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr, node
+
+
+def test_verdicts_are_voided_by_the_maps_alone() -> None:
+    """Who changes a map need not remember it: docs/design/0005-one-way-to-write-a-map.md."""
+    found = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for path, tree in cell_trees().items()
+        for name, call in calls_in(tree)
+        if name == "advance" and "epochs" in ast.unparse(call.func) and path.parts[-2] != "maps"
+    ]
+    assert found == []
+
+
+def test_a_caller_that_forgets_to_void_verdicts_does_not_exist() -> None:
+    """Each map that verdicts follow from, written in each way there is: the epoch goes on."""
+    for name, spec in SPECS.items():
+        if spec.voids is None:
+            continue
+        for how in ("update", "delete", "update_batch", "delete_batch", "clear"):
+            table: FakeMap[bytes, bytes] = FakeMap(spec)
+            key, value = bytes(spec.key_size), bytes(spec.value_size)
+            table.raw[key] = value
+            rows = {"update": (key, value), "delete": (key,), "update_batch": ([(key, value)],)}
+            getattr(table, how)(*rows.get(how, ([key],) if how == "delete_batch" else ()))
+            assert table.voided, f"{name}: {how}"
+        unwired: FakeMap[bytes, bytes] = FakeMap(spec)
+        unwired.epochs = None
+        with pytest.raises(RuntimeError, match="opened to be read"):
+            unwired.update(bytes(spec.key_size), bytes(spec.value_size))
+
+
+def test_a_caller_that_forgets_to_introduce_an_identity_does_not_exist() -> None:
+    """A claim reaches cilium_ipcache only after every follower knows its identity, whoever makes it."""
+    seen: list[tuple[int, bool]] = []
+    kernel = FakeIpcacheMap()
+
+    class Follower:
+        def ensure_identity(self, identity: int, labels: object) -> None:
+            del labels
+            seen.append((identity, identity in kernel.identities.values()))
+
+    identities = Identities(identity_table(), NodeAllocator(CLUSTER))
+    identity = identities.acquire_now(("k8s:app=web",))
+    assert identity is not None
+    forgetful = IpcacheOver(kernel, identities, [Follower()])
+    claim = IpcacheEntry(prefix="10.0.1.7/32", identity=identity.id, source=Source.LOCAL, resource="ep//7")
+    forgetful.upsert(claim)
+    assert seen == [(identity.id, False)]
+    assert kernel.identities == {"10.0.1.7/32": identity.id}
+
+
+WRITTEN_BY_TARGETS = {"ipcache", "lxc", "tunnels", "nodes", "ipmasq4", "ipmasq6"}
+WRITTEN_TWICE = {"endpoints"}
+"""hive_endpoints: rows of endpoints that an earlier agent left are removed by their restore."""
+
+
+def test_each_map_has_one_writer() -> None:
+    """The attribute of Maps is named where its target is made, and nowhere else is it written."""
+    found: dict[str, set[str]] = {}
+    for path, tree in cell_trees().items():
+        for name, call in calls_in(tree):
+            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+            written = name in {"update", "delete", "update_batch", "update_all", "delete_batch", "clear"}
+            if written and isinstance(owner, ast.Attribute) and "maps" in ast.unparse(owner.value):
+                found.setdefault(owner.attr, set()).add(str(path.relative_to(ROOT)))
+    assert {name for name, paths in found.items() if len(paths) > 1} <= WRITTEN_TWICE
+    assert not found.keys() & WRITTEN_BY_TARGETS, "by their MapTarget alone"
+
+
+def test_nobody_sets_a_callback_of_another_object() -> None:
+    """A dependency comes with the constructor, news by a table: the graph shows both."""
+    found = []
+    for path, tree in cell_trees().items():
+        methods = {
+            node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                foreign = isinstance(target, ast.Attribute) and not (
+                    isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}
+                )
+                value = node.value
+                method = (
+                    isinstance(value, ast.Attribute)
+                    and isinstance(value.value, ast.Name)
+                    and value.value.id == "self"
+                    and value.attr in methods
+                )
+                if foreign and (isinstance(value, ast.Lambda) or method):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []

@@ -36,6 +36,7 @@ from cells.policy.control.objects import (
     PodPorts,
     PolicyObject,
     PolicyRuleSettings,
+    RuleSources,
     of_pod,
     of_remote,
     policy_events,
@@ -68,7 +69,7 @@ from cells.policy.maps import KnownRules, RuleComputer
 from cells.policy.rules import PROTOCOLS, SERVED, Direction, PolicyOptions
 from cells.policy.rules.peers import Services
 from cells.policy.rules.schema import HTTPRule
-from lifecycle import Member, config, group, invoke, module, provide, provide_private
+from lifecycle import Member, after, config, group, invoke, module, provide, provide_private
 
 __all__ = [
     "PROTOCOLS",
@@ -150,6 +151,12 @@ def cluster_services(resources: Resources) -> Services:
     return ClusterServices(resources)
 
 
+@after(PolicyWatch)
+def known_rules(sources: RuleSources) -> KnownRules:
+    """Whether the rules from before a restart may be replaced: once the watch has taken in its sources."""
+    return sources
+
+
 def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
     """Rules as metrics."""
 
@@ -169,12 +176,12 @@ cell = group(
         provide(RulePolicy, as_=(RuleComputer,)),  # in place of the node's mode alone
         provide(policy_options, http_redirects, http_proxy),
         provide_private(cluster_services, HTTPRedirects),
-        provide(PodPorts),
+        provide(PodPorts, RuleSources),
     ),
     module(
         "policy-rules",
         "Rules, by policy objects",
-        provide(PolicyWatch, as_=(KnownRules,)),
+        provide(PolicyWatch, known_rules),
         provide(policy_objects, policy_events, PolicyView),
         provide(NamedAddresses, PolicyCounts, rule_metrics),
         invoke(PolicyWatch),

@@ -31,7 +31,7 @@ from cells.policy.compute.policies import (
 from cells.policy.compute.repository import Repository, RulesChanged
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.control.http_redirects import NO_PROXY, DNSProxyPort, HTTPProxyState, HTTPRedirects
-from cells.policy.control.objects import PodPorts
+from cells.policy.control.objects import PodPorts, RuleSources
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, NodePolicy, PodKey
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
@@ -59,6 +59,7 @@ class RulePolicy:
         ports: PodPorts | None = None,
         proxy: DNSProxyPort | None = None,
         requests: HTTPRedirects | None = None,
+        sources: RuleSources | None = None,
     ) -> None:
         self._node = node
         self._groups: dict[str, tuple[Prefix, ...]] = {}
@@ -66,6 +67,7 @@ class RulePolicy:
         self._ports = ports
         self._proxy = proxy
         self._requests = requests
+        self._sources = sources
         self._pods: dict[int, PodKey] = {}
         """Whose the endpoints are."""
         self._repository = Repository(World(options, {}, services))
@@ -82,6 +84,16 @@ class RulePolicy:
     def revision(self) -> int:
         """Of the rules, and of the node's mode."""
         return self._repository.revision
+
+    @property
+    def missing(self) -> str:
+        """The tables of rules and identities that are not taken in yet."""
+        return "" if self._sources is None else self._sources.missing
+
+    def acknowledged(self, endpoint_id: int) -> bool:
+        """Whether the proxy has acknowledged all redirects of the endpoint's policy."""
+        key = self._computed.key(endpoint_id)
+        return self._requests is None or key is None or self._requests.acknowledged(key.identity)
 
     @property
     def prefixes(self) -> set[Prefix]:

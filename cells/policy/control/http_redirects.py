@@ -74,6 +74,8 @@ class HTTPProxyState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it runs; where it does not, connections that are redirected are dropped."""
     message: str = ""
     """What is wrong and what to do; empty while it has accepted all rules."""
+    acknowledged: tuple[HTTPRedirect, ...] = ()
+    """The redirects that it follows, as it has taken them last."""
 
 
 def http_proxy() -> Table[HTTPProxyState]:
@@ -104,6 +106,13 @@ class HTTPRedirects:
         if self._ports is None or not self._ports.serves:
             return HTTPProxyState(runs=False, message=NO_PROXY)
         return next(iter(self._proxies.all()), HTTPProxyState(runs=True))
+
+    def acknowledged(self, identity: int) -> bool:
+        """Whether the proxy, if there is one, follows the redirects of an identity as they are now."""
+        if self._ports is None or not self._ports.serves:
+            return True
+        followed = {one.name: one for state in self._proxies.all() for one in state.acknowledged}
+        return all(followed.get(one.name) is one for one in self._table.all() if one.identity == identity)
 
     @staticmethod
     def redirect(direction: Direction) -> Redirect:

@@ -129,6 +129,29 @@ def policy_events(
 Row = TypeVar("Row")
 
 
+class RuleSources:
+    """The tables that policies follow from, and which of them have been taken in."""
+
+    def __init__(self) -> None:
+        self._followed: list[Followed[Any]] = []
+
+    def follow(self, table: Table[Row]) -> Followed[Row]:
+        """Batches of its changes; policies wait for what it has at first."""
+        followed = Followed(table)
+        self._followed.append(followed)
+        return followed
+
+    @property
+    def missing(self) -> str:
+        """The tables that are not known yet, or not taken in; empty when there are none."""
+        return ", ".join(one.name for one in self._followed if not one.caught_up)
+
+    async def known(self) -> None:
+        """Return once all rules and identities that there were at the start have been taken in."""
+        for one in self._followed:
+            await one.known()
+
+
 class Followed(Generic[Row]):
     """Batches of a table's changes; a batch counts as taken in when the next one is asked for."""
 

@@ -39,6 +39,7 @@ from cells.policy.control.objects import (
     Followed,
     PolicyObject,
     PolicyRuleSettings,
+    RuleSources,
     of_pod,
     of_remote,
     policy_kinds,
@@ -76,6 +77,7 @@ class PolicyWatch:
         settings: PolicyRuleSettings,
         counts: PolicyCounts,
         names: NamedAddresses,
+        sources: RuleSources,
         *,
         jobs: Jobs,
         health: Health,
@@ -93,7 +95,7 @@ class PolicyWatch:
         self._starting = ExitStack()
         """Open until restored endpoints' maps know the identities that the ipcache is to give."""
         self._starting.enter_context(policies.deferring_deletes())
-        policies.unknown_rules = lambda: self.missing
+        self._sources = sources
         self._started = False
         self._log = log
         self._health = health
@@ -108,41 +110,26 @@ class PolicyWatch:
         """Those that the ipcache was told of."""
         self._taken: dict[PolicySource, dict[str, Any]] = {}
         """What became of an object is known: one whose status alone changes is not taken in again."""
-        followed: list[Followed[Any]] = [Followed(identities.table)]
-        jobs.observe("identities", followed[-1].batches, self._follow_identities)
-        followed.append(Followed(resources.table(CILIUM_CIDR_GROUPS)))
-        jobs.observe("cidr-groups", followed[-1].batches, self._follow_groups)
+        follow = sources.follow
+        jobs.observe("identities", follow(identities.table).batches, self._follow_identities)
+        jobs.observe("cidr-groups", follow(resources.table(CILIUM_CIDR_GROUPS)).batches, self._follow_groups)
         for name, services in (("services", SERVICES), ("endpoint-slices", ENDPOINT_SLICES)):
-            followed.append(Followed(resources.table(services)))
-            jobs.observe(name, followed[-1].batches, self._follow_services)
+            jobs.observe(name, follow(resources.table(services)).batches, self._follow_services)
         self._ports = ClusterPorts()
-        followed.append(Followed(resources.table(PODS)))
-        jobs.observe("pods", followed[-1].batches, self._follow_pods)
-        followed.append(Followed(remote))
-        jobs.observe("remote-endpoints", followed[-1].batches, self._follow_remote)
+        jobs.observe("pods", follow(resources.table(PODS)).batches, self._follow_pods)
+        jobs.observe("remote-endpoints", follow(remote).batches, self._follow_remote)
         for kind in policy_kinds(settings):
-            followed.append(Followed(resources.table(kind)))
-            jobs.observe(kind.plural, followed[-1].batches, partial(self._follow_policies, kind))
-        self._followed = tuple(followed)
+            batches = follow(resources.table(kind)).batches
+            jobs.observe(kind.plural, batches, partial(self._follow_policies, kind))
         jobs.observe("http-proxy", Followed(proxies).batches, self._follow_proxy)
         jobs.one_shot("first", self._first)
-
-    @property
-    def missing(self) -> str:
-        """The tables that are not known yet, or not taken in."""
-        return ", ".join(one.name for one in self._followed if not one.caught_up)
-
-    async def known(self) -> None:
-        """Return once all rules and identities that there were at the start have been taken in."""
-        for one in self._followed:
-            await one.known()
 
     async def _first(self) -> None:
         """Give prefixes and names their identities, after the maps of restored endpoints have those.
 
         Then what a former agent left may go, in the maps, too.
         """
-        await self.known()
+        await self._sources.known()
         await self._names.begin()
         await self._policies.realized.wait_initialized()
         self._started = True
@@ -287,6 +274,7 @@ class PolicyWatch:
     async def _follow_proxy(self, changes: list[Change[HTTPProxyState]]) -> None:
         """The proxy of HTTP runs, or has taken the rules, or not: what policies' rows say of it follows."""
         del changes
+        self._policies.follow_proxies()
         for row in self._statuses.all():
             source = PolicySource(row.kind, row.namespace, row.name)
             unenforced = self._enforced(source)

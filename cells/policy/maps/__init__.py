@@ -27,6 +27,7 @@ from cells.policy.maps.rows import (
     NO_POD,
     EndpointPolicy,
     KnownRules,
+    OutdatedPolicy,
     PodKey,
     PolicyComputer,
     PolicyEntries,
@@ -45,6 +46,7 @@ __all__ = [
     "EndpointPolicy",
     "KnownRules",
     "NodePolicy",
+    "OutdatedPolicy",
     "PodKey",
     "PolicyComputer",
     "PolicyEntries",
@@ -135,6 +137,16 @@ class NodePolicy:
         self._enforcement = mode
         self._revision += 1
 
+    @property
+    def missing(self) -> str:
+        """Nothing: a mode is known from the start."""
+        return ""
+
+    def acknowledged(self, endpoint_id: int) -> bool:
+        """No mode leads packets to a proxy."""
+        del endpoint_id
+        return True
+
     def compute(
         self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
     ) -> EndpointPolicy:
@@ -218,6 +230,10 @@ def endpoint_policies(
     log: Logger,
 ) -> EndpointPolicies:
     """Each endpoint's policy, and its policy map."""
+
+    async def apply() -> None:
+        await policies.apply()
+
     policies = EndpointPolicies(
         table,
         realized,
@@ -225,10 +241,15 @@ def endpoint_policies(
         pool,
         log,
         lockdown=settings.enable_endpoint_lockdown_on_policy_overflow,
+        apply_soon=jobs.timer("policy-map-sync", apply, math.inf).trigger,
     )
     jobs.timer("policy-map-full-reconciliation", policies.reconcile, settings.reconciliation_seconds)
-    policies.apply_soon = jobs.timer("policy-map-sync", policies.apply, math.inf).trigger
     return policies
+
+
+def outdated_table(policies: EndpointPolicies) -> Table[OutdatedPolicy]:
+    """The ``endpoint-policies-outdated`` table, by endpoint id."""
+    return policies.outdated
 
 
 def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[Collector]:
@@ -255,6 +276,6 @@ cell = group(
         provide(policy_table, realized_table, policy_computer, policy_map_pool),
         # policy maps know identities before packets carry them
         provide(endpoint_policies, as_=(Member[IdentityFollower],)),
-        provide(policy_metrics),
+        provide(outdated_table, policy_metrics),
     ),
 )

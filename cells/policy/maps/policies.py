@@ -18,6 +18,7 @@ from cells.policy.compute import SLICE
 from cells.policy.maps.rows import (
     NO_POD,
     EndpointPolicy,
+    OutdatedPolicy,
     PodKey,
     PolicyComputer,
     PolicyEntries,
@@ -114,7 +115,9 @@ class EndpointPolicies:
         log: Logger,
         *,
         lockdown: bool = False,
+        apply_soon: Callable[[], object] = lambda: None,
     ) -> None:
+        """``apply_soon`` has apply() called."""
         self.table = table
         """What is wanted, by endpoint id."""
         self.realized = realized
@@ -132,18 +135,15 @@ class EndpointPolicies:
         self._deferred = DeferredDeletes()
         self._previous: dict[int, PolicyEntries] = {}
         """What maps had that were taken over and are not written yet."""
-        self.unknown_rules: Callable[[], str] = lambda: ""
-        """What must be known before policies follow from the rules; empty when nothing is missing."""
         self._hosts: set[int] = set()
         """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
-        self.regenerate: Callable[[Collection[int], str], object] = lambda _ids, _reason: None
-        """Has endpoints regenerated, each of which asks to realize(); with a reason for their logs."""
-        self.acknowledged: Callable[[int], bool] = lambda _id: True
-        """Whether proxies follow the endpoint's rules; when more do, follow_proxies() is called."""
+        self.outdated: Table[OutdatedPolicy] = Table(
+            "endpoint-policies-outdated", key=lambda row: row.endpoint_id
+        )
+        """Endpoints that are to be regenerated, by id: each asks to realize()."""
         self._awaiting: set[int] = set()
         """Endpoints whose maps are right, and whose proxies are behind."""
-        self.apply_soon: Callable[[], object] = lambda: None
-        """Has apply() called."""
+        self._apply_soon = apply_soon
 
     # Numbers and maps
 
@@ -171,7 +171,7 @@ class EndpointPolicies:
         self._hosts.discard(endpoint_id)
         self._computer.forget(endpoint_id)
         self._overflowed.pop(endpoint_id, None)
-        for table in (self.table, self.realized):
+        for table in (self.table, self.realized, self.outdated):
             with table.txn() as rows:
                 rows.delete(endpoint_id)
         self._pool.release(endpoint_id)
@@ -191,12 +191,17 @@ class EndpointPolicies:
         """What the endpoint's map has; of revision 0 when that is not known."""
         return self.realized.get(endpoint_id) or RealizedPolicy(endpoint_id=endpoint_id)
 
+    @property
+    def unknown_rules(self) -> str:
+        """What must be known before policies follow from the rules; empty when nothing is missing."""
+        return self._computer.missing
+
     def awaits_rules(self, endpoint_id: int) -> bool:
         """Whether the endpoint keeps its policy from before a restart, because rules are not known yet.
 
         Computed from a part of the rules, a policy would allow what the others forbid.
         """
-        return endpoint_id in self._previous and bool(self.unknown_rules())
+        return endpoint_id in self._previous and bool(self.unknown_rules)
 
     def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
         """Have the maps of all endpoints know this identity, before any packet carries it.
@@ -214,7 +219,7 @@ class EndpointPolicies:
             self._log.warning("policy map does not follow", endpoint=row.endpoint_id, error=str(error))
             self._changed.add(row.endpoint_id)
         if self._changed:
-            self.apply_soon()
+            self._apply_soon()
 
     def written(self, endpoint_id: int) -> EndpointPolicy | None:
         """The policy that the endpoint's map was last made; None before the first."""
@@ -245,7 +250,7 @@ class EndpointPolicies:
         one whose map is right already has the new revision, and is not. What changes without a new revision
         (peers that come and go) is written at once, and tried again until it is.
         """
-        regenerated: set[int] = set()
+        outdated: list[OutdatedPolicy] = []
         with self.table.txn() as rows:
             for policy in policies:
                 known = rows.get(policy.endpoint_id)
@@ -257,13 +262,15 @@ class EndpointPolicies:
                 elif policy.endpoint_id in self._hosts:
                     self._changed.add(policy.endpoint_id)
                 elif policy.revision != self.status(policy.endpoint_id).written:
-                    regenerated.add(policy.endpoint_id)
+                    outdated.append(OutdatedPolicy(policy.endpoint_id, policy.revision, reason))
                 elif policy != known:
                     self._changed.add(policy.endpoint_id)
-        if regenerated:
-            self.regenerate(regenerated, reason)
+        if outdated:
+            with self.outdated.txn() as waiting:
+                for row in outdated:
+                    waiting.put(row)
         if self._changed:
-            self.apply_soon()
+            self._apply_soon()
 
     @contextmanager
     def deferring_deletes(self) -> Iterator[None]:
@@ -277,7 +284,7 @@ class EndpointPolicies:
         finally:
             self._changed.update(self._deferred.over)
             if self._changed:
-                self.apply_soon()
+                self._apply_soon()
 
     def _is_realized(self, policy: EndpointPolicy, known: EndpointPolicy) -> bool:
         """Whether the map has these entries already, as those that were wanted before."""
@@ -346,13 +353,17 @@ class EndpointPolicies:
 
     def _mark(self, *policies: EndpointPolicy) -> None:
         """The maps have these policies."""
+        if done := [one.endpoint_id for one in policies if one.endpoint_id in self.outdated]:
+            with self.outdated.txn() as outdated:
+                for endpoint_id in done:
+                    outdated.delete(endpoint_id)
         with self.realized.txn() as rows:
             for policy in policies:
                 self._changed.discard(policy.endpoint_id)
                 self._written[policy.endpoint_id] = policy
                 self._previous.pop(policy.endpoint_id, None)
                 revision = policy.revision
-                waits = not self.acknowledged(policy.endpoint_id)
+                waits = not self._computer.acknowledged(policy.endpoint_id)
                 if waits:
                     self._awaiting.add(policy.endpoint_id)
                 if waits or policy.endpoint_id in self._deferred:

@@ -52,6 +52,19 @@ class RealizedPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Why the map is not as wanted; empty when it is."""
 
 
+class OutdatedPolicy(msgspec.Struct, frozen=True):
+    """A row of the table ``endpoint-policies-outdated``: an endpoint that is to be regenerated.
+
+    It leaves the table once the policy map has the policy.
+    """
+
+    endpoint_id: int
+    revision: int
+    """Of the rules that it is to follow."""
+    reason: str
+    """For the endpoint's log."""
+
+
 def enforced_directions(policy: EndpointPolicy | RealizedPolicy, *, audited: bool = False) -> str:
     """``none``, ``ingress``, ``egress`` or ``both``, as the API and metrics have it.
 
@@ -82,6 +95,15 @@ class PolicyComputer(Protocol):
     It is asked when an endpoint is made, regenerated, or gets another identity. What changes in between for
     endpoints that exist it tells by EndpointPolicies.change().
     """
+
+    @property
+    def missing(self) -> str:
+        """What must be known before policies follow from the rules; empty when nothing is missing."""
+        ...
+
+    def acknowledged(self, endpoint_id: int) -> bool:
+        """Whether proxies follow the endpoint's rules; when more do, EndpointPolicies.follow_proxies()."""
+        ...
 
     @property
     def revision(self) -> int:

@@ -130,7 +130,7 @@ class Envoy:
         self._sent: list[HTTPRedirect] = []
         self._versions: dict[str, str] = {}
         """That Envoy says it has once it has taken all, by the names of its statistics."""
-        self._acknowledged: dict[str, HTTPRedirect] = {}
+        self._acknowledged: tuple[HTTPRedirect, ...] = ()
         if not ports.serves:
             return
         log_file = settings.envoy_log or self._place.log
@@ -155,7 +155,6 @@ class Envoy:
         jobs.one_shot("forget previous redirects", self._forget)
         self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
         jobs.one_shot("notice that Envoy ends", self._watch)
-        policies.acknowledged = self._follows
 
     async def _give_way(self) -> None:
         """End one that an agent before this has started: two would share the ports. Raises OSError."""
@@ -221,9 +220,8 @@ class Envoy:
                 sent, versions = self._sent, self._versions
                 taken = await has_taken(self._place.admin, versions) if sent else True
                 if taken and sent is self._sent:
-                    self._acknowledged = {one.name: one for one in sent}
-                    self._policies.follow_proxies()
-                    self._report(HTTPProxyState(runs=True))
+                    self._acknowledged = tuple(sent)
+                    self._report(runs=True)
                     if sent:
                         self._answers.set()
                     return
@@ -237,10 +235,11 @@ class Envoy:
             message = f"Envoy does not run: connections that rules.http select are dropped; {see}"
         else:
             message = f"Envoy has not accepted the rules for {PATIENCE:g} s, the previous ones hold: {see}"
-        self._report(HTTPProxyState(runs=taken is not None, message=message))
+        self._report(runs=taken is not None, message=message)
         raise EnvoyError(message)
 
-    def _report(self, state: HTTPProxyState) -> None:
+    def _report(self, *, runs: bool, message: str = "") -> None:
+        state = HTTPProxyState(runs=runs, message=message, acknowledged=self._acknowledged)
         if self._state.get(state.name) != state:
             with self._state.txn() as rows:
                 rows.put(state)
@@ -252,15 +251,6 @@ class Envoy:
             self._answers = anyio.Event()
             await ended(self._place.admin)
             self._acknowledge_soon()
-
-    def _follows(self, endpoint_id: int) -> bool:
-        """Whether Envoy has acknowledged the rules of all redirects of an endpoint."""
-        endpoint = self._endpoints.get(endpoint_id)
-        return endpoint is None or all(
-            self._acknowledged.get(one.name) is one
-            for one in self._redirects.all()
-            if one.identity == endpoint.identity
-        )
 
     def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
         """These, and those from before that may be in use; their version."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import anyio
 import pytest
 import structlog
 
@@ -24,6 +25,7 @@ from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy import control
 from cells.policy import maps as policy_maps
 from cells.policy.control import DNSProxyPort, NamedAddresses, PolicyObject, PolicyWatch, RulePolicy
+from cells.policy.control.objects import RuleSources
 from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool, RealizedPolicy
 from cells.policy.rules import SERVED
 from cells.policy.rules.peers import World
@@ -91,8 +93,8 @@ class Room:
         self.watch = hive.get(PolicyWatch)
         self.objects = hive.get(Table[PolicyObject])
         self.remote = hive.get(Table[RemoteEndpoint])
-        self.policies.regenerate = self._regenerate
         self._hive = hive
+        self.regenerated: list[str] = []
         self.cart = self.policies.acquire()
         self._realize()
 
@@ -101,9 +103,12 @@ class Room:
         assert found is not None
         self.policies.realize(self.cart, found.id, CART, ("shop", "cart"))
 
-    def _regenerate(self, ids: object, reason: str) -> None:
-        del ids, reason
-        self._realize()
+    async def regenerate(self) -> None:
+        """As the agent does: until cancelled."""
+        async for changes in self.policies.outdated.changes():
+            for row in (change.row for change in changes if change.row is not None):
+                self.regenerated.append(row.reason)
+                self._realize()
 
     @property
     def entries(self) -> dict[PolicyKey, PolicyEntry]:
@@ -157,7 +162,11 @@ async def room(
     )
     with state:
         async with hive.started():
-            yield Room(hive, Path(folder), maps, kernel)
+            found = Room(hive, Path(folder), maps, kernel)
+            async with anyio.create_task_group() as group:
+                group.start_soon(found.regenerate)
+                yield found
+                group.cancel_scope.cancel()
 
 
 async def test_an_endpoint_without_policies_may_do_everything(tmp_path: Path) -> None:
@@ -410,7 +419,7 @@ async def test_at_a_start_maps_know_identities_before_packets_have_them(tmp_path
     async with room(tmp_path, None, invoke(restoring)) as node:
         node.maps.maps[7] = {former: PolicyEntry()}
         node.policies.adopt(7)
-        await node.watch.known()
+        await node.hive.get(RuleSources).known()
         found = node.identities.acquire_now(CART)
         assert found is not None
         node.policies.realize(7, found.id, CART)
@@ -457,7 +466,7 @@ async def test_a_service_without_selector_is_its_backends_addresses_as_they_chan
         assert PolicyKey(node.kernel.identities["192.0.2.7/32"], egress=True) in node.entries
         node.write(SERVICES.replace("192.0.2.7", "192.0.2.8"), "services.yaml")
         await eventually(lambda: "192.0.2.8/32" in node.kernel.identities)
-        assert "192.0.2.7/32" not in node.kernel.identities
+        await eventually(lambda: "192.0.2.7/32" not in node.kernel.identities)
         revision = node.policy.revision
         other = SERVICES.replace("192.0.2.7", "192.0.2.9").replace("database", "other")
         node.write(other, "other.yaml")
@@ -468,11 +477,9 @@ async def test_a_service_without_selector_is_its_backends_addresses_as_they_chan
 
 async def test_a_policy_of_others_gives_its_revision_and_regenerates_nobody(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
-        regenerated: list[object] = []
-        node.policies.regenerate = lambda ids, reason: regenerated.append((ids, reason))
         node.write(WEB.replace("{app: cart}", "{app: another}"))
         await eventually(lambda: node.policies.status(node.cart).revision == node.policy.revision == 2)
-        assert regenerated == []
+        assert node.regenerated == []
         assert node.entries.keys() == {*ALLOW_ALL, HOST}
 
 

@@ -22,6 +22,7 @@ from cells.policy.maps import (
     EndpointPolicies,
     EndpointPolicy,
     NodePolicy,
+    OutdatedPolicy,
     PodKey,
     PolicyComputer,
     PolicyEntries,
@@ -92,6 +93,12 @@ class FakeRules:
     following: list[EndpointPolicy] = field(default_factory=list)
     """What changes for others by an identity."""
     living: set[int] = field(default_factory=set)
+    missing: str = ""
+    behind: set[int] = field(default_factory=set)
+    """Endpoints whose proxies do not follow."""
+
+    def acknowledged(self, endpoint_id: int) -> bool:
+        return endpoint_id not in self.behind
 
     def forget(self, endpoint_id: int) -> None:
         self.living.discard(endpoint_id)
@@ -189,15 +196,14 @@ async def test_a_map_that_refuses_is_told_and_keeps_its_revision(room: Room) -> 
 
 async def test_a_revision_is_there_when_proxies_have_acknowledged_it(room: Room) -> None:
     number = room.made()
-    behind = {number}
-    room.policies.acknowledged = lambda endpoint: endpoint not in behind
+    room.rules.behind.add(number)
     room.rules.revision = 2
     room.policies.realize(number, 300, ())
     status = room.policies.status(number)
     assert (status.revision, status.written, room.maps.maps[number]) == (1, 2, ALLOW_WEB)
     room.policies.follow_proxies()
     assert room.policies.status(number).revision == 1, "of other endpoints, that was"
-    behind.clear()
+    room.rules.behind.clear()
     room.policies.follow_proxies()
     assert room.policies.status(number).revision == 2
 
@@ -266,11 +272,10 @@ async def test_peers_know_an_identity_before_its_endpoint_is_realized(room: Room
 async def test_endpoints_of_another_revision_are_regenerated_and_not_written_behind_their_backs(
     room: Room,
 ) -> None:
-    number, asked = room.made(), list[tuple[set[int], str]]()
-    room.policies.regenerate = lambda ids, reason: asked.append((set(ids), reason))
+    number = room.made()
     room.maps.writes.clear()
     room.policies.change([wanted(number, 2, {})], "policy rules added")
-    assert asked == [({number}, "policy rules added")]
+    assert room.policies.outdated.all() == [OutdatedPolicy(number, 2, "policy rules added")]
     assert room.maps.writes == []
     assert room.policies.table.get(number) == wanted(number, 2, {})
 
