@@ -7,7 +7,8 @@
 # make browser      the page of hive inspect in Chromium
 # make kernel       the datapath, maps and netlink in the kernel (root)
 # make node         real agents, runtimes and labs in namespaces (root)
-# make lint         ruff and mypy
+# make lint         ruff, mypy and clang-format
+# make analyze      clang's static analyzer over the C
 #
 # make soak     what takes too long for that: every kill point, 100000 pods, hostile frames, all examples of
 #               properties, of which the other tiers draw a quarter (root, an hour and a half)
@@ -26,11 +27,14 @@ BIN    := $(VENV)/bin
 OBJECTS := cells/datapath/objects/datapath.o
 PLUGIN := cmd/hive/bin/cilium-cni
 LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/netlink/ahead/objects/libahead.so
+C_SOURCES := $(shell find cells cmd -name '*.[ch]')
+ANALYZE := $(firstword $(foreach n,18 17 16 15 14,$(shell command -v clang-$(n))) clang) --analyze -O2 -std=gnu11 \
+	-Xanalyzer -analyzer-output=text -Xanalyzer -analyzer-werror -Xanalyzer -analyzer-disable-checker=deadcode.DeadStores -o /dev/null
 # One process more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
 # A process that dies is not replaced: the replacement would wait for tests without end.
 SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: root docs demo test unit integration browser kernel node soak lint bench fresh install install-test clean
+.PHONY: root docs analyze demo test unit integration browser kernel node soak lint bench fresh install install-test clean
 .DELETE_ON_ERROR:
 
 # Before anything is installed. Without a Python that can try it, the installation comes first.
@@ -77,6 +81,13 @@ lint: .make/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
+
+# Paths on which the C reads or writes what it may not; a minute of processor time.
+analyze: install-test
+	@for source in cells/datapath/bpf/*.c; do echo "$$source"; \
+		$(ANALYZE) -target bpf -mcpu=v3 -Icells/datapath/bpf -I/usr/include/$$($(PYTHON) -c "import sysconfig; print(sysconfig.get_config_var('MULTIARCH'))") $$source || exit 1; done
+	@for source in cmd/cilium-cni/*.c cells/services/maglev/*.c cells/netlink/ahead/*.c; do echo "$$source"; $(ANALYZE) $$source || exit 1; done
 
 bench: root install-test
 	$(BIN)/python -m tests.bench

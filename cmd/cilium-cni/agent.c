@@ -108,7 +108,8 @@ static enum exchange receive(int fd, struct agent_reply *reply)
 	return ANSWERED;
 }
 
-enum exchange ask_agent(int fd, const struct agent_request *request, unsigned patience_ms, struct agent_reply *reply)
+enum exchange ask_agent(int fd, const struct agent_request *request, unsigned patience_ms,
+			struct agent_reply *reply)
 {
 	static char environment[ENV_LIMIT];
 	ssize_t env_length = collect_environment(environment);
@@ -143,9 +144,9 @@ enum exchange ask_agent(int fd, const struct agent_request *request, unsigned pa
 		result = receive(fd, reply);
 	else
 		result = errno == EPIPE || errno == ECONNRESET ? NOT_DELIVERED
-			: errno == EMSGSIZE			? TOO_LONG
-			: errno == EAGAIN			? TIMED_OUT
-								: NOT_SENT;
+			 : errno == EMSGSIZE		       ? TOO_LONG
+			 : errno == EAGAIN		       ? TIMED_OUT
+							       : NOT_SENT;
 	int why = errno;
 	close(fd);
 	errno = why;

@@ -28,11 +28,11 @@ struct agent_reply {
 enum exchange {
 	ANSWERED,
 	NOT_DELIVERED, // the agent never read the request (errno): sending it again is safe
-	NO_ANSWER,     // the agent read it and went away: what it did is unknown
-	TIMED_OUT,     // the agent is there and silent
-	NOT_SENT,      // this side's kernel refused (errno)
-	TOO_LONG,      // the request does not fit in a packet
-	MALFORMED,     // not an agent, or one with another framing
+	NO_ANSWER, // the agent read it and went away: what it did is unknown
+	TIMED_OUT, // the agent is there and silent
+	NOT_SENT, // this side's kernel refused (errno)
+	TOO_LONG, // the request does not fit in a packet
+	MALFORMED, // not an agent, or one with another framing
 };
 
 int64_t now_ms(void);
@@ -51,4 +51,5 @@ struct agent_request {
 };
 
 // Send environment, stdin and namespace over `fd`, wait up to `patience_ms` for the reply; closes `fd`.
-enum exchange ask_agent(int fd, const struct agent_request *request, unsigned patience_ms, struct agent_reply *reply);
+enum exchange ask_agent(int fd, const struct agent_request *request, unsigned patience_ms,
+			struct agent_reply *reply);

@@ -7,10 +7,10 @@
 #include "invocation.h"
 
 struct delegated {
-	int exit_code;        // 0: it did what it was asked
-	const char *text;     // what it printed: a result, or an error
-	size_t length;        // in bytes
-	const char *problem;  // "" or why it could not be called at all
+	int exit_code; // 0: it did what it was asked
+	const char *text; // what it printed: a result, or an error
+	size_t length; // in bytes
+	const char *problem; // "" or why it could not be called at all
 };
 
 // Whether the configuration names one. In a chain the address is the business of the plugin before us.

@@ -11,7 +11,7 @@
 
 enum {
 	STDIN_LIMIT = 128 << 10, // bytes; request and reply are one packet each
-	ID_LIMIT = 1024,	 // of what a runtime calls a container, so that it is whole in a queued delete
+	ID_LIMIT = 1024, // of what a runtime calls a container, so that it is whole in a queued delete
 };
 
 const char *const served_versions[] = { "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0", NULL };
@@ -45,8 +45,7 @@ static int check_ifname(const char *name)
 	if (!strcmp(name, ".") || !strcmp(name, ".."))
 		return fail(CNI_INVALID_ENVIRONMENT, "interface name is . or ..", "");
 	if (strpbrk(name, "/: \t\n\v\f\r"))
-		return fail(CNI_INVALID_ENVIRONMENT,
-			    "interface name contains / or : or whitespace characters", "");
+		return fail(CNI_INVALID_ENVIRONMENT, "interface name contains / or : or whitespace characters", "");
 	return 0;
 }
 
@@ -120,7 +119,8 @@ static int check_config(const struct netconf *conf)
 	if (!is_identifier(conf->name))
 		return fail(CNI_INVALID_CONFIG, "invalid characters found in network name", conf->name);
 	if (*conf->agent_socket && (*conf->agent_socket != '/' || strlen(conf->agent_socket) > 107))
-		return fail(CNI_INVALID_CONFIG, "agent-socket is not usable: expected an absolute path of at most 107 bytes",
+		return fail(CNI_INVALID_CONFIG,
+			    "agent-socket is not usable: expected an absolute path of at most 107 bytes",
 			    conf->agent_socket);
 	return 0;
 }

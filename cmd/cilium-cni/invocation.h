@@ -7,7 +7,7 @@
 
 struct invocation {
 	const char *command, *container_id, *netns, *ifname; // "" when absent
-	bool netns_override;                                 // CNI_NETNS_OVERRIDE: the node's own namespace is meant
+	bool netns_override; // CNI_NETNS_OVERRIDE: the node's own namespace is meant
 	const char *stdin_text;
 	size_t stdin_length;
 	struct netconf conf;

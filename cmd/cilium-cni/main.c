@@ -64,7 +64,8 @@ static int print_about(void)
 static int fail_netns(const struct invocation *call, enum netns_fault fault)
 {
 	if (fault == NETNS_OURS)
-		return fail(CNI_INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same", "");
+		return fail(CNI_INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same",
+			    "");
 	struct text message = { 0 };
 	add(&message, "opening netns pinned at ");
 	add(&message, call->netns);
@@ -94,7 +95,8 @@ static int fail_exchange(const struct invocation *call, enum exchange result, un
 	add(&message, socket_path(call));
 	switch (result) {
 	case TOO_LONG:
-		add(&message, ": the request is too long for one packet: shorten CNI_ARGS or the network configuration");
+		add(&message,
+		    ": the request is too long for one packet: shorten CNI_ARGS or the network configuration");
 		return fail(CNI_INVALID_CONFIG, words(&message), "");
 	case NOT_SENT:
 		add(&message, ": the request cannot be sent: ");
@@ -182,7 +184,8 @@ static int ask_to_add(struct addition *add)
 			add->unsettled = false;
 			return code > 0 ? code : print_reply(&reply);
 		}
-		if (result == NO_ANSWER) { // it died over the request: the next agent finds what it left, or nothing
+		if (result ==
+		    NO_ANSWER) { // it died over the request: the next agent finds what it left, or nothing
 			add->request.flags |= REQUEST_REPEATED;
 			add->unsettled = true;
 		}
@@ -208,7 +211,8 @@ static int do_add(const struct invocation *call)
 	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
 	if (fault != NETNS_OPENED)
 		return fail_netns(call, fault);
-	struct addition add = { .call = call, .request = { &netns, call->stdin_text, call->stdin_length, 0, "", 0 } };
+	struct addition add = { .call = call,
+				.request = { &netns, call->stdin_text, call->stdin_length, 0, "", 0 } };
 	int code = ask_to_add(&add);
 	// Not while a pod may have the address: the runtime's DEL will see to that.
 	if (code && add.addressed && !add.unsettled && call_delegate(call, "DEL").exit_code)
@@ -248,8 +252,8 @@ static int delete_without_agent(const struct invocation *call, const struct pod_
 	return 0;
 }
 
-static enum exchange ask_to_delete(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms,
-				   struct agent_reply *reply)
+static enum exchange ask_to_delete(const struct invocation *call, const struct pod_netns *netns,
+				   unsigned patience_ms, struct agent_reply *reply)
 {
 	int fd = connect_agent(socket_path(call), now_ms() + patience_ms);
 	if (fd < 0)
@@ -295,7 +299,8 @@ static int do_del(const struct invocation *call)
 }
 
 // Commands that may be asked twice without harm. `code` is for an agent that is not there, or silent.
-static int inquire(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms, unsigned code)
+static int inquire(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms,
+		   unsigned code)
 {
 	struct agent_reply reply;
 	struct agent_request request = { netns, call->stdin_text, call->stdin_length, 0, "", 0 };

@@ -15,12 +15,12 @@ struct kept {
 	const char *object; // NULL: at the top
 	const char *key;
 	const char **text; // where a string goes
-	bool *flag;        // or a bool
+	bool *flag; // or a bool
 };
 
 struct scanner {
 	const char *at, *end;
-	char *room;         // where the next string is decoded to
+	char *room; // where the next string is decoded to
 	const char *string; // the string decoded last
 	unsigned depth;
 	const char *object; // the key of the object at the top that is being scanned
@@ -86,9 +86,9 @@ static bool scan_hex(struct scanner *s, uint32_t *unit)
 	*unit = 0;
 	for (int i = 0; i < 4; i++, s->at++) {
 		char c = s->at < s->end ? *s->at : 0;
-		int digit = c >= '0' && c <= '9' ? c - '0'
-			: (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
-			: -1;
+		int digit = c >= '0' && c <= '9'		 ? c - '0'
+			    : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+								 : -1;
 		if (digit < 0)
 			return refuse(s, "in \\u hexadecimal character escape");
 		*unit = *unit << 4 | digit;

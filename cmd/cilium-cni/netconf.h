@@ -8,13 +8,13 @@
 #include <stddef.h>
 
 struct netconf {
-	const char *cni_version;   // "" when absent
-	const char *name;          // "" when absent
-	const char *agent_socket;  // "" when absent
+	const char *cni_version; // "" when absent
+	const char *name; // "" when absent
+	const char *agent_socket; // "" when absent
 	const char *chaining_mode; // "" when absent
-	const char *log_file;      // "" when absent
-	const char *ipam_type;     // ipam.type, the plugin that addresses are asked of; "" when absent
-	bool debug;                // enable-debug
+	const char *log_file; // "" when absent
+	const char *ipam_type; // ipam.type, the plugin that addresses are asked of; "" when absent
+	bool debug; // enable-debug
 };
 
 // Fill `conf` from `length` bytes at `stdin_text`; strings go to `room`, which holds length + 8 bytes.

@@ -6,14 +6,14 @@
 #include <stdbool.h>
 
 struct pod_netns {
-	int fd;      // of the namespace; -1 when there is none
+	int fd; // of the namespace; -1 when there is none
 	int netlink; // rtnetlink socket opened inside it; -1 when there is none
 };
 
 enum netns_fault {
 	NETNS_OPENED,
-	NETNS_GONE,   // no file, or no longer a namespace: errno says which
-	NETNS_OURS,   // it is the plugin's own namespace
+	NETNS_GONE, // no file, or no longer a namespace: errno says which
+	NETNS_OURS, // it is the plugin's own namespace
 	NETNS_FAILED, // errno says why
 };
 

@@ -28,8 +28,7 @@ static void compress(uint32_t state[8], const uint8_t block[64])
 		w[i] = (uint32_t)block[4 * i] << 24 | block[4 * i + 1] << 16 | block[4 * i + 2] << 8 |
 		       block[4 * i + 3];
 	for (int i = 16; i < 64; i++)
-		w[i] = w[i - 16] + w[i - 7] +
-		       (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
+		w[i] = w[i - 16] + w[i - 7] + (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
 		       (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
 	memcpy(v, state, sizeof(v));
 	for (int i = 0; i < 64; i++) {

@@ -13,7 +13,7 @@
 
 enum {
 	LOG_LIMIT = 10 << 20, // bytes; the file then becomes <file>.1, replacing the one before
-	STRING_LIMIT = 1600,  // bytes of one JSON string: an error with two of them is whole in one struct text
+	STRING_LIMIT = 1600, // bytes of one JSON string: an error with two of them is whole in one struct text
 };
 
 const char *error_version = "1.0.0";

@@ -16,7 +16,7 @@ struct text {
 void add(struct text *text, const char *words);
 void add_number(struct text *text, uint64_t number);
 void add_json(struct text *text, const char *words); // quoted and escaped
-const char *words(struct text *text);                // zero-terminated view
+const char *words(struct text *text); // zero-terminated view
 
 // "connection refused": strerror(3) with a small first letter, as the Go plugin prints it.
 const char *reason(int error);

@@ -66,11 +66,11 @@ static void murmur3(const uint8_t *data, usize length, uint32_t seed, uint64_t *
 struct backend {
 	uint32_t id;
 	uint32_t weight;
-	uint32_t name;	 /* where its name begins in names[] */
+	uint32_t name; /* where its name begins in names[] */
 	uint32_t length; /* of the name */
 	/* Filled here: */
 	uint32_t skip;
-	uint32_t next;	 /* the slot it would take next */
+	uint32_t next; /* the slot it would take next */
 	double turns;
 };
 
@@ -83,7 +83,7 @@ static uint32_t after(const struct backend *one, uint32_t size)
 }
 
 /* Fill table[size] with backend ids; 0 marks a slot that is free, so no id may be 0. The backends come in the
- * byte order of their names: every node must fill in the same order. size is prime, count at least 1. */
+ * byte order of their names: every node must fill in the same order. size is prime. Without backends all are free. */
 void maglev_fill(struct backend *backends, uint32_t count, const uint8_t *names, uint32_t seed, uint32_t *table,
 		 uint32_t size)
 {
@@ -91,6 +91,10 @@ void maglev_fill(struct backend *backends, uint32_t count, const uint8_t *names,
 	uint32_t in_turn = 0;
 	int weighted;
 
+	for (uint32_t i = 0; i < size; i++)
+		table[i] = 0;
+	if (!count)
+		return;
 	for (uint32_t i = 0; i < count; i++) {
 		struct backend *one = &backends[i];
 
@@ -101,15 +105,12 @@ void maglev_fill(struct backend *backends, uint32_t count, const uint8_t *names,
 		sum += one->weight;
 	}
 	weighted = sum / count > 1;
-	for (uint32_t i = 0; i < size; i++)
-		table[i] = 0;
 	for (uint64_t filled = 0; filled < size; filled++) {
 		uint32_t turn = in_turn;
 
 		if (++in_turn == count)
 			in_turn = 0;
-		while (weighted &&
-		       (filled + 1) * backends[turn].weight < (uint64_t)backends[turn].turns)
+		while (weighted && (filled + 1) * backends[turn].weight < (uint64_t)backends[turn].turns)
 			turn = (turn + 1) % count;
 		struct backend *one = &backends[turn];
 

@@ -104,7 +104,7 @@ static int receive_all(void)
 int main(int argc, char **argv)
 {
 	char line[512], netns[256], address[64];
-	struct pollfd input = {.fd = 0, .events = POLLIN};
+	struct pollfd input = { .fd = 0, .events = POLLIN };
 	int64_t began, quiet;
 	uint64_t round = 0, sent = 0, received = 0;
 	int64_t gap = 0;
@@ -120,7 +120,7 @@ int main(int argc, char **argv)
 	began = now();
 	while (poll(&input, 1, 0) == 0) {
 		int64_t due = began + (int64_t)(round * 1000000000ULL / atoi(argv[1]));
-		struct timespec until = {due / 1000000000, due % 1000000000};
+		struct timespec until = { due / 1000000000, due % 1000000000 };
 
 		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL); // late rounds are caught up
 		for (int i = 0; i < count; i++)

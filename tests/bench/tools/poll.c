@@ -123,8 +123,8 @@ static int64_t ask_who_is_due(int count)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct pollfd waits[MAX_CLIENTS + 1] = {{.fd = 0, .events = POLLIN}};
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct pollfd waits[MAX_CLIENTS + 1] = { { .fd = 0, .events = POLLIN } };
 	int count, ready = 0;
 
 	if (argc < 5 || (count = atoi(argv[2])) < 1 || count > MAX_CLIENTS) {
@@ -143,11 +143,11 @@ int main(int argc, char **argv)
 			die(argv[1]);
 		client->path = i % path_count;
 		client->due = now() + pause_ns * i / count; // not all at the same time
-		waits[i + 1] = (struct pollfd){.fd = client->fd, .events = POLLIN};
+		waits[i + 1] = (struct pollfd){ .fd = client->fd, .events = POLLIN };
 	}
 	for (;;) {
 		int64_t pause = ask_who_is_due(count);
-		struct timespec timeout = {.tv_sec = pause / 1000000000, .tv_nsec = pause % 1000000000};
+		struct timespec timeout = { .tv_sec = pause / 1000000000, .tv_nsec = pause % 1000000000 };
 
 		if (ppoll(waits, count + 1, pause < 0 ? NULL : &timeout, NULL) < 0)
 			die("poll");

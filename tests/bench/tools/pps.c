@@ -44,8 +44,8 @@ static void pin(const char *cpu)
 
 static void receive(uint16_t port, int64_t ms)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
-	struct timeval patience = {.tv_sec = 5};
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
+	struct timeval patience = { .tv_sec = 5 };
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
 	int64_t began, until, count = 1;
 	char byte[16];
@@ -63,7 +63,7 @@ static void receive(uint16_t port, int64_t ms)
 
 static void send_all(const char *host, uint16_t port, int64_t ms)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
 	int64_t until = now() + ms * 1000000;
 

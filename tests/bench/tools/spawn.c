@@ -47,8 +47,8 @@ static void die(const char *what)
 static void start(struct job *job, char *plugin, char *command, char *path, char *stdin_file)
 {
 	char env[5][512];
-	char *argv[] = {plugin, NULL};
-	char *envp[] = {env[0], env[1], env[2], env[3], env[4], "CNI_IFNAME=eth0", NULL};
+	char *argv[] = { plugin, NULL };
+	char *envp[] = { env[0], env[1], env[2], env[3], env[4], "CNI_IFNAME=eth0", NULL };
 	posix_spawn_file_actions_t files;
 
 	snprintf(env[0], sizeof(env[0]), "CNI_COMMAND=%s", command);

@@ -59,7 +59,7 @@ static void no_delay(int fd)
 
 static int listen_at(uint16_t port)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
 
 	check(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), "SO_REUSEADDR");
@@ -104,7 +104,7 @@ static void serve(uint16_t port, int ports)
 
 static int connect_to(const struct sockaddr_in *address)
 {
-	struct linger reset = {.l_onoff = 1};
+	struct linger reset = { .l_onoff = 1 };
 	int fd = socket(AF_INET, SOCK_STREAM, 0);
 
 	// Closing with a reset leaves no TIME_WAIT, so that the ports do not run out.
@@ -155,7 +155,7 @@ static void measure(int connecting, int trips, const struct sockaddr_in *address
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in address = {.sin_family = AF_INET};
+	struct sockaddr_in address = { .sin_family = AF_INET };
 
 	if ((argc == 4 || argc == 5) && !strcmp(argv[1], "serve")) {
 		int ports = argc == 5 ? atoi(argv[4]) : 1;
@@ -168,7 +168,8 @@ int main(int argc, char **argv)
 		serve(atoi(argv[3]), ports);
 	}
 	if (argc != 6 || (strcmp(argv[1], "rr") && strcmp(argv[1], "crr") && strcmp(argv[1], "connect"))) {
-		fprintf(stderr, "usage: traffic serve CPU PORT [COUNT] | traffic rr|crr|connect CPU HOST PORT COUNT\n");
+		fprintf(stderr,
+			"usage: traffic serve CPU PORT [COUNT] | traffic rr|crr|connect CPU HOST PORT COUNT\n");
 		return 2;
 	}
 	pin(argv[2]);

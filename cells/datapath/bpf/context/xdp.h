@@ -10,7 +10,8 @@ typedef struct xdp_md context_t;
 
 #define VERDICT_PASS XDP_PASS
 
-#define PACKET_DEEPEST 16384 /* bytes before what is read: more than headers need, and few enough for the verifier */
+#define PACKET_DEEPEST                                                                                             \
+	16384 /* bytes before what is read: more than headers need, and few enough for the verifier */
 
 #include "context/bounds.h"
 
@@ -86,7 +87,7 @@ VERIFIED_ALONE packet_sum4(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64
 		return -1;
 	if (flags & BPF_F_MARK_MANGLED_0 && !*field)
 		return 0;
-	sum = (__u16)~*field;
+	sum = (__u16) ~*field;
 	switch (flags & BPF_F_HDR_FIELD_MASK) {
 	case 0:
 		sum += (__u32)to;
@@ -100,7 +101,7 @@ VERIFIED_ALONE packet_sum4(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64
 	sum = (sum >> 32) + (sum & 0xffffffff);
 	sum = (sum >> 16) + (sum & 0xffff);
 	sum = (sum >> 16) + (sum & 0xffff);
-	sum = (__u16)~((sum >> 16) + (sum & 0xffff));
+	sum = (__u16) ~((sum >> 16) + (sum & 0xffff));
 	*field = flags & BPF_F_MARK_MANGLED_0 && !sum ? 0xffff : sum;
 	return 0;
 }

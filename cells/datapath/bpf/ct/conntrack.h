@@ -61,8 +61,7 @@ static __always_inline void ct_refresh_tcp(struct ct_entry *entry, struct flow *
 }
 
 /* FIN: the direction ends. RST: both do. */
-static __always_inline void ct_close(struct ct_entry *entry, struct flow *flow, enum direction direction,
-				     __u32 now)
+static __always_inline void ct_close(struct ct_entry *entry, struct flow *flow, enum direction direction, __u32 now)
 {
 	if (flow->tcp_flags & TCP_RST) {
 		entry->rx_closing = 1;
@@ -110,8 +109,8 @@ VERIFIED_ALONE ct_apply(struct ct_entry *entry, struct flow *flow, enum directio
 	return true;
 }
 
-static __always_inline struct ct_entry *ct_find(struct flow *flow, enum direction direction, bool reply,
-						__u32 now, __u8 family)
+static __always_inline struct ct_entry *ct_find(struct flow *flow, enum direction direction, bool reply, __u32 now,
+						__u8 family)
 {
 	struct ct_entry *entry = ct_entry_of(flow, direction, reply, family);
 
@@ -134,8 +133,8 @@ static __always_inline bool may_reply(const struct flow *flow)
  * A flow has entries both ways only when it ended and its other side began anew between the same ports: then
  * the packet belongs to the one it looks like.
  */
-static __always_inline enum ct_status ct_lookup(struct flow *flow, enum direction direction, __u32 now,
-						__u8 family, struct ct_entry **entry)
+static __always_inline enum ct_status ct_lookup(struct flow *flow, enum direction direction, __u32 now, __u8 family,
+						struct ct_entry **entry)
 {
 	bool reply = flow->reply_likely;
 

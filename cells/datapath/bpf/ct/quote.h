@@ -13,7 +13,7 @@ struct quote {
 	struct flow about;
 	__u32 ip_at;
 	__u32 checksum_at; /* of the transport, 0 if it is not in the packet */
-	__u32 ports_at;	   /* of the source's port or the identifier */
+	__u32 ports_at; /* of the source's port or the identifier */
 	bool echo;
 };
 
@@ -62,8 +62,7 @@ static __always_inline bool quote_ports(context_t *ctx, struct quote *quote)
 }
 
 /* Read it; false if it does not tell a flow. */
-static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, struct quote *quote,
-					   __u8 family)
+static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, struct quote *quote, __u8 family)
 {
 	struct flow *about = &quote->about;
 
@@ -95,8 +94,8 @@ static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, 
 /* Whether an error quotes a packet of a flow that was let through, of the endpoint whose `direction` the error travels: who
  * gets one has sent the packet, and who sends one has got it.
  */
-static __always_inline bool quotes_flow(context_t *ctx, const struct flow *flow, enum direction direction, __u32 now,
-					__u8 family)
+static __always_inline bool quotes_flow(context_t *ctx, const struct flow *flow, enum direction direction,
+					__u32 now, __u8 family)
 {
 	const enum direction quoted = direction == INGRESS ? EGRESS : INGRESS;
 	const struct ct_entry *entry;
@@ -125,8 +124,9 @@ VERIFIED_ALONE quotes_flow6(context_t *ctx, const struct flow *flow, enum direct
 }
 
 /* Whether the packet is an error about such a flow. */
-static __always_inline bool is_about_flow(context_t *ctx, const struct flow *flow, enum direction direction, __u32 now,
-					  __u8 family)
+static __always_inline bool is_about_flow(context_t *ctx, const struct flow *flow, enum direction direction,
+					  __u32 now, __u8 family)
 {
-	return family == FAMILY_IPV4 ? quotes_flow4(ctx, flow, direction, now) : quotes_flow6(ctx, flow, direction, now);
+	return family == FAMILY_IPV4 ? quotes_flow4(ctx, flow, direction, now)
+				     : quotes_flow6(ctx, flow, direction, now);
 }

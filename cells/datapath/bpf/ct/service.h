@@ -37,16 +37,16 @@ static __always_inline struct ct_entry *ct_service_find(const struct flow *flow,
 		struct ct4_key key __attribute__((aligned(8)));
 
 		ct_service_key4(&key, flow);
-		entry = bpf_map_lookup_elem(
-			flow->protocol == IPPROTO_TCP ? (void *)&cilium_ct4_global : (void *)&cilium_ct_any4_global,
-			&key);
+		entry = bpf_map_lookup_elem(flow->protocol == IPPROTO_TCP ? (void *)&cilium_ct4_global
+									  : (void *)&cilium_ct_any4_global,
+					    &key);
 	} else {
 		struct ct6_key key __attribute__((aligned(8)));
 
 		ct_service_key6(&key, flow);
-		entry = bpf_map_lookup_elem(
-			flow->protocol == IPPROTO_TCP ? (void *)&cilium_ct6_global : (void *)&cilium_ct_any6_global,
-			&key);
+		entry = bpf_map_lookup_elem(flow->protocol == IPPROTO_TCP ? (void *)&cilium_ct6_global
+									  : (void *)&cilium_ct_any6_global,
+					    &key);
 	}
 	return entry && entry->lifetime >= now ? entry : NULL;
 }
@@ -92,8 +92,8 @@ static __always_inline void ct_service_note(struct ct_entry *entry, struct flow 
 }
 
 /* Note who serves a new connection; 0, or the kernel's error. */
-static __always_inline long ct_service_create(const struct flow *flow, __u32 backend, __be16 rev_nat_index, __u32 now,
-					      __u8 family)
+static __always_inline long ct_service_create(const struct flow *flow, __u32 backend, __be16 rev_nat_index,
+					      __u32 now, __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP;
 	struct ct_entry entry = {

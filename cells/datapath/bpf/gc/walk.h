@@ -16,11 +16,11 @@
 
 #include "lib/bpf.h"
 
-#define SLICE 512      /* entries after which a run ends, at the end of a span */
-#define SPAN 32	       /* buckets whose heads are read at once */
-#define SPANS 32       /* spans of a call */
-#define STRETCH 32     /* calls after which a run ends: 32,768 buckets */
-#define CHAIN 32       /* entries of a bucket: one on average, so more are not its own */
+#define SLICE 512 /* entries after which a run ends, at the end of a span */
+#define SPAN 32 /* buckets whose heads are read at once */
+#define SPANS 32 /* spans of a call */
+#define STRETCH 32 /* calls after which a run ends: 32,768 buckets */
+#define CHAIN 32 /* entries of a bucket: one on average, so more are not its own */
 #define BUCKET_SIZE 64 /* bytes at the most: 16, more with the kernel's checks of locks */
 
 /* The kernel's own structures, as far as they are looked into. */
@@ -92,7 +92,8 @@ VERIFIED_ALONE walk_read_heads(void)
 		count = SPAN;
 	if (step > BUCKET_SIZE)
 		return -EINVAL;
-	failed = bpf_probe_read_kernel(walk_heads, count * step, (void *)(walk_buckets + (__u64)walk.bucket * step));
+	failed =
+		bpf_probe_read_kernel(walk_heads, count * step, (void *)(walk_buckets + (__u64)walk.bucket * step));
 	return failed ? (int)failed : (int)count;
 }
 

@@ -22,7 +22,8 @@ static __always_inline bool checks_sources(__u32 ifindex)
 
 	if (bpf_map_lookup_elem(&hive_devices, &ifindex) || bpf_map_lookup_elem(&hive_endpoints, &ifindex))
 		return true;
-	return ifindex == LOOPBACK_IFINDEX || !node || ifindex == node->host_ifindex || ifindex == node->net_ifindex;
+	return ifindex == LOOPBACK_IFINDEX || !node || ifindex == node->host_ifindex ||
+	       ifindex == node->net_ifindex;
 }
 
 /* The same of what the stack forwards from any other device, such as another runtime's bridge: 0, or the reason to drop it.
@@ -114,8 +115,8 @@ static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flo
 		flow->through_stack = true;
 	if (flow->ttl <= 1)
 		return DROP(INGRESS, DROP_TTL_EXCEEDED);
-	refused = by_proxy ? admit(flow, ct_now(), family)
-			   : ingress_check(skb, flow, use, ct_now(), family, &status);
+	refused =
+		by_proxy ? admit(flow, ct_now(), family) : ingress_check(skb, flow, use, ct_now(), family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
 	if (gets_proxied(skb, flow, family))

@@ -101,8 +101,8 @@ static __always_inline bool configures_host(const struct flow *flow, enum direct
 /* 0 if the packet, which is read, may pass; else the reason to drop it. Of a protocol that conntrack does not know
  * (`tracked`) every packet is judged by itself, and so is an ICMP error, unless it is about a flow of the node. A node whose policy map is gone is not locked up for that.
  */
-static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, enum direction direction, bool tracked,
-				      __u8 family)
+static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, enum direction direction,
+				      bool tracked, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	enum ct_status status = CT_ESTABLISHED;

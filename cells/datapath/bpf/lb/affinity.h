@@ -58,8 +58,8 @@ static __always_inline __u32 lb_affine(const struct lb_service *service, const s
 }
 
 /* The client has come again. */
-static __always_inline void lb_affinity_note(const struct lb_service *service, const struct flow *flow, __u32 backend,
-					     __u32 now, __u8 family)
+static __always_inline void lb_affinity_note(const struct lb_service *service, const struct flow *flow,
+					     __u32 backend, __u32 now, __u8 family)
 {
 	struct lb_affinity value = { .last_used = now, .backend = backend };
 

@@ -56,8 +56,7 @@ static __always_inline int translate_quote(context_t *ctx, const struct flow *fl
 		    packet_store(ctx, ip_at + offsetof(struct ipv6hdr, daddr), &new, 16))
 			return DROP_WRITE_ERROR;
 	}
-	if (packet_sum4(ctx, sum_at, about->dport, port, 2) ||
-	    packet_store(ctx, ports + 2, &port, sizeof(port)))
+	if (packet_sum4(ctx, sum_at, about->dport, port, 2) || packet_store(ctx, ports + 2, &port, sizeof(port)))
 		return DROP_WRITE_ERROR;
 	return 0;
 }

@@ -47,8 +47,8 @@ static __always_inline __u32 jhash_final(__u32 a, __u32 b, __u32 c)
 /* The service's address does not count: its backends are the same at each of them. Nor does the port of a client that is
  * to stay with its backend.
  */
-static __always_inline __u32 maglev_hash(const struct flow *flow, const struct nodeport_config *own, bool by_address,
-					 __u8 family)
+static __always_inline __u32 maglev_hash(const struct flow *flow, const struct nodeport_config *own,
+					 bool by_address, __u8 family)
 {
 	__u32 ports = (by_address ? 0 : (__u32)flow->sport << 16) | flow->dport;
 	__u32 a, b, c, initval;

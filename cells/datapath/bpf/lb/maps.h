@@ -37,19 +37,19 @@ struct lb_service {
 	__u16 quarantined;
 };
 
-#define LB_EXTERNAL_IP 0x01	  /* of flags */
+#define LB_EXTERNAL_IP 0x01 /* of flags */
 #define LB_NODE_PORT 0x02
 #define LB_HOST_PORT 0x08
 #define LB_AFFINITY 0x10
 #define LB_LOAD_BALANCER 0x20
-#define LB_ROUTABLE 0x40	  /* clients outside may ask it */
-#define LB_SOURCE_RANGE 0x80	  /* only some of them: cilium_lb4_source_range and its twin list these */
-#define LB_LOCAL_REDIRECT 0x01	  /* of flags2 */
-#define LB_LOOPBACK 0x08	  /* of flags2: a host port on the loopback address alone */
-#define LB_SOURCE_DENY 0x40	  /* of flags2: all but the listed ones */
-#define LB_L7 0x04		  /* of flags2 */
-#define LB_TWO_SCOPES 0x20	  /* of flags2 */
-#define LB_DSR 0x80		  /* of flags2: backends on other nodes answer by themselves, where services choose */
+#define LB_ROUTABLE 0x40 /* clients outside may ask it */
+#define LB_SOURCE_RANGE 0x80 /* only some of them: cilium_lb4_source_range and its twin list these */
+#define LB_LOCAL_REDIRECT 0x01 /* of flags2 */
+#define LB_LOOPBACK 0x08 /* of flags2: a host port on the loopback address alone */
+#define LB_SOURCE_DENY 0x40 /* of flags2: all but the listed ones */
+#define LB_L7 0x04 /* of flags2 */
+#define LB_TWO_SCOPES 0x20 /* of flags2 */
+#define LB_DSR 0x80 /* of flags2: backends on other nodes answer by themselves, where services choose */
 #define LB_AFFINITY_TIME 0xffffff /* the rest of the word says how a backend is chosen for clients outside */
 
 struct lb4_backend {

@@ -43,7 +43,8 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 	if (entry && entry->rev_nat_index == service->rev_nat_index) {
 		number = entry->backend_id;
 		/* One that is about to end keeps its connections, and gets no new ones. */
-		if (lb_backend_of(number, backend, family) && (backend->state == LB_BACKEND_ACTIVE || !begins(flow))) {
+		if (lb_backend_of(number, backend, family) &&
+		    (backend->state == LB_BACKEND_ACTIVE || !begins(flow))) {
 			ct_service_note(entry, flow, now);
 			return number;
 		}
@@ -102,8 +103,7 @@ static __always_inline bool lb_is_foreign(const struct lb_service *service, cons
 	       identity_of(ipcache_lookup(&flow->daddr, family)) != IDENTITY_HOST;
 }
 
-static __always_inline int lb_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie,
-				  __u8 family)
+static __always_inline int lb_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie, __u8 family)
 {
 	const struct lb_service *service;
 	struct lb_backend backend = {};
@@ -184,8 +184,7 @@ static __always_inline int lb_answer_from(context_t *ctx, struct flow *flow, con
 }
 
 /* Have a backend's answer come from the service. */
-static __always_inline int lb_answer(context_t *ctx, struct flow *flow, __be16 index, bool loopback,
-				     __u8 family)
+static __always_inline int lb_answer(context_t *ctx, struct flow *flow, __be16 index, bool loopback, __u8 family)
 {
 	struct address service;
 	__be16 port;

@@ -49,7 +49,8 @@ static __always_inline int translate_address(context_t *ctx, const struct flow *
 		if (packet_sum3(ctx, LINK_HLEN + offsetof(struct iphdr, check), old.words[0], new.words[0], 4))
 			return DROP_WRITE_ERROR;
 	} else {
-		at = LINK_HLEN + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
+		at = LINK_HLEN +
+		     (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
 	}
 	if (packet_store(ctx, at, &new, size))
 		return DROP_WRITE_ERROR;

@@ -34,7 +34,7 @@ struct config {
 	__u16 nat_port_max;
 	__u32 maglev_size; /* numbers in a lookup table of backends */
 	char build[16]; /* digest of the object, text */
-	char tag[32];   /* of the compilation: tells two builds of one source apart */
+	char tag[32]; /* of the compilation: tells two builds of one source apart */
 };
 
 _Static_assert(sizeof(struct config) == 100, ".rodata.cfg");

@@ -42,7 +42,7 @@ enum trace_point {
 /* What conntrack said of the packet of a trace event; the same numbers as enum ct_status. */
 #define TRACE_REASON_UNKNOWN 5
 
-#define AGGREGATION_LOW 1    /* no from-* events */
+#define AGGREGATION_LOW 1 /* no from-* events */
 #define AGGREGATION_MEDIUM 3 /* and to-* only when conntrack has something new to report */
 
 /* How a policy entry matched. */
@@ -124,8 +124,8 @@ static __always_inline bool tells_all(void)
 	return node && node->flags & NODE_NOTIFY_TRACE && node->aggregation < AGGREGATION_MEDIUM;
 }
 
-static __always_inline __u32 event_begin(context_t *ctx, struct event_header *header, __u8 type,
-					 __u8 subtype, __u16 endpoint)
+static __always_inline __u32 event_begin(context_t *ctx, struct event_header *header, __u8 type, __u8 subtype,
+					 __u16 endpoint)
 {
 	__u32 captured = packet_length(ctx) < EVENT_CAPTURE ? packet_length(ctx) : EVENT_CAPTURE;
 
@@ -211,8 +211,7 @@ VERIFIED_ALONE tell_verdict(context_t *ctx, const struct flow *flow, __u32 direc
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
 	if (node_tells(NODE_NOTIFY_POLICY_VERDICT))
-		event_send(ctx, &event, sizeof(event),
-			   event_begin(ctx, &event.header, EVENT_VERDICT, 0, endpoint));
+		event_send(ctx, &event, sizeof(event), event_begin(ctx, &event.header, EVENT_VERDICT, 0, endpoint));
 	return 0;
 }
 

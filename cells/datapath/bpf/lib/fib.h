@@ -42,6 +42,6 @@ static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, 
 
 static __always_inline mac_t fib_mac(const __u8 mac[6])
 {
-	return (mac_t)mac[0] | (mac_t)mac[1] << 8 | (mac_t)mac[2] << 16 | (mac_t)mac[3] << 24 | (mac_t)mac[4] << 32 |
-	       (mac_t)mac[5] << 40;
+	return (mac_t)mac[0] | (mac_t)mac[1] << 8 | (mac_t)mac[2] << 16 | (mac_t)mac[3] << 24 |
+	       (mac_t)mac[4] << 32 | (mac_t)mac[5] << 40;
 }

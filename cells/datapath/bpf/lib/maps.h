@@ -34,10 +34,10 @@ struct endpoint_config {
 	__u64 reserved;
 };
 
-#define ENDPOINT_PASSES_NEIGHBOURS 1   /* the host's stack answers its ARP and neighbour discovery */
-#define ENDPOINT_ANY_SOURCE 2	       /* may send from addresses that are not its own */
+#define ENDPOINT_PASSES_NEIGHBOURS 1 /* the host's stack answers its ARP and neighbour discovery */
+#define ENDPOINT_ANY_SOURCE 2 /* may send from addresses that are not its own */
 #define ENDPOINT_REQUIRE_EGRESS_PROG 4 /* cil_to_container sees what the host's end of its link sends */
-#define ENDPOINT_ROUTED_BY_HOST 8      /* its packets go where the host's stack or bridge takes them */
+#define ENDPOINT_ROUTED_BY_HOST 8 /* its packets go where the host's stack or bridge takes them */
 
 /* hive_node: facts of the node. */
 struct node_config {
@@ -61,7 +61,7 @@ struct node_config {
 #define NODE_NOTIFY_TRACE 2
 #define NODE_NOTIFY_POLICY_VERDICT 4
 #define NODE_AUDITS_POLICY 8 /* what policy refuses is let through and reported */
-#define NODE_AUDITS_HOST 16  /* the same of the node's own policy */
+#define NODE_AUDITS_HOST 16 /* the same of the node's own policy */
 #define NODE_NOTIFY_SOCK 32
 
 /* cilium_lxc: where an address of this node lives. */
@@ -97,7 +97,7 @@ struct ipcache_key {
 
 #define IPCACHE_SKIP_TUNNEL 1
 
-#define IPCACHE_PREFIX_IPV4 64	/* 32 bits of cluster and family, 32 of address */
+#define IPCACHE_PREFIX_IPV4 64 /* 32 bits of cluster and family, 32 of address */
 #define IPCACHE_PREFIX_IPV6 160 /* and 128 */
 
 struct ipcache_info {
@@ -166,9 +166,9 @@ struct ct_entry {
 	__u64 packets;
 	__u64 bytes;
 	__u32 lifetime; /* seconds of CLOCK_MONOTONIC at which the entry ends */
-	__u16 rx_closing : 1, tx_closing : 1, unused_nat46 : 1, lb_loopback : 1, seen_non_syn : 1,
-		node_port : 1, proxy_redirect : 1, dsr_internal : 1, from_l7lb : 1, unused : 1,
-		from_tunnel : 1, rest : 4, through_stack : 1; /* the last is our own */
+	__u16 rx_closing : 1, tx_closing : 1, unused_nat46 : 1, lb_loopback : 1, seen_non_syn : 1, node_port : 1,
+		proxy_redirect : 1, dsr_internal : 1, from_l7lb : 1, unused : 1, from_tunnel : 1, rest : 4,
+		through_stack : 1; /* the last is our own */
 	__be16 rev_nat_index;
 	__u16 ifindex;
 	__u8 tx_flags_seen;

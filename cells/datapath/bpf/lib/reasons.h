@@ -13,7 +13,7 @@
 #define DROP_WRITE_ERROR 141
 #define DROP_NO_TUNNEL_KEY 147
 #define DROP_UNKNOWN_TARGET 150 /* neighbour discovery for an address nobody has */
-#define DROP_UNROUTABLE 151	/* stale or unroutable address */
+#define DROP_UNROUTABLE 151 /* stale or unroutable address */
 #define DROP_L4_CHECKSUM 154
 #define DROP_CT_CREATE_FAILED 155
 #define DROP_INVALID_EXTENSION 156

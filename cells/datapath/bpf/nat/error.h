@@ -25,9 +25,8 @@ static __always_inline int nat_quote_checksum(context_t *ctx, __u32 sum_at, __u3
 }
 
 /* Put another address and port at one end of the quoted flow. */
-static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *flow,
-					     const struct quote *quote, enum end end, const struct nat_entry *entry,
-					     __u8 family)
+static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *flow, const struct quote *quote,
+					     enum end end, const struct nat_entry *entry, __u8 family)
 {
 	__u32 sum_at = flow->l4 + offsetof(struct icmphdr, checksum), at = quote->ports_at;
 	struct address old = end == SOURCE ? quote->about.saddr : quote->about.daddr, new = entry->address;
@@ -39,13 +38,13 @@ static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *
 	if (family == FAMILY_IPV4) {
 		/* The change of the address and that of the header's checksum cancel each other in the message's. */
 		at = quote->ip_at + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
-		if (packet_sum3(ctx, quote->ip_at + offsetof(struct iphdr, check), old.words[0], new.words[0],
-					4) ||
+		if (packet_sum3(ctx, quote->ip_at + offsetof(struct iphdr, check), old.words[0], new.words[0], 4) ||
 		    packet_store(ctx, at, &new, 4))
 			return DROP_WRITE_ERROR;
 		changed = bpf_csum_diff(old.words, 4, new.words, 4, 0);
 	} else {
-		at = quote->ip_at + (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
+		at = quote->ip_at +
+		     (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
 		changed = bpf_csum_diff(old.words, 16, new.words, 16, 0);
 		if (packet_sum4(ctx, sum_at, 0, changed, 0) || packet_store(ctx, at, &new, 16))
 			return DROP_WRITE_ERROR;

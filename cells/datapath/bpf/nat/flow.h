@@ -46,7 +46,8 @@ static __always_inline bool nat_complete(const struct flow *flow, const struct n
 	struct nat_entry in;
 	union nat_key key;
 
-	nat_key_write(&key, &flow->daddr, flow->dport, &out->address, out->port, flow->protocol, NAT_KEY_IN, family);
+	nat_key_write(&key, &flow->daddr, flow->dport, &out->address, out->port, flow->protocol, NAT_KEY_IN,
+		      family);
 	return nat_lookup(&key, &in, family) && address_equals(&in.address, &flow->saddr) && in.port == flow->sport;
 }
 
@@ -109,7 +110,8 @@ static __always_inline int nat_return(context_t *ctx, struct flow *flow, __u8 fa
 	union nat_key key;
 	int refused;
 
-	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_IN, family);
+	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_IN,
+		      family);
 	if (!nat_lookup(&key, &entry, family))
 		return 0;
 	refused = nat_rewrite(ctx, flow, DESTINATION, &entry.address, entry.port, family);

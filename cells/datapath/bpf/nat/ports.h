@@ -21,8 +21,8 @@ static __always_inline __u32 nat_port_at(__u32 number)
 }
 
 /* Whether a socket of the node has the port, so that it would miss the answers. */
-static __always_inline bool nat_port_of_node(context_t *ctx, const struct flow *flow,
-					     const struct address *target, __be16 port, __u8 family)
+static __always_inline bool nat_port_of_node(context_t *ctx, const struct flow *flow, const struct address *target,
+					     __be16 port, __u8 family)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *socket;
@@ -56,8 +56,8 @@ static __always_inline bool nat_port_of_node(context_t *ctx, const struct flow *
 /* Take the port for the answers to the flow, unless another has it. The node's own flow has its socket under its own port,
  * which it keeps unless a pod has been given it.
  */
-static __always_inline int nat_take(context_t *ctx, struct flow *flow, const struct address *target,
-				    __u32 number, bool needs_ct, __u8 family)
+static __always_inline int nat_take(context_t *ctx, struct flow *flow, const struct address *target, __u32 number,
+				    bool needs_ct, __u8 family)
 {
 	const struct nat_entry entry = { .needs_ct = needs_ct, .address = flow->saddr, .port = flow->sport };
 	__be16 port = bpf_htons((__u16)number);
@@ -96,8 +96,8 @@ static __always_inline bool nat_try(context_t *ctx, struct flow *flow, struct ad
 }
 
 /* Find the flow a port; 0 if all that were tried are taken. */
-static __always_inline __u32 nat_find_port(context_t *ctx, struct flow *flow, struct address *target,
-					   bool needs_ct, __u8 family)
+static __always_inline __u32 nat_find_port(context_t *ctx, struct flow *flow, struct address *target, bool needs_ct,
+					   __u8 family)
 {
 	__u32 own = bpf_ntohs(flow->sport), first = bpf_get_prandom_u32();
 	bool stays = flow->protocol == IPPROTO_SCTP; /* its checksum is over the whole packet */
@@ -116,8 +116,8 @@ static __always_inline __u32 nat_find_port(context_t *ctx, struct flow *flow, st
 }
 
 /* Enter the flow under a port of its own, which is returned in the host's order; 0 if that fails. */
-static __always_inline __u32 nat_allocate(context_t *ctx, struct flow *flow, struct address *target,
-					  bool needs_ct, __u8 family)
+static __always_inline __u32 nat_allocate(context_t *ctx, struct flow *flow, struct address *target, bool needs_ct,
+					  __u8 family)
 {
 	__u32 port = nat_find_port(ctx, flow, target, needs_ct, family);
 	struct nat_entry entry = { .needs_ct = needs_ct, .address = *target, .port = bpf_htons((__u16)port) };

@@ -116,8 +116,8 @@ static __always_inline __u32 device_handed(const struct __sk_buff *skb)
 }
 
 /* Go on with what that has translated. */
-static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
-					  __u32 handed, __u32 now, __u8 family)
+static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *flow,
+					  const struct nodeport_config *own, __u32 handed, __u32 now, __u8 family)
 {
 	__be32 node;
 

@@ -111,10 +111,12 @@ static __always_inline bool node_collides(const struct flow *flow, __u8 family)
 	struct nat_entry entry;
 	union nat_key key;
 
-	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT, family);
+	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT,
+		      family);
 	if (nat_lookup(&key, &entry, family))
 		return true;
-	nat_key_write(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_IN, family);
+	nat_key_write(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_IN,
+		      family);
 	return nat_lookup(&key, &entry, family);
 }
 

@@ -61,8 +61,8 @@ VERIFIED_ALONE nodeport6_answer(context_t *ctx, struct flow *flow, __u32 now)
 }
 
 /* What answers a client outside goes to it past the stack, as the question came: the verdict, or UNDECIDED. */
-static __always_inline int nodeport_returns(context_t *ctx, struct flow *flow, enum direction direction,
-					    __u32 now, __u8 family)
+static __always_inline int nodeport_returns(context_t *ctx, struct flow *flow, enum direction direction, __u32 now,
+					    __u8 family)
 {
 	int done = family == FAMILY_IPV4 ? nodeport4_answer(ctx, flow, now) : nodeport6_answer(ctx, flow, now);
 	__be32 node;

@@ -9,8 +9,8 @@
 #include "nodeport/maps.h"
 
 /* What packets to a backend elsewhere come from: where its answers come back to. */
-static __always_inline void nodeport_source(const struct nodeport_config *own, bool tunnelled, struct address *source,
-					    __u8 family)
+static __always_inline void nodeport_source(const struct nodeport_config *own, bool tunnelled,
+					    struct address *source, __u8 family)
 {
 	const struct node_config *node = node_facts();
 

@@ -12,8 +12,8 @@
 /* The verdict on an answer that routes for its new source, the service, take to another device than this one: it is
  * translated there. UNDECIDED if it is right here, or if routes say nothing.
  */
-static __always_inline int nodeport_elsewhere(context_t *ctx, const struct flow *flow,
-					      const struct ct_entry *entry, __u8 family)
+static __always_inline int nodeport_elsewhere(context_t *ctx, const struct flow *flow, const struct ct_entry *entry,
+					      __u8 family)
 {
 	struct nat_entry service = {};
 	struct bpf_fib_lookup fib;

@@ -15,11 +15,11 @@ struct nodeport_config {
 };
 
 #define NODEPORT_ON 1
-#define NODEPORT_DSR_TCP 2   /* backends on other nodes answer the client themselves: in TCP */
+#define NODEPORT_DSR_TCP 2 /* backends on other nodes answer the client themselves: in TCP */
 #define NODEPORT_DSR_OTHER 4 /* in other protocols */
 #define NODEPORT_DSR_CHOSEN 32 /* which of them do is each service's to say */
-#define NODEPORT_XDP 16	     /* programs in drivers have looked at packets before */
-#define NODEPORT_MAGLEV 8    /* backends are chosen by lookup tables, where a service does not say otherwise */
+#define NODEPORT_XDP 16 /* programs in drivers have looked at packets before */
+#define NODEPORT_MAGLEV 8 /* backends are chosen by lookup tables, where a service does not say otherwise */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

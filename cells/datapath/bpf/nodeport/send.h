@@ -8,8 +8,7 @@
 #include "overlay/send.h"
 
 /* Send the packet on from one end of its flow to the other, by its next hop; the verdict. */
-static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enum direction direction,
-				    __u8 family)
+static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enum direction direction, __u8 family)
 {
 	struct bpf_fib_lookup fib;
 	long found = fib_ask(ctx, &fib, &flow->saddr, &flow->daddr, family);

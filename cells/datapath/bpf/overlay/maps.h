@@ -9,8 +9,8 @@
 /* hive_tunnel: all zero while the node has no tunnel. */
 struct tunnel_config {
 	__u32 ifindex;
-	__u32 mtu;    /* of the packets inside, without Ethernet header */
-	__be16 port;  /* UDP, of the packets outside */
+	__u32 mtu; /* of the packets inside, without Ethernet header */
+	__be16 port; /* UDP, of the packets outside */
 	__u16 pad;
 	__be32 source; /* of the packets outside; 0: routing chooses */
 	__u32 flags;

@@ -11,7 +11,6 @@
 #include "lib/packet.h"
 #include "overlay/maps.h"
 
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

@@ -65,11 +65,11 @@ static __always_inline void turn_round(struct ethernet *eth, mac_t host_mac)
 struct icmp4_error {
 	__be32 from;
 	__be32 to;
-	__u8 code;	/* of destination unreachable */
+	__u8 code; /* of destination unreachable */
 	__u8 hop_limit;
-	__u8 back;	/* enum back */
+	__u8 back; /* enum back */
 	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
-	__u16 mtu;	/* of fragmentation needed: RFC 1191, section 4 */
+	__u16 mtu; /* of fragmentation needed: RFC 1191, section 4 */
 };
 
 /* Make the packet an error about itself, and send it back: destination unreachable (RFC 792). */
@@ -126,9 +126,9 @@ struct icmp6_error {
 	__u8 type;
 	__u8 code;
 	__u8 hop_limit;
-	__u8 back;	/* enum back */
+	__u8 back; /* enum back */
 	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
-	__u32 mtu;	/* of packet too big */
+	__u32 mtu; /* of packet too big */
 };
 
 /* Make the packet an error about itself, and send it back. */

@@ -106,7 +106,8 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 					     : lb6_answer(skb, flow, entry->rev_nat_index);
 	}
 	/* What a proxy has begun by itself in the pod's name is known by its answers alone. */
-	if (*status == CT_NEW && unlikely(answers_begin(flow)) && !flow->by_proxy && proxy_waits(skb, flow, family)) {
+	if (*status == CT_NEW && unlikely(answers_begin(flow)) && !flow->by_proxy &&
+	    proxy_waits(skb, flow, family)) {
 		*status = CT_REPLY;
 		flow->proxied = true;
 		flow->to_asker = true;
@@ -116,7 +117,9 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		refused = policy_check(skb, flow, INGRESS, *status == CT_NEW, &use, family);
 		/* Path MTU discovery is not for policy to break: any router on the way of the pod's packets may say so. */
 		if (refused)
-			return unlikely(flow->frag_needed) && is_about_flow(skb, flow, INGRESS, now, family) ? 0 : refused;
+			return unlikely(flow->frag_needed) && is_about_flow(skb, flow, INGRESS, now, family)
+				       ? 0
+				       : refused;
 	}
 	if (*status == CT_NEW)
 		return ct_create(flow, INGRESS, now, family);
@@ -158,7 +161,8 @@ static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
 }
 
 /* Whether a proxy has the flow that the packet goes on with, or answers. */
-static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *flow, bool reply, __u32 now, __u8 family)
+static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *flow, bool reply, __u32 now,
+				      __u8 family)
 {
 	const struct ct_entry *entry = ct_entry_of(flow, INGRESS, reply, family);
 

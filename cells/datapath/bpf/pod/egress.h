@@ -96,8 +96,8 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 /* The same by the flow's entry in either direction, the likely one first. ICMP errors are rare, and not cached; of what
  * begins or ends a connection no verdict holds, so its entry is not looked for.
  */
-static __always_inline int verdict_known(struct __sk_buff *skb, struct flow *flow, bool reply, __u32 epoch, __u32 now,
-					 __u8 family)
+static __always_inline int verdict_known(struct __sk_buff *skb, struct flow *flow, bool reply, __u32 epoch,
+					 __u32 now, __u8 family)
 {
 	struct ct_entry *entry;
 
@@ -153,7 +153,8 @@ static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, con
 }
 
 /* Conntrack's word on a packet that is on its way to its last destination. */
-static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now, __u8 family, struct ct_entry **entry)
+static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now, __u8 family,
+						    struct ct_entry **entry)
 {
 	enum ct_status status = flow->translated ? ct_lookup_own(flow, EGRESS, now, family, entry)
 						 : ct_lookup(flow, EGRESS, now, family, entry);
@@ -165,8 +166,8 @@ static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now
 }
 
 /* Where a pod's packet goes, and whether it may. `flow` is read already; `epoch` is the pod's. */
-static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
-					  __u32 epoch, __u8 family)
+static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow,
+					  const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct tunnel_config *tunnel = NULL;
@@ -191,7 +192,8 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	if (verdict != UNDECIDED)
 		return verdict;
 	status = egress_lookup(flow, now, family, &entry);
-	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely && !flow->related) { /* the guess was wrong */
+	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely &&
+	    !flow->related) { /* the guess was wrong */
 		verdict = verdict_fast_path(skb, flow, entry, status == CT_REPLY, epoch, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
@@ -239,7 +241,8 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 		return DROP(EGRESS, DROP_NO_PROXY);
 	verdict = !to_pod && !tunnel && unlikely(host_endpoint()) ? host_guards(skb, flow, family) : NOT_THE_HOSTS;
 	if (verdict != NOT_THE_HOSTS) {
-		return verdict ? DROP(INGRESS, verdict) : to_stack(skb, flow, status, family); /* asked every time */
+		return verdict ? DROP(INGRESS, verdict)
+			       : to_stack(skb, flow, status, family); /* asked every time */
 	}
 	if (to_pod && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
@@ -261,9 +264,14 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	/* Of replies only what is one to both sides: nobody's policy counts those. Not while a proxy is away: it is to
 	 * have the flow as soon as it is back.
 	 */
-	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied : status == CT_REPLY && received == CT_REPLY && !flow->translated && !proxied)
+	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied
+				     : status == CT_REPLY && received == CT_REPLY && !flow->translated && !proxied)
 		verdict_remember(entry, tag,
-				 to_pod ? local->ifindex : tunnel ? tunnel->ifindex : leaves ? WAY_OUT : 0, flow);
+				 to_pod	  ? local->ifindex
+				 : tunnel ? tunnel->ifindex
+				 : leaves ? WAY_OUT
+					  : 0,
+				 flow);
 	if (tunnel)
 		return pod_sends_tunnelled(skb, flow, node, status, family);
 	if (leaves)
@@ -274,8 +282,8 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
-static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
-					__u32 epoch, __u8 family)
+static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow,
+					const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
 	int refused = parse_network(skb, flow, family);
 	bool own;
@@ -289,8 +297,8 @@ static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow
 	if (family == FAMILY_IPV6 && !refused && flow->protocol == IPPROTO_ICMPV6) {
 		if (flow->policy_port == bpf_htons(ND_SOLICIT))
 			return neighbour_respond(skb, flow, self);
-		if (unlikely(self->flags & (ENDPOINT_PASSES_NEIGHBOURS | ENDPOINT_ROUTED_BY_HOST)) && pod_finds_neighbours(flow) &&
-		    neighbours_own_source(&flow->saddr, self))
+		if (unlikely(self->flags & (ENDPOINT_PASSES_NEIGHBOURS | ENDPOINT_ROUTED_BY_HOST)) &&
+		    pod_finds_neighbours(flow) && neighbours_own_source(&flow->saddr, self))
 			return TC_ACT_OK;
 	}
 	if (unlikely(!own))

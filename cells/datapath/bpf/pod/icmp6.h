@@ -40,7 +40,8 @@ _Static_assert(sizeof(struct neighbour_message) == 32, "RFC 4861, section 4.4");
 #define ND_SHORTEST (ND_LENGTH - 8) /* a solicitation need not have an option */
 
 /* Make the solicitation at hand an advertisement: the host's end of the link has the address. */
-static __always_inline int neighbour_advertise(struct __sk_buff *skb, const struct endpoint_config *self, bool router)
+static __always_inline int neighbour_advertise(struct __sk_buff *skb, const struct endpoint_config *self,
+					       bool router)
 {
 	const struct node_config *node = node_facts();
 	struct neighbour_message *message;
@@ -110,7 +111,8 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 		return DROP(EGRESS, DROP_INVALID);
 	own = neighbours_own_source(&flow->saddr, self);
 	/* The stack answers for itself on this link; for the pod's own address nobody may. */
-	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6) || link_scoped(&target))
+	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6) ||
+	    link_scoped(&target))
 		return own ? TC_ACT_OK : DROP(EGRESS, DROP_INVALID_SOURCE);
 	if (node && address_equals(&target, &node->router_ip6))
 		return neighbour_advertise(skb, self, true);

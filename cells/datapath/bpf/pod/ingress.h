@@ -16,7 +16,8 @@
 #include "pod/neighbours.h"
 #include "proxy/redirect.h"
 
-static __always_inline bool own_destination(const struct flow *flow, const struct endpoint_config *self, __u8 family)
+static __always_inline bool own_destination(const struct flow *flow, const struct endpoint_config *self,
+					    __u8 family)
 {
 	if (family == FAMILY_IPV4)
 		return flow->daddr.words[0] == self->ipv4;

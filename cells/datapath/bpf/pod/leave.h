@@ -17,7 +17,8 @@
 
 #define WAY_OUT 0xffff /* in a flow's entry, where others have a link: past the stack, and by a native device */
 
-static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status, __u8 family)
+static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status,
+				    __u8 family)
 {
 	mark_identity(skb, flow->source_identity);
 	count(skb, REASON_FORWARDED, EGRESS);

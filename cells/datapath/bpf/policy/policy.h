@@ -71,7 +71,7 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 /* What policy said: the reason to drop or 0, how the entry matched that said so, and the port of the proxy that is to
  * take the packet.
  */
-#define REFUSED(answer) ((answer) & 0xff)
+#define REFUSED(answer) ((answer)&0xff)
 #define MATCH_OF(answer) ((answer) >> 8 & 0x7f)
 #define ONLY_BY_PROXY 0x8000
 #define PROXY_OF(answer) ((__be16)((__u32)(answer) >> 16))

@@ -26,7 +26,7 @@ struct {
 #define VERDICT_BYTES_MASK 0xfffffffULL
 #define NEVER_SPARED (TCP_SYN | TCP_FIN | TCP_RST)
 #define VERDICT_PACKETS_FULL 0xff0 /* below what the field holds: other CPUs may be counting too */
-#define VERDICT_BYTES_MOST 0xffff  /* of a packet, so that their sum stays in its field */
+#define VERDICT_BYTES_MOST 0xffff /* of a packet, so that their sum stays in its field */
 
 static __always_inline __u64 epoch_of(__u32 index)
 {

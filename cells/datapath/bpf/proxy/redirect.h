@@ -14,8 +14,9 @@
 #include "lib/packet.h"
 #include "lib/rewrite.h"
 
-#define LOOPBACK 1	   /* 127.0.0.1, ::1 */
-#define LOOPBACK_CHANGED 2 /* 127.0.0.2, ::2: Envoy marks what it answers there, so that rules change the port back */
+#define LOOPBACK 1 /* 127.0.0.1, ::1 */
+#define LOOPBACK_CHANGED                                                                                           \
+	2 /* 127.0.0.2, ::2: Envoy marks what it answers there, so that rules change the port back */
 #define LOOPBACK_NETWORK 0x7f000000
 #define CHANGED_PORT bpf_htons(0x8000)
 
@@ -63,13 +64,13 @@ static __always_inline bool proxy_goes_on(const struct bpf_sock *socket)
 }
 
 /* In assembly, so that the compiler does not keep the field's address: the verifier allows none within a socket. */
-#define SOCKET_WORD(socket, field)                                                                                     \
-	({                                                                                                             \
-		__u32 word;                                                                                            \
-		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                  \
-			     : "=r"(word)                                                                              \
-			     : "r"(socket), "i"(offsetof(struct bpf_sock, field)));                                    \
-		word;                                                                                                  \
+#define SOCKET_WORD(socket, field)                                                                                 \
+	({                                                                                                         \
+		__u32 word;                                                                                        \
+		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                              \
+			     : "=r"(word)                                                                          \
+			     : "r"(socket), "i"(offsetof(struct bpf_sock, field)));                                \
+		word;                                                                                              \
 	})
 
 /* Whether the socket has the address that the packet is for: not a socket of the node's that takes any. */
@@ -204,7 +205,8 @@ VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u3
 		return false;
 	proxy_fill_listener(&listener, flow, family);
 	if (flow->protocol == IPPROTO_UDP) {
-		socket = bpf_sk_lookup_udp(skb, &listener, proxy_tuple_size(&listener, family), BPF_F_CURRENT_NETNS, 0);
+		socket = bpf_sk_lookup_udp(skb, &listener, proxy_tuple_size(&listener, family), BPF_F_CURRENT_NETNS,
+					   0);
 	} else if (flow->protocol == IPPROTO_TCP) {
 		proxy_fill_flow(&tuple, flow, family);
 		socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
@@ -300,7 +302,8 @@ static __always_inline bool change_port(struct __sk_buff *skb, const struct flow
 	}
 	if (flow->protocol != IPPROTO_TCP || !flow->proxy_port)
 		return false;
-	return flip_port(skb, flow->l4 + offsetof(struct tcphdr, source), flow->l4 + offsetof(struct tcphdr, check));
+	return flip_port(skb, flow->l4 + offsetof(struct tcphdr, source),
+			 flow->l4 + offsetof(struct tcphdr, check));
 }
 
 /* Whether a proxy is to have what leaves the stack for a pod: by policy, or as an error about a translated connection. */

@@ -21,8 +21,8 @@ static __always_inline void unmap(struct peer *peer)
 }
 
 /* Fill in who asks for whom. */
-static __always_inline void peer_read(struct bpf_sock_addr *ctx, struct peer *peer, const struct sock_config *config,
-				      __u8 family)
+static __always_inline void peer_read(struct bpf_sock_addr *ctx, struct peer *peer,
+				      const struct sock_config *config, __u8 family)
 {
 	peer->family = family;
 	if (family == FAMILY_IPV4) {

@@ -41,10 +41,10 @@ struct sock_config {
 	__u32 flags;
 };
 
-#define SOCK_HOST_ONLY 1	  /* sockets of pods are left alone */
-#define SOCK_BIND_PROTECTION 2	  /* nobody takes a port of a service on the node */
+#define SOCK_HOST_ONLY 1 /* sockets of pods are left alone */
+#define SOCK_BIND_PROTECTION 2 /* nobody takes a port of a service on the node */
 #define SOCK_TRUSTS_EXTERNAL_IP 4 /* externalIPs are served that the node does not have */
-#define SOCK_REJECTS 8		  /* a service without backends refuses connections */
+#define SOCK_REJECTS 8 /* a service without backends refuses connections */
 
 LB_MAP(cilium_lb4_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk4_key, struct reverse_sk4);
 LB_MAP(cilium_lb6_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk6_key, struct reverse_sk6);

@@ -55,8 +55,7 @@ static __always_inline bool is_node(const struct peer *peer, bool remote)
 	if (peer->in_host && is_loopback(peer))
 		return true;
 	identity = identity_of(ipcache_lookup(&peer->ip, peer->family));
-	return identity == IDENTITY_HOST ||
-	       (remote && is_remote_node(identity));
+	return identity == IDENTITY_HOST || (remote && is_remote_node(identity));
 }
 
 /* The service on this port of every node, if the address is a node's; or the pod's on this port of our node. */

@@ -4,8 +4,8 @@
  */
 #pragma once
 
-#define HANDED_LOCAL 1	 /* it is for a backend on this node */
+#define HANDED_LOCAL 1 /* it is for a backend on this node */
 #define HANDED_FORWARD 2 /* for one on another node */
-#define HANDED_RETURN 4	 /* an answer, for a client outside */
-#define HANDED_DONE 8	 /* an answer for this node or its pods */
-#define HANDED_DSR 16	 /* for a backend that answers itself; the service's reverse NAT index is in bits 16 to 31 */
+#define HANDED_RETURN 4 /* an answer, for a client outside */
+#define HANDED_DONE 8 /* an answer for this node or its pods */
+#define HANDED_DSR 16 /* for a backend that answers itself; the service's reverse NAT index is in bits 16 to 31 */
