@@ -7,6 +7,7 @@ Source: what ``cilium status`` (cilium-cli) counts.
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ OPERATOR: Final = "io.cilium/app=operator"
 _PAGE: Final = "500"
 _PAUSE: Final = 2.0
 """Seconds between two looks of --wait."""
+_WIDEST: Final = 1000
+"""Columns of an error where the output is no terminal: one line for each."""
 _MOST: Final = 10
 """Lines of what is wrong; the others are counted."""
 _OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"
@@ -79,7 +82,11 @@ def status(
     if (text := document(found, output)) is not None:
         click.echo(text)
     else:
-        for line in fact_lines(list(_facts(found)), terminal_width()):
+        width = terminal_width()
+        for line in (
+            *fact_lines(list(_facts(found)), width),
+            *_error_lines(found["errors"], width or _WIDEST),
+        ):
             click.echo(line)
     if found["errors"]:
         raise click.exceptions.Exit(1)
@@ -262,13 +269,17 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Pods:", _share(pods["managed"], pods["all"], "managed")
     for kind, images in found["images"].items():
         for image, count in sorted(images.items()):
-            yield "Images:", f"{count} {kind}: {image}"
+            yield "Images:", f"{kind}: {image} ({count} {'pod' if count == 1 else 'pods'})"
     errors = found["errors"]
     yield "Errors:", click.style(str(len(errors)), fg=BAD) if errors else click.style("none", fg=GOOD)
+
+
+def _error_lines(errors: Sequence[str], width: int) -> Iterator[str]:
+    """What is wrong, each below the other, on lines of so many columns."""
     for text in errors[:_MOST]:
-        yield "", f"  {text}"
+        yield from textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
     if len(errors) > _MOST:
-        yield "", f"  and {len(errors) - _MOST} more (-o json shows all)"
+        yield f"  and {len(errors) - _MOST} more (-o json shows all)"
 
 
 def _share(part: int, whole: int, what: str) -> str:

@@ -76,8 +76,8 @@ async def test_a_cluster_that_is_well(well: Cluster, tmp_path: Path) -> None:
         "Agents: 2 of 2 nodes have a ready one",
         "Operator: 1 of 1 ready",
         "Pods: 1 of 1 managed",
-        f"Images: 2 agents: {IMAGE}",
-        f"Images: 1 operators: {IMAGE}",
+        f"Images: agents: {IMAGE} (2 pods)",
+        f"Images: operators: {IMAGE} (1 pod)",
         "Errors: none",
     ]
 
@@ -145,7 +145,7 @@ async def test_wait_that_ends_first_shows_what_is_wrong(well: Cluster, tmp_path:
     well.delete("CiliumEndpoint", "web", "default")
     result = await ask(tmp_path, "--wait", "--timeout", "1")
     assert result.exit_code == 1
-    assert "pod default/web: not managed" in result.output
+    assert result.output.splitlines()[-1] == "  pod default/web: not managed: it has no CiliumEndpoint"
 
 
 @pytest.mark.parametrize(
