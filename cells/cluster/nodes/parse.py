@@ -79,7 +79,9 @@ class NodeSettings(Settings, frozen=True):
                 yield f"exclude-node-label-patterns={pattern}: expected a regular expression: {error}"
 
         for mode in self.policy_cidr_match_mode:
-            if mode != "nodes":
+            if mode == "pods":
+                yield "policy-cidr-match-mode=pods: not built; expected nodes, or nothing"
+            elif mode != "nodes":
                 yield f"policy-cidr-match-mode={mode}: expected nodes, or nothing"
 
     def chosen_labels(self, labels: Mapping[str, str]) -> dict[str, str]:

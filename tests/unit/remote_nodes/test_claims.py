@@ -229,3 +229,9 @@ async def test_networks_of_policies_can_select_nodes_by_their_addresses() -> Non
                 txn.delete("default/n2")
             await eventually(lambda: not identity("192.0.2.2/32"))
             assert not any("cidr:192.0.2.2/32" in one.labels for one in known.all())
+
+
+@pytest.mark.parametrize(("mode", "wrong"), [("pods", "pods: not built"), ("node", "node: expected nodes")])
+def test_a_match_mode_that_is_not_served_is_refused(mode: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match=f"policy-cidr-match-mode={wrong}"):
+        NodeSettings(policy_cidr_match_mode=(mode,)).validate()
