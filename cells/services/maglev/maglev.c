@@ -93,7 +93,7 @@ void maglev_fill(struct backend *backends, uint32_t count, const uint8_t *names,
 
 	for (uint32_t i = 0; i < size; i++)
 		table[i] = 0;
-	if (!count)
+	if (!count || size < 2)
 		return;
 	for (uint32_t i = 0; i < count; i++) {
 		struct backend *one = &backends[i];
