@@ -34,6 +34,16 @@ CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies", "ciliumn
 IDENTITIES = "/apis/cilium.io/v2/ciliumidentities"
 POLICIES = "/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies"
 ENDPOINTS = "/apis/cilium.io/v2/namespaces/default/ciliumendpoints"
+FAR_NODE = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumNode",
+    "metadata": {"name": "node2"},
+    "spec": {
+        "addresses": [{"type": "InternalIP", "ip": "192.0.2.9"}],
+        "ipam": {"podCIDRs": ["10.9.9.0/24"]},
+    },
+}
+"""A node that is not there: endpoints of others are believed within its range."""
 NEXT_TRY = 60.0
 """Seconds until an agent whose server was away must have asked again: it looks for one every few seconds."""
 
@@ -60,6 +70,7 @@ class Server:
         objects = [node_object, pod("server", NODE, app="server"), pod("client", NODE, app="client")]
         objects += [pod("stranger", NODE, app="stranger")]
         objects += [json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()) for one in CRDS]
+        objects += [FAR_NODE]
         self._objects = folder / "objects.yaml"
         self._objects.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
         self._environment = os.environ | {"TMPDIR": str(folder)}  # where a killed one leaves its keys
