@@ -194,7 +194,7 @@ class AgentEnds:
         self._prefixes = prefixes
         self._names = names
         self._others = others
-        self._node_name = agent.node_name
+        self._agent = agent
 
     def reserved(self, name: str) -> End | None:
         """The end of a reserved identity; None for another word."""
@@ -219,7 +219,7 @@ class AgentEnds:
             return None
         if self._others.is_host_network(name):
             return self._at(remote.address)._replace(title=f"{name} (in the host's network)")
-        if self._others.node_of(remote.address) is None and remote.node == self._node_name:
+        if self._others.node_of(remote.address) is None and remote.node == self._agent.node_name:
             raise UnanswerableError(f"{name} is of this node, and is not attached to its network yet")
         return self._remote(name, self.identity_at(remote.address), remote.node)
 

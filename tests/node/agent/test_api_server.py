@@ -33,6 +33,7 @@ NODE = "node1"
 CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies", "ciliumnodes")
 IDENTITIES = "/apis/cilium.io/v2/ciliumidentities"
 POLICIES = "/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies"
+NODES = "/apis/cilium.io/v2/ciliumnodes"
 ENDPOINTS = "/apis/cilium.io/v2/namespaces/default/ciliumendpoints"
 FAR_NODE = {
     "apiVersion": "cilium.io/v2",
@@ -70,7 +71,6 @@ class Server:
         objects = [node_object, pod("server", NODE, app="server"), pod("client", NODE, app="client")]
         objects += [pod("stranger", NODE, app="stranger")]
         objects += [json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()) for one in CRDS]
-        objects += [FAR_NODE]
         self._objects = folder / "objects.yaml"
         self._objects.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
         self._environment = os.environ | {"TMPDIR": str(folder)}  # where a killed one leaves its keys
@@ -93,9 +93,10 @@ class Server:
             self._process = node.popen(
                 command, stdout=subprocess.DEVNULL, cwd=Path.cwd(), env=self._environment
             )
-        for path in (IDENTITIES, ENDPOINTS, POLICIES):
+        for path in (IDENTITIES, ENDPOINTS, POLICIES, NODES):
             eventually(lambda path=path: self.ask("GET", path) is not None)  # type: ignore[misc]
         self.ask("POST", POLICIES, POLICY)
+        self.ask("POST", NODES, FAR_NODE)
 
     def kill(self) -> None:
         """End it at once."""
