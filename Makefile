@@ -16,6 +16,7 @@
 # make docs     the documentation as a site, in build/site
 # make fresh    demo and test on newly installed Debian systems, made with debootstrap (root); SUITES names them
 # make install  what the others call first: Debian packages, .venv, compiled objects
+# make help     this text
 #
 # PYTHON names another interpreter than python3. ARGS are more words for pytest: make kernel ARGS="-k masquerade".
 
@@ -34,7 +35,7 @@ ANALYZE := $(firstword $(foreach n,18 17 16 15 14,$(shell command -v clang-$(n))
 # A process that dies is not replaced: the replacement would wait for tests without end.
 SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: root docs analyze demo test unit integration browser kernel node soak lint bench fresh install install-test clean
+.PHONY: help root docs analyze demo test unit integration browser kernel node soak lint bench fresh install install-test clean
 .DELETE_ON_ERROR:
 
 # Before anything is installed. Without a Python that can try it, the installation comes first.
@@ -43,6 +44,9 @@ root:
 		"it makes network namespaces and loads BPF programs; make unit needs none" >&2; exit 1; }
 	@! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		PYTHONPATH=cmd $(PYTHON) -B -m hive.lab.requirements
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 demo: root install
 	@$(BIN)/hive lab demo

@@ -569,6 +569,42 @@ def test_recordings_are_packed() -> None:
     assert loose - {Path(each) for each in known} == {recordings.INDEX.relative_to(ROOT)}
 
 
+IMPORT_OF_TESTS = re.compile(
+    r"^ *from (tests[\w.]*) import (\([^)]*\)|.*)$|^ *import (tests[\w.]*)", re.MULTILINE
+)
+TESTS_IMPORTED_BY_TESTS = 135
+"""Pairs of a module and a module of tests that it imports: what they share belongs in tests/support."""
+
+
+@functools.cache
+def texts_of_tests() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))}
+
+
+def test_modules_of_tests_import_each_other_less_and_less() -> None:
+    modules = {
+        name for path in texts_of_tests() if (name := module_name(path)).split(".")[-1].startswith("test_")
+    }
+    pairs = {
+        (str(path.relative_to(ROOT)), module)
+        for path, text in texts_of_tests().items()
+        for package, names, whole in IMPORT_OF_TESTS.findall(text)
+        for module in (package, whole, *(f"{package}.{name}" for name in re.findall(r"\w+", names)))
+        if module in modules
+    }
+    assert len(pairs) <= TESTS_IMPORTED_BY_TESTS, "\n".join(map(" imports ".join, sorted(pairs)))
+
+
+def test_tests_wait_by_one_function() -> None:
+    """Async code by that of the framework, the rest by that of the kit."""
+    own = [
+        str(path.relative_to(ROOT))
+        for path, text in texts_of_tests().items()
+        if re.search(r"^ *(async )?def eventually\(", text, re.MULTILINE)
+    ]
+    assert own == ["tests/support/waiting.py"]
+
+
 @functools.cache
 def cell_trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for room, path in MODULES if room == "cells"}

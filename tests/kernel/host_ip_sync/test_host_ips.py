@@ -1,9 +1,7 @@
 """Host addresses in the real maps."""
 
-from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface
 
-import anyio
 import pytest
 
 from cells import config, datapath, endpoint, kubernetes, maps, netlink
@@ -20,6 +18,7 @@ from cells.node.router import Router
 from cells.observe import controllers
 from cells.policy import maps as policy_maps
 from lifecycle import Hive, invoke
+from lifecycle.testing import eventually
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -65,13 +64,6 @@ def identities(opened: Maps) -> dict[str, int]:
         str(IpcacheKey.unpack(key).network): IpcacheValue.unpack(value).identity
         for key, value in opened.ipcache.items()
     }
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds, letting the agent work."""
-    with anyio.fail_after(30):
-        while not holds():  # noqa: ASYNC110  (a map has no event)
-            await anyio.sleep(0.01)
 
 
 async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None) -> None:
