@@ -40,6 +40,8 @@ Steps = Generator[None, None, T]
 
 SLICE: Final = 0.01
 """Seconds of computation between two turns of the loop."""
+LONG: Final = 16
+"""Slices after which a computation is a long one, as of thousands of policies that come at once."""
 STEP: Final = 64
 """Rules, filters or selectors that make a step."""
 
@@ -57,16 +59,20 @@ def finish(steps: Steps[T]) -> T:
 async def in_slices(steps: Iterable[T | None]) -> AsyncIterator[T]:
     """The results of a computation, each at once, with a turn of the event loop after each SLICE.
 
-    What a slice leaves is taken out of the sight of the garbage collector, which would look through all of it
-    again and again, for up to 0.3 s at a time: rules and entries have no cycles, and are freed without it.
+    What a long computation leaves is taken out of the sight of the garbage collector, which would look
+    through all of it again and again, for up to 0.3 s at a time: rules and entries have no cycles, and are
+    freed without it. Short ones do not: garbage in cycles that is not found yet would stay for good.
     """
     turn = time.monotonic() + SLICE
+    slices = 0
     for result in steps:
         if result is not None:
             yield result
         if time.monotonic() >= turn:
-            gc.collect(0)
-            gc.freeze()
+            slices += 1
+            if slices >= LONG:
+                gc.collect(0)
+                gc.freeze()
             await checkpoint()
             turn = time.monotonic() + SLICE
 
