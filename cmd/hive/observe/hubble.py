@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 import click
@@ -36,24 +37,22 @@ from cells.hubble.rpc.health import (
     HealthCheckResponse,
     ServingStatus,
 )
+from hive.client import DEFAULT_SOCKET, ask
 from hive.observe.hubble_client import ConnectError, HubbleClient
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags
 from hive.observe.hubble_observe import EVENTS, observe
-from hive.observe.hubble_server import CommandError, connected, follow, parsed
+from hive.observe.hubble_server import LOCAL, CommandError, connected, follow, parsed
 from hive.observe.hubble_text import aligned, go_duration, json_text, status_lines
 
-USAGE, FAILURE = 2, 1
+FAILURE = 1
 _Message = TypeVar("_Message", bound=WireMessage)
 
 
-def run(words: Sequence[str], *, usage: int = FAILURE) -> int:
-    """Run ``hubble`` with a command line, give its exit code; `usage` is that of a wrong command line."""
+def run(words: Sequence[str]) -> int:
+    """Run ``hubble`` with a command line, give its exit code."""
     try:
         return _run(list(words))
-    except CommandLineError as error:
-        print(error, file=sys.stderr)
-        return usage
-    except (CommandError, ConnectError) as error:
+    except (CommandLineError, CommandError, ConnectError) as error:
         print(error, file=sys.stderr)
     except RpcError as error:
         if error.code == RpcCode.CANCELLED:
@@ -250,7 +249,30 @@ _COMMANDS: Final[dict[tuple[str, ...], Callable[[Sequence[str]], int]]] = {
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words: tuple[str, ...]) -> int:
     """Show flows with names of senders and receivers, verdicts and reasons."""
-    return run(["observe", *words], usage=USAGE)
+    try:
+        return _run(["observe", *words])
+    except CommandLineError as error:
+        raise click.UsageError(error.plain) from error
+    except CommandError as error:
+        raise click.ClickException(str(error)) from error
+    except ConnectError as error:
+        raise click.ClickException(_without_flows(error)) from error
+    except RpcError as error:
+        if error.code == RpcCode.CANCELLED:
+            return 0
+        raise click.ClickException(error.message) from error
+    except KeyboardInterrupt:
+        return 0
+
+
+def _without_flows(error: ConnectError) -> str:
+    """Why there are none: at the socket of this node, the agent is asked whether it keeps any."""
+    if error.server != LOCAL.removeprefix("unix://"):
+        return str(error)
+    health = ask("/v1/healthz", Path(os.environ.get("CILIUM_SOCK", DEFAULT_SOCKET)))
+    if (health.get("hubble") or {}).get("state") == "Ok":
+        return f"flows are served elsewhere, not at {error.server}: name hubble-socket-path by --server"
+    return "the agent keeps no flows: set enable-hubble=true (chart: hubble.enabled), and restart it"
 
 
 def main() -> NoReturn:

@@ -37,6 +37,9 @@ _HTTP_CODES: Final = {
 class ConnectError(Exception):
     """Raised when the server cannot be reached; the text is that of Cilium's client."""
 
+    server = ""
+    """Which one, if it is at a socket of this machine that does not listen."""
+
 
 class HubbleClient(AbstractContextManager["HubbleClient"]):
     """Connected from its making until it is closed. Raises ConnectError.
@@ -177,7 +180,9 @@ def _dialled(server: str, address: str, timeout: float) -> tuple[socket.socket, 
             connected.connect(path)
         except OSError as error:
             connected.close()
-            raise _failure(server, "unix", path, error) from error
+            failure = _failure(server, "unix", path, error)
+            failure.server = path
+            raise failure from error
         return connected, "localhost"
     port = address.rpartition(":")[2]
     if not port.isdigit() or not _host(address):

@@ -270,6 +270,16 @@ FILTER_FLAGS: Final = {
 }
 """Name -> one-letter name, value without one on the command line, help."""
 
+EXPECTED: Final = {
+    "type": f"{', '.join(_EVENT_TYPES)} or a number, with :SUBTYPE for one kind of them",
+    "verdict": f"one of {', '.join(each.name for each in FlowVerdict)}",
+    "drop-reason-desc": "a reason of the page on drop reasons, such as POLICY_DENIED",
+    "traffic-direction": "ingress or egress",
+    "tcp-flags": f"flags with commas between, of {', '.join(TCPFlags.__struct_fields__)}",
+    "http-header": "name:value",
+}
+"""What the values of some filters are, for errors."""
+
 
 class _Alternatives:
     """One list of filters: two alternatives, which differ after a flag for either end of a flow."""

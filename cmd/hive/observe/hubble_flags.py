@@ -17,7 +17,12 @@ import msgspec
 
 
 class CommandLineError(ValueError):
-    """Raised for a command line that cannot be run as it is."""
+    """Raised for a command line that cannot be run as it is; the text is that of Cilium's client."""
+
+    def __init__(self, text: str, plain: str = "") -> None:
+        super().__init__(text)
+        self.plain = plain or text
+        """What ``hive observe`` prints: what is wrong, and what was expected."""
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -31,6 +36,8 @@ class Flag(msgspec.Struct, frozen=True):
     default: Any = ""
     alone: str = ""
     """Its value where none follows; empty where one has to."""
+    expected: str = ""
+    """What its values are, for errors."""
     many: bool = False
     """It can be given more than once, each time with another value."""
 
@@ -79,7 +86,11 @@ class Flags:
         try:
             value = flag.parse(text)
         except ValueError as error:
-            raise CommandLineError(f'invalid argument "{text}" for "{flag.shown}" flag: {error}') from error
+            expected = flag.expected or _EXPECTED.get(flag.parse, "")
+            raise CommandLineError(
+                f'invalid argument "{text}" for "{flag.shown}" flag: {error}',
+                f"--{flag.name}: {text!r}: {f'expected {expected}' if expected else error}",
+            ) from error
         if flag.many:
             self._values[name] = [*self._values[name], value]
         else:
@@ -168,6 +179,10 @@ _TIME: Final = re.compile(
     r"(?P<zone>Z|[+-]\d\d:\d\d))?",
     re.ASCII,
 )
+_EXPECTED: Final[dict[Callable[[str], Any], str]] = {
+    parse_bool: "true or false",
+    go_seconds: "a duration such as 5s or 1m30s",
+}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 

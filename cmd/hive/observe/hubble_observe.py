@@ -28,7 +28,7 @@ from cells.hubble.observer import (
 )
 from cells.hubble.rpc.grpc import RpcCode, RpcError
 from cells.hubble.scalars import DecodeError
-from hive.observe.hubble_filters import FILTER_FLAGS, FlowSelection, parse_number
+from hive.observe.hubble_filters import EXPECTED, FILTER_FLAGS, FlowSelection, parse_number
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags, parse_list, parse_time, switch
 from hive.observe.hubble_printer import Printer
 from hive.observe.hubble_server import CommandError, connected, follow, parsed
@@ -59,14 +59,17 @@ _DEFAULT_MASK: Final = (
     "Summary",
 )
 """What is printed of a flow that is not printed as JSON."""
+WHOLE_NUMBER: Final = "a whole number of at least 0"
 _FORMATS: Final = {"compact": "compact", "dict": "dict", "json": "json", "JSON": "json", "jsonpb": "json"}
 _TABLES: Final = {"table": "table", "tab": "table"}
 _Message = TypeVar("_Message", bound=WireMessage)
 
 _SELECTORS: Final = (
     switch("all", "All flows that the server holds."),
-    Flag("last", f"The last N flows.  [default: {LAST}]", parse=parse_number, default=0),
-    Flag("first", "The first N flows.", parse=parse_number, default=0),
+    Flag(
+        "last", f"The last N flows.  [default: {LAST}]", parse=parse_number, default=0, expected=WHOLE_NUMBER
+    ),
+    Flag("first", "The first N flows.", parse=parse_number, default=0, expected=WHOLE_NUMBER),
     switch("follow", "Go on with flows as they happen.", "f"),
     Flag("since", "Flows since a time, or a time ago such as 5m."),
     Flag("until", "Flows until a time, or a time ago."),
@@ -95,7 +98,9 @@ def observe(words: Sequence[str]) -> int:
 
     def filter_flag(name: str) -> Flag:
         short, alone, about = FILTER_FLAGS[name]
-        return Flag(name, about, short, lambda text: selection.add(name, text), None, alone)
+        return Flag(
+            name, about, short, lambda text: selection.add(name, text), None, alone, EXPECTED.get(name, "")
+        )
 
     own = [word for number, word in enumerate(words) if number or word != "flows"]
     flags = parsed(
@@ -142,7 +147,10 @@ def _flow_printer(flags: Flags) -> Printer:
     if output in _TABLES and flags["follow"]:
         raise CommandLineError("table output format is not compatible with follow mode")
     if output not in _FORMATS | _TABLES:
-        raise CommandLineError(f"invalid output format: {output}")
+        raise CommandLineError(
+            f"invalid output format: {output}",
+            f"--output: {output!r}: expected one of {', '.join(_FORMATS | _TABLES)}",
+        )
     if _FORMATS.get(output) != "json" and flags["experimental-field-mask"]:
         raise CommandLineError(f"{output} output format is not compatible with custom field mask")
     colour = flags["color"] == "always" or (flags["color"] == "auto" and sys.stdout.isatty())
@@ -169,7 +177,11 @@ def _times(flags: Flags) -> tuple[int | None, int | None]:
             wanted = flags[name] and not (name == "until" and flags["follow"])
             found.append(parse_time(flags[name]) if wanted else None)
         except ValueError as error:
-            raise CommandLineError(f"failed to parse the {name} time: {error}") from error
+            raise CommandLineError(
+                f"failed to parse the {name} time: {error}",
+                f"--{name}: {flags[name]!r}: expected how long ago, such as 5m or 1h30m, or a time, such as"
+                " 2026-11-28T08:00:00Z",
+            ) from error
     return found[0], found[1]
 
 
