@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cells.datapath.build import find_clang
 from cells.maps.bpf import pin
 from cells.maps.map import NO_PREALLOC, MapSpec, MapType, create_map
 from hive.init import traces
@@ -114,7 +115,17 @@ def test_programs_on_any_interface_go_by_their_name(in_node: None, tmp_path: Pat
         source = tmp_path / f"{name}.c"
         source.write_text(f'__attribute__((section("tc"), used)) int {name}(void *skb) {{ return 0; }}\n')
         subprocess.run(
-            ["clang", "-O2", "-g", "-target", "bpf", "-c", str(source), "-o", str(tmp_path / f"{name}.o")],
+            [
+                find_clang(),
+                "-O2",
+                "-g",
+                "-target",
+                "bpf",
+                "-c",
+                str(source),
+                "-o",
+                str(tmp_path / f"{name}.o"),
+            ],
             check=True,
         )
     tc("qdisc", "replace", "dev", "eth7", "clsact")
