@@ -10,8 +10,7 @@ typedef struct xdp_md context_t;
 
 #define VERDICT_PASS XDP_PASS
 
-#define PACKET_DEEPEST                                                                                             \
-	16384 /* bytes before what is read: more than headers need, and few enough for the verifier */
+#define PACKET_DEEPEST 16384 /* bytes before what is read: all headers, and few enough to verify */
 
 #include "context/bounds.h"
 

@@ -22,8 +22,7 @@ struct device_config {
 #define DEVICE_XDP 16 /* it has a program in its driver, too: packets can be sent by it from others' */
 #define DEVICE_PROXIES 32 /* a proxy may send in pods' names by it */
 #define DEVICE_IP_MASQ 1 /* cilium_ipmasq_v4 and v6 list further networks to which nothing is translated */
-#define DEVICE_REMOTE_NODES                                                                                        \
-	2 /* pods' packets to other nodes are translated, for those know no way to pods but tunnels */
+#define DEVICE_REMOTE_NODES 2 /* translate to other nodes, too: they know no way to pods but tunnels */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -15,8 +15,7 @@
 #include "lib/rewrite.h"
 
 #define LOOPBACK 1 /* 127.0.0.1, ::1 */
-#define LOOPBACK_CHANGED                                                                                           \
-	2 /* 127.0.0.2, ::2: Envoy marks what it answers there, so that rules change the port back */
+#define LOOPBACK_CHANGED 2 /* 127.0.0.2, ::2: Envoy marks its answers there, rules change the port back */
 #define LOOPBACK_NETWORK 0x7f000000
 #define CHANGED_PORT bpf_htons(0x8000)
 
