@@ -305,7 +305,7 @@ cell = group(
     module("envoy", "Requests that policies allow", provide(Envoy), invoke(Envoy)),
     module(
         "translated-connections",
-        "Rules of nftables for requests that kube-proxy translates",
+        "nftables for requests kube-proxy translates",
         provide(TranslatedConnections),
         invoke(TranslatedConnections),
     ),

@@ -153,6 +153,17 @@ def nonsense(count: int, chance: random.Random) -> Iterator[Body]:
             }
 
 
+FAR_NODE: Body = {
+    "apiVersion": "cilium.io/v2",
+    "kind": "CiliumNode",
+    "metadata": {"name": "far"},
+    "spec": {
+        "addresses": [{"type": "InternalIP", "ip": "192.0.2.9"}],
+        "ipam": {"podCIDRs": ["10.9.9.0/24"]},
+    },
+}
+
+
 def far(name: str, ip: str) -> Body:
     """A pod of another node that is as it should be."""
     networking = {"addressing": [{"ipv4": ip}], "node": "192.0.2.9"}
@@ -173,6 +184,7 @@ async def test_what_is_right_counts_among_any_nonsense(
     kernel = FakeKernel()
     async with cluster(*DEFINITIONS) as one:
         one.put(_object("v1", "Node") | {"metadata": {"name": OWN}})
+        one.put(FAR_NODE)
         one.put(far("first", "10.9.9.1"))
         settings = {
             "ipv4-range": "10.0.1.0/24",
