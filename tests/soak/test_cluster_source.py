@@ -16,7 +16,7 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
-from tests.node.agent.test_api_server import ENDPOINTS, IDENTITIES, NODE, Server, reaches, states
+from tests.node.agent.test_api_server import ENDPOINTS, IDENTITIES, NODE, NODES, Server, reaches, states
 from tests.node.agent.test_pod_labels import POLICY, labels_of
 from tests.support.agents import serving
 from tests.support.talk import talking
@@ -128,7 +128,8 @@ def test_two_nodes_that_say_they_have_a_running_pods_address_take_nothing_from_i
         node.open_pod("server") as called,
         talking(calling, called, target.ipv4),
     ):
-        for number, peer in enumerate(("192.0.2.8", "192.0.2.9")):
+        for number, peer in enumerate(("192.0.2.8", "192.0.2.10")):
+            server.ask("POST", NODES, _node(f"peer-{number}", peer))
             server.ask("POST", ENDPOINTS, _endpoint(f"twin-{number}", target.ipv4, 700 + number, peer))
             server.ask("POST", ENDPOINTS, _endpoint(f"far-{number}", "10.9.9.9", 700 + number, peer))
         eventually(lambda: "far-1" in dumped(pid, "remote-endpoints"))
@@ -164,6 +165,12 @@ def test_an_agent_that_is_killed_while_its_source_is_away_finds_its_pods_as_they
         eventually(lambda: states(pid) == {"ready"}, within=60)
         held(node, target.ipv4, 3)
         assert server.ask("GET", IDENTITIES)["items"]
+
+
+def _node(name: str, address: str) -> dict[str, Any]:
+    """A node without ranges: endpoints of it may have any address."""
+    spec = {"addresses": [{"type": "InternalIP", "ip": address}]}
+    return {"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": name}, "spec": spec}
 
 
 def _endpoint(name: str, ip: str, identity: int, peer: str) -> dict[str, Any]:

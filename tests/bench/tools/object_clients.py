@@ -188,6 +188,16 @@ async def follow(url: str, token: str) -> dict[str, float]:
         own = NodeIP(INTERNAL_IP, ip_address("192.0.2.1"))
         with table.txn() as rows:
             rows.put(ClusterNode(cluster="default", name="one", source=Source.LOCAL, addresses=(own,)))
+            for number in range(250):  # those of the endpoints, without which they are not believed
+                other = NodeIP(INTERNAL_IP, ip_address(f"192.168.1.{number}"))
+                rows.put(
+                    ClusterNode(
+                        cluster="default",
+                        name=f"node-{number}",
+                        source=Source.CUSTOM_RESOURCE,
+                        addresses=(other,),
+                    )
+                )
         return table
 
     def needed(_: Table[RemoteEndpoint], __: Table[IpcacheEntry]) -> None: ...
