@@ -174,7 +174,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         machine.remove(config.stash[_FOLDER])
 
 
-_SECOND = {"crash", "image", "lab"}
+_SECOND = {"crash", "image", "lab", "matrix"}
 """Folders of the node tier that run beside the others."""
 
 
