@@ -348,13 +348,15 @@ class Hive(Composition):
         From the return on, a signal ends the process at once with the exit code, and so does time, after a
         few seconds; threads that still run are named.
         """
-        from lifecycle.hive.signals import bound_end
+        from lifecycle.hive.signals import bound_end, signals
 
+        on_asyncio(self.name)
         code = 1
-        try:
-            code = await self.run()
-        finally:
-            bound_end(self.name, code)
+        with signals(self.name, lambda _: None):  # until bound_end(): no signal finds them as before any hive
+            try:
+                code = await self.run()
+            finally:
+                bound_end(self.name, code)
         return code
 
     def _holders(self) -> list[Holder]:

@@ -81,6 +81,7 @@ def bound_end(name: str, code: int, within: float = END_SECONDS) -> None:
 
     for number in _handled():
         signal.signal(number, end)
+    _before.clear()  # they stay so, also after a block of signals()
     timer = threading.Timer(within, end)
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # no thread can be started: signals end it

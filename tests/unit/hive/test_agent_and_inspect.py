@@ -23,7 +23,7 @@ from lifecycle import (
     module,
     provide,
 )
-from tests.unit.hive.test_command_line import hive
+from tests.support.command_line import hive
 
 started: list[str] = []
 

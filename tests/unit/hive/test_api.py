@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.unit.hive.test_command_line import hive
+from tests.support.command_line import hive
 
 
 def test_operations_are_listed_by_the_names_that_switch_them_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from hive.endpoint.command import render
 from hive.main import main
+from tests.support.command_line import hive
 from tests.unit.hive.stub_agent import stub_agent
 
 TREE = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -63,21 +64,6 @@ HEALTHY = {
     "datapath-mode": "veth",
     "controllers": [],
 }
-
-
-class Result:
-    """What a run of the command left: exit code and what it printed."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-def hive(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Result:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    code = ended.value.code
-    assert isinstance(code, int)
-    return Result(code, *capsys.readouterr())
 
 
 def test_endpoints_are_listed_in_the_columns_operators_know(

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from hive.config.command import render
+from tests.support.command_line import hive
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_command_line import hive
 
 RUNNING = {
     "places": "/etc/hive",

@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from tests.unit.hive.test_command_line import hive
+from tests.support.command_line import hive
 
 
 @pytest.mark.parametrize("of", ["agent", "operator"])

@@ -8,8 +8,8 @@ import click
 import pytest
 
 from hive.agent.db import describe, render
+from tests.support.command_line import hive
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_command_line import hive
 
 ROWS = [
     {"rev": 4, "key": 1, "obj": {"ifindex": 1, "name": "lo", "up": True, "addresses": [], "kind": ""}},

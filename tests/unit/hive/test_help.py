@@ -8,7 +8,7 @@ import pytest
 
 from hive.examples import EXAMPLES
 from hive.main import COMMANDS, GROUPS, cli
-from tests.unit.hive.test_command_line import hive
+from tests.support.command_line import hive
 
 Words = tuple[str, ...]
 

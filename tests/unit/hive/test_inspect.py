@@ -10,7 +10,7 @@ import pytest
 from hive.inspect import text as inspect_text
 from lifecycle import Hive, Hook, Lifecycle, Settings, config, invoke, module, provide, provide_private
 from lifecycle.graph import graph_schema, timeline_schema
-from tests.unit.hive.test_command_line import hive
+from tests.support.command_line import hive
 
 HERE = "tests.unit.hive.test_inspect"
 

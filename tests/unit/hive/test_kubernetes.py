@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.command_line import hive
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_command_line import hive
 
 
 def rows(*objects: dict[str, Any]) -> list[dict[str, Any]]:

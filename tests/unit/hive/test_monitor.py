@@ -16,9 +16,9 @@ import pytest
 from cells.observe.events import Lost, Sample, decode
 from cells.observe.monitor import PREFACE, SOCKET, encode
 from hive.observe.monitor_filter import Wanted
+from tests.support.command_line import Result, hive
 from tests.support.recordings import recordings
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_command_line import Result, hive
 
 
 def tcp(source: str, destination: str) -> bytes:

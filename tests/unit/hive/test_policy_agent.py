@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import hive
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_command_line import hive
 
 REFUSED = {
     "kind": "CiliumNetworkPolicy",
