@@ -52,7 +52,7 @@ class RulesChanged(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def subjects(self) -> frozenset[Selector]:
-        """Whom the rules are for."""
+        """The endpoints that the rules select."""
         return frozenset(rule.subject for rule in self.rules)
 
     @classmethod
