@@ -278,6 +278,7 @@ FAMILIES = (
     "cni",
     "api",
     "masquerade",
+    "bgp",
     "operator",
 )
 """The families of ``cells/``, each above all that it may import: docs/design/0003-families-in-an-order.md."""
