@@ -8,6 +8,7 @@ from cells import kvstore as store
 from cells.observe.metrics import Metrics
 from cells.operator import (
     api_server,
+    bgp,
     crds,
     endpoint_slices,
     gc,
@@ -43,6 +44,7 @@ LEADER: Final = (
     lb_ipam.cell,
     unmanaged_pods.cell,
     policies.cell,
+    bgp.cell,
 )
 """What only the leader runs."""
 

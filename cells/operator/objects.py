@@ -20,10 +20,12 @@ from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table, Tables, modu
 __all__ = [
     "CLUSTER_IDENTITIES",
     "CLUSTER_PODS",
+    "CLUSTER_SECRETS",
     "CLUSTER_SERVICES",
     "ClusterIdentity",
     "ClusterObjects",
     "ClusterPod",
+    "ClusterSecret",
     "ClusterService",
     "cell",
     "selector_of",
@@ -138,10 +140,15 @@ class ClusterIdentity(Object, frozen=True, gc=False):
     metadata: VersionedMeta
 
 
+class ClusterSecret(Object, frozen=True, gc=False):
+    """That there is a secret of this name; what it holds is not read."""
+
+
 CLUSTER_IDENTITIES: Final = Kind(
     ClusterIdentity, "cilium.io/v2", "ciliumidentities", kind="CiliumIdentity", namespaced=False
 )
 CLUSTER_PODS: Final = Kind(ClusterPod, "v1", "pods", kind="Pod")
+CLUSTER_SECRETS: Final = Kind(ClusterSecret, "v1", "secrets", kind="Secret")
 CLUSTER_SERVICES: Final = Kind(ClusterService, "v1", "services", kind="Service", status=True)
 
 
@@ -236,7 +243,7 @@ class ClusterObjects:
         self._health = health
         self._log = log
         self._tables: dict[str, Table[Any]] = {}
-        self._sinks: list[Sink[Any]] = []
+        self._sinks: list[tuple[Sink[Any], str]] = []
         lifecycle.append(Hook("follow objects", self._start))
 
     @property
@@ -244,19 +251,21 @@ class ClusterObjects:
         """Whether there are CiliumEndpoints, and slices of them."""
         return self._resources.endpoints
 
-    def table(self, kind: Kind[T]) -> Table[T]:
-        """The objects of a kind, by namespace and name. Only constructors ask."""
+    def table(self, kind: Kind[T], namespace: str = "") -> Table[T]:
+        """The objects of a kind, by namespace and name. Only constructors ask, all of them for one namespace
+        or for every one."""
         found = self._tables.get(kind.qualified)
         if found is None:
             found = self._tables[kind.qualified] = Table(kind.table, key=_key)
-            self._sinks.append(Sink(kind, found, self._statuses, self._health, self._log))
+            sink = Sink(kind, found, self._statuses, self._health, self._log)
+            self._sinks.append((sink, namespace))
             self._registry.add(found)
         return found
 
     async def _start(self) -> None:
-        for sink in self._sinks:
+        for sink, namespace in self._sinks:
             sink.begin()
-            reflector = Reflector(self._server.client, sink.kind, sink)
+            reflector = Reflector(self._server.client, sink.kind, sink, namespace=namespace)
             self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
 
 

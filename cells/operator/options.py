@@ -28,9 +28,6 @@ class UnservedOperator(UnservedSettings, frozen=True):
     enable_k8s: bool = True
     """The operator works for a cluster: it has nothing to do without an API server."""
 
-    enable_bgp_control_plane: bool = False
-    """Routes are not announced yet, so no CiliumBGPNodeConfigs are made."""
-
     enable_envoy_config: bool = False
     """CiliumEnvoyConfigs are not served yet."""
 
@@ -304,6 +301,10 @@ class OperatorOptions(Settings, frozen=True):
 
     enable_cilium_endpoint_slice: bool = False
     """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""
+
+    enable_bgp_control_plane: bool = False
+    """Register the custom resources of BGP, and make a CiliumBGPNodeConfig of each CiliumBGPClusterConfig for
+    each node that it selects."""
 
     @property
     def namespace(self) -> str:

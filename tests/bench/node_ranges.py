@@ -65,7 +65,11 @@ async def _serve(told: Connection) -> None:
         from cells.operator.crds import definitions
 
         wanted = definitions(
-            endpoints=True, endpoint_slices=False, local_redirects=False, egress_gateways=False
+            endpoints=True,
+            endpoint_slices=False,
+            local_redirects=False,
+            egress_gateways=False,
+            bgp=False,
         )
         for one in wanted:
             server.add(one.body)

@@ -11,7 +11,18 @@ import msgspec
 
 from cells.kubernetes.objects import nulls
 
-__all__ = ["Column", "Condition", "DatedMeta", "Key", "Kind", "Meta", "Object", "Requirement", "Selector"]
+__all__ = [
+    "Column",
+    "Condition",
+    "DatedMeta",
+    "Key",
+    "Kind",
+    "Meta",
+    "Object",
+    "OwnerReference",
+    "Requirement",
+    "Selector",
+]
 
 
 # What every object of Kubernetes has.

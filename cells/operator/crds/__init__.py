@@ -113,6 +113,7 @@ class CustomResources:
     ) -> None:
         self._settings = settings
         self._endpoint_slices = options.enable_cilium_endpoint_slice
+        self._bgp = options.enable_bgp_control_plane
         self._server = server
         self._log = log
         self.endpoints = not (options.disable_endpoint_crd and store.enabled)
@@ -134,6 +135,7 @@ class CustomResources:
             endpoint_slices=self._endpoint_slices,
             local_redirects=self._settings.enable_local_redirect_policy,
             egress_gateways=self._settings.enable_ipv4_egress_gateway,
+            bgp=self._bgp,
         )
 
     async def _register(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from cells.kubernetes.objects.cilium_bgp import CILIUM_BGP_KINDS
 from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_ENDPOINT_SLICES,
     CILIUM_ENDPOINTS,
@@ -79,7 +80,7 @@ class Definition(NamedTuple):
 
 
 def definitions(
-    *, endpoints: bool, endpoint_slices: bool, local_redirects: bool, egress_gateways: bool
+    *, endpoints: bool, endpoint_slices: bool, local_redirects: bool, egress_gateways: bool, bgp: bool
 ) -> list[Definition]:
     """All that are wanted with these features; there are no slices without endpoints."""
     kinds: list[Kind[Any]] = [
@@ -96,6 +97,7 @@ def definitions(
     kinds += [CILIUM_ENDPOINT_SLICES] * (endpoints and endpoint_slices)
     kinds += [CILIUM_LOCAL_REDIRECT_POLICIES] * local_redirects
     kinds += [CILIUM_EGRESS_GATEWAYS] * egress_gateways
+    kinds += [*CILIUM_BGP_KINDS] * bgp
     return [*(_definition(kind) for kind in kinds), _node_configs(), _external_workloads()]
 
 

@@ -37,8 +37,8 @@ from cells.operator.lb_ipam.allocation import (
     request_of,
 )
 from cells.operator.lb_ipam.patches import (
-    PoolPatch,
-    PoolWriter,
+    ConditionsPatch,
+    ConditionsWriter,
     ServicePatch,
     ServiceWriter,
     pool_patch,
@@ -64,7 +64,16 @@ from lifecycle import (
     refuse,
 )
 
-__all__ = ["LBIPAM", "LBIPAMSettings", "NodeIPAM", "PoolPatch", "ServicePatch", "cell"]
+__all__ = [
+    "LBIPAM",
+    "ConditionsPatch",
+    "ConditionsWriter",
+    "LBIPAMSettings",
+    "NodeIPAM",
+    "ServicePatch",
+    "cell",
+    "either",
+]
 
 
 # Whether and for whom LB-IPAM works.
@@ -72,6 +81,7 @@ __all__ = ["LBIPAM", "LBIPAMSettings", "NodeIPAM", "PoolPatch", "ServicePatch", 
 # Source: Cilium 1.17, options of the operator.
 
 L2_CLASS = "io.cilium/l2-announcer"
+BGP_CLASS = "io.cilium/bgp-control-plane"
 NODE_CLASS = "io.cilium/node"
 
 
@@ -150,14 +160,14 @@ class LBIPAM:
         options: OperatorOptions,
         objects: ClusterObjects,
         service_patches: Table[ServicePatch],
-        pool_patches: Table[PoolPatch],
+        pool_patches: Table[ConditionsPatch],
         *,
         jobs: Jobs,
         log: Logger,
     ) -> None:
         self.active = settings.enable_lb_ipam
         """Whether addresses are ours to give."""
-        self._classes = settings.classes
+        self._classes = settings.classes | ({BGP_CLASS} if options.enable_bgp_control_plane else set())
         self._proxy = settings.k8s_service_proxy_name
         self._proto_diff = settings.bpf_lb_proto_diff
         self._versions = [4] * options.enable_ipv4 + [6] * options.enable_ipv6
@@ -468,19 +478,21 @@ def service_patches() -> Table[ServicePatch]:
     return Table("lb-service-annotations", key=lambda one: (one.namespace, one.name))
 
 
-def pool_patches() -> Table[PoolPatch]:
+def pool_patches() -> Table[ConditionsPatch]:
     """What pools do not say yet, by name."""
     return Table("lb-pool-requests", key=lambda one: one.name)
 
 
 def write(
-    server: ClusterAPI, services: Table[ServicePatch], pools: Table[PoolPatch], ipam: LBIPAM, jobs: Jobs
+    server: ClusterAPI, services: Table[ServicePatch], pools: Table[ConditionsPatch], ipam: LBIPAM, jobs: Jobs
 ) -> None:
     """Have wishes written, where there can be any."""
     if not ipam.active:
         return
     to_services = Reconciler(services, ServiceWriter(server), full_every=AGAIN, put_early=True)
-    to_pools = Reconciler(pools, PoolWriter(server), full_every=AGAIN, put_early=True)
+    to_pools = Reconciler(
+        pools, ConditionsWriter(server, LOAD_BALANCER_POOLS), full_every=AGAIN, put_early=True
+    )
     jobs.observe("write-services", to_services)
     jobs.observe("write-pools", to_pools)
 

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
-from cells.kubernetes.objects.kind import Condition, Key
+from cells.kubernetes.objects.kind import Condition, Key, Kind
 from cells.operator.api_server import ClusterAPI
 from cells.operator.lb_ipam.allocation import (
-    LOAD_BALANCER_POOLS,
     SATISFIED,
     AddressPool,
     Grant,
@@ -43,14 +42,16 @@ class ServicePatch(msgspec.Struct, frozen=True, gc=False):
     """Whether the condition is to be said, or taken away, at all."""
 
 
-class PoolPatch(msgspec.Struct, frozen=True, gc=False):
-    """The conditions that a pool shall have, beside those of others."""
+class ConditionsPatch(msgspec.Struct, frozen=True, gc=False):
+    """The conditions that an object of the cluster shall have, beside those of others."""
 
     name: str
     uid: str
     generation: int
     conditions: tuple[tuple[str, str, str, str], ...]
     """Type, status, reason, message."""
+    removed: frozenset[str] = frozenset()
+    """Types of conditions that it shall not have."""
 
 
 def service_patch(service: ClusterService, grant: Grant | None) -> ServicePatch | None:
@@ -71,7 +72,7 @@ def service_patch(service: ClusterService, grant: Grant | None) -> ServicePatch 
 
 def pool_patch(
     pool: LoadBalancerPool, found: AddressPool | None, used: Mapping[str, int]
-) -> PoolPatch | None:
+) -> ConditionsPatch | None:
     """The conditions that a pool does not have yet; one that cannot be read has no addresses."""
     wanted: list[tuple[str, str, str, str]] = []
     numbers = (0, 0, 0)
@@ -86,7 +87,7 @@ def pool_patch(
     condition_now = {one.type: _condition(one) for one in pool.status.conditions or ()}
     if all(condition_now.get(one[0]) == one for one in wanted):
         return None
-    return PoolPatch(pool.name, pool.metadata.uid, pool.metadata.generation, tuple(wanted))
+    return ConditionsPatch(pool.name, pool.metadata.uid, pool.metadata.generation, tuple(wanted))
 
 
 def _condition(one: Condition) -> tuple[str, str, str, str]:
@@ -147,19 +148,20 @@ class ServiceWriter(PatchTarget[Key, ServicePatch]):
         await self._server.client.raw("PATCH", path, query, json.dumps(body).encode(), STRATEGIC)
 
 
-class PoolWriter(PatchTarget[str, PoolPatch]):
-    """The conditions of pools: a Target."""
+class ConditionsWriter(PatchTarget[str, ConditionsPatch]):
+    """The conditions of the objects of a kind of the cluster: a Target."""
 
-    def __init__(self, server: ClusterAPI) -> None:
+    def __init__(self, server: ClusterAPI, kind: Kind[Any]) -> None:
         self._server = server
+        self._kind = kind
 
-    async def put(self, batch: Mapping[str, PoolPatch]) -> None:
+    async def put(self, batch: Mapping[str, ConditionsPatch]) -> None:
         """Write them; conditions of others stay. Raises BatchError."""
         failures: dict[str, Exception] = {}
         for name, patch in batch.items():
             try:
                 await self._server.client.update(
-                    LOAD_BALANCER_POOLS, name, partial(_with_conditions, patch), subresource="status"
+                    self._kind, name, partial(_with_conditions, patch), subresource="status"
                 )
             except NotFoundError:
                 continue
@@ -169,8 +171,8 @@ class PoolWriter(PatchTarget[str, PoolPatch]):
             raise BatchError(failures)
 
 
-def _with_conditions(patch: PoolPatch, live: dict[str, Any]) -> dict[str, Any] | None:
-    """The pool with the conditions wished for; None when it is another pool of that name."""
+def _with_conditions(patch: ConditionsPatch, live: dict[str, Any]) -> dict[str, Any] | None:
+    """The object with the conditions wished for; None when it is another object of that name."""
     if live["metadata"]["uid"] != patch.uid:
         return None
     old = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or ()}
@@ -185,4 +187,5 @@ def _with_conditions(patch: PoolPatch, live: dict[str, Any]) -> dict[str, Any] |
             "lastTransitionTime": since or _now(),
             "observedGeneration": patch.generation,
         }
-    return {**live, "status": {**(live.get("status") or {}), "conditions": list(old.values())}}
+    held = [one for kind, one in old.items() if kind not in patch.removed]
+    return {**live, "status": {**(live.get("status") or {}), "conditions": held}}

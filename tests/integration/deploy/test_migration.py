@@ -52,7 +52,9 @@ def test_a_cluster_of_cilium_is_moved_as_the_page_shows(here: Here, tmp_path: Pa
         }
         for app, end in (("cilium", "4k2pv"), ("cilium-envoy", "w8t5n"))
     ]
-    known = definitions(endpoints=False, endpoint_slices=False, local_redirects=False, egress_gateways=False)
+    known = definitions(
+        endpoints=False, endpoint_slices=False, local_redirects=False, egress_gateways=False, bgp=False
+    )
     policies = [one.body for one in known if "networkpolic" in one.plural]
     for body in (*policies, POLICY):
         here.kubectl("apply", "-f", "-", stdin=json.dumps(body))

@@ -127,7 +127,9 @@ async def test_nothing_is_denied_and_no_right_is_unused(
     monkeypatch.setattr(pods, "WATCH_SECONDS", 0.1)
     monkeypatch.setattr(kubernetes_events, "PAUSE", 0.1)
     given = roles(annotateK8sNode=True)
-    wanted = definitions(endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True)
+    wanted = definitions(
+        endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True, bgp=False
+    )
     server = ApiServer({TOKEN: User(ACCOUNT)})
     server.crd_delay = 0
     for body in [*given, *(one.body for one in wanted)]:
@@ -169,7 +171,9 @@ async def test_the_sources_of_settings_need_the_rights_that_they_add(tmp_path: P
     given = roles(daemon={"configSources": SOURCES})
     added = set(rights(given)) - set(rights(roles()))
     assert added == {("", "configmaps", "get")}
-    wanted = definitions(endpoints=True, endpoint_slices=False, local_redirects=False, egress_gateways=False)
+    wanted = definitions(
+        endpoints=True, endpoint_slices=False, local_redirects=False, egress_gateways=False, bgp=False
+    )
     server = ApiServer({TOKEN: User(ACCOUNT)})
     server.crd_delay = 0
     for body in [*given, *(one.body for one in wanted)]:

@@ -1,0 +1,479 @@
+"""BGP: every CiliumBGPClusterConfig becomes a CiliumBGPNodeConfig for each node that it selects.
+
+Controller: CiliumBGPClusterConfigs, CiliumBGPNodeConfigOverrides, CiliumNodes, CiliumBGPNodeConfigs,
+            CiliumBGPPeerConfigs and the names of secrets in; what NodeConfigs and conditions do not say yet
+            out.
+Reconciler: those tables in, CiliumBGPNodeConfigs and the conditions of ClusterConfigs and PeerConfigs out.
+Why:        a node belongs to the ClusterConfig that its NodeConfig names as its owner, so two that select one
+            node cannot take it from each other; the API server removes what an absent owner leaves behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Literal
+
+import msgspec
+
+from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.objects.cilium_bgp import (
+    CILIUM_BGP_CLUSTER_CONFIGS,
+    CILIUM_BGP_NODE_CONFIG_OVERRIDES,
+    CILIUM_BGP_NODE_CONFIGS,
+    CILIUM_BGP_PEER_CONFIGS,
+    BGPClusterInstance,
+    BGPNodeConfigSpec,
+    BGPNodeInstance,
+    BGPNodePeer,
+    BGPOverrideInstance,
+    CiliumBGPClusterConfig,
+    CiliumBGPNodeConfig,
+    CiliumBGPNodeConfigOverride,
+    CiliumBGPPeerConfig,
+)
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.kind import Condition, Kind, OwnerReference
+from cells.operator.api_server import ClusterAPI
+from cells.operator.lb_ipam import ConditionsPatch, ConditionsWriter, either
+from cells.operator.objects import CLUSTER_SECRETS, ClusterObjects
+from cells.operator.options import OperatorOptions
+from lifecycle import (
+    BatchError,
+    Health,
+    Jobs,
+    Logger,
+    PatchTarget,
+    Reconciler,
+    Settings,
+    Table,
+    Tables,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+)
+
+__all__ = ["BGPNodeConfigs", "BGPOperatorSettings", "NodeConfigPatch", "cell"]
+
+
+class BGPOperatorSettings(Settings, frozen=True):
+    """Settings of the bgp cell; they count with enable-bgp-control-plane."""
+
+    bgp_secrets_namespace: str = ""
+    """Namespace of the secrets with the passwords of peers; a CiliumBGPPeerConfig that names a secret which
+    is not there gets a condition. Empty: secrets are not looked for."""
+
+    enable_bgp_control_plane_status_report: bool = True
+    """Report in conditions of CiliumBGPClusterConfigs and CiliumBGPPeerConfigs what they name and is not
+    there; if not, conditions of an operator before are removed."""
+
+
+# What there shall be: pure functions of what there is.
+#
+# Source: Cilium 1.17, operator/pkg/bgpv2, and its conditions. Other than there, a NodeConfig that is changed
+#         or deleted by others is put right at once, and a ClusterConfig made anew under its name takes over
+#         its NodeConfigs before they are removed with their old owner.
+
+
+class NodeConfigPatch(msgspec.Struct, frozen=True, gc=False):
+    """What shall become of the CiliumBGPNodeConfig of a node."""
+
+    name: str
+    action: Literal["create", "update", "delete"]
+    uid: str = ""
+    """Of the NodeConfig that there is."""
+    owner: OwnerReference = OwnerReference()
+    spec: BGPNodeConfigSpec | None = None
+
+
+class BGPPlan(msgspec.Struct, frozen=True):
+    """What NodeConfigs, ClusterConfigs and PeerConfigs do not say yet."""
+
+    node_configs: list[NodeConfigPatch]
+    cluster_configs: list[ConditionsPatch]
+    peer_configs: list[ConditionsPatch]
+    conflicts: dict[str, str]
+    """Node -> why it is left as it is."""
+
+
+class BGPInput(msgspec.Struct, frozen=True):
+    """All that a plan is made of; names of nodes, of overrides and of NodeConfigs are the same."""
+
+    cluster_configs: list[CiliumBGPClusterConfig]
+    overrides: Mapping[str, CiliumBGPNodeConfigOverride]
+    node_labels: Mapping[str, dict[str, str]]
+    node_configs: Mapping[str, CiliumBGPNodeConfig]
+    peer_configs: Mapping[str, CiliumBGPPeerConfig]
+    secrets: frozenset[str] | None
+    """Names of the secrets that there are; None where they are not looked for."""
+    reports: bool
+    """Whether conditions are reported; if not, they are removed."""
+
+
+def node_spec(
+    instances: Iterable[BGPClusterInstance], override: CiliumBGPNodeConfigOverride | None
+) -> BGPNodeConfigSpec:
+    """The instances of a ClusterConfig with what one node has otherwise; unknown names change nothing."""
+    changes = {one.name: one for one in override.spec.bgp_instances} if override is not None else {}
+    return BGPNodeConfigSpec(tuple(_instance(one, changes.get(one.name)) for one in instances))
+
+
+def _instance(instance: BGPClusterInstance, change: BGPOverrideInstance | None) -> BGPNodeInstance:
+    change = change or BGPOverrideInstance(instance.name)
+    own = {one.name: one.local_address for one in change.peers or ()}
+    peers = tuple(
+        BGPNodePeer(
+            name=one.name,
+            peer_address=one.peer_address,
+            peer_asn=one.peer_asn,
+            local_address=own.get(one.name, ""),
+            peer_config_ref=one.peer_config_ref,
+        )
+        for one in instance.peers or ()
+    )
+    return BGPNodeInstance(
+        name=instance.name,
+        local_asn=instance.local_asn,
+        router_id=change.router_id,
+        local_port=change.local_port,
+        peers=peers or None,
+    )
+
+
+def plan(found: BGPInput) -> BGPPlan:
+    """What is to be written. Nodes that nothing owns yet go to the first ClusterConfig by name."""
+    configs = sorted(found.cluster_configs, key=lambda one: one.name)
+    selected = {one.name: set(_selected(one, found.node_labels)) for one in configs}
+    owners = {name: _owner(one) for name, one in found.node_configs.items()}
+    patches: list[NodeConfigPatch] = []
+    conflicts: dict[str, str] = {}
+    lost: dict[str, set[str]] = {one.name: set() for one in configs}
+    """ClusterConfig -> those that own nodes which it selects, too."""
+    for config_ in configs:
+        reference = _reference(config_)
+        for node in sorted(selected[config_.name]):
+            owner = owners.setdefault(node, config_.name)
+            if owner == config_.name:
+                wanted = node_spec(config_.spec.bgp_instances, found.overrides.get(node))
+                patch = _patch(node, found.node_configs.get(node), wanted, reference)
+                patches += [patch] if patch is not None else []
+            elif owner is None:
+                conflicts[node] = "its CiliumBGPNodeConfig has no CiliumBGPClusterConfig as its owner"
+            elif node in selected.get(owner, {node}):
+                lost[config_.name].add(owner)
+                conflicts[node] = f"CiliumBGPClusterConfigs {owner} and {config_.name} select it"
+    patches += [
+        NodeConfigPatch(name, "delete", one.metadata.uid)
+        for name, one in found.node_configs.items()
+        if (owner := owners[name]) is not None and name not in selected.get(owner, {name})
+    ]
+    known = found.peer_configs.keys()
+    return BGPPlan(
+        patches,
+        [
+            one
+            for each in configs
+            if (one := _cluster_conditions(each, selected[each.name], lost[each.name], known, found.reports))
+        ],
+        [one for each in found.peer_configs.values() if (one := _peer_conditions(each, found))],
+        conflicts,
+    )
+
+
+def _selected(config_: CiliumBGPClusterConfig, labels: Mapping[str, dict[str, str]]) -> Iterator[str]:
+    selector = config_.spec.node_selector
+    return (node for node, each in labels.items() if selector is None or selector.matches(each))
+
+
+def _owner(config_: CiliumBGPNodeConfig) -> str | None:
+    """The ClusterConfig that owns a NodeConfig; None where none does."""
+    kind = CILIUM_BGP_CLUSTER_CONFIGS.kind
+    owners = config_.metadata.owner_references or ()
+    return next((one.name for one in owners if one.kind == kind), None)
+
+
+def _reference(config_: CiliumBGPClusterConfig) -> OwnerReference:
+    kind = CILIUM_BGP_CLUSTER_CONFIGS
+    return OwnerReference(kind.api_version, kind.kind, config_.name, config_.metadata.uid)
+
+
+def _patch(
+    node: str, live: CiliumBGPNodeConfig | None, wanted: BGPNodeConfigSpec, owner: OwnerReference
+) -> NodeConfigPatch | None:
+    if live is None:
+        return NodeConfigPatch(node, "create", owner=owner, spec=wanted)
+    owned = any(one.uid == owner.uid for one in live.metadata.owner_references or ())
+    if live.spec == wanted and owned:
+        return None
+    return NodeConfigPatch(node, "update", live.metadata.uid, owner, wanted)
+
+
+# Conditions: type, status, reason, message.
+
+_PREFIX: Final = "cilium.io/"
+_CLUSTER_TYPES: Final = {
+    "ConflictingClusterConfig": "ConflictingClusterConfigs",
+    "MissingPeerConfigs": "MissingPeerConfigs",
+    "NoMatchingNode": "NoMatchingNode",
+}
+_PEER_TYPES: Final = {"MissingAuthSecret": "MissingAuthSecret"}
+"""Type -> reason, in the order of types."""
+_NO_NODE: Final = "No node matches spec.nodeSelector"
+
+
+def _cluster_conditions(
+    config_: CiliumBGPClusterConfig,
+    selected: Iterable[str],
+    lost: Iterable[str],
+    known: Iterable[str],
+    reports: bool,
+) -> ConditionsPatch | None:
+    named = {
+        peer.peer_config_ref.name
+        for instance in config_.spec.bgp_instances
+        for peer in instance.peers or ()
+        if peer.peer_config_ref is not None
+    }
+    missing = named.difference(known)
+    others, absent = " ".join(sorted(lost)), " ".join(sorted(missing))
+    messages = {
+        "ConflictingClusterConfig": f"Selecting the same node(s) with ClusterConfig(s): [{others}]"
+        if others
+        else "",
+        "MissingPeerConfigs": f"Referenced CiliumBGPPeerConfig(s) are missing: [{absent}]" if absent else "",
+        "NoMatchingNode": "" if any(selected) else _NO_NODE,
+    }
+    return _conditions(config_, _CLUSTER_TYPES, messages, reports)
+
+
+def _peer_conditions(config_: CiliumBGPPeerConfig, found: BGPInput) -> ConditionsPatch | None:
+    if found.secrets is None and found.reports:
+        return None
+    name = config_.spec.auth_secret_ref
+    missing = name is not None and name not in (found.secrets or ())
+    messages = {"MissingAuthSecret": f'Referenced Auth Secret "{name}" is missing' if missing else ""}
+    return _conditions(config_, _PEER_TYPES, messages, found.reports)
+
+
+def _conditions(
+    object_: CiliumBGPClusterConfig | CiliumBGPPeerConfig,
+    types: Mapping[str, str],
+    messages: Mapping[str, str],
+    reports: bool,
+) -> ConditionsPatch | None:
+    """What an object does not say yet. A condition is true where there is a message."""
+    held = {one.type: _shown(one) for one in object_.status.conditions or ()}
+    name, uid, generation = object_.name, object_.metadata.uid, object_.metadata.generation
+    if not reports:
+        removed = frozenset(_PREFIX + one for one in types)
+        stale = not removed.isdisjoint(held)
+        return ConditionsPatch(name, uid, generation, (), removed) if stale else None
+    wanted = tuple(
+        (
+            _PREFIX + kind,
+            str(bool(messages[kind])),
+            reason,
+            _NO_NODE if kind == "NoMatchingNode" else messages[kind],
+        )
+        for kind, reason in types.items()
+    )
+    if all(held.get(one[0]) == (*one[1:], generation) for one in wanted):
+        return None
+    return ConditionsPatch(name, uid, generation, wanted)
+
+
+def _shown(one: Condition) -> tuple[str, str, str, int]:
+    return one.status, one.reason, one.message, one.observed_generation
+
+
+# Plans anew whenever something changes.
+
+AGAIN: Final = minutes(1)
+"""How often what is not written yet is tried again."""
+
+
+class BGPObjects:
+    """The tables that are read and written here; none of them is filled where BGP is off."""
+
+    def __init__(
+        self, options: OperatorOptions, settings: BGPOperatorSettings, objects: ClusterObjects, tables: Tables
+    ) -> None:
+        self.active = options.enable_bgp_control_plane
+        """Whether there are custom resources of BGP."""
+        self.reports = settings.enable_bgp_control_plane_status_report
+        """Whether conditions are reported."""
+        self.node_patches: Table[NodeConfigPatch] = Table(
+            "bgp-node-config-requests", key=lambda one: one.name
+        )
+        """What NodeConfigs do not say yet, by node."""
+        self.cluster_patches: Table[ConditionsPatch] = Table(
+            "bgp-cluster-config-conditions", key=lambda one: one.name
+        )
+        """Conditions that ClusterConfigs do not have yet, by name."""
+        self.peer_patches: Table[ConditionsPatch] = Table(
+            "bgp-peer-config-conditions", key=lambda one: one.name
+        )
+        """Conditions that PeerConfigs do not have yet, by name."""
+        if not self.active:
+            return
+        self.cluster_configs = objects.table(CILIUM_BGP_CLUSTER_CONFIGS)
+        self.overrides = objects.table(CILIUM_BGP_NODE_CONFIG_OVERRIDES)
+        self.node_configs = objects.table(CILIUM_BGP_NODE_CONFIGS)
+        self.peer_configs = objects.table(CILIUM_BGP_PEER_CONFIGS)
+        self.nodes = objects.table(CILIUM_NODES)
+        namespace = settings.bgp_secrets_namespace
+        self.secrets = objects.table(CLUSTER_SECRETS, namespace) if namespace and self.reports else None
+        for table in (self.node_patches, self.cluster_patches, self.peer_patches):
+            tables.add(table)
+
+    @property
+    def sources(self) -> list[Table[Any]]:
+        """All that is read."""
+        found: list[Table[Any]] = [
+            self.cluster_configs,
+            self.overrides,
+            self.node_configs,
+            self.peer_configs,
+            self.nodes,
+        ]
+        return found if self.secrets is None else [*found, self.secrets]
+
+    def read(self) -> BGPInput:
+        """All that there is now."""
+        return BGPInput(
+            cluster_configs=list(self.cluster_configs.all()),
+            overrides={one.name: one for one in self.overrides.all()},
+            node_labels={one.name: one.labels for one in self.nodes.all()},
+            node_configs={one.name: one for one in self.node_configs.all()},
+            peer_configs={one.name: one for one in self.peer_configs.all()},
+            secrets=None if self.secrets is None else frozenset(one.name for one in self.secrets.all()),
+            reports=self.reports,
+        )
+
+
+class BGPNodeConfigs:
+    """Keeps the plan up to date, once every source is known: before that nothing is created or deleted."""
+
+    def __init__(self, objects: BGPObjects, *, jobs: Jobs, health: Health, log: Logger) -> None:
+        self._objects = objects
+        self._health = health.child("node-configs")
+        self._log = log
+        self._conflicts: dict[str, str] = {}
+        if objects.active:
+            jobs.one_shot("plan", self._run)
+
+    async def _run(self) -> None:
+        sources = self._objects.sources
+        for table in sources:
+            await table.wait_initialized()
+        feeds = [
+            table.changes(only=_labels_changed) if table is self._objects.nodes else table.changes()
+            for table in sources
+        ]
+        while True:
+            changed = [feed.take() for feed in feeds]
+            if any(changed):
+                self._pass()
+            await either(*(feed.wait for feed in feeds))
+
+    def _pass(self) -> None:
+        objects, found = self._objects, plan(self._objects.read())
+        with objects.node_patches.txn() as node_txn:
+            node_txn.replace_all(found.node_configs)
+        with objects.cluster_patches.txn() as cluster_txn:
+            cluster_txn.replace_all(found.cluster_configs)
+        with objects.peer_patches.txn() as peer_txn:
+            peer_txn.replace_all(found.peer_configs)
+        for node, why in found.conflicts.items():
+            if self._conflicts.get(node) != why:
+                self._log.warning("node keeps its CiliumBGPNodeConfig", node=node, why=why)
+        self._conflicts = found.conflicts
+        if found.conflicts:
+            node, why = next(iter(sorted(found.conflicts.items())))
+            self._health.degraded(f"{len(found.conflicts)} nodes in conflict; {node}: {why}")
+        else:
+            self._health.ok("every selected node has its CiliumBGPNodeConfig")
+
+
+def _labels_changed(key: object, old: CiliumNode | None, new: CiliumNode | None) -> bool:
+    del key
+    return old is None or new is None or old.labels != new.labels
+
+
+# Writes NodeConfigs.
+
+
+class NodeConfigWriter(PatchTarget[str, NodeConfigPatch]):
+    """CiliumBGPNodeConfigs, all but their status: a Target."""
+
+    def __init__(self, server: ClusterAPI) -> None:
+        self._server = server
+
+    async def put(self, batch: Mapping[str, NodeConfigPatch]) -> None:
+        """Write them. Raises BatchError."""
+        failures: dict[str, Exception] = {}
+        for name, patch in batch.items():
+            try:
+                await self._write(patch)
+            except NotFoundError:
+                continue  # the watch shows that it is absent
+            except ConflictError as error:
+                if not error.exists and "uid" not in str(error).lower():
+                    failures[name] = error  # else another one of that name comes by the watch
+            except KubernetesError as error:
+                failures[name] = error
+        if failures:
+            raise BatchError(failures)
+
+    async def _write(self, patch: NodeConfigPatch) -> None:
+        client, kind = self._server.client, CILIUM_BGP_NODE_CONFIGS
+        if patch.action == "delete":
+            await client.delete(kind, patch.name, uid=patch.uid)
+        elif patch.action == "update":
+            await client.update(kind, patch.name, partial(_updated, patch))
+        else:
+            metadata = {"name": patch.name, "ownerReferences": [msgspec.to_builtins(patch.owner)]}
+            body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+            await client.create(kind, {**body, "spec": msgspec.to_builtins(patch.spec)})
+
+
+def _updated(patch: NodeConfigPatch, live: dict[str, Any]) -> dict[str, Any] | None:
+    """The object with its spec and its owner; status and other owners stay. None for another of that name."""
+    metadata = live["metadata"]
+    if metadata.get("uid") != patch.uid:
+        return None
+    owner = msgspec.to_builtins(patch.owner)
+    references = [
+        {**one, **owner} if (one.get("kind"), one.get("name")) == (owner["kind"], owner["name"]) else one
+        for one in metadata.get("ownerReferences") or ()
+    ]
+    changed = {**metadata, "ownerReferences": references}
+    return {**live, "metadata": changed, "spec": msgspec.to_builtins(patch.spec)}
+
+
+def write(server: ClusterAPI, objects: BGPObjects, jobs: Jobs) -> None:
+    """Have all of it written, where there is BGP."""
+    if not objects.active:
+        return
+    node_configs = Reconciler(
+        objects.node_patches, NodeConfigWriter(server), full_every=AGAIN, put_early=True
+    )
+    jobs.observe("write-node-configs", node_configs)
+    conditions: list[tuple[Table[ConditionsPatch], Kind[Any]]] = [
+        (objects.cluster_patches, CILIUM_BGP_CLUSTER_CONFIGS),
+        (objects.peer_patches, CILIUM_BGP_PEER_CONFIGS),
+    ]
+    for table, kind in conditions:
+        writer = Reconciler(table, ConditionsWriter(server, kind), full_every=AGAIN, put_early=True)
+        jobs.observe(f"write-conditions-of-{kind.plural}", writer)
+
+
+cell = module(
+    "bgp",
+    "BGP routers of nodes",
+    config(BGPOperatorSettings),
+    provide(BGPObjects, BGPNodeConfigs),
+    invoke(write, BGPNodeConfigs),
+)
