@@ -141,10 +141,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Look at the machine after the tests of each file."""
+    """Look at the machine after the tests of each file, and keep what they cached out of collections.
+
+    Tests of leaks and of the benchmarks ask for whole collections: these look at the objects of one file.
+    """
     yield
     if nextitem is None or nextitem.path != item.path:
         item.config.stash[_WATCH].look(item.nodeid.split("::")[0])
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -222,6 +222,7 @@ def show(value: object) -> str:
             return str(value)
 
 
+@functools.cache
 def bare(kind: object) -> tuple[object, bool]:
     """The type without ``| None``, and whether it had that; unions of several are kept as they are."""
     kind = unaliased(kind)

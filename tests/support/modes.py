@@ -1,6 +1,6 @@
 """The modes of an agent whose combinations are tried, and which of them this run tries.
 
-Needs: git, to rotate.   Gives: DIMENSIONS, Mode, chosen.
+Needs: tests.support.pairwise.   Gives: DIMENSIONS, Mode, chosen.
 
 ``MODES`` in the environment chooses: ``all`` takes every row, ``name=value,name=value,...`` that one. Without
 it, a few rows are taken by the hash of the commit, so that all have their turn.
@@ -9,13 +9,11 @@ it, a few rows are taken by the hash of the commit, so that all have their turn.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from tests.support.pairwise import Row, covering, rotated
+from tests.support.pairwise import Row, commit, covering, rotated
 
 DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "kube-proxy-replacement": ("false", "true"),
@@ -100,13 +98,4 @@ def chosen() -> list[Mode]:
     if wanted and wanted != "all":
         return [Mode.parse(wanted)]
     rows = covering(DIMENSIONS)
-    return [Mode(row) for row in (rows if wanted else rotated(rows, _commit(), IN_A_RUN))]
-
-
-def _commit() -> str:
-    """The hash of what is checked out; empty where this is no repository."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+    return [Mode(row) for row in (rows if wanted else rotated(rows, commit(), IN_A_RUN))]

@@ -1,14 +1,16 @@
 """Few combinations of choices in which any two choices that go together meet at least once.
 
-Needs: nothing.   Gives: Row, pairs_of, covering, without, rotated.
+Needs: git, to rotate.   Gives: Row, pairs_of, covering, without, rotated, commit.
 Why:   faults of three settings at once are rare; all combinations are thousands, all pairs a dozen rows.
 """
 
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 
 Row = Mapping[str, str]
 """One value of each dimension."""
@@ -74,3 +76,12 @@ def rotated(rows: Sequence[Row], commit: str, count: int) -> list[Row]:
     """So many of the rows, by a commit's hash: in time all have their turn."""
     first = int(commit[:12] or "0", 16) % len(rows)
     return [rows[(first + at) % len(rows)] for at in range(min(count, len(rows)))]
+
+
+def commit() -> str:
+    """The hash of what is checked out; empty where this is no repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

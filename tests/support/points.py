@@ -9,18 +9,26 @@ import os
 from collections.abc import Callable
 
 from lifecycle.testing import Failure
+from tests.support.pairwise import commit
 
 EVERY = os.environ.get("CRASH_POINTS") == "0"
 
 Choice = Callable[[Failure], bool]
 
 
+ROUNDS = 3
+"""In so many runs, each of another commit, the hooks chosen for one all have their turn."""
+
+
 def each_hook() -> Choice:
-    """Every second hook at start or stop, in parallel or in sequence; every third interrupted too."""
+    """A third, by the commit's hash, of: every second hook at start or stop, every third interrupted too."""
     seen: dict[tuple[str, str], int] = {}
+    turn_of_run = int(commit()[:12] or "0", 16) % ROUNDS
 
     def chosen(failure: Failure) -> bool:
         turn = seen.setdefault((failure.module, failure.hook), len(seen))
+        if turn // 2 % ROUNDS != turn_of_run:
+            return False
         if failure.phase == "interrupt":
             return turn % 3 == 0 and failure.suspension == 1
         if turn % 2:

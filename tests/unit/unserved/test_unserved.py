@@ -110,7 +110,8 @@ WRONG: Final = {
 
 
 def config_maps() -> Iterator[tuple[str, dict[str, str]]]:
-    """Each ConfigMap that was recorded, with the name of its recording."""
+    """Each ConfigMap that was recorded, once, with the name of the first recording that has it."""
+    seen: list[dict[str, str]] = []
     default = json.loads((DATA / "default.json").read_text())["rendered"]["ConfigMap/cilium-config"]["data"]
     for path in sorted(DATA.glob("*.json")):
         if (changes := json.loads(path.read_text()).get("diff")) is None:
@@ -119,7 +120,10 @@ def config_maps() -> Iterator[tuple[str, dict[str, str]]]:
         for pointer, (_, new) in changes.get("ConfigMap/cilium-config", {}).items():
             if pointer.startswith("/data/"):
                 data[pointer.removeprefix("/data/")] = new
-        yield path.stem, {key: str(text or "") for key, text in data.items() if text != "<absent>"}
+        texts = {key: str(text or "") for key, text in data.items() if text != "<absent>"}
+        if texts not in seen:
+            seen.append(texts)
+            yield path.stem, texts
 
 
 def test_an_agent_takes_or_refuses_by_name_each_key_of_every_recorded_config_map(tmp_path: Path) -> None:
