@@ -272,6 +272,7 @@ FAMILIES = (
     "endpoint",
     "remote",
     "tunnel",
+    "encryption",
     "services",
     "proxy",
     "hubble",

@@ -1,0 +1,423 @@
+"""States and policies of IPsec in the kernel (XFRM), over netlink; and how their messages are encoded.
+
+Edge:   the security associations and the policy database (RFC 4301, 4.4) of the network namespace.
+Gives:  XfrmState, XfrmPolicy, XfrmKernel.
+Why:    pyroute2 has no XFRM. Source: linux/xfrm.h. No text, log or table shows a key.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address, ip_network
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+from anyio import to_thread
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.wire import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, attribute, chosen, u32
+
+__all__ = [
+    "NETLINK_XFRM",
+    "REQUEST_ID",
+    "XFRM_CHANGES",
+    "Algorithm",
+    "Direction",
+    "KeyOctets",
+    "XfrmKernel",
+    "XfrmMark",
+    "XfrmPolicy",
+    "XfrmState",
+    "XfrmTemplate",
+]
+
+NETLINK_XFRM: Final = 6
+XFRM_CHANGES: Final = 0x4 | 0x8
+"""Multicast groups of states and of policies."""
+
+IPPROTO_ESP: Final = 50
+REQUEST_ID: Final = 1
+"""What ties templates of policies to states."""
+REPLAY_WINDOW: Final = 1024
+"""Packets that may overtake each other (RFC 4303, 3.4.3)."""
+
+XFRM_MSG_NEWSA, XFRM_MSG_DELSA, XFRM_MSG_GETSA = 0x10, 0x11, 0x12
+XFRM_MSG_DELPOLICY, XFRM_MSG_GETPOLICY, XFRM_MSG_UPDPOLICY = 0x14, 0x15, 0x19
+_ALG_CRYPT, _TEMPLATES, _ALG_AEAD, _ALG_AUTH, _MARK, _REPLAY_ESN = 2, 5, 18, 20, 21, 23
+_SET_MARK, _SET_MARK_MASK = 29, 30
+_MODE_TUNNEL: Final = 1
+_STATE_ESN: Final = 128
+_FOREVER: Final = 0xFFFFFFFFFFFFFFFF
+
+_SELECTOR = struct.Struct("=16s16s8xHBBB3xiI")
+"""Destination, source, ports, family, the lengths of both prefixes, protocol, interface, user."""
+_LIMITS = struct.Struct("=4Q32x")
+"""Bytes and packets, soft and hard; times, which are not limited."""
+_IDENTITY = struct.Struct("=16s4sB3x")
+_STATE_TAIL = struct.Struct("=44xIIHBBB7x")
+"""Behind the limits: since when, statistics, sequence, request ID, family, mode, replay window, flags."""
+_STATE_SIZE: Final = 224
+_STATE_NAME = struct.Struct("=16s4sHBx")
+_POLICY_TAIL = struct.Struct("=32xIIBBBB4x")
+"""Behind the limits: since when, priority, index, direction, action, flags, share."""
+_POLICY_SIZE: Final = 168
+_POLICY_NAME = struct.Struct("=IB3x")
+_TEMPLATE = struct.Struct("=16s4sB3xH2x16sIBBBxIII")
+_PAIR = struct.Struct("=II")
+_ESN = struct.Struct("=6I")
+_ALGORITHM = struct.Struct("=64sI")
+
+T = TypeVar("T")
+
+
+class KeyOctets:
+    """The octets of a key: no text shows them, nothing makes them JSON, and they are not pickled."""
+
+    __slots__ = ("octets",)
+
+    def __init__(self, octets: bytes) -> None:
+        self.octets = octets
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KeyOctets) and hmac.compare_digest(self.octets, other.octets)
+
+    def __hash__(self) -> int:
+        return hash((KeyOctets, self.octets))
+
+    def __len__(self) -> int:
+        return len(self.octets)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.octets)} bytes>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a key is not pickled: it would be readable")
+
+
+class Algorithm(msgspec.Struct, frozen=True):
+    """An algorithm by the kernel's name, with its key."""
+
+    name: str
+    key: KeyOctets
+    icv_bits: int = 0
+    """Length of the integrity check value of an AEAD, or of authentication; 0: the algorithm's own."""
+
+
+class XfrmMark(msgspec.Struct, frozen=True):
+    """Packets with these bits; or the bits that a packet is given."""
+
+    value: int
+    mask: int
+
+    def __str__(self) -> str:
+        return f"{self.value:#x}/{self.mask:#x}"
+
+
+class XfrmState(msgspec.Struct, frozen=True, kw_only=True):
+    """A security association of ESP in tunnel mode: one direction between two nodes."""
+
+    source: IPAddress
+    destination: IPAddress
+    spi: int
+    mark: XfrmMark
+    output_mark: XfrmMark
+    """What packets are given once they are encrypted, or decrypted."""
+    aead: Algorithm | None = None
+    auth: Algorithm | None = None
+    crypt: Algorithm | None = None
+    extended: bool = True
+    """Sequence numbers of 64 bits (RFC 4303, 2.2.1)."""
+
+    @property
+    def key(self) -> tuple[str, int, XfrmMark]:
+        """What the kernel knows it by: no two have the same, whatever their sources."""
+        return str(self.destination), self.spi, self.mark
+
+    def __str__(self) -> str:
+        return f"state {self.source} to {self.destination}, SPI {self.spi}, mark {self.mark}"
+
+
+class Direction(IntEnum):
+    """Of a policy."""
+
+    IN = 0
+    OUT = 1
+    FWD = 2
+
+
+class XfrmTemplate(msgspec.Struct, frozen=True):
+    """The state that a policy asks for; without addresses any will do."""
+
+    source: IPAddress | None = None
+    destination: IPAddress | None = None
+    spi: int = 0
+    request: int = 0
+    optional: bool = False
+
+
+class XfrmPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done with packets from one network to another."""
+
+    direction: Direction
+    source: IPNetwork
+    destination: IPNetwork
+    mark: XfrmMark | None = None
+    priority: int = 0
+    block: bool = False
+    templates: tuple[XfrmTemplate, ...] = ()
+
+    @property
+    def key(self) -> tuple[Direction, str, str, XfrmMark | None]:
+        """What the kernel knows it by."""
+        return self.direction, str(self.source), str(self.destination), self.mark
+
+    def __str__(self) -> str:
+        mark = f", mark {self.mark}" if self.mark else ""
+        return f"policy {self.direction.name.lower()} {self.source} to {self.destination}{mark}"
+
+
+# Messages.
+
+
+def add_state(state: XfrmState) -> Request:
+    """Add it. EEXIST: there is one with its key."""
+    family = _family(state.destination)
+    window, flags = (0, _STATE_ESN) if state.extended else (32, 0)
+    body = (
+        bytes(_SELECTOR.size)
+        + _IDENTITY.pack(_octets(state.destination), state.spi.to_bytes(4), IPPROTO_ESP)
+        + _octets(state.source)
+        + _LIMITS.pack(*(_FOREVER,) * 4)
+        + _STATE_TAIL.pack(0, REQUEST_ID, family, _MODE_TUNNEL, window, flags)
+    )
+    for kind, one in ((_ALG_AEAD, state.aead), (_ALG_AUTH, state.auth), (_ALG_CRYPT, state.crypt)):
+        if one is not None:
+            body += attribute(kind, _algorithm(kind, one))
+    if state.extended:
+        words = REPLAY_WINDOW // 32
+        body += attribute(_REPLAY_ESN, _ESN.pack(words, 0, 0, 0, 0, REPLAY_WINDOW) + bytes(4 * words))
+    body += _mark(state.mark) + u32(_SET_MARK, state.output_mark.value)
+    body += u32(_SET_MARK_MASK, state.output_mark.mask)
+    return Request(f"add {state}", XFRM_MSG_NEWSA, NLM_F_CREATE | NLM_F_EXCL, body)
+
+
+def delete_state(state: XfrmState) -> Request:
+    """Delete it; one that is not there is fine."""
+    name = _STATE_NAME.pack(
+        _octets(state.destination), state.spi.to_bytes(4), _family(state.destination), IPPROTO_ESP
+    )
+    return Request(f"delete {state}", XFRM_MSG_DELSA, 0, name + _mark(state.mark), (errno.ESRCH,))
+
+
+def set_policy(policy: XfrmPolicy) -> Request:
+    """Add it, in place of the one with its key."""
+    body = (
+        _selector(policy)
+        + _LIMITS.pack(*(_FOREVER,) * 4)
+        + _POLICY_TAIL.pack(policy.priority, 0, policy.direction, int(policy.block), 0, 0)
+    )
+    if policy.templates:
+        family = _family(policy.source.network_address)
+        body += attribute(_TEMPLATES, b"".join(_template(one, family) for one in policy.templates))
+    if policy.mark is not None:
+        body += _mark(policy.mark)
+    return Request(f"set {policy}", XFRM_MSG_UPDPOLICY, 0, body)
+
+
+def delete_policy(policy: XfrmPolicy) -> Request:
+    """Delete it; one that is not there is fine."""
+    body = _selector(policy) + _POLICY_NAME.pack(0, policy.direction)
+    if policy.mark is not None:
+        body += _mark(policy.mark)
+    return Request(f"delete {policy}", XFRM_MSG_DELPOLICY, 0, body, (errno.ENOENT,))
+
+
+def read_state(body: bytes) -> XfrmState | None:
+    """The state of a message; None for one of another protocol or mode than ours."""
+    destination, spi, protocol = _IDENTITY.unpack_from(body, _SELECTOR.size)
+    at = _SELECTOR.size + _IDENTITY.size
+    _, request, family, mode, _, flags = _STATE_TAIL.unpack_from(body, _STATE_SIZE - _STATE_TAIL.size)
+    if protocol != IPPROTO_ESP or mode != _MODE_TUNNEL or request != REQUEST_ID:
+        return None
+    kinds = frozenset((_ALG_AEAD, _ALG_AUTH, _ALG_CRYPT, _MARK, _SET_MARK, _SET_MARK_MASK))
+    found = chosen(body, _STATE_SIZE, kinds)
+    return XfrmState(
+        source=_address(body[at : at + 16], family),
+        destination=_address(destination, family),
+        spi=int.from_bytes(spi),
+        mark=XfrmMark(*_PAIR.unpack(found.get(_MARK, bytes(8)))),
+        output_mark=XfrmMark(_number(found, _SET_MARK), _number(found, _SET_MARK_MASK)),
+        aead=_read_algorithm(_ALG_AEAD, found),
+        auth=_read_algorithm(_ALG_AUTH, found),
+        crypt=_read_algorithm(_ALG_CRYPT, found),
+        extended=bool(flags & _STATE_ESN),
+    )
+
+
+def read_policy(body: bytes) -> XfrmPolicy | None:
+    """The policy of a message; None for one of a socket, or of single ports, protocols or interfaces."""
+    destination, source, family, to_bits, from_bits, protocol, link, _ = _SELECTOR.unpack_from(body)
+    priority, _, direction, action, _, _ = _POLICY_TAIL.unpack_from(body, _POLICY_SIZE - _POLICY_TAIL.size)
+    if direction > Direction.FWD or protocol or link or any(body[32:40]) or family not in _FAMILIES:
+        return None
+    found = chosen(body, _POLICY_SIZE, frozenset((_TEMPLATES, _MARK)))
+    templates = found.get(_TEMPLATES, b"")
+    return XfrmPolicy(
+        direction=Direction(direction),
+        source=ip_network((_address(source, family), from_bits)),
+        destination=ip_network((_address(destination, family), to_bits)),
+        mark=XfrmMark(*_PAIR.unpack(found[_MARK])) if any(found.get(_MARK, b"")) else None,
+        priority=priority,
+        block=bool(action),
+        templates=tuple(_read_template(templates, at) for at in range(0, len(templates), _TEMPLATE.size)),
+    )
+
+
+def _selector(policy: XfrmPolicy) -> bytes:
+    source, destination = policy.source, policy.destination
+    return _SELECTOR.pack(
+        _octets(destination.network_address),
+        _octets(source.network_address),
+        _family(source.network_address),
+        destination.prefixlen,
+        source.prefixlen,
+        0,
+        0,
+        0,
+    )
+
+
+def _template(one: XfrmTemplate, family: int) -> bytes:
+    everything = 0xFFFFFFFF
+    return _TEMPLATE.pack(
+        _octets(one.destination),
+        one.spi.to_bytes(4),
+        IPPROTO_ESP,
+        family,
+        _octets(one.source),
+        one.request,
+        _MODE_TUNNEL,
+        0,
+        int(one.optional),
+        *(everything,) * 3,
+    )
+
+
+def _read_template(data: bytes, at: int) -> XfrmTemplate:
+    destination, spi, _, family, source, request, _, _, optional, *_ = _TEMPLATE.unpack_from(data, at)
+    return XfrmTemplate(
+        _address(source, family) if any(source) else None,
+        _address(destination, family) if any(destination) else None,
+        int.from_bytes(spi),
+        request,
+        bool(optional),
+    )
+
+
+def _algorithm(kind: int, one: Algorithm) -> bytes:
+    head = _ALGORITHM.pack(one.name.encode(), 8 * len(one.key))
+    icv = b"" if kind == _ALG_CRYPT else one.icv_bits.to_bytes(4, "little")
+    return head + icv + one.key.octets
+
+
+def _read_algorithm(kind: int, found: Mapping[int, bytes]) -> Algorithm | None:
+    if kind not in found:
+        return None
+    data = found[kind]
+    name, bits = _ALGORITHM.unpack_from(data)
+    begin = _ALGORITHM.size + (0 if kind == _ALG_CRYPT else 4)
+    # The kernel fills in what authentication truncates to where it is not given.
+    icv = int.from_bytes(data[_ALGORITHM.size : begin], "little") if kind == _ALG_AEAD else 0
+    return Algorithm(name.rstrip(b"\0").decode(), KeyOctets(data[begin : begin + (bits + 7) // 8]), icv)
+
+
+def _mark(mark: XfrmMark) -> bytes:
+    return attribute(_MARK, _PAIR.pack(mark.value, mark.mask))
+
+
+def _number(found: Mapping[int, bytes], kind: int) -> int:
+    return int.from_bytes(found.get(kind, b""), "little")
+
+
+_FAMILIES: Final = {socket.AF_INET: Family.IPV4, socket.AF_INET6: Family.IPV6}
+
+
+def _family(address: IPAddress) -> int:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def _octets(address: IPAddress | None) -> bytes:
+    return address.packed.ljust(16, b"\0") if address is not None else bytes(16)
+
+
+def _address(octets: bytes, family: int) -> IPAddress:
+    return IPv4Address(octets[:4]) if family == socket.AF_INET else IPv6Address(octets)
+
+
+# The kernel.
+
+
+class XfrmKernel:
+    """The kernel's states and policies of this namespace. Methods raise NetlinkError, or say what failed."""
+
+    async def states(self) -> list[XfrmState]:
+        """All of ESP in tunnel mode with our request ID, with their keys."""
+        return await to_thread.run_sync(_dump, "list states", XFRM_MSG_GETSA, read_state)
+
+    async def policies(self) -> list[XfrmPolicy]:
+        """All that are of networks alone."""
+        return await to_thread.run_sync(_dump, "list policies", XFRM_MSG_GETPOLICY, read_policy)
+
+    async def add_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
+        """Add each; why one was refused, in their order."""
+        return await to_thread.run_sync(_each, [add_state(one) for one in states])
+
+    async def delete_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
+        """Delete each; what is not there is fine."""
+        return await to_thread.run_sync(_each, [delete_state(one) for one in states])
+
+    async def set_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
+        """Add each, in place of the one with its key; why one was refused, in their order."""
+        return await to_thread.run_sync(_each, [set_policy(one) for one in policies])
+
+    async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
+        """Delete each; what is not there is fine."""
+        return await to_thread.run_sync(_each, [delete_policy(one) for one in policies])
+
+
+@contextmanager
+def _connected() -> Iterator[Connection]:
+    fd = open_socket(protocol=NETLINK_XFRM)
+    try:
+        yield Connection(fd)
+    finally:
+        os.close(fd)
+
+
+def _dump(what: str, kind: int, read: Callable[[bytes], T | None]) -> list[T]:
+    with _connected() as connection:
+        rows = connection.dump(Request(what, kind, NLM_F_DUMP, b""))
+    return [row for message in rows if (row := read(message.body)) is not None]
+
+
+def _each(requests: Sequence[Request]) -> list[NetlinkError | None]:
+    if not requests:
+        return []
+    results: list[NetlinkError | None] = []
+    with _connected() as connection:
+        for request in requests:
+            try:
+                connection.run(request)
+            except NetlinkError as error:
+                results.append(error)
+            else:
+                results.append(None)
+    return results
