@@ -116,6 +116,11 @@ def explain(
     from cells.policy.explain import UnanswerableError
     from cells.policy.explain.directory import parse_asked, parse_destination
 
+    if namespace is not None and source is not None:
+        raise click.UsageError("--all NAMESPACE shows all its pods: expected no SRC and DST beside it")
+    if namespace is None and table_port is not None:
+        where = f"{destination or 'DST'}:{table_port}"
+        raise click.UsageError(f"--port goes with --all NAMESPACE: write the port behind DST, as in {where}")
     try:
         if namespace is not None:
             port = parse_asked(table_port) if table_port else None

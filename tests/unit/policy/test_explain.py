@@ -337,6 +337,8 @@ def test_the_table_shows_who_reaches_whom() -> None:
         (("shop/frontend", "shop/cart:grpc"), "shop/cart has no port named grpc"),
         (("world", "host:80"), "neither end is a pod of the manifests"),
         (("shop/frontend",), "expected SRC and DST"),
+        (("shop/frontend", "shop/cart", "--port", "80"), "write the port behind DST, as in shop/cart:80"),
+        (("shop/frontend", "shop/cart", "--all", "shop"), "expected no SRC and DST beside it"),
     ],
 )
 def test_wrong_input_gets_one_line(arguments: tuple[str, ...], said: str) -> None:
