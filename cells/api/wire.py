@@ -17,6 +17,25 @@ import msgspec
 from cells.api.models import Problem
 from lifecycle.http import Request, Response
 
+__all__ = [
+    "INTERNAL_ERROR",
+    "JSON",
+    "READING",
+    "TRUE_TEXTS",
+    "FrameworkError",
+    "answer",
+    "decode",
+    "empty",
+    "framework_answer",
+    "json_answer",
+    "nowhere",
+    "parse_bool",
+    "parse_int",
+    "peer_of",
+    "plain",
+    "read_body",
+]
+
 T = TypeVar("T")
 
 JSON = "application/json"

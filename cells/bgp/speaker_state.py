@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Address
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -30,6 +30,7 @@ __all__ = [
     "BGPInstance",
     "BGPPeer",
     "FamilyCounts",
+    "ListedRoute",
     "ObservedPeer",
     "PeerRestart",
     "PeerState",
@@ -37,7 +38,9 @@ __all__ = [
     "PolicyDirection",
     "PolicyStatement",
     "PrefixMatch",
+    "RouteListing",
     "RoutePolicy",
+    "RouteTable",
     "WantedSpeakers",
     "bgp_faults",
     "instance_table",
@@ -322,3 +325,38 @@ class BGPFault(msgspec.Struct, frozen=True):
 def bgp_faults(name: str = "bgp-faults") -> Table[BGPFault]:
     """Faults by instance and subject."""
     return Table(name, key=lambda row: row.key)
+
+
+# What is listed for those who look.
+
+
+class RouteTable(StrEnum):
+    """Which routes of a speaker (RFC 4271, section 3.2), in the words of Cilium's API."""
+
+    LOC_RIB = "loc-rib"
+    ADJ_RIB_IN = "adj-rib-in"
+    ADJ_RIB_OUT = "adj-rib-out"
+
+
+class ListedRoute(msgspec.Struct, frozen=True):
+    """A route as a speaker has it; in adj-rib-out as it is sent, with what policies add."""
+
+    prefix: IPNetwork
+    nlri: bytes
+    """As on the wire (RFC 4271, section 4.3)."""
+    attributes: tuple[bytes, ...]
+    """Each as on the wire, with its flags and type."""
+    since: datetime | None = None
+    """When the speaker took it in, with time zone UTC."""
+    best: bool = False
+    stale: bool = False
+
+
+class RouteListing(Protocol):
+    """Whoever can list the routes of speakers."""
+
+    async def listed_routes(
+        self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
+    ) -> list[ListedRoute]:
+        """The routes of a table; of an adj-rib those of a peer. Raises HiveError when it does not answer."""
+        ...

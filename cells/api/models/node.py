@@ -7,6 +7,49 @@ from msgspec import field
 from cells.api.models import Endpoint, Identity, Model, Time
 from cells.api.models.status import NodeElement, StatusResponse
 
+__all__ = [
+    "BPFMap",
+    "BPFMapEntry",
+    "BPFMapList",
+    "BackendAddress",
+    "BgpFamily",
+    "BgpGracefulRestart",
+    "BgpPath",
+    "BgpPeer",
+    "BgpPeerFamily",
+    "BgpPrefixMatch",
+    "BgpRoute",
+    "BgpRoutePolicy",
+    "BgpStatement",
+    "BgpWire",
+    "CgroupContainer",
+    "CgroupDumpMetadata",
+    "CgroupPod",
+    "ClusterNodeStatus",
+    "DNSLookup",
+    "DebugInfo",
+    "FQDNSelectorEntry",
+    "FrontendAddress",
+    "FrontendMapping",
+    "IPListEntry",
+    "IPListMetadata",
+    "IdentityEndpoints",
+    "LRPBackend",
+    "LRPSpec",
+    "MapEvent",
+    "NameManager",
+    "NodeID",
+    "Policy",
+    "SelectorIdentityMapping",
+    "SelectorLabel",
+    "Service",
+    "ServiceFlags",
+    "ServiceRequest",
+    "ServiceSpec",
+    "ServiceStatus",
+]
+
+
 # The wire types of policies.
 
 
@@ -260,6 +303,106 @@ class CgroupDumpMetadata(Model, frozen=True, omit_defaults=False):
     """The control groups of pods."""
 
     pod_metadatas: list[CgroupPod] = field(default_factory=list)
+
+
+class BgpPeerFamily(Model, frozen=True):
+    """A family of a session, and how many routes it has."""
+
+    afi: str
+    safi: str
+    received: int = 0
+    accepted: int = 0
+    advertised: int = 0
+
+
+class BgpGracefulRestart(Model, frozen=True):
+    """Whether a peer is to keep routes while there is no session, and how long."""
+
+    enabled: bool = False
+    restart_time_seconds: int = 0
+
+
+class BgpPeer(Model, frozen=True):
+    """A session: as it is configured, and as it is."""
+
+    local_asn: int
+    peer_asn: int
+    peer_address: str
+    session_state: str
+    graceful_restart: BgpGracefulRestart
+    peer_port: int = 0
+    uptime_nanoseconds: int = 0
+    families: list[BgpPeerFamily] = field(default_factory=list)
+    tcp_password_enabled: bool = False
+    ebgp_multihop_ttl: int = 0
+    connect_retry_time_seconds: int = 0
+    configured_hold_time_seconds: int = 0
+    configured_keep_alive_time_seconds: int = 0
+    applied_hold_time_seconds: int = 0
+    applied_keep_alive_time_seconds: int = 0
+
+
+class BgpFamily(Model, frozen=True):
+    """A family of routes."""
+
+    afi: str
+    safi: str
+
+
+class BgpWire(Model, frozen=True):
+    """What is as on the wire, in base64."""
+
+    base64: str
+
+
+class BgpPath(Model, frozen=True):
+    """A way to a prefix."""
+
+    family: BgpFamily
+    nlri: BgpWire
+    path_attributes: list[BgpWire]
+    age_nanoseconds: int = 0
+    best: bool = False
+    stale: bool = False
+
+
+class BgpRoute(Model, frozen=True):
+    """A prefix with the ways to it."""
+
+    router_asn: int
+    prefix: str
+    paths: list[BgpPath]
+    neighbor: str = ""
+    """Of the tables of peers alone."""
+
+
+class BgpPrefixMatch(Model, frozen=True, omit_defaults=False):
+    """Prefixes within a network."""
+
+    cidr: str
+    prefix_len_min: int
+    prefix_len_max: int
+
+
+class BgpStatement(Model, frozen=True, omit_defaults=False):
+    """What is done with routes that match; what is absent is null."""
+
+    match_neighbors: list[str] | None
+    match_prefixes: list[BgpPrefixMatch]
+    route_action: str
+    add_communities: list[str] | None
+    add_large_communities: list[str] | None
+    set_local_preference: int = -1
+    """-1: none."""
+
+
+class BgpRoutePolicy(Model, frozen=True):
+    """A policy of a router."""
+
+    router_asn: int
+    name: str
+    type: str
+    statements: list[BgpStatement]
 
 
 class DebugInfo(Model, frozen=True, omit_defaults=False):

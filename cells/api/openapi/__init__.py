@@ -30,6 +30,7 @@ DESCRIBED: tuple[Described, ...] = (
     *node.POLICY_OPERATIONS,
     *node.SERVICE_OPERATIONS,
     *node.NOT_BUILT_OPERATIONS,
+    *node.BGP_OPERATIONS,
     *hive.OPERATIONS,
 )
 """Every operation of the server."""

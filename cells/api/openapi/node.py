@@ -242,10 +242,8 @@ SERVICE_OPERATIONS = (
 NONE: Any = list[dict[str, str]]
 """Of lists whose items nothing makes yet."""
 NO_FILTER = (error(500, "There is no prefilter."),)
-NO_BGP = (error(501, "BGP is off."),)
 RECORDER = path("id", "A recorder.", kind=int, example=1)
 NO_RECORDER = (bare(404, "There is none."),)
-ROUTER = query("router_asn", "Only of this router.", kind=int)
 
 
 def _empty(path: str, summary: str) -> Described:
@@ -267,12 +265,30 @@ NOT_BUILT_OPERATIONS = (
         (RECORDER,),
     ),
     Described("DELETE", "/v1/recorder/{id}", "Delete a recorder", NO_RECORDER, (RECORDER,)),
-    Described("GET", "/v1/bgp/peers", "Peers of BGP", NO_BGP),
+)
+
+
+# BGP: what this node's speakers have.
+
+NO_BGP = error(501, "BGP is off.")
+BGP_ANSWERS = (
+    NO_BGP,
+    problem(422, "A parameter is missing, or is none of the known words."),
+    error(500, "There is no such router or peer, or the speaker does not answer."),
+)
+ROUTER = query("router_asn", "Only of this router.", kind=INT64)
+BGP_OPERATIONS = (
+    Described(
+        "GET",
+        "/v1/bgp/peers",
+        "Sessions of BGP",
+        (NO_BGP, ok("All of them.", list[wire.BgpPeer])),
+    ),
     Described(
         "GET",
         "/v1/bgp/routes",
         "Routes of BGP",
-        NO_BGP,
+        (*BGP_ANSWERS, ok("All that match.", list[wire.BgpRoute])),
         (
             query(
                 "table_type",
@@ -286,5 +302,11 @@ NOT_BUILT_OPERATIONS = (
             query("neighbor", "Only of this peer."),
         ),
     ),
-    Described("GET", "/v1/bgp/route-policies", "Policies of BGP", NO_BGP, (ROUTER,)),
+    Described(
+        "GET",
+        "/v1/bgp/route-policies",
+        "Policies of BGP",
+        (*BGP_ANSWERS, ok("All that match.", list[wire.BgpRoutePolicy])),
+        (ROUTER,),
+    ),
 )

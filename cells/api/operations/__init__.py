@@ -12,6 +12,9 @@ from cells.api.wire import answer, empty
 from lifecycle import Settings, UsageError
 from lifecycle.http import Refusal, Request, Response
 
+__all__ = ["ALL", "DISABLED", "AccessSettings", "ApiPart", "Operation", "Route", "denied", "operation_name"]
+
+
 # Operations that the administrator has switched off.
 #
 # Source: Cilium 1.17, enable-cilium-api-server-access; the names are those of its generated server.

@@ -1,0 +1,371 @@
+"""BGP as others look at it: the operations of the REST API, and metrics.
+
+Source: Cilium 1.17, api/v1/openapi.yaml (/bgp), pkg/bgpv1/api, pkg/bgpv1/metrics.
+Why:    sessions and routes are the speaker's, what they shall be is the controller's. Policies are
+        shown as they are wanted, by Cilium's names: a speaker has them in a form of its own.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import Any, Final
+
+import msgspec
+
+from cells.api.models import node as wire
+from cells.api.operations import ApiPart, Route
+from cells.api.wire import FrameworkError, answer, parse_int
+from cells.base.addresses import IPAddress
+from cells.base.metrics import Collector, Family, gauge
+from cells.bgp.speaker_state import (
+    AfiSafi,
+    BGPInstance,
+    BGPPeer,
+    FamilyCounts,
+    ListedRoute,
+    ObservedPeer,
+    PeerState,
+    PolicyStatement,
+    RouteListing,
+    RoutePolicy,
+    RouteTable,
+    WantedSpeakers,
+)
+from lifecycle import HiveError, Member, ReadTable, module, provide, provide_private
+from lifecycle.http import Request, Response
+
+__all__ = ["BGPOperations", "BGPState", "cell"]
+
+DISABLED: Final = "BGP control plane is disabled"
+AFIS: Final = frozenset({"ipv4", "ipv6", "l2vpn", "ls", "opaque"})
+SAFIS: Final = frozenset(
+    {
+        "unicast",
+        "multicast",
+        "mpls_label",
+        "encapsulation",
+        "vpls",
+        "evpn",
+        "ls",
+        "sr_policy",
+        "mup",
+        "mpls_vpn",
+        "mpls_vpn_multicast",
+        "route_target_constraints",
+        "flowspec_unicast",
+        "flowspec_vpn",
+        "key_value",
+    }
+)
+LISTED: Final = frozenset({AfiSafi("ipv4", "unicast"), AfiSafi("ipv6", "unicast")})
+"""Families that a speaker has routes of."""
+
+
+class BGPState(msgspec.Struct, frozen=True):
+    """All that there is to show."""
+
+    enabled: bool
+    """Whether BGP is on."""
+    wanted: WantedSpeakers
+    observed: ReadTable[ObservedPeer]
+    """By instance and address."""
+    listing: RouteListing
+
+
+class BGPQueryError(Exception):
+    """What is asked for is not there, in Cilium's words."""
+
+
+class RouteQuery(msgspec.Struct, frozen=True):
+    """Which routes are asked for."""
+
+    table: RouteTable
+    afi: str
+    safi: str
+    router: int | None = None
+    neighbor: str = ""
+
+
+class BGPOperations:
+    """The handlers."""
+
+    def __init__(self, state: BGPState) -> None:
+        self._state = state
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("GET", "/v1/bgp/peers", self.get_peers),
+            Route("GET", "/v1/bgp/routes", self.get_routes),
+            Route("GET", "/v1/bgp/route-policies", self.get_route_policies),
+        ]
+
+    async def get_peers(self, request: Request) -> Response:
+        """GET /bgp/peers: sessions by router and address, wanted ones that no speaker has yet, too."""
+        del request
+
+        async def found() -> list[wire.BgpPeer]:
+            now, wanted = datetime.now(UTC), self._state.wanted
+            peers = sorted(wanted.peers.all(), key=_peer_order)
+            return [_peer(one, self._state.observed.get(one.key), now) for one in peers]
+
+        return await self._answer("peers", found)
+
+    async def get_routes(self, request: Request) -> Response:
+        """GET /bgp/routes: the routes of a table, of every router and peer unless one is named."""
+        query = _route_query(request)
+        return await self._answer("routes", lambda: self._found_routes(query))
+
+    async def get_route_policies(self, request: Request) -> Response:
+        """GET /bgp/route-policies: by router and name."""
+        router = _router(request)
+
+        async def found() -> list[wire.BgpRoutePolicy]:
+            instances = self._instances(router)
+            asns = {one.name: one.local_asn for one in instances}
+            policies = [one for one in self._state.wanted.policies.all() if one.instance in asns]
+            policies.sort(key=lambda one: (asns[one.instance], one.instance, one.name))
+            return [_policy(one, asns[one.instance]) for one in policies]
+
+        return await self._answer("route policies", found)
+
+    async def _answer(self, what: str, found: Callable[[], Awaitable[list[Any]]]) -> Response:
+        if not self._state.enabled:
+            return answer(501, DISABLED)
+        try:
+            return answer(200, await found())
+        except (BGPQueryError, HiveError) as error:
+            return answer(500, f"failed to get {what}: {error}")
+
+    def _instances(self, router: int | None) -> list[BGPInstance]:
+        """Those of a router, or all; none is found where there are none at all. Raises BGPQueryError."""
+        instances = sorted(self._state.wanted.instances.all(), key=lambda one: (one.local_asn, one.name))
+        if router is None or not instances:
+            return instances
+        found = [one for one in instances if one.local_asn == router]
+        if not found:
+            raise BGPQueryError(f"virtual router with ASN {router} does not exist")
+        return found
+
+    async def _found_routes(self, query: RouteQuery) -> list[wire.BgpRoute]:
+        """Raises BGPQueryError, HiveError."""
+        instances = self._instances(query.router)
+        if query.neighbor and query.router is None and len(instances) > 1:
+            raise BGPQueryError("multiple virtual routers configured, router ASN must be specified")
+        found: list[wire.BgpRoute] = []
+        for instance in instances:
+            for peer in self._tables(instance, query):
+                family = AfiSafi(query.afi, query.safi)
+                if family not in LISTED:
+                    continue
+                listed = await self._state.listing.listed_routes(instance.name, query.table, family, peer)
+                found += _routes(instance.local_asn, peer, family, listed)
+        return found
+
+    def _tables(self, instance: BGPInstance, query: RouteQuery) -> list[IPAddress | None]:
+        """The peers whose tables are asked for; None for the router's own. Raises BGPQueryError."""
+        if query.afi not in AFIS:
+            raise BGPQueryError(f"unknown AFI {query.afi}")
+        if query.safi not in SAFIS:
+            raise BGPQueryError(f"unknown SAFI {query.safi}")
+        if query.table is RouteTable.LOC_RIB:
+            if query.neighbor:
+                raise BGPQueryError("neighbor is unnecessary for loc-rib table type")
+            return [None]
+        peers = [one.address for one in self._state.wanted.peers.all() if one.instance == instance.name]
+        if not query.neighbor:
+            return [*sorted(peers, key=_address_order)]
+        try:
+            neighbor = ip_address(query.neighbor)
+        except ValueError:
+            text = f'ParseAddr("{query.neighbor}"): unable to parse IP'
+            raise BGPQueryError(f"invalid neighbor address: {text}") from None
+        if neighbor not in peers:
+            raise BGPQueryError(f"neighbor that has {neighbor} doesn't exist")
+        return [neighbor]
+
+
+# Parameters, in the order in which they are checked.
+
+
+def _required(request: Request, name: str) -> str:
+    """Raises FrameworkError."""
+    value = request.query.get(name, "")
+    if not value:
+        raise FrameworkError(422, 602, f"{name} in query is required")
+    return value
+
+
+def _router(request: Request) -> int | None:
+    """Raises FrameworkError."""
+    text = request.query.get("router_asn", "")
+    return parse_int(text, "router_asn in query") if text else None
+
+
+def _route_query(request: Request) -> RouteQuery:
+    """Raises FrameworkError."""
+    afi = _required(request, "afi")
+    router = _router(request)
+    safi = _required(request, "safi")
+    table = _required(request, "table_type")
+    if table not in set(RouteTable):
+        words = " ".join(RouteTable)
+        raise FrameworkError(422, 606, f"table_type in query should be one of [{words}]")
+    return RouteQuery(RouteTable(table), afi, safi, router, request.query.get("neighbor", ""))
+
+
+# From rows to models.
+
+
+def _address_order(address: IPAddress) -> tuple[int, bytes]:
+    return address.version, address.packed
+
+
+def _peer_order(peer: BGPPeer) -> tuple[int, int, bytes]:
+    return peer.local_asn, *_address_order(peer.address)
+
+
+def _peer(peer: BGPPeer, observed: ObservedPeer | None, now: datetime) -> wire.BgpPeer:
+    counts = {one.family: one for one in observed.families} if observed is not None else {}
+    families = [counts.get(one, FamilyCounts(one)) for one in sorted(peer.families)]
+    restart = peer.graceful_restart
+    since = observed.established_at if observed is not None else None
+    return wire.BgpPeer(
+        local_asn=peer.local_asn,
+        peer_asn=peer.asn,
+        peer_address=str(peer.address),
+        peer_port=peer.remote_port,
+        session_state=observed.state if observed is not None else PeerState.UNKNOWN,
+        uptime_nanoseconds=_nanoseconds(since, now),
+        families=[
+            wire.BgpPeerFamily(
+                afi=one.family.afi,
+                safi=one.family.safi,
+                received=one.received,
+                accepted=one.accepted,
+                advertised=one.advertised,
+            )
+            for one in families
+        ],
+        tcp_password_enabled=peer.password is not None,
+        ebgp_multihop_ttl=peer.multihop_ttl if peer.external else 1,
+        connect_retry_time_seconds=peer.timers.connect_retry,
+        configured_hold_time_seconds=peer.timers.hold,
+        configured_keep_alive_time_seconds=peer.timers.keepalive,
+        applied_hold_time_seconds=observed.hold_time if observed is not None else 0,
+        applied_keep_alive_time_seconds=observed.keepalive if observed is not None else 0,
+        graceful_restart=wire.BgpGracefulRestart(
+            enabled=restart.enabled, restart_time_seconds=restart.restart_time if restart.enabled else 0
+        ),
+    )
+
+
+def _nanoseconds(since: datetime | None, now: datetime) -> int:
+    return max(0, int((now - since).total_seconds() * 1e9)) if since is not None else 0
+
+
+def _routes(
+    asn: int, peer: IPAddress | None, family: AfiSafi, listed: Iterable[ListedRoute]
+) -> Iterator[wire.BgpRoute]:
+    """By prefix."""
+    now = datetime.now(UTC)
+    grouped: dict[tuple[bytes, int], list[ListedRoute]] = {}
+    for one in listed:
+        grouped.setdefault((one.prefix.network_address.packed, one.prefix.prefixlen), []).append(one)
+    for _, routes in sorted(grouped.items()):
+        yield wire.BgpRoute(
+            router_asn=asn,
+            neighbor=str(peer) if peer is not None else "",
+            prefix=str(routes[0].prefix),
+            paths=[
+                wire.BgpPath(
+                    family=wire.BgpFamily(afi=family.afi, safi=family.safi),
+                    nlri=_on_wire(one.nlri),
+                    path_attributes=[_on_wire(each) for each in one.attributes],
+                    age_nanoseconds=_nanoseconds(one.since, now),
+                    best=one.best,
+                    stale=one.stale,
+                )
+                for one in routes
+            ],
+        )
+
+
+def _on_wire(data: bytes) -> wire.BgpWire:
+    return wire.BgpWire(base64=b64encode(data).decode())
+
+
+def _policy(policy: RoutePolicy, asn: int) -> wire.BgpRoutePolicy:
+    return wire.BgpRoutePolicy(
+        router_asn=asn,
+        name=policy.name,
+        type=policy.direction,
+        statements=[_statement(one) for one in policy.statements],
+    )
+
+
+def _statement(statement: PolicyStatement) -> wire.BgpStatement:
+    return wire.BgpStatement(
+        match_neighbors=[f"{one}/{one.max_prefixlen}" for one in statement.neighbors] or None,
+        match_prefixes=[
+            wire.BgpPrefixMatch(
+                cidr=str(one.cidr), prefix_len_min=one.min_length, prefix_len_max=one.max_length
+            )
+            for one in statement.prefixes
+        ],
+        route_action="accept",
+        add_communities=[f"{one >> 16}:{one & 0xFFFF}" for one in statement.communities] or None,
+        add_large_communities=[":".join(map(str, one)) for one in statement.large_communities] or None,
+        set_local_preference=-1 if statement.local_preference is None else statement.local_preference,
+    )
+
+
+def bgp_part(operations: BGPOperations) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("bgp", operations.routes())
+
+
+# Metrics: of sessions that are wanted, whether there is a speaker or not.
+
+_PREFIX: Final = "cilium_bgp_control_plane"
+
+
+def bgp_families(peers: Iterable[BGPPeer], observed: ReadTable[ObservedPeer]) -> list[Family]:
+    """Sessions and their routes, by the ASN of the router and the address and port of the peer."""
+    states: dict[tuple[str, str], float] = {}
+    received: dict[tuple[str, ...], float] = {}
+    advertised: dict[tuple[str, ...], float] = {}
+    for peer in peers:
+        found = observed.get(peer.key)
+        address = f"[{peer.address}]" if peer.address.version == 6 else str(peer.address)
+        key = (str(peer.local_asn), f"{address}:{peer.remote_port}")
+        states[key] = found is not None and found.state is PeerState.ESTABLISHED
+        for one in found.families if found is not None else ():
+            received[*key, one.family.afi, one.family.safi] = one.received
+            advertised[*key, one.family.afi, one.family.safi] = one.advertised
+    labels, of_families = "vrouter neighbor", "vrouter neighbor afi safi"
+    return [
+        gauge(f"{_PREFIX}_session_state", "1: the session is established; 0: it is not.", states, labels),
+        gauge(f"{_PREFIX}_advertised_routes", "Routes that a peer is sent.", advertised, of_families),
+        gauge(f"{_PREFIX}_received_routes", "Routes that a peer sends.", received, of_families),
+    ]
+
+
+def bgp_metrics(state: BGPState) -> Member[Collector]:
+    """Sessions as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        return bgp_families(state.wanted.peers.all(), state.observed) if state.enabled else ()
+
+    return Collector("bgp", collect)
+
+
+cell = module(
+    "bgp-presentation",
+    "BGP in the API and in metrics",
+    provide(bgp_part, bgp_metrics),
+    provide_private(BGPOperations),
+)
