@@ -6,7 +6,6 @@ Source: what ``cilium status`` (cilium-cli) counts.
 
 from __future__ import annotations
 
-import os
 import textwrap
 import time
 from collections import Counter
@@ -18,16 +17,25 @@ from urllib.parse import quote
 import click
 
 from hive.client import TIMEOUT
+from hive.kube import (
+    AGENT,
+    OPERATOR,
+    Found,
+    access_of,
+    cluster_options,
+    is_ready,
+    key_of,
+    list_objects,
+    name_of,
+    node_of,
+    why_not_ready,
+)
 from hive.output import BAD, GOOD, document, fact_lines, output_option, terminal_width
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.access import Access
     from cells.kubernetes.client.client import Client
 
-AGENT: Final = "k8s-app=cilium"
-OPERATOR: Final = "io.cilium/app=operator"
-"""Labels of the chart's pods, as cilium-cli looks for them."""
-_PAGE: Final = "500"
 _PAUSE: Final = 2.0
 """Seconds between two looks of --wait."""
 _WIDEST: Final = 1000
@@ -37,8 +45,6 @@ _MOST: Final = 10
 _OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"
 """The taint that holds pods off a node until its agent is ready."""
 
-Found = dict[str, Any]
-
 
 @click.group()
 def command() -> None:
@@ -46,14 +52,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option(
-    "--kubeconfig",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="KUBECONFIG",
-    help="How to reach the API server (also: KUBECONFIG); else ~/.kube/config, else what this pod is given.",
-)
-@click.option("--context", default="", help="A context of it, not its current one.")
-@click.option("-n", "--namespace", default="kube-system", show_default=True, help="Where the agents run.")
+@cluster_options
 @click.option("--wait", is_flag=True, help="Wait until all is well, for at most --timeout seconds.")
 @click.option(
     "--timeout",
@@ -71,7 +70,7 @@ def status(
     Exits 1 when anything is wrong. A pod is managed when it has a CiliumEndpoint; pods in the network of
     their node are not counted.
     """
-    access = _access(kubeconfig, context)
+    access = access_of(kubeconfig, context)
     until = time.monotonic() + timeout
     while True:
         found = _summary(_look(access, namespace, timeout), namespace)
@@ -90,24 +89,6 @@ def status(
             click.echo(line)
     if found["errors"]:
         raise click.exceptions.Exit(1)
-
-
-def _access(kubeconfig: Path | None, context: str) -> Access:
-    """How to reach the API server. Raises click.ClickException."""
-    from cells.kubernetes.client.access import from_kubeconfig, in_cluster
-    from cells.kubernetes.settings import AccessError
-
-    home = Path.home() / ".kube" / "config"
-    if kubeconfig is not None and os.pathsep in str(kubeconfig) and not kubeconfig.exists():
-        raise click.UsageError(f"KUBECONFIG={kubeconfig}: names several files: choose one with --kubeconfig")
-    try:
-        if kubeconfig is None and not home.exists():
-            if (given := in_cluster(os.environ)) is None:
-                raise click.UsageError(f"no cluster: {home} does not exist: give --kubeconfig FILE")
-            return given
-        return from_kubeconfig(kubeconfig or home, context)
-    except AccessError as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _look(access: Access, namespace: str, timeout: float) -> dict[str, Any]:
@@ -143,53 +124,38 @@ async def _objects(client: Client, namespace: str) -> dict[str, Any]:
     version = msgspec.json.decode(await client.raw("GET", "/version"), type=Found)
     here = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
     try:
-        endpoints = await _all(client, "/apis/cilium.io/v2/ciliumendpoints")
+        endpoints = await list_objects(client, "/apis/cilium.io/v2/ciliumendpoints")
     except NotFoundError:  # no CRD: disable-endpoint-crd, or nothing is installed
         endpoints = None
     return {
         "server": client.server,
         "version": version.get("gitVersion", ""),
-        "nodes": await _all(client, "/api/v1/nodes"),
-        "agents": await _all(client, here, AGENT),
-        "operators": await _all(client, here, OPERATOR),
-        "pods": await _all(client, "/api/v1/pods"),
+        "nodes": await list_objects(client, "/api/v1/nodes"),
+        "agents": await list_objects(client, here, AGENT),
+        "operators": await list_objects(client, here, OPERATOR),
+        "pods": await list_objects(client, "/api/v1/pods"),
         "endpoints": endpoints,
     }
 
 
-async def _all(client: Client, path: str, labels: str = "") -> list[Found]:
-    """Every object of a list, page by page. Raises KubernetesError."""
-    import msgspec
-
-    query = {"limit": _PAGE} | ({"labelSelector": labels} if labels else {})
-    found: list[Found] = []
-    while True:
-        page = msgspec.json.decode(await client.raw("GET", path, query), type=Found)
-        found += page.get("items") or ()
-        following = (page.get("metadata") or {}).get("continue")
-        if not following:
-            return found
-        query = query | {"continue": following}
-
-
 def _summary(seen: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     """What is shown: counts, images and errors."""
-    nodes = sorted(_name(one) for one in seen["nodes"])
+    nodes = sorted(name_of(one) for one in seen["nodes"])
     agents, operators = seen["agents"], seen["operators"]
     pods = [one for one in seen["pods"] if _has_network(one)]
-    known = None if seen["endpoints"] is None else {_key(one) for one in seen["endpoints"]}
-    unmanaged = [] if known is None else sorted(_key(one) for one in pods if _key(one) not in known)
+    known = None if seen["endpoints"] is None else {key_of(one) for one in seen["endpoints"]}
+    unmanaged = [] if known is None else sorted(key_of(one) for one in pods if key_of(one) not in known)
     errors = [*_wrong_agents(nodes, agents, namespace), *_wrong_operators(operators, namespace)]
     errors += [
-        f"node {_name(one)}: still has the taint {_OURS_TO_FIX}" for one in seen["nodes"] if _held(one)
+        f"node {name_of(one)}: still has the taint {_OURS_TO_FIX}" for one in seen["nodes"] if _held(one)
     ]
     errors += [f"pod {pod}: not managed: it has no CiliumEndpoint" for pod in unmanaged]
-    ready_nodes = {_node(one) for one in agents if _ready(one)}
+    ready_nodes = {node_of(one) for one in agents if is_ready(one)}
     return {
         "server": seen["server"],
         "version": seen["version"],
         "agents": {"ready": len(ready_nodes & set(nodes)), "nodes": len(nodes)},
-        "operators": {"ready": sum(map(_ready, operators)), "pods": len(operators)},
+        "operators": {"ready": sum(map(is_ready, operators)), "pods": len(operators)},
         "pods": {"managed": None if known is None else len(pods) - len(unmanaged), "all": len(pods)},
         "images": {"agents": _images(agents), "operators": _images(operators)},
         "errors": errors,
@@ -200,28 +166,18 @@ def _wrong_agents(nodes: Sequence[str], agents: Sequence[Found], namespace: str)
     if not agents:
         yield f"no pods with {AGENT} in namespace {namespace}: is it installed there? (--namespace)"
         return
-    with_agent = {_node(one) for one in agents}
+    with_agent = {node_of(one) for one in agents}
     yield from (f"node {node}: no agent runs there" for node in nodes if node not in with_agent)
-    yield from (f"agent {_key(one)} on {_node(one)}: {_why(one)}" for one in agents if not _ready(one))
+    yield from (
+        f"agent {key_of(one)} on {node_of(one)}: {why_not_ready(one)}" for one in agents if not is_ready(one)
+    )
 
 
 def _wrong_operators(operators: Sequence[Found], namespace: str) -> Iterator[str]:
     if not operators:
         yield f"no pods with {OPERATOR} in namespace {namespace}: pod ranges and identities need an operator"
-    elif not any(map(_ready, operators)):
-        yield from (f"operator {_key(one)}: {_why(one)}" for one in operators)
-
-
-def _name(one: Found) -> str:
-    return str(one["metadata"]["name"])
-
-
-def _key(one: Found) -> str:
-    return f"{one['metadata'].get('namespace', '')}/{_name(one)}"
-
-
-def _node(pod: Found) -> str:
-    return str(pod.get("spec", {}).get("nodeName", "")) or "no node yet"
+    elif not any(map(is_ready, operators)):
+        yield from (f"operator {key_of(one)}: {why_not_ready(one)}" for one in operators)
 
 
 def _held(node: Found) -> bool:
@@ -231,25 +187,6 @@ def _held(node: Found) -> bool:
 def _has_network(pod: Found) -> bool:
     """Whether an agent should have given it a network: it runs, and not in its node's."""
     return not pod["spec"].get("hostNetwork") and pod.get("status", {}).get("phase") == "Running"
-
-
-def _ready(pod: Found) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-
-
-def _why(pod: Found) -> str:
-    """Why a pod is not ready, in the kubelet's words."""
-    state = pod.get("status", {})
-    containers = [*(state.get("initContainerStatuses") or ()), *(state.get("containerStatuses") or ())]
-    for one in containers:
-        waiting = (one.get("state") or {}).get("waiting")
-        if waiting:
-            restarts = one.get("restartCount", 0)
-            return f"{waiting.get('reason', 'waiting')}" + (
-                f", restarted {restarts} times" if restarts else ""
-            )
-    return f"not ready ({state.get('phase') or 'no phase'}); see kubectl describe pod"
 
 
 def _images(pods: Sequence[Found]) -> dict[str, int]:

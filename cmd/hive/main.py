@@ -24,6 +24,7 @@ COMMANDS = {
         "hive.config.build_config.command",
         "Write the agent's configuration directory from several sources.",
     ),
+    "check": ("hive.check.command", "Try whether a cluster works, by a kubeconfig."),
     "cleanup": ("hive.init.cleanup", "Remove what the agent left on this node."),
     "cni": ("hive.init.cni", "Install the CNI plugin on a node, or remove its configuration."),
     "cluster": ("hive.cluster", "Show the whole cluster, by a kubeconfig."),
@@ -50,6 +51,7 @@ COMMANDS = {
     ),
     "service": ("hive.services.command", "Show services and their backends."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
+    "probe": ("hive.check.probe", "Be the server or the client in a pod of hive check."),
     "operator": ("hive.operator.command", "Run the cluster's operator, or show the status of a running one."),
     "policy": ("hive.policy.command", "Explain and check network policies."),
     "status": ("hive.agent.status", "Show the status of the running agent."),
@@ -59,9 +61,10 @@ COMMANDS = {
 """Name -> module whose ``command`` it is, and the line the overview shows."""
 
 GROUPS = {
-    "Pods, policies and services": "status cluster endpoint policy service identity ip fqdn node health",
+    "The cluster": "check cluster",
+    "Pods, policies and services": "status endpoint policy service identity ip fqdn node health",
     "Packets and flows": "monitor observe",
-    "Inside the agent": "config db bpf map inspect shell api kubernetes debug version",
+    "Inside the agent": "config db bpf map inspect shell api kubernetes probe debug version",
     "Run it": "agent operator lab",
     "Prepare a node, clean it up": "build-config cni mount-bpffs mount-cgroup sysctlfix cleanup completion",
 }

@@ -29,6 +29,7 @@ from hive.lab.cluster import Cluster
 from hive.lab.node import Lab, exclusive
 from tests.support.agents import environment
 from tests.support.apiserver import ADMIN_TOKEN
+from tests.support.kubelets import exec_script, where_file
 from tests.support.pages import ROOT
 from tests.support.waiting import eventually
 
@@ -112,6 +113,20 @@ class Rollout:
             for pod, name_of_node in zip(pods, self.nodes, strict=True):
                 self._tell(pod, name_of_node, found["spec"]["template"])
 
+    @contextmanager
+    def kubelets(self) -> Iterator[None]:
+        """What makes pods of a check run, and namespaces end."""
+        command = [sys.executable, "-m", "tests.support.kubelets", "--kubeconfig", str(self.kubeconfig)]
+        command += ["--folder", str(self.folder / "exec"), "--cluster", self.cluster.name, *self.nodes]
+        with (
+            self.cluster.network.open() as network,
+            network.popen(command, cwd=ROOT, env=environment()) as process,
+        ):
+            try:
+                yield
+            finally:
+                process.terminate()
+
     def take_down(self) -> None:
         """End what runs."""
         for process in self._processes:
@@ -128,6 +143,7 @@ class Rollout:
         objects.write_text(yaml.safe_dump_all(self._node(name, lab) for name, lab in self.nodes.items()))
         command = [sys.executable, "-m", "tests.support.apiserver", "--host", address]
         command += ["--kubeconfig", str(self.kubeconfig), "--objects", str(objects)]
+        command += ["--exec", str(exec_script(self.folder / "exec"))]
         with self.cluster.network.open() as network, ExitStack() as ends:
             process = ends.enter_context(
                 network.popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment())
@@ -204,6 +220,7 @@ class Rollout:
         }
         self._ask("DELETE", f"{pods}/{pod}?gracePeriodSeconds=0")
         made = self._ask("POST", pods, body)
+        where_file(self.folder / "exec", pod, self.nodes[node], own=False)
         containers = [
             {"name": one["name"], "ready": True, "restartCount": 0, "image": one["image"], "imageID": ""}
             | {"state": {"running": {}}, "started": True}

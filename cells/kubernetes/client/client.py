@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 import anyio
@@ -30,6 +30,9 @@ from cells.kubernetes.client.errors import (
 )
 from cells.kubernetes.client.transport import Headers, StreamedResponse, Transport
 from cells.kubernetes.objects.kind import Kind, Object
+
+if TYPE_CHECKING:
+    from cells.kubernetes.client.http import Stream
 
 __all__ = ["Client", "WatchEvent", "events"]
 
@@ -243,6 +246,17 @@ class Client:
         return {"fieldManager": self.manager, **({"dryRun": "All"} if dry_run else {})}
 
     # ---- requests
+
+    async def upgrade(self) -> tuple[Stream, str, Headers]:
+        """A connection of its own for a request that changes its protocol, such as to a WebSocket's.
+
+        What the request's target begins with, and its headers, come with it; the caller closes the stream.
+        Raises UnreachableError, CredentialsError.
+        """
+        await self._bucket.take()
+        headers = [(b"User-Agent", self._agent.encode()), *await self._credentials.headers()]
+        stream, before = await self._transport.stream()
+        return stream, before, headers
 
     async def raw(
         self,

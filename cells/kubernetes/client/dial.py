@@ -161,11 +161,15 @@ class Dialler:
 
     async def dial(self, server: str) -> HttpConnection:
         """To the server of a URL. Raises UnreachableError."""
+        return HttpConnection(server, await self.stream(server))
+
+    async def stream(self, server: str) -> Stream:
+        """Bytes to the server of a URL, and back. Raises UnreachableError."""
         parts = urlsplit(server)
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         try:
             with anyio.fail_after(self._within):
-                return HttpConnection(server, await self._stream(parts.scheme, host, port))
+                return await self._stream(parts.scheme, host, port)
         except TimeoutError as error:
             raise UnreachableError(f"{host}:{port}: no connection within {self._within:g} s") from error
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:

@@ -19,7 +19,7 @@ from cells.kubernetes.client.errors import CredentialsError, UnreachableError
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.dial import ConnectionPool
-    from cells.kubernetes.client.http import HttpConnection
+    from cells.kubernetes.client.http import HttpConnection, Stream
 
 __all__ = ["Transport"]
 
@@ -166,6 +166,16 @@ class Transport:
             yield StreamedResponse(connection)
         finally:
             await pool.give(connection)
+
+    async def stream(self) -> tuple[Stream, str]:
+        """A connection of its own to the server in use, and what its requests' targets begin with.
+
+        The caller closes it. Raises UnreachableError, CredentialsError.
+        """
+        pool = await self._connections()
+        server = self.server
+        before, _ = pool.dialler.head(server)
+        return await pool.dialler.stream(server), before.decode()
 
     async def reset(self) -> None:
         """Break every connection: watches end, and what follows goes over new ones."""

@@ -4,17 +4,14 @@ Needs: root; what a subcommand needs is imported when it runs.   Gives: command.
 """
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import click
 
 from hive.agent.command import pass_settings, settings_argument
+from hive.lab.check import check
 from hive.lab.cluster import MOST_NODES, TUNNEL, Cluster, add_pod
 from hive.lab.cluster.commands import up_cluster
 from hive.lab.cluster.manifests import Manifests, namespace_object
@@ -23,6 +20,7 @@ from hive.lab.names import name_option, node_named, nodes_named, number_option
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
 from hive.lab.objects import apply, delete, get
 from hive.output import BAD, GOOD, document, json_text, output_option, table
+from hive.signals import orderly
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 SOURCES = ("--manifests-dir", "--k8s-api-server", "--k8s-kubeconfig-path", "--config-dir")
@@ -34,7 +32,7 @@ def command() -> None:
     """Run whole nodes on this machine, each in network namespaces of its own."""
 
 
-for _of_objects in (apply, delete, get):
+for _of_objects in (apply, delete, get, check):
     command.add_command(_of_objects)
 
 
@@ -83,7 +81,7 @@ def up(
         raise LabError("--etcd is of a cluster: say how many nodes it has with --nodes")
     if tunnel:
         settings = (TUNNEL, *settings)
-    with _orderly(), exclusive():
+    with orderly(), exclusive():
         if nodes is not None:
             up_cluster(Cluster.of(lab), nodes, segments, count, settings, etcd=etcd)
         else:
@@ -209,7 +207,7 @@ def down(lab: Lab, everything: bool) -> None:
     need_root()
     from hive.lab import agent_process
 
-    with _orderly(), exclusive():
+    with orderly(), exclusive():
         for one in labs() if everything else nodes_named(lab):
             there = one.directory.exists()
             if one.cluster:
@@ -233,7 +231,7 @@ def restart(lab: Lab, settings: tuple[str, ...]) -> int:
         return wrong
     from hive.lab import agent_process
 
-    with _orderly(), exclusive():
+    with orderly(), exclusive():
         for one in nodes_named(lab):
             node = node_named(one)
             if not agent_process.terminate(node):
@@ -284,7 +282,7 @@ def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     from hive.lab.demo.story import Story
 
     story = Story(quiet=as_json)
-    with _orderly(), exclusive():
+    with orderly(), exclusive():
         if part in {None, "1"}:
             node.make_room(lab)
             node.run(lab, story)
@@ -299,18 +297,3 @@ def demo(lab: Lab, as_json: bool, part: str | None) -> None:
         click.echo(json_text(story.account()))
     if not story.ok:
         raise click.exceptions.Exit(1)
-
-
-@contextmanager
-def _orderly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind like ctrl-C does, so that what was begun is cleared away."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

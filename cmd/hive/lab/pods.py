@@ -37,11 +37,11 @@ class Attached:
     ipv6: str = ""
 
 
-def add(lab: Lab, pod: str) -> Attached:
-    """Make a pod's namespace and attach it. A refusal leaves no namespace. Raises LabError."""
+def add(lab: Lab, pod: str, namespace: str = "default") -> Attached:
+    """Make a pod's network namespace and attach it. A refusal leaves none. Raises LabError."""
     lab.hold_pod(pod)
     try:
-        result, seconds = call(lab, pod, "ADD")
+        result, seconds = call(lab, pod, "ADD", namespace)
     except BaseException:
         lab.release_pod(pod)
         raise
@@ -60,9 +60,9 @@ def add(lab: Lab, pod: str) -> Attached:
     )
 
 
-def delete(lab: Lab, pod: str) -> float:
-    """Detach a pod and let go of its namespace; seconds the plugin took. Raises LabError."""
-    _, seconds = call(lab, pod, "DEL")
+def delete(lab: Lab, pod: str, namespace: str = "default") -> float:
+    """Detach a pod and let go of its network namespace; seconds the plugin took. Raises LabError."""
+    _, seconds = call(lab, pod, "DEL", namespace)
     lab.release_pod(pod)
     return seconds
 
@@ -72,7 +72,7 @@ def container_id(lab: Lab, pod: str) -> str:
     return hashlib.sha256(f"{lab.name}/{pod}".encode()).hexdigest()
 
 
-def call(lab: Lab, pod: str, command: str) -> tuple[dict[str, Any], float]:
+def call(lab: Lab, pod: str, command: str, namespace: str = "default") -> tuple[dict[str, Any], float]:
     """Run the plugin inside the node; its JSON answer (empty for DEL) and the seconds it took."""
     if not PLUGIN.exists():
         raise LabError(f"the CNI plugin is not built ({PLUGIN} is missing): run make install")
@@ -82,7 +82,7 @@ def call(lab: Lab, pod: str, command: str) -> tuple[dict[str, Any], float]:
         "CNI_NETNS": str(PODS / pod),
         "CNI_IFNAME": INTERFACE,
         "CNI_PATH": str(PLUGIN.parent),
-        "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}",
+        "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod}",
     }
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     began = time.monotonic()

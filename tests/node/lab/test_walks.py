@@ -15,9 +15,10 @@ from tests.support.pages import ROOT, blocks, play, shell
 pytestmark = pytest.mark.node
 
 
-def test_everything_runs_and_prints_what_it_shows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["start/two-nodes.md", "operate/check.md"])
+def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
     need_root()
-    path = ROOT / "docs" / "start" / "two-nodes.md"
+    path = ROOT / "docs" / page
     cluster = Cluster(f"walk{os.getpid()}")
     try:
         with shell(tmp_path, {"HIVE_LAB": cluster.name}) as process:

@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.apiserver.certificates import Authority
+from tests.support.apiserver.exec import by_program
 from tests.support.apiserver.server import ADMIN_TOKEN, ApiServer
 
 
@@ -34,6 +35,7 @@ def kubeconfig(url: str, ca: Path | None, token: str = ADMIN_TOKEN) -> str:
 async def serve(arguments: argparse.Namespace) -> None:
     """Until interrupted, or asked to end: the keys go with it."""
     server = ApiServer()
+    server.executor = by_program(arguments.exec) if arguments.exec else None
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     for path in arguments.objects:
@@ -61,6 +63,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="its port; 0 for any")
     parser.add_argument("--plain", action="store_true", help="HTTP; kubectl sends its token over TLS only")
     parser.add_argument("--kubeconfig", help="file to write a kubeconfig to")
+    parser.add_argument("--exec", help="a program for NAMESPACE POD CONTAINER COMMAND... of pods/exec")
     parser.add_argument("--objects", nargs="*", default=[], help="YAML files of objects to begin with")
     try:
         asyncio.run(serve(parser.parse_args()))

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.apiserver.auth import User
 from tests.support.apiserver.errors import StatusError
+from tests.support.apiserver.exec import serve_exec
 from tests.support.apiserver.faults import Fault
+from tests.support.apiserver.handlers import Upgrade
 from tests.support.apiserver.options import target_of
 from tests.support.apiserver.wire import (
     BadRequestLineError,
@@ -68,6 +70,10 @@ class Connection:
         if fault is not None and await self._faulty(request, fault):
             return request.keep_alive
         answer = await self._answer(request)
+        if isinstance(answer, Upgrade):
+            assert self._server.executor is not None
+            await serve_exec(request, answer.command, self._server.executor, self._stream)
+            return False
         if isinstance(answer, Response):
             await self._writer.whole(request, answer, close=not request.keep_alive)
         else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.support.apiserver import bodies, errors
 from tests.support.apiserver.errors import Obj, StatusError
+from tests.support.apiserver.exec import Command, command_of
 from tests.support.apiserver.kinds import Call, Kind
 from tests.support.apiserver.options import (
     VERBS,
@@ -101,7 +102,13 @@ class Streaming(NamedTuple):
     parts: AsyncIterator[bytes]
 
 
-Answer = Response | Streaming
+class Upgrade(NamedTuple):
+    """An answer over another protocol: a command in a container."""
+
+    command: Command
+
+
+Answer = Response | Streaming | Upgrade
 
 
 class Handlers:
@@ -244,6 +251,9 @@ class Handlers:
         name, verbs = target.subresource, kind.subresources[target.subresource]["verbs"]
         if VERBS.get(request.method, "") not in verbs:
             raise errors.not_allowed()
+        if name == "exec" and self._server.executor is not None:
+            await self._server.reads.get(kind, target.namespace, target.name, "")
+            return Upgrade(command_of(request, target.namespace, target.name))
         if name not in {"status", "finalize"}:
             raise errors.StatusError(501, "NotImplemented", f"there is no {kind.plural}/{name} here")
         if request.method == "GET":

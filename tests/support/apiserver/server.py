@@ -16,6 +16,7 @@ from tests.support.apiserver.connection import Connection
 from tests.support.apiserver.crds import Definitions
 from tests.support.apiserver.discovery import Discovery
 from tests.support.apiserver.errors import Obj, internal
+from tests.support.apiserver.exec import Executor
 from tests.support.apiserver.faults import Faults
 from tests.support.apiserver.handlers import Handlers
 from tests.support.apiserver.kinds import Call, Kind, Registry, now
@@ -87,6 +88,8 @@ class ApiServer:
         self.handlers = Handlers(self)
         self.requests: list[tuple[str, str]] = []
         """The method and the target of every request that came."""
+        self.executor: Executor | None = None
+        """What runs commands of ``pods/exec``; without one there is no such thing."""
         self.port = 0
         self._connections: set[asyncio.Task[None]] = set()
         self._bootstrap()

@@ -1,0 +1,93 @@
+"""``hive check``: does this cluster work?
+
+Needs: the user's kubeconfig.   Gives: command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hive.check import report
+from hive.check.checks import Run, outside_of
+from hive.check.objects import HOST_PORT, NAMESPACE
+from hive.kube import access_of, cluster_options
+from hive.signals import orderly
+
+
+def _outside(_: click.Context, __: click.Parameter, text: str) -> str:
+    if text:
+        try:
+            outside_of(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    return text
+
+
+@click.command()
+@report.options
+@click.option(
+    "--outside", default="", metavar="ADDRESS[:PORT]", callback=_outside, help="Also try to connect there."
+)
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this node; may be repeated.")
+@click.option("--image", default="", help="Of the pods.  [default: that of each node's agent]")
+@click.option(
+    "--check-namespace",
+    default=NAMESPACE,
+    show_default=True,
+    help="Made for the check and removed after it; one that is there already is not touched.",
+)
+@click.option(
+    "--host-port",
+    type=click.IntRange(1, 65535),
+    default=HOST_PORT,
+    show_default=True,
+    help="A free port of every node.",
+)
+@click.option(
+    "--start-within",
+    type=click.FloatRange(min=1),
+    default=60.0,
+    show_default=True,
+    help="Seconds for pods to start.",
+)
+@click.option("--clean", is_flag=True, help="Only remove what a check that was killed has left.")
+@cluster_options
+def command(
+    kubeconfig: Path | None,
+    context: str,
+    namespace: str,
+    clean: bool,
+    start_within: float,
+    host_port: int,
+    check_namespace: str,
+    image: str,
+    nodes: tuple[str, ...],
+    outside: str,
+    within: float,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Try whether a cluster works: pods, nodes, services, DNS, policies, packet sizes, the way outside.
+
+    Makes three small pods on every node, in a namespace of its own, tries both families, and removes the
+    namespace, also after ctrl-C. Exits 0 when every check passed or was skipped, 1 when one failed, 2 when
+    nothing could be tried.
+    """
+    names = report.chosen(only, skip)
+    access = access_of(kubeconfig, context)
+    from hive.check.cluster import ClusterSite
+
+    with orderly(), ClusterSite(access, namespace, check_namespace, image, start_within) as site:
+        site.host_port = host_port
+        if clean:
+            there = site.remove_namespace()
+            click.echo(f"namespace {check_namespace} {'removed' if there else 'is not there'}")
+            return
+        run = Run(site, outside=outside, within=within)
+        if unknown := [node for node in nodes if node not in run.facts.nodes]:
+            raise click.UsageError(f"--node {unknown[0]}: expected one of {', '.join(run.facts.nodes)}")
+        run.wanted = nodes or run.wanted
+        report.perform(run, names, as_json=as_json)

@@ -1,0 +1,164 @@
+"""A command in a container, through the API server: the WebSocket of ``pods/exec``.
+
+Why exec and not a port of the pod through the API server's proxy: the kubelet runs it without the pod's
+network, which is what a check tries and a policy closes.
+Source: k8s.io/apimachinery/pkg/util/remotecommand (v4.channel.k8s.io: the first byte of a message is its
+channel), k8s.io/client-go/tools/remotecommand; RFC 6455.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+import anyio
+import msgspec
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    RejectConnection,
+    RejectData,
+    Request,
+)
+from wsproto.utilities import RemoteProtocolError
+
+from cells.kubernetes.client.errors import MalformedError, UnreachableError, api_error
+
+if TYPE_CHECKING:
+    from cells.kubernetes.client.client import Client
+    from cells.kubernetes.client.http import Stream
+
+PROTOCOL: Final = "v4.channel.k8s.io"
+OUT, ERR, STATUS = 1, 2, 3
+"""Channels."""
+_SETTLED: Final = 1.0
+"""Seconds for a goodbye."""
+
+
+class Executed(NamedTuple):
+    """What a command gave."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+async def execute(
+    client: Client, namespace: str, pod: str, container: str, command: Sequence[str], *, within: float
+) -> Executed:
+    """Run a command without input, and collect what it prints.
+
+    Raises ApiError where it cannot be run (no such pod, no right), UnreachableError, CredentialsError,
+    MalformedError; TimeoutError after so many seconds.
+    """
+    with anyio.fail_after(within):
+        stream, before, headers = await client.upgrade()
+        try:
+            target = f"{before}/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/exec"
+            query = [("container", container), ("stdout", "true"), ("stderr", "true")]
+            query += [("command", word) for word in command]
+            socket = _Socket(stream)
+            request = Request(
+                host=urlsplit(client.server).netloc.rpartition("@")[2],
+                target=f"{target}?{urlencode(query)}",
+                extra_headers=headers,
+                subprotocols=[PROTOCOL],
+            )
+            return await _collect(socket, request)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise UnreachableError(f"the connection ended: {error}") from error
+        except RemoteProtocolError as error:
+            raise MalformedError(f"pods/exec: {error}") from error
+        finally:
+            await stream.aclose()
+
+
+class _Socket:
+    """A WebSocket over a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._protocol = WSConnection(ConnectionType.CLIENT)
+        self._events: list[Event] = []
+
+    async def send(self, event: Event) -> None:
+        await self._stream.send(self._protocol.send(event))
+
+    async def receive(self) -> Event:
+        """The next event. Raises UnreachableError at the end of the stream."""
+        while not self._events:
+            data = await self._stream.receive()
+            if not data:
+                raise UnreachableError("the server closed the connection in the middle of a command")
+            self._protocol.receive_data(data)
+            self._events += self._protocol.events()
+        return self._events.pop(0)
+
+
+async def _collect(socket: _Socket, request: Request) -> Executed:
+    await socket.send(request)
+    await _accepted(socket)
+    channels: dict[int, bytearray] = {OUT: bytearray(), ERR: bytearray(), STATUS: bytearray()}
+    current: bytearray | None = None
+    while True:
+        event = await socket.receive()
+        if isinstance(event, BytesMessage):
+            data = bytes(event.data)
+            if current is None and data:
+                current, data = channels.get(data[0], bytearray()), data[1:]
+            if current is not None:
+                current += data
+            if event.message_finished:
+                current = None
+        elif isinstance(event, Ping):
+            await socket.send(event.response())
+        elif isinstance(event, CloseConnection):
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                with anyio.move_on_after(_SETTLED):
+                    await socket.send(event.response())
+            return _executed(bytes(channels[OUT]), bytes(channels[ERR]), bytes(channels[STATUS]), event)
+
+
+async def _accepted(socket: _Socket) -> None:
+    """Raises ApiError where the server refuses."""
+    status, body = 0, b""
+    while True:
+        event = await socket.receive()
+        if isinstance(event, AcceptConnection):
+            if event.subprotocol != PROTOCOL:
+                raise MalformedError(f"pods/exec: {event.subprotocol or 'no protocol'}, expected {PROTOCOL}")
+            return
+        if isinstance(event, RejectConnection):
+            status = event.status_code
+            if not event.has_body:
+                raise api_error(status, b"", "")
+        elif isinstance(event, RejectData):
+            body += bytes(event.data)
+            if event.body_finished:
+                raise api_error(status, body, "")
+
+
+def _executed(out: bytes, err: bytes, status: bytes, closed: CloseConnection) -> Executed:
+    """By the Status that ends it. Raises MalformedError, ApiError."""
+    if not status:
+        raise UnreachableError(
+            f"the server ended the command without its status: {closed.reason or closed.code}"
+        )
+    try:
+        found: dict[str, Any] = msgspec.json.decode(status, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise MalformedError(f"pods/exec: status {status[:80]!r}") from error
+    if found.get("status") == "Success":
+        return Executed(0, out, err)
+    for cause in (found.get("details") or {}).get("causes") or ():
+        if cause.get("reason") == "ExitCode":
+            return Executed(int(cause["message"]), out, err)
+    raise api_error(int(found.get("code") or 500), status, "")
