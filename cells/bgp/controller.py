@@ -1,0 +1,485 @@
+"""From resources and facts of this node to what its BGP speakers are to do: a function, and nothing else.
+
+Source: CiliumBGPNodeConfig (made by the operator), CiliumBGPPeerConfig, CiliumBGPAdvertisement; this node,
+        its pod ranges and pools; services; passwords.
+Why:    one function of all facts gives the same whatever came first. Names of policies, and what announces
+        what, are those of Cilium 1.17; where 1.17 depends on the order of events or lets one mistake stop
+        everything, later versions' way is taken: overlapping advertisements are united, and a peer or an
+        advertisement that cannot be followed is a fault of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import AddressValueError, IPv4Address, ip_address
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.bgp.facts import (
+    CLUSTER_IP,
+    EXTERNAL_IP,
+    LOAD_BALANCER_IP,
+    AnnouncedPool,
+    AnnouncedService,
+    BGPPassword,
+)
+from cells.bgp.speaker_state import (
+    ALLOW_LOCAL,
+    IPV4_UNICAST,
+    IPV6_UNICAST,
+    NOT_LISTENING,
+    AfiSafi,
+    AnnouncedPath,
+    BGPFault,
+    BGPInstance,
+    BGPPeer,
+    PeerRestart,
+    PeerTimers,
+    PolicyDirection,
+    PolicyStatement,
+    PrefixMatch,
+    RoutePolicy,
+)
+from cells.cluster.nodes.node import ClusterNode
+from cells.kubernetes.objects.cilium_bgp import (
+    BGPAdvertisement,
+    BGPAttributes,
+    BGPNodeInstance,
+    BGPNodePeer,
+    BGPPeerConfigSpec,
+    CiliumBGPAdvertisement,
+    CiliumBGPNodeConfig,
+    CiliumBGPPeerConfig,
+    CiliumBGPPeeringPolicy,
+)
+from cells.kubernetes.objects.kind import Selector
+from lifecycle import Secret
+
+__all__ = ["InstancePlan", "SpeakerFacts", "plans"]
+
+
+POD_CIDR, POOL, SERVICE = "PodCIDR", "CiliumPodIPPool", "Service"
+WELL_KNOWN: Final = {
+    "internet": 0x00000000,
+    "planned-shut": 0xFFFF0000,
+    "accept-own": 0xFFFF0001,
+    "route-filter-translated-v4": 0xFFFF0002,
+    "route-filter-v4": 0xFFFF0003,
+    "route-filter-translated-v6": 0xFFFF0004,
+    "route-filter-v6": 0xFFFF0005,
+    "llgr-stale": 0xFFFF0006,
+    "no-llgr": 0xFFFF0007,
+    "blackhole": 0xFFFF029A,
+    "no-export": 0xFFFFFF01,
+    "no-advertise": 0xFFFFFF02,
+    "no-export-subconfed": 0xFFFFFF03,
+    "no-peer": 0xFFFFFF04,
+}
+"""Communities by name (IANA, BGP Well-known Communities)."""
+MOST_32: Final = 0xFFFFFFFF
+REFUSED: Final = (
+    "refused: policies of the first version are not served; expected a CiliumBGPClusterConfig instead"
+)
+_UNICAST: Final = {IPV4_UNICAST: Family.IPV4, IPV6_UNICAST: Family.IPV6}
+
+
+class SpeakerFacts(NamedTuple):
+    """All that decides what the speakers of this node are to do, in any order."""
+
+    node: ClusterNode
+    config: CiliumBGPNodeConfig | None = None
+    peer_configs: Sequence[CiliumBGPPeerConfig] = ()
+    advertisements: Sequence[CiliumBGPAdvertisement] = ()
+    pod_cidrs: Sequence[IPNetwork] = ()
+    """Empty in IPAM modes in which nodes have no ranges of their own."""
+    pools: Sequence[AnnouncedPool] = ()
+    services: Sequence[AnnouncedService] = ()
+    passwords: Sequence[BGPPassword] = ()
+    secrets_namespace: str = ""
+    legacy: Sequence[CiliumBGPPeeringPolicy] = ()
+    """Policies of the first version, which are refused."""
+
+
+class InstancePlan(msgspec.Struct, frozen=True):
+    """A row of the table ``bgp-plans``: all that one instance is to do. That of no name has faults alone."""
+
+    name: str
+    instance: BGPInstance | None = None
+    peers: tuple[BGPPeer, ...] = ()
+    policies: tuple[RoutePolicy, ...] = ()
+    paths: tuple[AnnouncedPath, ...] = ()
+    faults: tuple[BGPFault, ...] = ()
+
+
+class _BadValueError(ValueError):
+    """What was found and what was expected, in one line."""
+
+
+def plans(facts: SpeakerFacts) -> dict[str, InstancePlan]:
+    """What each instance of this node is to do, by its name."""
+    refused = [
+        BGPFault("", f"CiliumBGPPeeringPolicy/{one.name}", REFUSED)
+        for one in sorted(facts.legacy, key=lambda each: each.name)
+        if one.spec is None
+        or one.spec.node_selector is None
+        or one.spec.node_selector.matches(dict(facts.node.labels))
+    ]
+    announced = _Announced(facts)
+    found: dict[str, InstancePlan] = {}
+    for instance in facts.config.spec.bgp_instances if facts.config is not None else ():
+        found[instance.name] = _plan(instance, facts, announced)
+    if faults := (*refused, *announced.faults):
+        found[""] = InstancePlan("", faults=faults)
+    return found
+
+
+def _plan(wanted: BGPNodeInstance, facts: SpeakerFacts, announced: _Announced) -> InstancePlan:
+    faults: list[BGPFault] = []
+
+    def fault(subject: str, error: str) -> None:
+        faults.append(BGPFault(wanted.name, subject, error))
+
+    try:
+        instance = _instance(wanted, facts.node)
+    except _BadValueError as error:
+        fault(f"instance {wanted.name}", f"not started: {error}")
+        return InstancePlan(wanted.name, faults=tuple(faults))
+    configs = {one.name: one.spec for one in facts.peer_configs}
+    peers: dict[IPAddress, BGPPeer] = {}
+    policies: dict[str, list[PolicyStatement]] = {}
+    prefixes: set[IPNetwork] = set()
+    for each in sorted(wanted.peers or (), key=lambda one: one.name):
+        try:
+            peer, spec = _peer(each, instance, configs, facts)
+        except _BadValueError as error:
+            fault(f"peer {each.name}", f"no session: {error}")
+            continue
+        if (other := peers.get(peer.address)) is not None:
+            fault(f"peer {each.name}", f"no session: peer {other.name} has the address {peer.address}, too")
+            continue
+        peers[peer.address] = peer
+        for family in spec.families or ():
+            for name, statement, routes in announced.to(
+                peer, AfiSafi(family.afi, family.safi), family.advertisements
+            ):
+                statements = policies.setdefault(name, [])
+                if statement not in statements:
+                    statements.append(statement)
+                prefixes.update(routes)
+    exports = [
+        RoutePolicy(instance.name, name, PolicyDirection.EXPORT, tuple(sorted(statements, key=_first)))
+        for name, statements in sorted(policies.items())
+    ]
+    local = RoutePolicy(
+        instance.name, ALLOW_LOCAL, PolicyDirection.IMPORT, (PolicyStatement(local_routes=True),)
+    )
+    return InstancePlan(
+        instance.name,
+        instance,
+        tuple(sorted(peers.values(), key=lambda one: one.name)),
+        (local, *exports),
+        tuple(AnnouncedPath(instance.name, prefix) for prefix in sorted(prefixes, key=_order)),
+        tuple(faults),
+    )
+
+
+def _first(statement: PolicyStatement) -> list[tuple[int, bytes, int]]:
+    return [_order(one.cidr) for one in statement.prefixes]
+
+
+def _order(network: IPNetwork) -> tuple[int, bytes, int]:
+    return network.version, network.network_address.packed, network.prefixlen
+
+
+# The instance: its router ID and port come from the resource, the node's annotation, or the node.
+
+_ANNOTATION: Final = "cilium.io/bgp-virtual-router."
+_MOST_PORT: Final = 32767
+"""Of the annotation, which Cilium reads as 16 bits with a sign."""
+
+
+def _instance(wanted: BGPNodeInstance, node: ClusterNode) -> BGPInstance:
+    """Raises _BadValueError."""
+    if not wanted.local_asn:
+        raise _BadValueError("localASN is missing: expected 1 to 4294967295")
+    router_id, port = _annotated(node, wanted.local_asn)
+    if wanted.router_id:
+        router_id = _ipv4(wanted.router_id, "routerID")
+    if router_id is None:
+        found = node.node_ip(Family.IPV4)
+        if not isinstance(found, IPv4Address):
+            raise _BadValueError(
+                f"node {node.name} has no IPv4 address to take the router ID from: expected routerID in a"
+                " CiliumBGPNodeConfigOverride"
+            )
+        router_id = found
+    return BGPInstance(wanted.name, wanted.local_asn, router_id, wanted.local_port or port)
+
+
+def _annotated(node: ClusterNode, asn: int) -> tuple[IPv4Address | None, int]:
+    """Router ID and port of an ASN by the node's annotations. Raises _BadValueError for any bad one."""
+    router_id, port = None, NOT_LISTENING
+    for key, value in sorted(node.annotations.items()):
+        if not key.startswith(_ANNOTATION):
+            continue
+        number = key.removeprefix(_ANNOTATION)
+        if not (number.isascii() and number.isdecimal() and int(number) <= MOST_32):
+            raise _BadValueError(f"annotation {key} of node {node.name}: expected an ASN after the last dot")
+        found_id, found_port = None, NOT_LISTENING
+        for part in value.split(","):
+            name, _, given = part.strip().partition("=")
+            if name == "router-id":
+                found_id = _ipv4(given, f"annotation {key} of node {node.name}: router-id")
+            elif name == "local-port":
+                if not (given.isascii() and given.isdecimal() and int(given) <= _MOST_PORT):
+                    what = f"annotation {key} of node {node.name}: local-port={given}"
+                    raise _BadValueError(f"{what}: expected 0 to {_MOST_PORT}")
+                found_port = int(given)
+        if int(number) == asn:
+            router_id, port = found_id, found_port
+    return router_id, port
+
+
+def _ipv4(text: str, what: str) -> IPv4Address:
+    try:
+        return IPv4Address(text)
+    except AddressValueError:
+        raise _BadValueError(f"{what}={text}: expected an IPv4 address") from None
+
+
+# Peers.
+
+
+def _peer(
+    wanted: BGPNodePeer,
+    instance: BGPInstance,
+    configs: Mapping[str, BGPPeerConfigSpec],
+    facts: SpeakerFacts,
+) -> tuple[BGPPeer, BGPPeerConfigSpec]:
+    """Raises _BadValueError."""
+    address = _address(wanted.peer_address, "peerAddress")
+    if address is None:
+        raise _BadValueError("peerAddress is missing: expected an IP address")
+    if not wanted.peer_asn:
+        raise _BadValueError("peerASN is missing: expected 1 to 4294967295")
+    spec = BGPPeerConfigSpec()
+    if wanted.peer_config_ref is not None:
+        found = configs.get(wanted.peer_config_ref.name)
+        if found is None:
+            raise _BadValueError(f"CiliumBGPPeerConfig {wanted.peer_config_ref.name} is missing")
+        spec = found
+    local = _address(wanted.local_address, "localAddress")
+    if local is not None and local.version != address.version:
+        raise _BadValueError(f"localAddress={local}: expected IPv{address.version} as that of the peer")
+    peer = BGPPeer(
+        instance.name,
+        wanted.name,
+        address,
+        wanted.peer_asn,
+        instance.local_asn,
+        local_address=local,
+        password=_password(spec.auth_secret_ref, facts),
+        multihop_ttl=spec.ebgp_multihop,
+    )
+    given: dict[str, object] = {}
+    if (transport := spec.transport) is not None:
+        given.update(local_port=transport.local_port, remote_port=transport.peer_port or 179)
+    if (timers := spec.timers) is not None:
+        given["timers"] = PeerTimers(
+            timers.connect_retry_time_seconds or 120,
+            timers.hold_time_seconds or 90,
+            timers.keep_alive_time_seconds or 30,
+        )
+    if (restart := spec.graceful_restart) is not None:
+        given["graceful_restart"] = PeerRestart(restart.enabled, restart.restart_time_seconds or 120)
+    if spec.families:
+        given["families"] = tuple(dict.fromkeys(AfiSafi(one.afi, one.safi) for one in spec.families))
+    return msgspec.structs.replace(peer, **given), spec
+
+
+def _address(text: str, what: str) -> IPAddress | None:
+    if not (stripped := text.strip()):
+        return None
+    try:
+        return ip_address(stripped)
+    except ValueError:
+        raise _BadValueError(f"{what}={text}: expected an IP address") from None
+
+
+def _password(secret: str | None, facts: SpeakerFacts) -> Secret | None:
+    """None where none is asked for: a session that has to have one is never opened without it."""
+    if not secret:
+        return None
+    if not (namespace := facts.secrets_namespace):
+        raise _BadValueError(f"authSecretRef={secret}: expected bgp-secrets-namespace to be set")
+    found = next((one.password for one in facts.passwords if one.key == (namespace, secret)), None)
+    if found is None:
+        raise _BadValueError(f"authSecretRef={secret}: Secret {namespace}/{secret} is missing")
+    if not found:
+        raise _BadValueError(f"Secret {namespace}/{secret} has no key password, or an empty one")
+    return found
+
+
+# Advertisements.
+
+
+class _Attributes(NamedTuple):
+    """What is added to routes."""
+
+    communities: tuple[int, ...] = ()
+    large: tuple[tuple[int, int, int], ...] = ()
+    preference: int | None = None
+
+    def united(self, other: _Attributes) -> _Attributes:
+        """Both: all communities, and the higher preference."""
+        preferences = [one for one in (self.preference, other.preference) if one is not None]
+        return _Attributes(
+            tuple(dict.fromkeys((*self.communities, *other.communities))),
+            tuple(dict.fromkeys((*self.large, *other.large))),
+            max(preferences, default=None),
+        )
+
+
+class _Entry(NamedTuple):
+    """One advertisement of an object, with all that it announces of each family."""
+
+    attributes: _Attributes
+    routes: Mapping[Family, Sequence[tuple[str, tuple[PrefixMatch, ...], tuple[IPNetwork, ...]]]]
+    """What follows peer and family in a policy's name, what it matches, and the routes."""
+
+
+class _Announced:
+    """What advertisements announce, worked out once for all peers."""
+
+    def __init__(self, facts: SpeakerFacts) -> None:
+        self.faults: list[BGPFault] = []
+        self._objects: list[tuple[dict[str, str], list[_Entry]]] = []
+        for each in sorted(facts.advertisements, key=lambda one: one.name):
+            entries: list[_Entry] = []
+            for entry in each.spec.advertisements:
+                try:
+                    attributes, routes = _attributes(entry.attributes), list(_routes(entry, facts))
+                except _BadValueError as error:
+                    subject = f"CiliumBGPAdvertisement/{each.name}"
+                    fault = BGPFault("", subject, f"{entry.advertisement_type} is not announced: {error}")
+                    self.faults.append(fault)
+                    continue
+                entries.append(_Entry(attributes, {family: _of(family, routes) for family in Family}))
+            self._objects.append((each.labels, entries))
+
+    def to(
+        self, peer: BGPPeer, family: AfiSafi, selector: Selector | None
+    ) -> Iterator[tuple[str, PolicyStatement, tuple[IPNetwork, ...]]]:
+        """The policies by name, each with a statement, and the routes that a peer is sent of a family."""
+        version = _UNICAST.get(family)
+        if selector is None or version is None:
+            return
+        found: dict[tuple[str, tuple[PrefixMatch, ...], tuple[IPNetwork, ...]], _Attributes] = {}
+        for labels, entries in self._objects:
+            if not selector.matches(labels):
+                continue
+            for entry in entries:
+                for route in entry.routes[version]:
+                    found[route] = found.get(route, _Attributes()).united(entry.attributes)
+        for (name, matches, routes), attributes in found.items():
+            statement = PolicyStatement(
+                (peer.address,),
+                matches,
+                communities=attributes.communities,
+                large_communities=attributes.large,
+                local_preference=attributes.preference,
+            )
+            yield f"{peer.name}-{family.afi}-{name}", statement, routes
+
+
+_Route = tuple[str, IPNetwork, int]
+"""What it is of, the route, and the length of what is matched."""
+
+
+def _of(
+    family: Family, routes: Iterable[_Route]
+) -> list[tuple[str, tuple[PrefixMatch, ...], tuple[IPNetwork, ...]]]:
+    """The routes of a family, together where they are of the same."""
+    grouped: dict[str, dict[PrefixMatch, IPNetwork]] = {}
+    for name, network, length in routes:
+        if Family.of(network) is family:
+            grouped.setdefault(name, {})[PrefixMatch(network, length, length)] = network
+    found = []
+    for name, members in grouped.items():
+        matches = sorted(members, key=lambda one: (_order(one.cidr), one.min_length))
+        found.append((name, tuple(matches), tuple(members[one] for one in matches)))
+    return found
+
+
+def _routes(entry: BGPAdvertisement, facts: SpeakerFacts) -> Iterator[_Route]:
+    """Raises _BadValueError."""
+    if entry.advertisement_type == POD_CIDR:
+        yield from ((POD_CIDR, cidr, cidr.prefixlen) for cidr in facts.pod_cidrs)
+    elif entry.advertisement_type == POOL:
+        for pool in facts.pools:
+            if entry.selector is not None and entry.selector.matches(pool.selectable):
+                for cidr in pool.cidrs:
+                    length = pool.mask_sizes.get(Family.of(cidr), cidr.prefixlen)
+                    yield f"{POOL}-{pool.name}", cidr, length
+    elif entry.service is None or not entry.service.addresses:
+        raise _BadValueError(
+            f"service.addresses is missing: expected some of {LOAD_BALANCER_IP}, {CLUSTER_IP}, {EXTERNAL_IP}"
+        )
+    elif entry.selector is not None:
+        yield from _service_routes(entry.selector, set(entry.service.addresses), facts.services)
+
+
+def _service_routes(
+    selector: Selector, types: set[str], services: Iterable[AnnouncedService]
+) -> Iterator[_Route]:
+    for service in services:
+        if selector.matches(dict(service.labels)):
+            namespace, name = service.key
+            for address_type, network in service.addresses:
+                if address_type in types:
+                    yield f"{SERVICE}-{name}-{namespace}-{address_type}", network, network.prefixlen
+
+
+def _attributes(given: BGPAttributes | None) -> _Attributes:
+    """Raises _BadValueError."""
+    if given is None:
+        return _Attributes()
+    preference = given.local_preference or None  # 0 is the same as none to a speaker
+    if preference is not None and not 0 < preference <= MOST_32:
+        raise _BadValueError(f"localPreference={preference}: expected 0 to {MOST_32}")
+    if (communities := given.communities) is None:
+        return _Attributes(preference=preference)
+    standard = [_standard(text) for text in communities.standard or ()]
+    for name in communities.well_known or ():
+        if name not in WELL_KNOWN:
+            raise _BadValueError(f"community {name}: expected one of {', '.join(WELL_KNOWN)}")
+        standard.append(WELL_KNOWN[name])
+    large = [_large(text) for text in communities.large or ()]
+    return _Attributes(tuple(dict.fromkeys(standard)), tuple(dict.fromkeys(large)), preference)
+
+
+def _standard(text: str) -> int:
+    """RFC 1997: two numbers of 16 bits, or one of 32."""
+    parts = _numbers(text, MOST_32 if ":" not in text else 0xFFFF)
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) == 2:
+        return parts[0] << 16 | parts[1]
+    raise _BadValueError(f"community {text}: expected 0 to {MOST_32}, or two numbers such as 65000:100")
+
+
+def _large(text: str) -> tuple[int, int, int]:
+    """RFC 8092: three numbers of 32 bits."""
+    parts = _numbers(text, MOST_32)
+    if len(parts) != 3:
+        raise _BadValueError(f"large community {text}: expected three numbers such as 65000:1:2")
+    return parts[0], parts[1], parts[2]
+
+
+def _numbers(text: str, most: int) -> list[int]:
+    parts = text.split(":")
+    if not all(part.isascii() and part.isdecimal() and int(part) <= most for part in parts):
+        raise _BadValueError(f"community {text}: expected decimal numbers up to {most}")
+    return [int(part) for part in parts]

@@ -1,0 +1,176 @@
+"""Cilium's recorded BGP agents, and how each is played to ours: objects in, speakers and routes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from ipaddress import ip_address, ip_network
+from typing import Any, Final
+
+from cells.base.addresses import Family, IPNetwork
+from cells.bgp.controller import InstancePlan, SpeakerFacts, plans
+from cells.bgp.facts import SECRETS, announced_pools, announced_services
+from cells.bgp.speaker_state import BGPPeer, PolicyDirection, PolicyStatement, RoutePolicy
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import ClusterNode, NodeIP
+from cells.cluster.nodes.parse import annotations_of
+from cells.kubernetes.objects.cilium_bgp import (
+    CILIUM_BGP_ADVERTISEMENTS,
+    CILIUM_BGP_NODE_CONFIGS,
+    CILIUM_BGP_PEER_CONFIGS,
+    CILIUM_BGP_PEERING_POLICIES,
+)
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
+from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES
+from cells.node.ipam.ranges import PodRange
+from cells.services.model.reserved import RefusedAddress
+from lifecycle import Table
+from tests.support.recordings import recordings
+
+Json = dict[str, Any]
+NODE: Final = "node-1"
+LLGR_STALE: Final = 0xFFFF0006
+"""A route with it is not sent to a peer without long-lived graceful restart (RFC 9494)."""
+WITH_RANGES: Final = {"kubernetes", "cluster-pool"}
+KINDS: Final = {
+    kind.kind: kind
+    for kind in (
+        CILIUM_BGP_ADVERTISEMENTS,
+        CILIUM_BGP_NODE_CONFIGS,
+        CILIUM_BGP_PEER_CONFIGS,
+        CILIUM_BGP_PEERING_POLICIES,
+        CILIUM_NODES,
+        CILIUM_POD_IP_POOLS,
+        ENDPOINT_SLICES,
+        SERVICES,
+        SECRETS,
+    )
+}
+
+
+@cache
+def scenarios(version: str) -> dict[str, Json]:
+    """By name, of 1.17 (s17) or of a later version (s19), which has their outcome alone."""
+    files = sorted(recordings("bgp-agent").glob(f"agent-{version}-*.json"))
+    return {one["name"]: one for path in files for one in json.loads(path.read_text(encoding="utf-8"))}
+
+
+class Played:
+    """The objects of a node as they are now, and what follows from them."""
+
+    def __init__(self, options: Mapping[str, str] | None) -> None:
+        self._ipam = (options or {}).get("ipam", "kubernetes")
+        self._secrets = (options or {}).get("bgpSecretsNamespace", "kube-system")
+        self._tables: dict[str, Table[Any]] = {
+            kind: Table(f"played-{kind}", key=lambda row: row.key) for kind in KINDS
+        }
+        refused: Table[RefusedAddress] = Table("refused", key=lambda row: (row.service, row.address))
+        self._services = announced_services(
+            self._tables["Service"], self._tables["EndpointSlice"], refused, NODE
+        )
+
+    def apply(self, body: Json) -> None:
+        """Make an object, or change it."""
+        if (kind := KINDS.get(body["kind"])) is not None:
+            self._tables[kind.kind].put(kind.stored(kind.convert(body)))
+
+    def delete(self, kind: str, name: str, namespace: str) -> None:
+        """Remove an object."""
+        with self._tables[kind].txn() as rows:
+            rows.delete((namespace, name))
+
+    def facts(self) -> SpeakerFacts | None:
+        """What the controller is given; None before the node is known."""
+        tables = {kind: table.all() for kind, table in self._tables.items()}
+        found: CiliumNode | None = self._tables["CiliumNode"].get(("", NODE))
+        if found is None:
+            return None
+        cidrs = [ip_network(text) for text in found.spec.ipam.pod_cidrs or ()]
+        pools = [
+            PodRange(ip_network(text), "primary", pool.pool)
+            for pool in found.spec.ipam.pools.allocated or ()
+            for text in pool.cidrs or ()
+        ]
+        return SpeakerFacts(
+            ClusterNode(
+                cluster="default",
+                name=NODE,
+                source=Source.LOCAL,
+                addresses=tuple(NodeIP(one.type, ip_address(one.ip)) for one in found.spec.addresses or ()),
+                labels=found.labels,
+                annotations=annotations_of(found),
+            ),
+            next((one for one in tables["CiliumBGPNodeConfig"] if one.name == NODE), None),
+            tables["CiliumBGPPeerConfig"],
+            tables["CiliumBGPAdvertisement"],
+            cidrs if self._ipam in WITH_RANGES else (),
+            list(announced_pools(tables["CiliumPodIPPool"], pools)) if self._ipam == "multi-pool" else (),
+            self._services.all(),
+            tables["Secret"] if self._secrets else (),
+            self._secrets,
+            tables["CiliumBGPPeeringPolicy"],
+        )
+
+    def plans(self) -> dict[str, InstancePlan]:
+        """What the speakers are to do."""
+        facts = self.facts()
+        return plans(facts) if facts is not None else {}
+
+
+def played(scenario: Json) -> Iterator[tuple[Json, dict[str, InstancePlan]]]:
+    """Each step, and what our speakers are to do after it."""
+    node = Played(scenario["options"])
+    for step in scenario["steps"]:
+        for body in step["in"].get("apply") or ():
+            node.apply(body)
+        for one in step["in"].get("delete") or ():
+            node.delete(one["kind"], one["name"], one.get("namespace") or "")
+        yield step, node.plans()
+
+
+# What peers receive: what a speaker lets through.
+
+
+def received(plan: InstancePlan, peer: BGPPeer) -> list[Json]:
+    """The routes that a peer gets of an instance, as it sees them (RFC 4271 section 5, RFC 4760)."""
+    versions = [Family(family.afi) for family in peer.families if family.safi == "unicast"]
+    found = []
+    for path in plan.paths:
+        if Family.of(path.prefix) in versions:
+            statement = _accepting(plan.policies, peer, path.prefix)
+            if statement is not None and LLGR_STALE not in statement.communities:
+                found.append(_route(plan, peer, path.prefix, statement))
+    return sorted(found, key=lambda one: str(one["prefix"]))
+
+
+def _accepting(policies: Sequence[RoutePolicy], peer: BGPPeer, prefix: IPNetwork) -> PolicyStatement | None:
+    statements = (
+        one for policy in policies if policy.direction is PolicyDirection.EXPORT for one in policy.statements
+    )
+    for one in statements:
+        if peer.address in one.neighbors and any(prefix in match for match in one.prefixes):
+            return one
+    return None
+
+
+def _route(plan: InstancePlan, peer: BGPPeer, prefix: IPNetwork, statement: PolicyStatement) -> Json:
+    route: Json = {
+        "prefix": str(prefix),
+        "origin": "igp",
+        "asPath": str(peer.local_asn) if peer.external else "",
+    }
+    if statement.communities:
+        route["communities"] = sorted(map(community, statement.communities))
+    if statement.large_communities:
+        route["largeCommunities"] = sorted(":".join(map(str, one)) for one in statement.large_communities)
+    if not peer.external:
+        preference = statement.local_preference
+        route["localPref"] = 100 if preference is None else preference
+    return route
+
+
+def community(value: int) -> str:
+    """As the recordings have it."""
+    return f"{value >> 16}:{value & 0xFFFF}"
