@@ -57,7 +57,7 @@ from cells.kubernetes.objects.cilium_bgp import (
 from cells.kubernetes.objects.kind import Selector
 from lifecycle import Secret
 
-__all__ = ["InstancePlan", "SpeakerFacts", "plans"]
+__all__ = ["BGPFacts", "InstancePlan", "plans"]
 
 
 POD_CIDR, POOL, SERVICE = "PodCIDR", "CiliumPodIPPool", "Service"
@@ -85,7 +85,7 @@ REFUSED: Final = (
 _UNICAST: Final = {IPV4_UNICAST: Family.IPV4, IPV6_UNICAST: Family.IPV6}
 
 
-class SpeakerFacts(NamedTuple):
+class BGPFacts(NamedTuple):
     """All that decides what the speakers of this node are to do, in any order."""
 
     node: ClusterNode
@@ -117,7 +117,7 @@ class _BadValueError(ValueError):
     """What was found and what was expected, in one line."""
 
 
-def plans(facts: SpeakerFacts) -> dict[str, InstancePlan]:
+def plans(facts: BGPFacts) -> dict[str, InstancePlan]:
     """What each instance of this node is to do, by its name."""
     refused = [
         BGPFault("", f"CiliumBGPPeeringPolicy/{one.name}", REFUSED)
@@ -130,12 +130,12 @@ def plans(facts: SpeakerFacts) -> dict[str, InstancePlan]:
     found: dict[str, InstancePlan] = {}
     for instance in facts.config.spec.bgp_instances if facts.config is not None else ():
         found[instance.name] = _plan(instance, facts, announced)
-    if faults := (*refused, *announced.faults):
+    if faults := tuple(dict.fromkeys((*refused, *announced.faults))):
         found[""] = InstancePlan("", faults=faults)
     return found
 
 
-def _plan(wanted: BGPNodeInstance, facts: SpeakerFacts, announced: _Announced) -> InstancePlan:
+def _plan(wanted: BGPNodeInstance, facts: BGPFacts, announced: _Announced) -> InstancePlan:
     faults: list[BGPFault] = []
 
     def fault(subject: str, error: str) -> None:
@@ -256,7 +256,7 @@ def _peer(
     wanted: BGPNodePeer,
     instance: BGPInstance,
     configs: Mapping[str, BGPPeerConfigSpec],
-    facts: SpeakerFacts,
+    facts: BGPFacts,
 ) -> tuple[BGPPeer, BGPPeerConfigSpec]:
     """Raises _BadValueError."""
     address = _address(wanted.peer_address, "peerAddress")
@@ -308,7 +308,7 @@ def _address(text: str, what: str) -> IPAddress | None:
         raise _BadValueError(f"{what}={text}: expected an IP address") from None
 
 
-def _password(secret: str | None, facts: SpeakerFacts) -> Secret | None:
+def _password(secret: str | None, facts: BGPFacts) -> Secret | None:
     """None where none is asked for: a session that has to have one is never opened without it."""
     if not secret:
         return None
@@ -353,7 +353,7 @@ class _Entry(NamedTuple):
 class _Announced:
     """What advertisements announce, worked out once for all peers."""
 
-    def __init__(self, facts: SpeakerFacts) -> None:
+    def __init__(self, facts: BGPFacts) -> None:
         self.faults: list[BGPFault] = []
         self._objects: list[tuple[dict[str, str], list[_Entry]]] = []
         for each in sorted(facts.advertisements, key=lambda one: one.name):
@@ -413,7 +413,7 @@ def _of(
     return found
 
 
-def _routes(entry: BGPAdvertisement, facts: SpeakerFacts) -> Iterator[_Route]:
+def _routes(entry: BGPAdvertisement, facts: BGPFacts) -> Iterator[_Route]:
     """Raises _BadValueError."""
     if entry.advertisement_type == POD_CIDR:
         yield from ((POD_CIDR, cidr, cidr.prefixlen) for cidr in facts.pod_cidrs)

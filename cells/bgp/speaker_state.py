@@ -317,13 +317,13 @@ class BGPFault(msgspec.Struct, frozen=True):
     """What was found, what was expected, and what follows."""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Instance and subject."""
-        return self.instance, self.subject
+    def key(self) -> tuple[str, str, str]:
+        """All of it: a subject may have several."""
+        return self.instance, self.subject, self.error
 
 
 def bgp_faults(name: str = "bgp-faults") -> Table[BGPFault]:
-    """Faults by instance and subject."""
+    """Faults by all they are."""
     return Table(name, key=lambda row: row.key)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal, NamedTuple
 
-from lifecycle import Duration, RenamedFrom, Settings, config, module, refuse, seconds
+from lifecycle import Duration, RenamedFrom, Settings, config, module, provide, refuse, seconds
 
 __all__ = [
     "DEFAULT_SEED",
@@ -19,6 +19,7 @@ __all__ = [
     "ChainingSettings",
     "EndpointSettings",
     "Seed",
+    "ServiceProxyName",
     "ServiceSettings",
     "cell",
 ]
@@ -268,4 +269,21 @@ class ChainingSettings(Settings, frozen=True):
     """Give the routes of pods on other plugins' links this node's MTU."""
 
 
-cell = module("service-settings", "What is served, and how", config(ServiceSettings, AnnouncementSettings))
+class ServiceProxyName(NamedTuple):
+    """Which services are served here: see served_by()."""
+
+    name: str
+    """The value of their label service.kubernetes.io/service-proxy-name; empty: those without it."""
+
+
+def service_proxy_name(settings: ServiceSettings) -> ServiceProxyName:
+    """As the settings have it."""
+    return ServiceProxyName(settings.k8s_service_proxy_name)
+
+
+cell = module(
+    "service-settings",
+    "What is served, and how",
+    config(ServiceSettings, AnnouncementSettings),
+    provide(service_proxy_name),
+)

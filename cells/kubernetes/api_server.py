@@ -245,7 +245,7 @@ class KubernetesAPI:
         for sink in self._resources.sinks():
             sink.begin()
             query = asked_for(sink.kind, self._agent.node_name)
-            reflector = Reflector(self._client, sink.kind, sink, query=query)
+            reflector = Reflector(self._client, sink.kind, sink, query=query, namespace=sink.namespace)
             self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
         self._resources.forgotten.node = self._agent.node_name
         self._jobs.one_shot("k8s-forgotten", self._resources.forgotten.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,8 @@ from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table
 
 if TYPE_CHECKING:
     from asyncinotify import Event
+
+    from cells.kubernetes.manifest_parser import Folder
 
 __all__ = ["ManifestFile", "ManifestsSource", "manifest_files"]
 
@@ -84,12 +87,16 @@ class ManifestsSource:
             return
         self._health = health.child("manifests")
         self._path = Path(settings.manifests_dir)
-        from cells.kubernetes.manifest_parser import Folder  # PyYAML is loaded where there are manifests
-
-        self._folder = Folder(self._path, resources.kinds)
         lifecycle.append(Hook("read the manifests", self._start))
         jobs.one_shot("manifests", self._keep)
         jobs.one_shot("manifests-filled", self._wait_filled)
+
+    @cached_property
+    def _folder(self) -> Folder:
+        """Of all kinds that are followed by the time it is read first."""
+        from cells.kubernetes.manifest_parser import Folder  # PyYAML is loaded where there are manifests
+
+        return Folder(self._path, self._resources.kinds)
 
     async def _start(self) -> None:
         for sink in self._resources.sinks():

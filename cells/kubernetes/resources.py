@@ -5,6 +5,7 @@ Needs: Tables, Health, Logger.   Gives: Resources, source_statuses.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
 from cells.kubernetes.objects import KINDS
@@ -79,14 +80,29 @@ class Resources:
         """What sources have told, counted."""
         self.kinds: tuple[Kind[Any], ...] = tuple(RETAINED.get(kind.qualified, kind) for kind in KINDS)
         self._tables: dict[str, Table[Any]] = {}
-        self._sinks: dict[str, Sink[Any]] = {}
         for kind in self.kinds:
-            table: Table[Any] = Table(kind.table, key=_key, indexes=INDEXES.get(kind.qualified))
-            self._tables[kind.qualified] = table
-            self._sinks[kind.qualified] = Sink(
-                kind, table, statuses, health, log, self.forgotten, self.events
-            )
+            self._tables[kind.qualified] = Table(kind.table, key=_key, indexes=INDEXES.get(kind.qualified))
+        self._sink = partial(
+            Sink, statuses=statuses, health=health, log=log, forgotten=self.forgotten, events=self.events
+        )
+        self._sinks: dict[str, Sink[Any]] = {
+            kind.qualified: self._sink(kind, self._tables[kind.qualified]) for kind in self.kinds
+        }
+        self._named = tables
         tables.add(*self._tables.values())
+
+    def follow(self, kind: Kind[Any], namespace: str = "") -> Table[Any]:
+        """The objects of a kind that only some agents follow, of one namespace if it is given.
+
+        To be called in constructors: sources begin with those that are known then.
+        """
+        if kind.qualified not in self._tables:
+            table: Table[Any] = Table(kind.table, key=_key)
+            self.kinds = (*self.kinds, kind)
+            self._tables[kind.qualified] = table
+            self._sinks[kind.qualified] = self._sink(kind, table, namespace=namespace)
+            self._named.add(table)
+        return self._tables[kind.qualified]
 
     def table(self, kind: Kind[T]) -> Table[T]:
         """The objects of a kind, by namespace and name."""

@@ -232,7 +232,10 @@ class Sink(Generic[T]):
         log: Logger,
         forgotten: Forgotten | None = None,
         events: ObjectEvents | None = None,
+        namespace: str = "",
     ) -> None:
+        self.namespace = namespace
+        """The one whose objects are asked for; empty for those of all."""
         self._kind = kind
         self._events = events or ObjectEvents()
         self._forgotten = forgotten

@@ -69,6 +69,9 @@ class Ipam(Allocator):
     Whoever takes an Ipam starts after its hook, and so knows the ranges.
     """
 
+    mode: str
+    """Who decides which addresses are this node's, under Cilium's names."""
+
     def __init__(
         self,
         settings: IpamSettings,
@@ -89,7 +92,6 @@ class Ipam(Allocator):
         several = settings.ipam == "multi-pool"
         super().__init__(settings.ipam_default_ip_pool, clock, several=several)
         self.mode = settings.ipam
-        """Who decides which addresses are this node's, under Cilium's names."""
         self.delegated = settings.ipam == DELEGATED
         self._settings = settings
         self._agent = agent

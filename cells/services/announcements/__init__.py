@@ -22,7 +22,7 @@ import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.config.shared import AnnouncementSettings, ServiceSettings
+from cells.config.shared import AnnouncementSettings, ServiceProxyName
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
 from cells.kubernetes.objects.core import SERVICES, Service
@@ -153,7 +153,7 @@ class Announcements:
     def __init__(
         self,
         settings: AnnouncementSettings,
-        services: ServiceSettings,
+        proxy: ServiceProxyName,
         *,
         agent: AgentConfig,
         selection: DeviceSettings,
@@ -173,7 +173,7 @@ class Announcements:
         if not settings.enable_l2_announcements:
             return
         nodes = resources.table(CILIUM_NODES).filter(lambda row: row.name == agent.node_name, name="l2-node")
-        ours = partial(announceable, proxy=services.k8s_service_proxy_name)
+        ours = partial(announceable, proxy=proxy.name)
         announced_services = resources.table(SERVICES).filter(ours, name="l2-services")
         policies = resources.table(CILIUM_L2_ANNOUNCEMENTS)
         self.candidates: Derived[L2Candidate] = Derived(

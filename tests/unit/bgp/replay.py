@@ -9,7 +9,7 @@ from ipaddress import ip_address, ip_network
 from typing import Any, Final
 
 from cells.base.addresses import Family, IPNetwork
-from cells.bgp.controller import InstancePlan, SpeakerFacts, plans
+from cells.bgp.controller import BGPFacts, InstancePlan, plans
 from cells.bgp.facts import SECRETS, announced_pools, announced_services
 from cells.bgp.speaker_state import BGPPeer, PolicyDirection, PolicyStatement, RoutePolicy
 from cells.cluster.ipcache.rows import Source
@@ -20,10 +20,12 @@ from cells.kubernetes.objects.cilium_bgp import (
     CILIUM_BGP_NODE_CONFIGS,
     CILIUM_BGP_PEER_CONFIGS,
     CILIUM_BGP_PEERING_POLICIES,
+    CiliumBGPNodeConfig,
 )
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES
+from cells.kubernetes.objects.kind import Kind
 from cells.node.ipam.ranges import PodRange
 from cells.services.model.reserved import RefusedAddress
 from lifecycle import Table
@@ -34,7 +36,7 @@ NODE: Final = "node-1"
 LLGR_STALE: Final = 0xFFFF0006
 """A route with it is not sent to a peer without long-lived graceful restart (RFC 9494)."""
 WITH_RANGES: Final = {"kubernetes", "cluster-pool"}
-KINDS: Final = {
+KINDS: Final[dict[str, Kind[Any]]] = {
     kind.kind: kind
     for kind in (
         CILIUM_BGP_ADVERTISEMENTS,
@@ -81,7 +83,12 @@ class Played:
         with self._tables[kind].txn() as rows:
             rows.delete((namespace, name))
 
-    def facts(self) -> SpeakerFacts | None:
+    def config(self) -> CiliumBGPNodeConfig | None:
+        """The resource of the node."""
+        found: CiliumBGPNodeConfig | None = self._tables["CiliumBGPNodeConfig"].get(("", NODE))
+        return found
+
+    def facts(self) -> BGPFacts | None:
         """What the controller is given; None before the node is known."""
         tables = {kind: table.all() for kind, table in self._tables.items()}
         found: CiliumNode | None = self._tables["CiliumNode"].get(("", NODE))
@@ -93,7 +100,7 @@ class Played:
             for pool in found.spec.ipam.pools.allocated or ()
             for text in pool.cidrs or ()
         ]
-        return SpeakerFacts(
+        return BGPFacts(
             ClusterNode(
                 cluster="default",
                 name=NODE,
@@ -102,7 +109,7 @@ class Played:
                 labels=found.labels,
                 annotations=annotations_of(found),
             ),
-            next((one for one in tables["CiliumBGPNodeConfig"] if one.name == NODE), None),
+            self.config(),
             tables["CiliumBGPPeerConfig"],
             tables["CiliumBGPAdvertisement"],
             cidrs if self._ipam in WITH_RANGES else (),
@@ -119,14 +126,20 @@ class Played:
         return plans(facts) if facts is not None else {}
 
 
-def played(scenario: Json) -> Iterator[tuple[Json, dict[str, InstancePlan]]]:
-    """Each step, and what our speakers are to do after it."""
+def stepped(scenario: Json) -> Iterator[tuple[Json, Played]]:
+    """Each step, and the node after it."""
     node = Played(scenario["options"])
     for step in scenario["steps"]:
         for body in step["in"].get("apply") or ():
             node.apply(body)
         for one in step["in"].get("delete") or ():
             node.delete(one["kind"], one["name"], one.get("namespace") or "")
+        yield step, node
+
+
+def played(scenario: Json) -> Iterator[tuple[Json, dict[str, InstancePlan]]]:
+    """Each step, and what our speakers are to do after it."""
+    for step, node in stepped(scenario):
         yield step, node.plans()
 
 

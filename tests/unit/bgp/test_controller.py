@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cells.bgp.control import node_status
 from cells.bgp.controller import InstancePlan
-from cells.bgp.speaker_state import BGPPeer, PolicyStatement, RoutePolicy
+from cells.bgp.speaker_state import (
+    AfiSafi,
+    BGPPeer,
+    FamilyCounts,
+    ObservedPeer,
+    PeerState,
+    PolicyStatement,
+    RoutePolicy,
+)
 from tests.support.examples import scaled
-from tests.unit.bgp.replay import Json, Played, community, played, received, scenarios
+from tests.unit.bgp.replay import Json, Played, community, played, received, scenarios, stepped
 
 NO_DOWNGRADE: Final = "a session that is to have a password is not opened without; Cilium's is"
 ALONE: Final = "a peer without a session has no policies; Cilium has none, or those it had before it failed"
@@ -188,6 +200,69 @@ def test_every_recorded_agent_has_the_same_sessions_policies_and_routes() -> Non
     assert DIFFERENT.keys() <= found.keys(), "these are as Cilium's now"
 
 
+def observed_in(out: Json, plans: Mapping[str, InstancePlan]) -> list[ObservedPeer]:
+    """The recorded sessions as a speaker would report them."""
+    listed = {one["peer-address"]: one for one in out["api"]["peers"] or ()}
+    return [
+        ObservedPeer(
+            peer.instance,
+            peer.address,
+            peer.asn,
+            peer.local_asn,
+            peer.remote_port,
+            PeerState(one["session-state"]),
+            datetime(2026, 11, 1, tzinfo=UTC) if one["session-state"] == "established" else None,
+            one.get("applied-hold-time-seconds", 0),
+            one.get("applied-keep-alive-time-seconds", 0),
+            tuple(
+                FamilyCounts(
+                    AfiSafi(each["afi"], each["safi"]), each.get("received", 0), 0, each.get("advertised", 0)
+                )
+                for each in one["families"]
+            ),
+        )
+        for plan in plans.values()
+        for peer in plan.peers
+        if (one := listed.get(str(peer.address))) is not None
+    ]
+
+
+STATUS_DIFFERENT: Final = {
+    ("peer-added-removed", 2): "recorded before the status was written: it is that of the step before",
+    ("podcidr-invalid-standard-community", 0): "the instance runs, and so it is reported",
+}
+
+
+def status_of(recorded: Json | None) -> Json:
+    """Without conditions of later versions, families in an order of ours: Cilium's is the speaker's."""
+    found: Json = {key: value for key, value in (recorded or {}).items() if key != "conditions"}
+    for instance in found.get("bgpInstances") or ():
+        for peer in instance.get("peers") or ():
+            peer.get("routeCount", []).sort(key=lambda one: str(one["afi"]))
+    return found
+
+
+def test_the_status_of_the_node_is_as_recorded() -> None:
+    found: dict[tuple[str, int], Any] = {}
+    for name, scenario in scenarios("s17").items():
+        short = name.removeprefix("agent/")
+        if short.startswith("v1-"):
+            continue
+        for number, (step, node) in enumerate(stepped(scenario)):
+            plans, config = node.plans(), node.config()
+            if (short, number) in DIFFERENT or config is None:
+                continue
+            status = node_status(config, plans.values(), observed_in(step["out"], plans))
+            text = msgspec.json.encode(status).replace(b"2026-11-01T00:00:00Z", b"TIME")
+            ours = status_of(json.loads(text))
+            outcomes = step["out"], scenarios("s19")[name]["steps"][number]["out"]
+            recorded = [status_of(each["nodeConfigStatus"]) for each in outcomes]
+            if ours not in recorded:
+                found[short, number] = (ours, recorded[0])
+    assert {key: found[key] for key in found.keys() - STATUS_DIFFERENT.keys()} == {}
+    assert STATUS_DIFFERENT.keys() <= found.keys(), "these are as Cilium's now"
+
+
 def last_of(name: str) -> dict[str, InstancePlan]:
     """What is to be done after the last step of a scenario."""
     *_, (_, plans) = played(scenarios("s17")[f"agent/{name}"])
@@ -205,7 +280,10 @@ def faults_of(name: str) -> list[str]:
             "auth-secret-deleted",
             "peer peer-1: no session: authSecretRef=bgp-pw: Secret kube-system/bgp-pw is missing",
         ),
-        ("auth-secret-without-password-key", "Secret kube-system/bgp-pw has no key password, or an empty one"),
+        (
+            "auth-secret-without-password-key",
+            "Secret kube-system/bgp-pw has no key password, or an empty one",
+        ),
         ("auth-secrets-namespace-not-set", "expected bgp-secrets-namespace to be set"),
         ("peer-one-missing-config-other-works", "no session: CiliumBGPPeerConfig nope is missing"),
         ("svc-no-service-options", "Service is not announced: service.addresses is missing"),

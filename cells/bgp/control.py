@@ -1,0 +1,428 @@
+"""The cell of BGP's controller: follows resources, works out what speakers are to do, reports how they are.
+
+Source:     the kinds of BGP, Secrets of one namespace, services, pools, this node.
+Controller: the table ``bgp-plans``, a row for each instance, and from it ``bgp-instances``, ``bgp-peers``,
+            ``bgp-policies`` and ``bgp-paths``, which speakers are made equal to, and ``bgp-faults``.
+Reconciler: ``bgp-node-status``, from plans and observed sessions, in; the status of this node's
+            CiliumBGPNodeConfig out.
+Why:        without enable-bgp-control-plane nothing of this is followed, and hardly anything of it loaded.
+Source:     Cilium 1.17, BGP control plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from cells.bgp.speaker_state import (
+    BGPFault,
+    ObservedPeer,
+    WantedSpeakers,
+    bgp_faults,
+    instance_table,
+    observed_peers,
+    path_table,
+    peer_table,
+    policy_table,
+)
+from cells.cluster.nodes.node import ClusterNode
+from cells.config import AgentConfig
+from cells.config.shared import ServiceProxyName
+from cells.kubernetes.api_server import KubernetesAPI
+from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS, CiliumPodIPPool
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES, Service, served_by
+from cells.kubernetes.objects.kind import Kind
+from cells.kubernetes.resources import Resources
+from cells.kubernetes.settings import ObjectSource
+from cells.kubernetes.sink import SourceStatus
+from cells.node.ipam import Ipam
+from cells.node.ipam.ranges import PodRange
+from cells.services.model.reserved import RefusedAddress
+from lifecycle import (
+    BatchFailures,
+    Change,
+    Derived,
+    Health,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    RateLimit,
+    ReadTable,
+    Reconciler,
+    Settings,
+    Table,
+    Tables,
+    Target,
+    UsageError,
+    config,
+    invoke,
+    module,
+    provide,
+    provide_private,
+    seconds,
+)
+
+if TYPE_CHECKING:
+    from cells.bgp.controller import InstancePlan
+    from cells.bgp.facts import AnnouncedService, BGPPassword
+    from cells.kubernetes.objects.cilium_bgp import (
+        BGPInstanceStatus,
+        BGPNodeConfigStatus,
+        BGPPeerStatus,
+        CiliumBGPAdvertisement,
+        CiliumBGPNodeConfig,
+        CiliumBGPPeerConfig,
+        CiliumBGPPeeringPolicy,
+    )
+
+__all__ = ["BGPControl", "cell"]
+
+WITH_RANGES: Final = frozenset({"kubernetes", "cluster-pool"})
+"""IPAM modes in which a node has ranges of its own, which advertisements of type PodCIDR announce."""
+WITH_POOLS: Final = "multi-pool"
+STATUS_RATE: Final = RateLimit(1, per=2.0, burst=2)
+"""How often the status is written: numbers of routes change one by one."""
+STATUS_SWEEP: Final = seconds(60)
+
+
+class BGPSettings(Settings, frozen=True):
+    """Routes announced by BGP."""
+
+    enable_bgp_control_plane: bool = False
+    """Announce pod ranges, pools and addresses of services by BGP, as CiliumBGPClusterConfigs have it."""
+
+    bgp_secrets_namespace: str = ""
+    """Namespace of the Secrets that hold passwords of sessions; unset: no session has one."""
+
+    enable_bgp_control_plane_status_report: bool = True
+    """Write the state of sessions to the status of this node's CiliumBGPNodeConfig."""
+
+
+class BGPResources:
+    """The objects that decide what is announced, followed where BGP is on."""
+
+    def __init__(
+        self,
+        settings: BGPSettings,
+        agent: AgentConfig,
+        source: ObjectSource,
+        resources: Resources,
+        proxy: ServiceProxyName,
+        refused: Table[RefusedAddress],
+        *,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self.enabled = settings.enable_bgp_control_plane
+        """Whether BGP is on; without it there is nothing else here."""
+        if not self.enabled:
+            return
+        from cells.bgp.facts import SECRETS, announced_services
+        from cells.kubernetes.objects import cilium_bgp as kinds
+
+        self.node_name = agent.node_name
+        self.secrets_namespace = settings.bgp_secrets_namespace
+        self.reports = settings.enable_bgp_control_plane_status_report and source is ObjectSource.API_SERVER
+        """Whether the status of the node is written."""
+        self.clears = source is ObjectSource.API_SERVER and not self.reports
+        """Whether what an earlier agent wrote is removed."""
+        self.required: tuple[Kind[Any], ...] = (
+            kinds.CILIUM_BGP_NODE_CONFIGS,
+            kinds.CILIUM_BGP_PEER_CONFIGS,
+            kinds.CILIUM_BGP_ADVERTISEMENTS,
+        )
+        """Kinds without whose definitions nothing is known."""
+        self.configs: Table[CiliumBGPNodeConfig] = resources.follow(kinds.CILIUM_BGP_NODE_CONFIGS)
+        self.peer_configs: Table[CiliumBGPPeerConfig] = resources.follow(kinds.CILIUM_BGP_PEER_CONFIGS)
+        self.advertisements: Table[CiliumBGPAdvertisement] = resources.follow(kinds.CILIUM_BGP_ADVERTISEMENTS)
+        self.legacy: Table[CiliumBGPPeeringPolicy] = resources.follow(kinds.CILIUM_BGP_PEERING_POLICIES)
+        self.passwords: Table[BGPPassword] = (
+            resources.follow(SECRETS, namespace=self.secrets_namespace)
+            if self.secrets_namespace
+            else Table("bgp-no-passwords", key=lambda row: row.key)
+        )
+        self.pools: Table[CiliumPodIPPool] = resources.table(CILIUM_POD_IP_POOLS)
+
+        def ours(service: Service) -> bool:
+            return served_by(service.labels, proxy.name)
+
+        self.services: ReadTable[AnnouncedService] = announced_services(
+            resources.table(SERVICES).filter(ours, name="bgp-own-services"),
+            resources.table(ENDPOINT_SLICES),
+            refused,
+            agent.node_name,
+        )
+        """Addresses that may be announced."""
+        if source is ObjectSource.NOWHERE:
+            lifecycle.append(Hook("find the resources of BGP", _no_source))
+
+
+async def _no_source() -> None:
+    raise UsageError(
+        "enable-bgp-control-plane=true: what is announced is decided by CiliumBGPNodeConfigs, and there is no"
+        " source of objects; set k8s-api-server, k8s-kubeconfig-path or manifests-dir, or leave it out"
+    )
+
+
+class BGPControl:
+    """What speakers of this node are to do, as tables. Without BGP they are empty."""
+
+    def __init__(
+        self,
+        resources: BGPResources,
+        nodes: ReadTable[ClusterNode],
+        ranges: Table[PodRange],
+        ipam: Ipam,
+        statuses: Table[SourceStatus],
+        *,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        self.wanted = WantedSpeakers(instance_table(), peer_table(), policy_table(), path_table())
+        """What speakers are made equal to."""
+        self.faults: ReadTable[BGPFault] = bgp_faults()
+        """What cannot be done of what resources ask for."""
+        if not resources.enabled:
+            return
+        self._resources = resources
+        self._mode = ipam.mode
+        self._statuses = statuses
+        self._known: Table[str] = Table("bgp-definitions", key=str)
+        """Never has rows: it is initialized once the kinds of BGP are served and listed."""
+        self._first = self._known.initializer("definitions of BGP")
+        self.plans: ReadTable[InstancePlan] = Derived(
+            "bgp-plans",
+            self._plans,
+            self._known,
+            nodes.filter(lambda node: node.local, name="bgp-node"),
+            resources.configs,
+            resources.peer_configs,
+            resources.advertisements,
+            ranges,
+            resources.pools,
+            resources.services,
+            resources.passwords,
+            resources.legacy,
+        )
+        """What each instance is to do, by name; that of no name has faults of all."""
+        self.wanted = WantedSpeakers(
+            self.plans.filter(lambda plan: plan.instance is not None, name="bgp-started").flat_map(
+                lambda plan: () if plan.instance is None else (plan.instance,),
+                key=lambda row: row.name,
+                name="bgp-instances",
+            ),
+            self.plans.flat_map(lambda plan: plan.peers, key=lambda row: row.key, name="bgp-peers"),
+            self.plans.flat_map(lambda plan: plan.policies, key=lambda row: row.key, name="bgp-policies"),
+            self.plans.flat_map(lambda plan: plan.paths, key=lambda row: row.key, name="bgp-paths"),
+        )
+        self.faults = self.plans.flat_map(
+            lambda plan: plan.faults, key=lambda row: row.key, name="bgp-faults"
+        )
+        tables.add(self.plans, *self.wanted, self.faults, resources.services)
+        jobs.one_shot("wait for the definitions of BGP", self._wait_definitions)
+
+    async def _wait_definitions(self) -> None:
+        """Absence means nothing while a server does not serve the kinds: a speaker loses no route then."""
+        for kind in self._resources.required:
+            await self._statuses.wait_for(kind.qualified, lambda status: status.synced)
+        self._first.done()
+
+    def _plans(
+        self,
+        known: list[str],
+        nodes: list[ClusterNode],
+        configs: list[CiliumBGPNodeConfig],
+        peer_configs: list[CiliumBGPPeerConfig],
+        advertisements: list[CiliumBGPAdvertisement],
+        ranges: list[PodRange],
+        pools: list[CiliumPodIPPool],
+        services: list[AnnouncedService],
+        passwords: list[BGPPassword],
+        legacy: list[CiliumBGPPeeringPolicy],
+    ) -> Mapping[str, InstancePlan]:
+        from cells.bgp.controller import BGPFacts, plans
+        from cells.bgp.facts import announced_pools
+
+        del known
+        if not nodes:
+            return {}
+        own = self._resources.node_name
+        facts = BGPFacts(
+            nodes[0],
+            next((one for one in configs if one.name == own), None),
+            peer_configs,
+            advertisements,
+            [one.network for one in ranges if one.state != "retired"] if self._mode in WITH_RANGES else (),
+            list(announced_pools(pools, ranges)) if self._mode == WITH_POOLS else (),
+            services,
+            passwords,
+            self._resources.secrets_namespace,
+            legacy,
+        )
+        return plans(facts)
+
+
+def wanted_speakers(control: BGPControl) -> WantedSpeakers:
+    """What the controller wants of speakers."""
+    return control.wanted
+
+
+class BGPFaults:
+    """Logs each fault once, and has health show them."""
+
+    def __init__(
+        self, resources: BGPResources, control: BGPControl, *, jobs: Jobs, health: Health, log: Logger
+    ) -> None:
+        if not resources.enabled:
+            return
+        self._faults = control.faults
+        self._health = health.child("resources")
+        self._log = log
+        self._health.ok("all is followed")
+        jobs.observe("faults", control.faults.changes, self._report)
+
+    async def _report(self, changes: Iterable[Change[BGPFault]]) -> None:
+        for change in changes:
+            if change.row is not None:
+                row = change.row
+                self._log.warning("BGP: cannot be followed", subject=row.subject, error=row.error)
+        found = sorted(self._faults.all(), key=lambda row: row.key)
+        if not found:
+            self._health.ok("all is followed")
+            return
+        more = f", and {len(found) - 1} more: hive db bgp-faults" if len(found) > 1 else ""
+        self._health.degraded(f"{found[0].subject}: {found[0].error}{more}")
+
+
+# The status of this node's CiliumBGPNodeConfig.
+
+
+def node_status(
+    config: CiliumBGPNodeConfig, plans: Iterable[InstancePlan], observed: Iterable[ObservedPeer]
+) -> BGPNodeConfigStatus:
+    """How the instances of a node are, in the order of its resource; those that do not run are left out."""
+    from cells.kubernetes.objects.cilium_bgp import BGPInstanceStatus, BGPNodeConfigStatus
+
+    running = {plan.name: {peer.name: peer.key for peer in plan.peers} for plan in plans if plan.instance}
+    sessions = {row.key: row for row in observed}
+    found: list[BGPInstanceStatus] = []
+    for instance in config.spec.bgp_instances:
+        if instance.name in running:
+            keys = running[instance.name]
+            peers = tuple(
+                _peer_status(
+                    peer.name,
+                    peer.peer_address,
+                    peer.peer_asn,
+                    sessions.get(keys[peer.name]) if peer.name in keys else None,
+                )
+                for peer in instance.peers or ()
+                if peer.peer_address and peer.peer_asn
+            )
+            found.append(BGPInstanceStatus(instance.name, instance.local_asn, peers or None))
+    return BGPNodeConfigStatus(tuple(found) or None)
+
+
+def _peer_status(name: str, address: str, asn: int, session: ObservedPeer | None) -> BGPPeerStatus:
+    from cells.kubernetes.objects.cilium_bgp import BGPNegotiatedTimers, BGPPeerStatus, BGPRouteCount
+
+    if session is None:
+        return BGPPeerStatus(name, address, asn)
+    since = session.established_at
+    return BGPPeerStatus(
+        name,
+        address,
+        asn,
+        session.state.value,
+        BGPNegotiatedTimers(session.hold_time, session.keepalive),
+        since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since is not None else None,
+        tuple(
+            BGPRouteCount(one.family.afi, one.family.safi, one.received, one.advertised)
+            for one in session.families
+        )
+        or None,
+    )
+
+
+class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):
+    """The status as the API server has it."""
+
+    def __init__(self, resources: BGPResources, api: KubernetesAPI) -> None:
+        self._resources = resources
+        self._api = api
+
+    async def observe(self) -> Mapping[str, BGPNodeConfigStatus]:
+        """As it was seen last."""
+        own = self._resources.node_name
+        return {row.name: row.status for row in self._resources.configs.all() if row.name == own}
+
+    async def put(self, batch: Mapping[str, BGPNodeConfigStatus]) -> None:
+        """Write it. Raises BatchError."""
+        from cells.kubernetes.client.errors import KubernetesError, NotFoundError
+
+        with BatchFailures(KubernetesError) as failures:
+            for name, status in batch.items():
+                with failures.of(name):
+                    await self._api.reachable()
+                    body = {"status": {"bgpInstances": msgspec.to_builtins(status).get("bgpInstances")}}
+                    try:
+                        await self._api.client.patch(
+                            self._resources.required[0], name, body, subresource="status"
+                        )
+                    except NotFoundError:  # deleted meanwhile: its row goes, too
+                        continue
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """Nothing: the object is gone."""
+
+
+class BGPNodeStatus:
+    """Keeps the status of this node's CiliumBGPNodeConfig; it is removed where none is to be written."""
+
+    def __init__(
+        self,
+        resources: BGPResources,
+        control: BGPControl,
+        observed: Table[ObservedPeer],
+        api: KubernetesAPI,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        if not (resources.enabled and (resources.reports or resources.clears)):
+            return
+        own, reports = resources.node_name, resources.reports
+
+        def statuses(
+            configs: list[CiliumBGPNodeConfig], plans: list[InstancePlan], sessions: list[ObservedPeer]
+        ) -> Mapping[str, BGPNodeConfigStatus]:
+            from cells.kubernetes.objects.cilium_bgp import BGPNodeConfigStatus
+
+            return {
+                row.name: node_status(row, plans, sessions) if reports else BGPNodeConfigStatus()
+                for row in configs
+                if row.name == own
+            }
+
+        self.wanted: ReadTable[BGPNodeConfigStatus] = Derived(
+            "bgp-node-status", statuses, resources.configs, control.plans, observed
+        )
+        """What it should be, by the node's name."""
+        self._reconciler: Reconciler[str, BGPNodeConfigStatus] = Reconciler(
+            self.wanted, _StatusTarget(resources, api), full_every=STATUS_SWEEP, rate_limit=STATUS_RATE
+        )
+        tables.add(self.wanted, self._reconciler.statuses)
+        jobs.observe("report", self._reconciler)
+
+
+cell = module(
+    "bgp",
+    "What is announced by BGP",
+    config(BGPSettings),
+    provide(BGPControl, wanted_speakers, observed_peers),
+    provide_private(BGPResources, BGPFaults, BGPNodeStatus),
+    invoke(BGPFaults, BGPNodeStatus),
+)
