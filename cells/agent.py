@@ -51,6 +51,7 @@ from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
 from cells.endpoint.host import policy as policy_host
 from cells.hubble import node as hubble
+from cells.masquerade import egress_gateway
 from cells.node import addresses, devices, ipam, local_addresses, router, sysctl
 from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
 from cells.observe.health import AgentReady
@@ -103,6 +104,7 @@ agent = module(
     routes.cell,
     tunnel.cell,
     masquerade.cell,
+    egress_gateway.cell,
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,

@@ -24,6 +24,7 @@ __all__ = ["Maps"]
 
 
 _SIZE_OPTIONS = {
+    "cilium_egress_gw_policy_v4": "egress-gateway-policy-map-max",
     "cilium_ct4_global": "bpf-ct-global-tcp-max",
     "cilium_ct_any4_global": "bpf-ct-global-any-max",
     "cilium_ct6_global": "bpf-ct-global-tcp-max",
@@ -133,6 +134,8 @@ class Maps:
     """hive_devices: ifindex to DeviceConfig."""
     l2_responder4: Map
     """cilium_l2_responder_v4: L2ResponderKey to how many were answered, addresses of services."""
+    egress_gateway4: Map
+    """cilium_egress_gw_policy_v4: EgressKey to EgressValue, which node pods leave the cluster by."""
     runtime_config: Map
     """cilium_runtime_config: what changes while programs run; index AGENT_LIVENESS."""
     entry: Map

@@ -10,6 +10,8 @@ import msgspec
 from cells.maps.map import EVERY_FLOW, NO_PREALLOC, MapSpec, MapType
 from cells.maps.records.cluster import (
     L2_RESPONDER_VALUE,
+    EgressKey,
+    EgressValue,
     IpcacheKey,
     IpcacheValue,
     L2ResponderKey,
@@ -127,6 +129,10 @@ class MapSettings(Settings, frozen=True):
     bpf_fragments_map_max: int = 8192
     """Entries of each family's map of fragmented datagrams (256 to 65536)."""
 
+    egress_gateway_policy_map_max: int = 16384
+    """Entries of the map of egress gateways: pods that policies select, times the networks they name (1024 to
+    16777216)."""
+
     preallocate_bpf_maps: bool = False
     """Preallocate the memory of hash maps."""
 
@@ -146,6 +152,7 @@ class MapSettings(Settings, frozen=True):
             "bpf-ct-global-any-max": self.bpf_ct_global_any_max,
             "bpf-sock-rev-map-max": self.bpf_sock_rev_map_max,
             "bpf-neigh-global-max": self.bpf_neigh_global_max,
+            "egress-gateway-policy-map-max": self.egress_gateway_policy_map_max,
         }
         for name, value in flows.items():
             if value is not None and not LOWEST <= value <= HIGHEST:
@@ -203,6 +210,7 @@ class MapSizes(msgspec.Struct, frozen=True):
     neighbours: int = 4096
     maglev: int = 16381
     sock_rev: int = 65536
+    egress_gateway: int = 16384
 
 
 def sizes(settings: MapSettings, memory: int) -> MapSizes:
@@ -236,6 +244,7 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
         lb_maglev=settings.bpf_lb_maglev_map_max or settings.bpf_lb_map_max,
         maglev=settings.bpf_lb_maglev_table_size,
         sock_rev=size(settings.bpf_sock_rev_map_max, SOCK_REV, 65536),
+        egress_gateway=settings.egress_gateway_policy_map_max,
     )
 
 
@@ -371,6 +380,11 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "l2_responder4": MapSpec(
             *("cilium_l2_responder_v4", MapType.HASH, L2ResponderKey.SIZE, L2_RESPONDER_VALUE.size),
             *(4096, NO_PREALLOC),
+        ),
+        "egress_gateway4": MapSpec(
+            *("cilium_egress_gw_policy_v4", MapType.LPM_TRIE, EgressKey.SIZE, EgressValue.SIZE),
+            *(sizes.egress_gateway, NO_PREALLOC),
+            voids=EVERY_FLOW,
         ),
         "runtime_config": MapSpec("cilium_runtime_config", MapType.ARRAY, 4, 8, 256),
         "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),

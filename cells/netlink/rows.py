@@ -317,6 +317,8 @@ class RouteRow(NamedTuple):
     destination: m.IPNetwork
     source: m.IPAddress | None
     gateway: m.IPAddress | None
+    metric: int = 0
+    """Of several routes to a destination the one with the least counts."""
 
 
 def list_links() -> list[LinkRow]:
@@ -389,4 +391,5 @@ def _route(message: Message) -> RouteRow | None:
         network,
         address_at(found.get(m.RTA_PREFSRC)),
         address_at(found.get(m.RTA_GATEWAY)),
+        number_at(found.get(m.RTA_PRIORITY, b"")),
     )

@@ -6,7 +6,7 @@ Why:        a configuration tool that resets rp_filter or forwarding would silen
 """
 
 import socket
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -123,6 +123,12 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
                 rows.put(Sysctl(name, value))
         self.write(settings)
 
+    def release(self, names: Iterable[str]) -> None:
+        """Leave these settings to others from now on: they stay as they are."""
+        with self._table.txn() as rows:
+            for name in names:
+                rows.delete(name)
+
     def write(self, settings: Mapping[str, str]) -> None:
         """Write those settings that differ, in this order, once. Raises HiveError for the first refused."""
         for name, value in settings.items():
@@ -160,7 +166,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
             raise BatchError(failures)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Nothing: what is not kept any more stays as it is. No setting leaves the table."""
+        """Nothing: what is not kept any more stays as it is."""
         del batch
 
     async def _hints(self) -> AsyncIterator[None]:

@@ -14,7 +14,7 @@ from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget, record
 from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
 from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks, TunnelEndpoints
-from cells.tunnel.settings import RouteMtu, TunnelSettings
+from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import after, config, invoke, module, provide
 
@@ -52,6 +52,15 @@ cell = module(
     "tunnel",
     "VXLAN to other nodes",
     config(TunnelSettings),
-    provide(Tunnel, RouteMtu, RemoteNetworks, tunnel_links, tunnel_routes, tunnel_maps, tunnel_endpoints),
+    provide(
+        egress_gateway_use,
+        Tunnel,
+        RouteMtu,
+        RemoteNetworks,
+        tunnel_links,
+        tunnel_routes,
+        tunnel_maps,
+        tunnel_endpoints,
+    ),
     invoke(keep),
 )

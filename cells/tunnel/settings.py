@@ -9,10 +9,19 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from cells.node.devices import PodMtu
-from lifecycle import Settings, refuse
+import msgspec
 
-__all__ = ["OVERHEAD", "VXLAN_PORT", "RouteMtu", "TunnelSettings"]
+from cells.node.devices import PodMtu
+from lifecycle import Duration, Settings, refuse, seconds
+
+__all__ = [
+    "OVERHEAD",
+    "VXLAN_PORT",
+    "EgressGatewayUse",
+    "RouteMtu",
+    "TunnelSettings",
+    "egress_gateway_use",
+]
 
 
 VXLAN_PORT: Final = 8472
@@ -35,6 +44,13 @@ class TunnelSettings(Settings, frozen=True):
     tunnel_source_port_range: str = "0-0"
     """Source UDP ports of encapsulated packets, LOW-HIGH; 0-0: the kernel chooses."""
 
+    enable_ipv4_egress_gateway: bool = False
+    """Have pods that CiliumEgressGatewayPolicies select leave the cluster by their gateway, from its address.
+    They get to it in the tunnel, also with routing-mode=native."""
+
+    egress_gateway_reconciliation_trigger_interval: Duration = seconds(1)
+    """How long changes of policies, pods and nodes may wait for those before, which are followed together."""
+
     @property
     def tunnelled(self) -> bool:
         """Whether pods' packets go through the tunnel."""
@@ -56,10 +72,15 @@ class TunnelSettings(Settings, frozen=True):
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:
+        if self.enable_ipv4_egress_gateway:
+            yield "enable-ipv4-egress-gateway=true: not supported yet, expected false, or leave it unset"
         if self.tunnel_protocol == "geneve":
             yield "tunnel-protocol=geneve: not supported, the tunnel is VXLAN: expected vxlan"
         elif self.tunnel_protocol != "vxlan":
             yield f"tunnel-protocol={self.tunnel_protocol}: expected vxlan"
+        if self.egress_gateway_reconciliation_trigger_interval < 0:
+            every = self.egress_gateway_reconciliation_trigger_interval
+            yield f"egress-gateway-reconciliation-trigger-interval={every}: expected a duration, such as 1s"
         if not 0 <= self.tunnel_port <= 0xFFFF:
             yield f"tunnel-port={self.tunnel_port}: expected a UDP port, 1 to 65535, or 0 for {VXLAN_PORT}"
         if not re.fullmatch(r"\d{1,5}-\d{1,5}", self.tunnel_source_port_range):
@@ -71,6 +92,24 @@ class TunnelSettings(Settings, frozen=True):
                 f"tunnel-source-port-range={self.tunnel_source_port_range}: expected ports from 1 to 65535,"
                 " the lower first, or 0-0 for the kernel's choice"
             )
+
+
+# What others follow of them.
+
+
+class EgressGatewayUse(msgspec.Struct, frozen=True):
+    """Whether egress gateways are served, and how often what they follow from is looked at."""
+
+    served: bool
+    every: float
+    """Seconds, at least, between two looks."""
+
+
+def egress_gateway_use(settings: TunnelSettings) -> EgressGatewayUse:
+    """What the settings say."""
+    return EgressGatewayUse(
+        settings.enable_ipv4_egress_gateway, settings.egress_gateway_reconciliation_trigger_interval
+    )
 
 
 # How large packets may be that pods send to other nodes.

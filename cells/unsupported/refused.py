@@ -235,9 +235,6 @@ class UnservedGateways(UnservedSettings, frozen=True):
     multicast_enabled: bool = False
     """Groups of pods are not built yet."""
 
-    enable_ipv4_egress_gateway: bool = False
-    """There are no gateways for traffic to the outside yet."""
-
     enable_srv6: bool = False
     """Segment routing is not built yet."""
 

@@ -25,6 +25,7 @@ __all__ = [
     "CiliumEgressGatewayPolicy",
     "CiliumLocalRedirectPolicy",
     "CiliumNetworkPolicy",
+    "EgressSelector",
     "RedirectPort",
 ]
 

@@ -18,6 +18,8 @@ __all__ = [
     "AGENT_LIVENESS",
     "L2_RESPONDER_VALUE",
     "TUNNEL_OWN_IDENTITIES",
+    "EgressKey",
+    "EgressValue",
     "IpcacheKey",
     "IpcacheValue",
     "L2ResponderKey",
@@ -242,6 +244,55 @@ class L2ResponderKey(msgspec.Struct, frozen=True):
     def unpack(cls, data: bytes) -> Self:
         ip, ifindex = _key.unpack(data)
         return cls(IPv4Address(ip), ifindex)
+
+
+# Egress gateways.
+#
+# Source: Cilium 1.17, cilium_egress_gw_policy_v4.
+
+_egress_key = Layout("egress_key", prefixlen="I", saddr="4s", daddr="4s")
+_egress_value = Layout("egress_value", egress_ip="4s", gateway_ip="4s")
+_SOURCE_BITS: Final = 32
+
+
+class EgressKey(msgspec.Struct, frozen=True):
+    """Key of cilium_egress_gw_policy_v4, 12 bytes: a pod's address, and a network outside the cluster."""
+
+    SIZE: ClassVar = _egress_key.size
+
+    source: IPv4Address
+    destination: IPv4Network
+
+    def pack(self) -> bytes:
+        network = self.destination
+        return _egress_key.pack(
+            _SOURCE_BITS + network.prefixlen, self.source.packed, network.network_address.packed
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        bits, source, destination = _egress_key.unpack(data)
+        network = IPv4Network((destination, bits - _SOURCE_BITS), strict=False)
+        return cls(IPv4Address(source), network)
+
+
+class EgressValue(msgspec.Struct, frozen=True):
+    """Value of cilium_egress_gw_policy_v4, 8 bytes."""
+
+    SIZE: ClassVar = _egress_value.size
+
+    egress_ip: IPv4Address
+    """What packets leave from; 0.0.0.0 where this node is not the gateway, or it has no such address."""
+    gateway_ip: IPv4Address
+    """The node that they leave by; 0.0.0.0: none, they are dropped; 0.0.0.1: they leave as without."""
+
+    def pack(self) -> bytes:
+        return _egress_value.pack(self.egress_ip.packed, self.gateway_ip.packed)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        egress_ip, gateway_ip = _egress_value.unpack(data)
+        return cls(IPv4Address(egress_ip), IPv4Address(gateway_ip))
 
 
 # Rows of the maps that the agent writes, in the words of Cilium's tools.

@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 
 from cells.maps.records import cluster, endpoints, flows
 from cells.maps.records.cluster import (
+    EgressKey,
+    EgressValue,
     IpcacheKey,
     IpcacheValue,
     L2ResponderKey,
@@ -115,6 +117,8 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
     FragmentPorts: st.builds(FragmentPorts, u16, u16),
     IpcacheKey: st.builds(IpcacheKey.of, networks4 | networks6),
     IpcacheValue: st.builds(IpcacheValue, identities, ipv4, u8, u8),
+    EgressKey: st.builds(EgressKey, ipv4, networks4),
+    EgressValue: st.builds(EgressValue, ipv4, ipv4),
     L2ResponderKey: st.builds(L2ResponderKey, ipv4, ifindexes),
     LxcKey: st.builds(LxcKey, addresses, u16),
     LxcValue: st.builds(LxcValue, ifindexes, u16, macs, macs, identities, u32),

@@ -54,6 +54,32 @@ struct ipmasq6_key {
 IPMASQ_MAP(cilium_ipmasq_v4, ipmasq4_key);
 IPMASQ_MAP(cilium_ipmasq_v6, ipmasq6_key);
 
+/* cilium_egress_gw_policy_v4: which node packets of a pod to a network outside leave the cluster by. */
+struct egress_key {
+	__u32 prefixlen;
+	__be32 saddr;
+	__be32 daddr;
+};
+
+struct egress_value {
+	__be32 egress_ip; /* what they come from there; 0 where this node is not the gateway, or it has none */
+	__be32 gateway_ip; /* or one of these */
+};
+
+#define EGRESS_NO_GATEWAY 0 /* they are dropped */
+#define EGRESS_EXCLUDED bpf_htonl(1) /* they leave as without a policy */
+#define EGRESS_PREFIX_FULL 64
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct egress_key);
+	__type(value, struct egress_value);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} cilium_egress_gw_policy_v4 SEC(".maps");
+
 _Static_assert(sizeof(struct device_config) == 64, "hive_devices");
+_Static_assert(sizeof(struct egress_key) == 12, "cilium_egress_gw_policy_v4");
+_Static_assert(sizeof(struct egress_value) == 8, "cilium_egress_gw_policy_v4");
 _Static_assert(sizeof(struct ipmasq4_key) == 8, "cilium_ipmasq_v4");
 _Static_assert(sizeof(struct ipmasq6_key) == 20, "cilium_ipmasq_v6");

@@ -1,0 +1,283 @@
+"""Egress gateways: chosen pods leave the cluster by a chosen node, and from an address that stays the same.
+
+Source:     CiliumEgressGatewayPolicies, the cluster's pods with their identities, its nodes, this node's
+            devices.
+Controller: the tables ``egress-gateways``, who is each policy's gateway, and ``egress-entries`` follow from
+            them, at most once in egress-gateway-reconciliation-trigger-interval.
+Reconciler: ``egress-entries`` in, the map ``cilium_egress_gw_policy_v4`` out; and rp_filter of the devices by
+            which this node is a gateway: answers come in where routes to pods do not lead.
+Why:        a firewall outside knows addresses, not pods. Nothing is written, and nothing that an earlier
+            agent wrote is removed, before all of those are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final
+
+from cells.cluster.identity.identities import Identity
+from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.remote_endpoints import EndpointObjects, RemoteEndpoint
+from cells.endpoint import Endpoint
+from cells.kubernetes.objects.cilium_policy import CILIUM_EGRESS_GATEWAYS, CiliumEgressGatewayPolicy
+from cells.kubernetes.resources import Resources
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import EgressKey, EgressValue
+from cells.maps.target import MapTarget, record
+from cells.masquerade import Masquerade
+from cells.masquerade.egress_policies import (
+    EgressEntry,
+    EgressPolicy,
+    Gateway,
+    GatewayLinks,
+    GatewayPod,
+    entries,
+    gateways,
+    read_policy,
+)
+from cells.netlink import news
+from cells.netlink.rows import list_routes
+from cells.node.devices import Device
+from cells.node.sysctl import Sysctls
+from cells.tunnel.settings import EgressGatewayUse
+from lifecycle import (
+    Health,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+    UsageError,
+    invoke,
+    module,
+    provide,
+    provide_private,
+    seconds,
+)
+
+__all__ = ["EgressEntry", "EgressGateways", "Gateway", "cell"]
+
+
+INTERVAL: Final = seconds(30)
+_MAIN_TABLE: Final = 254
+_RTMGRP_IPV4_ROUTE: Final = 0x40
+_RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
+_PREFIX_LENGTH: Final = 17  # in the message: behind the header of 16 bytes, and the family
+_DEFAULT_ROUTES: Final = news.passing(
+    (news.kinds(_RTM_NEWROUTE, _RTM_DELROUTE), news.Field(news.LOAD_BYTE, _PREFIX_LENGTH, (0,)))
+)
+_HERE: Final = ""
+"""In place of an address: this node."""
+
+
+class GatewayPods:
+    """The pods that policies may select: this node's, and those that other nodes are believed to have."""
+
+    def __init__(
+        self,
+        objects: EndpointObjects,
+        endpoints: Table[Endpoint],
+        remote: Table[RemoteEndpoint],
+        identities: Table[Identity],
+        nodes: ReadTable[ClusterNode],
+    ) -> None:
+        self.complete = objects.served
+        """Whether other nodes' pods are known by their CiliumEndpoints."""
+        self.tables: tuple[ReadTable[Any], ...] = (endpoints, remote, identities, nodes)
+        """What they follow from."""
+        self._endpoints, self._remote, self._identities, self._nodes = endpoints, remote, identities, nodes
+
+    def nodes(self) -> list[ClusterNode]:
+        """Those of this cluster."""
+        found = self._nodes.all()
+        own = {node.cluster for node in found if node.local}
+        return [node for node in found if node.cluster in own]
+
+    def node_labels(self) -> dict[str, Mapping[str, str]]:
+        """By each address of a node."""
+        found: dict[str, Mapping[str, str]] = {}
+        for node in self.nodes():
+            found |= dict.fromkeys((str(each.ip) for each in node.addresses), node.labels)
+            if node.local:
+                found[_HERE] = node.labels
+        return found
+
+    def all(self) -> Iterator[GatewayPod]:
+        """Those with an address of IPv4 whose identity's labels are known."""
+        for endpoint in self._endpoints.all():
+            identity = self._identities.get(endpoint.identity)
+            if identity is not None and endpoint.ipv4 is not None and endpoint.pod_name:
+                yield GatewayPod((endpoint.ipv4,), identity.labels, _HERE)
+        for one in self._remote.all():
+            identity = self._identities.get(one.identity)
+            if identity is not None and (ips := one.ipv4):
+                yield GatewayPod(ips, identity.labels, one.node)
+
+
+class GatewayDevices:
+    """This node's devices, and the one of its IPv4 default route."""
+
+    def __init__(self, devices: Table[Device]) -> None:
+        self.table = devices
+
+    def now(self) -> GatewayLinks:
+        """As they are now. Raises NetlinkError."""
+        routes = [
+            route
+            for route in list_routes()
+            if route.table == _MAIN_TABLE
+            and route.destination.version == 4
+            and not route.destination.prefixlen
+        ]
+        least = min((route.metric for route in routes), default=0)
+        best = {route.ifindex for route in routes if route.metric == least}
+        return GatewayLinks(self.table.all(), best.pop() if len(best) == 1 else 0)
+
+    async def changes(self) -> AsyncIterator[None]:
+        """One item at once, then whenever a default route came or went."""
+        async for hint in news.hints(_RTMGRP_IPV4_ROUTE, _DEFAULT_ROUTES):
+            yield hint
+
+
+class EgressGateways:
+    """Follows policies. Without ``enable-ipv4-egress-gateway`` there is nothing."""
+
+    def __init__(
+        self,
+        use: EgressGatewayUse,
+        pods: GatewayPods,
+        resources: Resources,
+        devices: GatewayDevices,
+        masquerade: Masquerade,
+        maps: Maps,
+        sysctls: Sysctls,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        if not use.served:
+            return
+        maps.use("egress_gateway4")
+        self._pods = pods
+        self._devices = devices
+        self._masquerades = masquerade.ipv4
+        self._sysctls = sysctls
+        self._log = log
+        self._health = health.child("policies")
+        self._objects = resources.table(CILIUM_EGRESS_GATEWAYS)
+        self._policies: dict[str, EgressPolicy] = {}
+        """By name, as they were last understood: a change that is none leaves a policy as it was."""
+        self._wrong: dict[str, str] = {}
+        self._filters: set[str] = set()
+        self.gateways: Table[Gateway] = Table("egress-gateways", key=lambda row: row.policy)
+        """Who is each policy's gateway."""
+        self.entries: Table[EgressEntry] = Table("egress-entries", key=lambda row: row.key)
+        """What the map is to have."""
+        self._first = self.entries.initializer("egress gateway policies")
+        target = MapTarget(lambda: (maps.egress_gateway4,), record(EgressKey), record(EgressValue), _value_of)
+        reconciler: Reconciler[EgressKey, EgressEntry] = Reconciler(self.entries, target, full_every=INTERVAL)
+        tables.add(self.gateways, self.entries, reconciler.statuses)
+        lifecycle.append(Hook("check what egress gateways need", self._check))
+        jobs.observe("reconcile", reconciler)
+        self._timer = jobs.timer("follow policies", self._follow, math.inf, rest=use.every)
+        self._sources: tuple[ReadTable[Any], ...] = (*pods.tables, self._objects, devices.table)
+        for table in self._sources:
+            jobs.observe(f"watch {table.name}", table.changes, self._look)
+        jobs.observe("watch default routes", devices.changes, self._look)
+
+    async def _check(self) -> None:
+        asked = "enable-ipv4-egress-gateway=true"
+        if not self._masquerades:
+            raise UsageError(
+                f"{asked}: egress gateways translate pods' addresses; set enable-ipv4=true and"
+                " enable-ipv4-masquerade=true, or leave it out"
+            )
+        if not self._pods.complete:
+            raise UsageError(
+                f"{asked}: pods of other nodes are known by CiliumEndpoints; set disable-endpoint-crd=false,"
+                " or leave it out"
+            )
+
+    async def _look(self, _: object) -> None:
+        self._timer.trigger()
+
+    async def _follow(self) -> None:
+        """Work everything out anew, once all sources are known. Raises NetlinkError and HiveError."""
+        for table in self._sources:
+            await table.wait_initialized()
+        policies = self._read(self._objects.all())
+        chosen = gateways(policies, self._pods.nodes(), self._devices.now())
+        found = entries(policies, chosen, self._pods.all(), self._pods.node_labels())
+        self._report(chosen)
+        with self.gateways.txn() as rows:
+            rows.replace_all(chosen.values())
+        with self.entries.txn() as entry_rows:
+            entry_rows.replace_all(found.values())
+        self._first.done()
+        self._loosen({each.interface for each in chosen.values() if each.interface})
+
+    def _read(self, objects: list[CiliumEgressGatewayPolicy]) -> list[EgressPolicy]:
+        """Policies in force: of one that cannot be followed now, what it was."""
+        names = {each.name for each in objects}
+        self._policies = {name: each for name, each in self._policies.items() if name in names}
+        wrong: dict[str, str] = {}
+        for each in objects:
+            try:
+                self._policies[each.name] = read_policy(each)
+            except ValueError as error:
+                wrong[each.name] = str(error)
+        self._wrong, before = wrong, self._wrong
+        for name, text in wrong.items():
+            if before.get(name) != text:
+                left = "; it stays as it was before" if name in self._policies else ""
+                self._log.warning(
+                    f"an egress gateway policy cannot be followed{left}", policy=name, error=text
+                )
+        return list(self._policies.values())
+
+    def _report(self, chosen: Mapping[str, Gateway]) -> None:
+        for name, gateway in chosen.items():
+            before = self.gateways.get(name)
+            if gateway.wrong and (before is None or before.wrong != gateway.wrong):
+                self._log.warning(
+                    "this node is an egress gateway and has no address for it: packets are dropped",
+                    policy=name,
+                    error=gateway.wrong,
+                )
+        faults = self._wrong | {name: each.wrong for name, each in chosen.items() if each.wrong}
+        if not faults:
+            self._health.ok(f"{len(chosen)} policies are followed")
+            return
+        name, text = next(iter(faults.items()))
+        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+        self._health.degraded(f"{name}: {text}{more}")
+
+    def _loosen(self, devices: set[str]) -> None:
+        """Have the kernel take answers by these devices. Raises HiveError."""
+        self._sysctls.release(_filter_of(each) for each in self._filters - devices)
+        self._filters = devices
+        self._sysctls.keep({_filter_of(each): "2" for each in sorted(devices)})
+
+
+def _value_of(entry: EgressEntry) -> EgressValue:
+    return entry.value
+
+
+def _filter_of(device: str) -> str:
+    return f"net/ipv4/conf/{device}/rp_filter"
+
+
+cell = module(
+    "egress-gateway",
+    "Ways out of the cluster for chosen pods",
+    provide(EgressGateways),
+    provide_private(GatewayPods, GatewayDevices),
+    invoke(EgressGateways),
+)

@@ -1,0 +1,167 @@
+"""Egress gateways: what follows from policies, pods and nodes, as Cilium's agents have been recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Address, ip_interface, ip_network
+from typing import Any, Final
+
+import msgspec
+
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import ClusterNode, NodeIP
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.cilium_policy import CILIUM_EGRESS_GATEWAYS, CiliumEgressGatewayPolicy
+from cells.masquerade.egress_policies import (
+    EgressPolicy,
+    GatewayLinks,
+    GatewayPod,
+    entries,
+    gateways,
+    read_policy,
+)
+from cells.node.devices import Device
+from tests.support.recordings import recordings
+
+DEVICES: Final = [
+    Device(number, name, "veth", bytes(6), 1500, up=True, addresses=tuple(map(ip_interface, addresses)))
+    for number, (name, *addresses) in enumerate(
+        (
+            ("egw1", "192.168.101.1/24", "192.168.101.2/24"),
+            ("egw2", "192.168.102.1/24"),
+            ("noip0",),
+            ("uplink0", "172.16.0.5/24"),
+        ),
+        start=2,
+    )
+]
+"""Of the namespace that was recorded in."""
+LINKS: Final = GatewayLinks(DEVICES, default=5)
+
+NOT_AS_RECORDED: Final = {
+    "excluded_same_as_destination": "alternates between two entries at every reconciliation; here what is"
+    " excluded counts",
+    "gateway_egressip_v6_seen_from_n2": "writes and deletes an entry at every reconciliation; here the"
+    " gateway drops what it has no address for",
+    "endpoint_no_uid": "objects of an API server have UIDs; here endpoints are told apart by their names",
+    "parse_no_name": "objects of an API server have names",
+    "parse_gateway_without_selector": "the API server refuses it, and so does whoever reads objects here",
+    "node_ip_label_cache_after_change": "an address that a node has given up goes on meaning its labels; here"
+    " it does not",
+}
+"""Which recordings are of what an agent should not do, or is never given."""
+
+
+def rows(of: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """What a map has, by source and network. Bits behind a network's length mean nothing to the kernel."""
+    return {
+        (row["source_ip"], str(ip_network(row["destination_cidr"], strict=False))): (
+            row["egress_ip"],
+            row["gateway_ip"],
+        )
+        for row in of
+    }
+
+
+class Recorded:
+    """The events of a recording, up to one of them."""
+
+    def __init__(self, local: str) -> None:
+        self._local = local
+        self.policies: dict[str, EgressPolicy] = {}
+        self.nodes: dict[str, ClusterNode] = {}
+        self.pods: dict[str, GatewayPod] = {}
+        self.map: dict[tuple[str, str], tuple[str, str]] = {}
+        self.interfaces: set[str] = set()
+        self.synced = False
+
+    def take(self, event: Mapping[str, Any]) -> str:
+        """An event before a reconciliation; what is wrong with its object."""
+        one, raw = event.get("object", {}), json.dumps(event.get("object", {}))
+        match event["op"]:
+            case "synced":
+                self.synced = True
+            case "seed_map":
+                self.map |= rows([one])
+            case "node_upsert":
+                self.nodes[one["metadata"]["name"]] = self.node(raw)
+            case "node_delete":
+                self.nodes.pop(one["metadata"]["name"], None)
+            case "endpoint_upsert":
+                self.pod(raw, event.get("identity_labels"))
+            case "endpoint_delete":
+                self.pods.pop(f"{one['metadata'].get('namespace')}/{one['metadata']['name']}", None)
+            case "policy_delete":
+                self.policies.pop(one["metadata"]["name"], None)
+            case "policy_upsert":
+                try:
+                    found: CiliumEgressGatewayPolicy = CILIUM_EGRESS_GATEWAYS.decoder.decode(raw)
+                    self.policies[found.name] = read_policy(found)
+                except (ValueError, msgspec.ValidationError) as error:
+                    return str(error)
+            case other:
+                raise AssertionError(other)
+        return ""
+
+    def node(self, raw: str) -> ClusterNode:
+        found = CILIUM_NODES.decoder.decode(raw)
+        source = Source.LOCAL if found.name == self._local else Source.CUSTOM_RESOURCE
+        addresses = tuple(NodeIP(each.type, ip_interface(each.ip).ip) for each in found.spec.addresses or ())
+        return ClusterNode(
+            cluster="kind", name=found.name, source=source, addresses=addresses, labels=found.labels
+        )
+
+    def pod(self, raw: str, labels: list[str] | None) -> None:
+        found = CILIUM_ENDPOINTS.decoder.decode(raw)
+        if labels is None or found.status.networking is None:
+            return
+        pairs = found.status.networking.addressing or ()
+        ips = tuple(IPv4Address(each.ipv4) for each in pairs if each.ipv4)
+        pod = GatewayPod(ips, tuple(labels), found.status.networking.node)
+        self.pods["/".join(found.key)] = pod
+
+    def reconcile(self) -> None:
+        if not self.synced:
+            return
+        chosen = gateways(self.policies.values(), self.nodes.values(), LINKS)
+        labels = {str(each.ip): node.labels for node in self.nodes.values() for each in node.addresses}
+        found = entries(self.policies.values(), chosen, self.pods.values(), labels).values()
+        self.map = {
+            (str(one.key.source), str(one.key.destination)): (
+                str(one.value.egress_ip),
+                str(one.value.gateway_ip),
+            )
+            for one in found
+        }
+        self.interfaces = {each.interface for each in chosen.values() if each.interface}
+
+
+def test_entries_are_those_that_were_recorded() -> None:
+    folder = recordings("egress")
+    names = sorted(path.stem for path in folder.glob("*.json"))
+    assert len(names) == 67
+    assert set(names) >= NOT_AS_RECORDED.keys()
+    wrong: dict[str, object] = {}
+    for name in names:
+        recording = json.loads((folder / f"{name}.json").read_text())
+        recorded = Recorded(recording["local_node"])
+        for number, event in enumerate(recording["events"]):
+            if event["op"] != "reconcile":
+                fault = recorded.take(event)
+                if event["op"].startswith("policy") and bool(fault) != bool(event.get("error")):
+                    wrong[name] = (number, fault, event.get("error"))
+                continue
+            recorded.reconcile()
+            expected = rows(event.get("map_after") or ())
+            if recorded.map != expected:
+                wrong[name] = (number, recorded.map, expected)
+            loosened = {each.split(".")[3] for each in event.get("sysctls") or ()}
+            after = event.get("policies_after") or ()
+            here = {each["interface"] for each in after if each["local_node_is_gateway"]}
+            if recorded.interfaces != here or not loosened <= recorded.interfaces:
+                wrong[name] = (number, recorded.interfaces, here, loosened)
+    assert wrong.keys() == NOT_AS_RECORDED.keys(), {
+        name: what for name, what in wrong.items() if name not in NOT_AS_RECORDED
+    }
