@@ -44,6 +44,7 @@ from cells.cni.configuration import CniConfig
 from cells.config import drift as config_drift
 from cells.config import shared as service_settings
 from cells.datapath import conntrack
+from cells.encryption.ipsec import custodian as ipsec
 from cells.endpoint import ciliumendpoint, routes
 from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import host as host_endpoint
@@ -103,6 +104,7 @@ agent = module(
     direct_routes.cell,
     routes.cell,
     tunnel.cell,
+    ipsec.cell,
     masquerade.cell,
     egress_gateway.cell,
     sysctl.cell,

@@ -14,12 +14,12 @@ import msgspec
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError, open_socket
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
-from cells.netlink.wire import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, Request, u32
+from cells.netlink.wire import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, Request, u32
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-__all__ = ["Marked", "NodeNetwork", "leave_marked", "take_marked"]
+__all__ = ["Marked", "NodeNetwork", "clear_table", "leave_marked", "remove_marked", "take_marked"]
 
 
 T = TypeVar("T")
@@ -184,6 +184,46 @@ def leave_marked(marked: Marked, families: Collection[int]) -> None:
                 rule(RTM_DELRULE, 0, marked, family, _ABSENT),
                 route(m.RTM_DELROUTE, 0, marked, family, _ABSENT),
             )
+
+
+def remove_marked(marked: Marked, families: Collection[int]) -> bool:
+    """Remove all rules of this mark, table and priority; whether there were any. NetlinkError, OSError."""
+    found = False
+    with _connected() as connection:
+        for family in families:
+            try:
+                while True:  # there may be several
+                    connection.run(rule(RTM_DELRULE, 0, marked, family, ()))
+                    found = True
+            except NetlinkError as error:
+                if error.errno not in _ABSENT:
+                    raise
+    return found
+
+
+def clear_table(table: int, families: Collection[int]) -> int:
+    """Remove all routes of a table; how many there were. Raises NetlinkError, OSError."""
+    count = 0
+    fd = open_socket(strict=True)
+    try:
+        connection = Connection(fd)
+        for family in families:
+            head = m.ROUTE.pack(family, *[0] * 8) + u32(m.RTA_TABLE, table)
+            try:
+                rows = connection.dump(
+                    Request(f"list routes of table {table}", m.RTM_GETROUTE, NLM_F_DUMP, head)
+                )
+            except NetlinkError as error:
+                if error.errno not in _ABSENT:  # a table that never had a route
+                    raise
+                continue
+            for row in rows:
+                what = f"remove a route of table {table}"
+                connection.run(Request(what, m.RTM_DELROUTE, 0, row.body, _ABSENT))
+            count += len(rows)
+    finally:
+        os.close(fd)
+    return count
 
 
 @contextmanager

@@ -216,9 +216,6 @@ class UnservedDatapath(UnservedSettings, frozen=True):
 class UnservedEncryption(UnservedSettings, frozen=True):
     """Encryption between nodes."""
 
-    enable_ipsec: bool = False
-    """Traffic is not encrypted yet."""
-
     enable_wireguard: bool = False
     """Traffic is not encrypted yet."""
 

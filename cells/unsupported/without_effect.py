@@ -208,16 +208,11 @@ class HubbleWithoutEffect(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutEncryption(WithoutEffect, frozen=True):
-    """Traffic is not encrypted: see enable-ipsec, enable-wireguard and enable-encryption-strict-mode."""
+    """Traffic is not encrypted: see enable-wireguard and enable-encryption-strict-mode."""
 
-    enable_ipsec_encrypted_overlay: bool = False
-    enable_ipsec_key_watcher: bool = True
     enable_ipsec_xfrm_state_caching: bool = True
-    encrypt_interface: str = ""
     encryption_strict_mode_allow_remote_node_identities: bool = False
     encryption_strict_mode_cidr: str = ""
-    ipsec_key_file: str = ""
-    ipsec_key_rotation_duration: Duration = minutes(5)
     ipv4_pod_subnets: str = ""
     ipv6_pod_subnets: str = ""
     node_encryption_opt_out_labels: str = "node-role.kubernetes.io/control-plane"

@@ -1,5 +1,6 @@
 """The custodian of IPsec's keys: the key in force, those it has replaced, and what the kernel has of them.
 
+Without enable-ipsec it removes at the start what an agent with it has left: states, policies, rules, routes.
 Reconciler: what :mod:`cells.encryption.ipsec.plan` plans in, XFRM out.
 Why:        a key is replaced while packets encrypted with the one before are on their way: what it made stays
             for a while. Source: Cilium 1.17, its IPsec key custodian.
@@ -8,16 +9,89 @@ Why:        a key is replaced while packets encrypted with the one before are on
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from socket import AF_INET, AF_INET6
+from typing import Final, Protocol
 
+from anyio import to_thread
+
+from cells.base.addresses import Family
+from cells.config import AgentConfig
 from cells.encryption.ipsec.keys import IpsecKey, IpsecKeyError, read_keys
-from cells.encryption.ipsec.plan import IpsecPlan, is_ours, node_of, spi_of
+from cells.encryption.ipsec.plan import DECRYPT, ENCRYPT, KIND, IpsecPlan, is_ours, node_of, spi_of
 from cells.netlink.connection import NetlinkError
-from cells.netlink.xfrm import XfrmPolicy, XfrmState
-from lifecycle import BatchError, HiveError
+from cells.netlink.network import Marked, clear_table, remove_marked
+from cells.netlink.xfrm import XfrmKernel, XfrmMark, XfrmPolicy, XfrmState
+from lifecycle import (
+    BatchError,
+    Duration,
+    HiveError,
+    Hook,
+    Lifecycle,
+    Logger,
+    Settings,
+    UsageError,
+    after,
+    config,
+    invoke,
+    minutes,
+    module,
+    provide,
+    provide_private,
+    refuse,
+)
 
-__all__ = ["KeyRing", "XfrmEdge", "XfrmTarget"]
+__all__ = ["IpsecCustodian", "IpsecSettings", "KeyRing", "XfrmEdge", "XfrmTarget", "cell"]
+
+TABLE: Final = 200
+"""The routing table of packets that are to be encrypted, or are decrypted."""
+FAMILIES: Final = (AF_INET, AF_INET6)
+TRIAL: Final = {
+    Family.IPV4: (ip_address("192.0.2.1"), ip_address("192.0.2.2")),
+    Family.IPV6: (ip_address("2001:db8::1"), ip_address("2001:db8::2")),
+}
+"""Addresses of nobody's (RFC 5737, RFC 3849), for a state that shows whether the kernel has what it needs."""
+NO_MARKS: Final = "not supported yet: packets of pods are not marked for the kernel to encrypt"
+
+
+class IpsecSettings(Settings, frozen=True):
+    """Settings of IPsec."""
+
+    enable_ipsec: bool = False
+    """Encrypt what pods send to pods of other nodes (RFC 4303). Not supported yet: refused at the start, with
+    what the kernel lacks for it. Without it, what an agent with it has left in the kernel is removed."""
+
+    ipsec_key_file: str = ""
+    """The file of IPsec's keys, as a Secret mounts it: "SPI algorithm key bits" in a line."""
+
+    ipsec_key_rotation_duration: Duration = minutes(5)
+    """How long states of a key stay after another has replaced it."""
+
+    enable_ipsec_key_watcher: bool = True
+    """Take a new key as soon as the file has it."""
+
+    enable_ipsec_encrypted_overlay: bool = False
+    """Encrypt packets of the tunnel instead of those in it: refused with enable-ipsec."""
+
+    encrypt_interface: str = ""
+    """Devices whose packets are encrypted, where they are not found: refused with enable-ipsec."""
+
+    def validate(self) -> None:
+        """Refuse what is not served beside enable-ipsec; raises ValueErrors of one line."""
+        if self.enable_ipsec:
+            refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if not self.ipsec_key_file:
+            yield "enable-ipsec=true needs ipsec-key-file: set it to the file of keys"
+        if self.enable_ipsec_encrypted_overlay:
+            yield "enable-ipsec-encrypted-overlay=true: not supported, expected false"
+        if self.encrypt_interface:
+            yield f"encrypt-interface={self.encrypt_interface}: not supported, leave it unset"
+
 
 XfrmObject = XfrmState | XfrmPolicy
 XfrmKey = tuple[object, ...]
@@ -85,6 +159,8 @@ class XfrmEdge(Protocol):
     async def set_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]: ...
 
     async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]: ...
+
+    async def remove_routes(self) -> int: ...
 
 
 class XfrmTarget:
@@ -178,3 +254,120 @@ def _way(state: XfrmState) -> tuple[object, ...]:
 def _way_of(policy: XfrmPolicy) -> tuple[object, ...]:
     template = policy.templates[0]
     return template.source, template.destination, template.spi, policy.mark
+
+
+class KernelIpsec(XfrmKernel):
+    """This node's: the real :class:`XfrmEdge`."""
+
+    async def remove_routes(self) -> int:
+        """Remove rules for marked packets, and the table they ask; how many of both there were.
+
+        A table that no such rule asks is another program's. Raises NetlinkError, OSError.
+        """
+        return await to_thread.run_sync(_remove_routes)
+
+
+def _remove_routes() -> int:
+    marks = [Marked(kind, KIND, TABLE, priority=1) for kind in (DECRYPT, ENCRYPT)]
+    rules = sum(remove_marked(marked, FAMILIES) for marked in marks)
+    return rules + clear_table(TABLE, FAMILIES) if rules else 0
+
+
+class IpsecCustodian:
+    """At the start it removes what is left of IPsec, or finds out whether the kernel can do it."""
+
+    def __init__(
+        self,
+        settings: IpsecSettings,
+        agent: AgentConfig,
+        kernel: XfrmEdge,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._settings = settings
+        self._agent = agent
+        self._kernel = kernel
+        self._log = log
+        self._ring = KeyRing(settings.ipsec_key_rotation_duration, time.monotonic)
+        lifecycle.append(Hook("prepare IPsec", self._start))
+
+    async def _start(self) -> None:
+        if not self._settings.enable_ipsec:
+            await self._remove()
+            return
+        await self._try_kernel(self._read(Path(self._settings.ipsec_key_file)))
+        raise UsageError(f"enable-ipsec=true: {NO_MARKS}; set it to false")
+
+    def _read(self, path: Path) -> IpsecKey:
+        try:
+            self._ring.load(path.read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            text = error.strerror if isinstance(error, OSError) else str(error)
+            raise UsageError(f"ipsec-key-file={path}: {text}") from None
+        if self._ring.current is None:
+            raise UsageError(f'ipsec-key-file={path}: no key in it, expected "SPI algorithm key bits"')
+        return self._ring.current
+
+    async def _try_kernel(self, key: IpsecKey) -> None:
+        """Add and remove a state with an output mark in each family. Raises HiveError."""
+        on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
+        for family, (source, destination) in TRIAL.items():
+            if not on[family]:
+                continue
+            state = XfrmState(
+                source=source,
+                destination=destination,
+                spi=key.spi,
+                mark=XfrmMark(ENCRYPT, KIND),
+                output_mark=XfrmMark(ENCRYPT, KIND),
+                aead=key.aead,
+                auth=key.auth,
+                crypt=key.crypt,
+            )
+            (error,) = await self._kernel.add_states([state])
+            await self._kernel.delete_states([state])
+            if error is not None and error.errno != errno.EEXIST:
+                raise HiveError(
+                    f"enable-ipsec=true: this kernel has no ESP for {family.text} with the key's algorithms:"
+                    f" {error.reason or error.strerror}; load the modules esp4, esp6 and those of the"
+                    " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false"
+                )
+
+    async def _remove(self) -> None:
+        """Remove what an agent with IPsec has left; what remains of it is a warning: nothing uses it."""
+        target = XfrmTarget(self._kernel, self._ring, lambda: IpsecPlan((), ()))
+        try:
+            if there := await target.observe():
+                await target.drop(list(there))
+            routes = await self._kernel.remove_routes()
+        except (OSError, BatchError) as error:
+            if not isinstance(error, OSError) or error.errno not in _NO_XFRM:
+                self._log.warning("failed to remove what is left of IPsec", error=str(error))
+            return
+        if there or routes:
+            self._log.info("removed what was left of IPsec", states_and_policies=len(there), routes=routes)
+
+
+_NO_XFRM: Final = frozenset((errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT))
+"""What a kernel without XFRM answers: it has nothing to remove."""
+
+
+def kernel() -> XfrmEdge:
+    """This node's."""
+    return KernelIpsec()
+
+
+@after(IpsecCustodian)
+def keep() -> None:
+    """The custodian is part of the agent though no cell depends on it."""
+
+
+cell = module(
+    "ipsec",
+    "Encryption between nodes: IPsec",
+    config(IpsecSettings),
+    provide(IpsecCustodian),
+    provide_private(kernel),
+    invoke(keep),
+)

@@ -26,11 +26,11 @@ from cells.netlink.xfrm import (
     XfrmTemplate,
 )
 
-__all__ = ["IpsecMode", "IpsecPlan", "is_ours", "node_of", "plan", "spi_of"]
+__all__ = ["DECRYPT", "ENCRYPT", "KIND", "IpsecMode", "IpsecPlan", "is_ours", "node_of", "plan", "spi_of"]
 
 ENCRYPT: Final = 0xE00
 DECRYPT: Final = 0xD00
-_KIND: Final = 0xF00
+KIND: Final = 0xF00
 _NODE_AND_SPI: Final = 0xFFFFFF00
 _NODE: Final = 0xFFFF0F00
 _FORWARD_PRIORITY: Final = 2975
@@ -87,9 +87,9 @@ def is_ours(one: XfrmState | XfrmPolicy) -> bool:
     """Whether this agent or Cilium's makes such states and policies: those of others are left alone."""
     if isinstance(one, XfrmState):
         kinds = {(ENCRYPT, _NODE_AND_SPI), (DECRYPT, _NODE)}
-        return (one.mark.value & _KIND, one.mark.mask) in kinds
+        return (one.mark.value & KIND, one.mark.mask) in kinds
     if one.direction is Direction.OUT and one.mark is not None:
-        return (one.mark.value & _KIND, one.mark.mask) == (ENCRYPT, _NODE_AND_SPI) or one in _BLOCKS
+        return (one.mark.value & KIND, one.mark.mask) == (ENCRYPT, _NODE_AND_SPI) or one in _BLOCKS
     return one in _SHARED
 
 
@@ -220,7 +220,7 @@ def _block(family: Family) -> XfrmPolicy:
         direction=Direction.OUT,
         source=EVERYTHING[family],
         destination=EVERYTHING[family],
-        mark=XfrmMark(ENCRYPT, _KIND),
+        mark=XfrmMark(ENCRYPT, KIND),
         priority=_BLOCK_PRIORITY,
         block=True,
     )

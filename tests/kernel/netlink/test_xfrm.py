@@ -3,12 +3,15 @@
 import errno
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
 
+from cells import config
+from cells.encryption.ipsec import custodian
 from cells.netlink.wire import HEADER, NLM_F_REQUEST, Request
 from cells.netlink.xfrm import (
     Algorithm,
@@ -22,6 +25,7 @@ from cells.netlink.xfrm import (
     add_state,
     read_state,
 )
+from lifecycle import Hive, StartError
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -113,6 +117,83 @@ async def test_policies_of_others_are_read_or_left_out(in_node: None) -> None:
     )
     (found,) = await XfrmKernel().policies()
     assert found.key == (Direction.OUT, "10.0.0.0/8", "10.9.0.0/16", None)
+
+
+LEFTOVERS = """
+rule add pref 1 fwmark 0xd00/0xf00 lookup 200 proto kernel
+rule add pref 1 fwmark 0xe00/0xf00 lookup 200 proto kernel
+-6 rule add pref 1 fwmark 0xe00/0xf00 lookup 200 proto kernel
+route add local 10.0.1.0/24 dev lo table 200
+route add 10.0.2.0/24 dev lo table 200 mtu 1400
+-6 route add fd00:0:0:2::/96 dev lo table 200
+"""
+"""What Cilium's agent with IPsec makes."""
+FOREIGN = """
+rule add pref 1 fwmark 0x200/0xf00 lookup 2004
+route add 10.9.0.0/16 dev lo table 2004
+xfrm policy add src 10.0.0.0/8 dst 10.9.0.0/16 dir out
+"""
+
+
+def rest() -> str:
+    """Rules, routes and policies that there are besides the kernel's own."""
+    listed = ("rule", "-6 rule", "route list table all", "-6 route list table all", "xfrm policy list")
+    lines = [line for each in listed for line in run("ip", *each.split()).splitlines()]
+    own = ("0:", "32766:", "32767:", "local 127", "local ::1", "broadcast", "multicast", "::1 ")
+    return "\n".join(line for line in lines if not line.startswith(own))
+
+
+@asynccontextmanager
+async def agent(**settings: str) -> AsyncIterator[Hive]:
+    given = {"enable-ipv4": "true", "enable-ipv6": "true", **settings}
+    async with Hive(custodian.cell, config.cell, settings=given).started() as hive:
+        yield hive
+
+
+async def test_without_the_setting_all_that_is_left_of_ipsec_goes_and_nothing_else(in_node: None) -> None:
+    for line in FOREIGN.strip().splitlines():
+        run("ip", *line.split())
+    before = rest()
+    for line in LEFTOVERS.strip().splitlines():
+        run("ip", *line.split())
+    assert await XfrmKernel().set_policies(policies()) == [None] * 8
+    assert "lookup 200" in rest()
+    async with agent():
+        assert rest() == before
+
+
+async def test_a_table_200_of_another_program_is_left_alone(in_node: None) -> None:
+    run("ip", "route", "add", "10.9.0.0/16", "dev", "lo", "table", "200")
+    before = rest()
+    async with agent():
+        assert rest() == before
+
+
+async def test_a_kernel_without_esp_is_named_at_the_start(in_node: None, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("3+ rfc4106(gcm(aes)) 44434241343332312423222114131211f4f3f2f1 128\n")
+    with pytest.raises(StartError) as caught:
+        async with agent(**{"enable-ipsec": "true", "ipsec-key-file": str(keys)}):
+            pass
+    text = str(caught.value)
+    why = "this kernel has no ESP for IPv4 .*(AEAD algorithm|type) not found|not supported yet"
+    assert re.search(why, text), text
+    assert "44434241" not in text
+    assert await XfrmKernel().states() == []
+
+
+async def test_a_file_without_a_key_is_refused(in_node: None, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    for text, fault in (
+        (None, "No such file or directory"),
+        ("", "no key in it"),
+        ("3 rfc4106(gcm(aes)) 44434241343332312423X 128", "unable to decode AEAD key string"),
+    ):
+        if text is not None:
+            keys.write_text(text)
+        with pytest.raises(StartError, match=f"ipsec-key-file={keys}: {fault}"):
+            async with agent(**{"enable-ipsec": "true", "ipsec-key-file": str(keys)}):
+                pass
 
 
 def as_message(request: Request) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import anyio
@@ -23,6 +23,7 @@ from cells.config import AgentConfig
 from cells.datapath import DatapathWatchdog
 from cells.datapath.collector import Collected, ConntrackCollector
 from cells.datapath.datapath import Datapath, HostPolicy
+from cells.encryption.ipsec.custodian import XfrmEdge
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.host import HostPrograms
 from cells.endpoint.restore import PreviousAgent, StaleMaps
@@ -106,6 +107,16 @@ async def no_link(name: str) -> None:
     del name
 
 
+async def none_listed() -> list[Any]:
+    """And without IPsec."""
+    return []
+
+
+async def none_removed() -> int:
+    """Nor anything left of it."""
+    return 0
+
+
 async def no_routes(name: str) -> list[TunnelRoute]:
     """And without routes to other nodes."""
     del name
@@ -149,6 +160,9 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(TunnelLinks, fake(TunnelLinks, find=no_link)),
         replace(TunnelRoutes, fake(TunnelRoutes, routes=no_routes)),
         replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig)),
+        replace(
+            XfrmEdge, fake(XfrmEdge, states=none_listed, policies=none_listed, remove_routes=none_removed)
+        ),
         replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
         replace(Router, fake(Router, addressing=dict)),
         replace(ProxyRoutes, fake(ProxyRoutes, there=there)),

@@ -243,6 +243,9 @@ class FakeXfrm:
             self.held_policies.pop(one.key, None)
         return [None for _ in policies]
 
+    async def remove_routes(self) -> int:
+        return 0
+
 
 class Replay:
     """An agent's custodian: each event changes what is known, and everything is made equal to the plan."""

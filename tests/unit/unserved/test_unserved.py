@@ -177,15 +177,15 @@ def test_default_values_of_the_chart_ask_for_nothing_that_is_refused(tmp_path: P
 
 
 def test_what_is_not_built_is_refused_all_at_once_with_its_place(tmp_path: Path) -> None:
-    faults = refused(tmp_path, {"enable-ipsec": "true", "cluster-id": "3"})
+    faults = refused(tmp_path, {"enable-srv6": "true", "cluster-id": "3"})
     assert sorted(faults) == [
         f"{tmp_path}/cluster-id: '3': not supported yet, expected 0, or leave it unset",
-        f"{tmp_path}/enable-ipsec: 'true': not supported yet, expected false, or leave it unset",
+        f"{tmp_path}/enable-srv6: 'true': not supported yet, expected false, or leave it unset",
     ]
 
 
 def test_what_this_agent_does_anyway_is_accepted(tmp_path: Path) -> None:
-    given = {"enable-ipsec": "false", "restore": "true", "container-ip-local-reserved-ports": ""}
+    given = {"enable-srv6": "false", "restore": "true", "container-ip-local-reserved-ports": ""}
     assert refused(tmp_path, given) == []
 
 
