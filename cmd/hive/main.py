@@ -19,6 +19,7 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 COMMANDS = {
     "agent": ("hive.agent.command", "Run the agent on this node."),
     "api": ("hive.agent.api", "List the operations of the agent's REST API."),
+    "bgp": ("hive.bgp", "Show BGP sessions, and what this node announces."),
     "bpf": ("hive.maps.bpf", "Show the BPF maps in the kernel."),
     "build-config": (
         "hive.config.build_config.command",
@@ -62,7 +63,7 @@ COMMANDS = {
 
 GROUPS = {
     "The cluster": "check cluster",
-    "Pods, policies and services": "status endpoint policy service identity ip fqdn node health",
+    "Pods, policies and services": "status endpoint policy service identity ip fqdn bgp node health",
     "Packets and flows": "monitor observe",
     "Inside the agent": "config db bpf map inspect shell api kubernetes probe debug version",
     "Run it": "agent operator lab",

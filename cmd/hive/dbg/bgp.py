@@ -73,7 +73,7 @@ def _asked(operation: str, failure: str, query: dict[str, str] | None = None) ->
         raise click.ClickException(f"{failure}: {error}\n") from error
 
 
-def _uptime(nanoseconds: int) -> str:
+def uptime(nanoseconds: int) -> str:
     """Rounded to seconds, halves up, as Go does."""
     return duration((nanoseconds + 500_000_000) // 1_000_000_000)
 
@@ -94,7 +94,7 @@ def peers(ignored: tuple[str, ...], output: str) -> None:
     for one in sorted(found, key=_peer_order):
         address = f"{one.get('peer-address', '')}:{one.get('peer-port', 0)}"
         cells = (one.get("local-asn", 0), one.get("peer-asn", 0), address, one.get("session-state", ""))
-        lines.append("".join(f"{cell}\t" for cell in (*cells, _uptime(one.get("uptime-nanoseconds", 0)))))
+        lines.append("".join(f"{cell}\t" for cell in (*cells, uptime(one.get("uptime-nanoseconds", 0)))))
         for number, family in enumerate(one.get("families") or ()):
             before = "\t\t\t\t\t" if number else ""
             name = f"{family.get('afi', '')}/{family.get('safi', '')}"
@@ -126,7 +126,7 @@ def routes(words: tuple[str, ...], output: str) -> None:
         return
     advertised = query["table_type"] == "adj-rib-out"
     peer = advertised and "neighbor" not in query
-    rows = [row for one in found for row in _route_rows(one)]
+    rows = [row for one in found for row in route_rows(one)]
     rows.sort(key=lambda row: (row[0], _prefix_order(row[2]), _address_order(row[1])))
     columns = [0, 1, 2, 3, 4, 5] if peer else [0, 2, 3, 4, 5]
     header = ("VRouter", "Peer", "Prefix", "NextHop", "Age", "Attrs")
@@ -178,7 +178,8 @@ def _peer(words: list[str]) -> str:
         raise click.ClickException(f"{failure}: invalid peer IP address: {error}\n") from error
 
 
-def _route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str, str]]:
+def route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str, str]]:
+    """Router, neighbor, prefix, next hop, age and attributes of each path. Raises click.ClickException."""
     for path in route.get("paths") or ():
         family = path.get("family") or {}
         afi, safi = _FAMILIES.get(family.get("afi", ""), 0), _SUBFAMILIES.get(family.get("safi", ""), 0)
@@ -204,7 +205,7 @@ def _route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str
             text, next_hop = _attribute(data)
             hop = next_hop or hop
             attributes.append(text)
-        age, router = _uptime(path.get("age-nanoseconds", 0)), route.get("router-asn", 0)
+        age, router = uptime(path.get("age-nanoseconds", 0)), route.get("router-asn", 0)
         yield (
             router,
             route.get("neighbor", ""),
@@ -325,7 +326,7 @@ def route_policies(words: tuple[str, ...], output: str) -> None:
             ]
             lines.append(
                 f"{before}{_several(statement.get('match-neighbors') or ())}\t{_several(prefixes)}\t"
-                f"{statement.get('route-action', '')}\t{_several(_actions(statement))}\t\n"
+                f"{statement.get('route-action', '')}\t{_several(policy_actions(statement))}\t\n"
             )
             before = "\t\t\t"
         if not statements:
@@ -339,7 +340,8 @@ def _several(texts: Iterable[str]) -> str:
     return found[0] if len(found) == 1 else " ".join(f"{{{text}}}" for text in found)
 
 
-def _actions(statement: dict[str, Any]) -> Iterator[str]:
+def policy_actions(statement: dict[str, Any]) -> Iterator[str]:
+    """What a statement adds to routes."""
     if (preference := statement.get("set-local-preference")) is not None and preference >= 0:
         yield f"SetLocalPreference: {preference}"
     for key, name in (

@@ -1,0 +1,165 @@
+"""``hive bgp``: sessions, routes and policies of this node's BGP speakers.
+
+Needs: the agent's /v1/bgp.   Gives: command.   Source: RFC 4271; texts of attributes are those of cilium-dbg.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import click
+
+from hive.client import RefusedError, ask, socket_option, timeout_option
+from hive.dbg.bgp import policy_actions, route_rows, uptime
+from hive.output import detailed, document, output_option, table_width
+
+_OFF: Final = 501
+_TABLES: Final = {"known": "loc-rib", "sent": "adj-rib-out", "received": "adj-rib-in"}
+_FAMILIES: Final = ("ipv4", "ipv6")
+
+router_option = click.option(
+    "--router", type=click.IntRange(1, 4294967295), metavar="ASN", help="Only of the router with this AS."
+)
+
+
+@click.group()
+def command() -> None:
+    """Show BGP sessions of this node, and what it announces."""
+
+
+@command.command()
+@socket_option
+@timeout_option
+@output_option
+def peers(agent_socket: Path, timeout: float, output: str) -> None:
+    """Show sessions: whether they are established, how long, and how many routes they have."""
+    found = _asked("/v1/bgp/peers", agent_socket, timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    if not found:
+        click.echo("No sessions: no CiliumBGPNodeConfig of this node has peers.", err=True)
+        return
+    rows = []
+    for one in found:
+        counts = [
+            f"{family['afi']}/{family['safi']}: {family.get('advertised', 0)} sent,"
+            f" {family.get('received', 0)} received"
+            for family in one.get("families") or ()
+        ]
+        since = one.get("uptime-nanoseconds", 0)
+        cells = (
+            str(one["local-asn"]),
+            _with_port(one["peer-address"], one.get("peer-port", 0)),
+            str(one["peer-asn"]),
+            one["session-state"],
+            uptime(since) if since else "",
+        )
+        rows.append((cells, counts))
+    header = ("ROUTER", "PEER", "PEER AS", "SESSION", "SINCE", "ROUTES")
+    for line in detailed(header, rows, table_width(output)):
+        click.echo(line)
+
+
+@command.command()
+@click.argument("table", type=click.Choice(list(_TABLES)), default="known")
+@router_option
+@click.option("--peer", default="", metavar="ADDRESS", help="Only what this peer is sent, or has sent.")
+@click.option("-f", "--family", type=click.Choice(_FAMILIES), help="Only routes of this family.")
+@socket_option
+@timeout_option
+@output_option
+def routes(
+    table: str,
+    router: int | None,
+    peer: str,
+    family: str | None,
+    agent_socket: Path,
+    timeout: float,
+    output: str,
+) -> None:
+    """Show routes: those that are known here, are sent to peers, or were received of them.
+
+    Received routes are never followed: this node only announces.
+    """
+    if peer and table == "known":
+        raise click.UsageError("--peer: expected with sent or received; what is known is of no peer")
+    given = {"table_type": _TABLES[table], "safi": "unicast"}
+    given |= {"router_asn": str(router)} if router is not None else {}
+    given |= {"neighbor": peer} if peer else {}
+    found = [
+        route
+        for each in ([family] if family is not None else _FAMILIES)
+        for route in _asked(f"/v1/bgp/routes?{urlencode({**given, 'afi': each})}", agent_socket, timeout)
+    ]
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    if not found:
+        click.echo(f"No routes are {table}{f' of {peer}' if peer else ''}.", err=True)
+        return
+    rows = []
+    for route in found:
+        for number, neighbor, prefix, hop, age, attributes in route_rows(route):
+            cells = (str(number), *(() if table == "known" else (neighbor,)), prefix, hop, age)
+            rows.append((cells, [attributes.strip("[]")]))
+    header = ("ROUTER", *(() if table == "known" else ("PEER",)), "PREFIX", "NEXT HOP", "SINCE", "ATTRIBUTES")
+    for line in detailed(header, rows, table_width(output)):
+        click.echo(line)
+
+
+@command.command("route-policies")
+@router_option
+@socket_option
+@timeout_option
+@output_option
+def route_policies(router: int | None, agent_socket: Path, timeout: float, output: str) -> None:
+    """Show policies: which routes go to which peers, and what is added to them."""
+    query = f"?router_asn={router}" if router is not None else ""
+    found = _asked(f"/v1/bgp/route-policies{query}", agent_socket, timeout)
+    if (text := document(found, output)) is not None:
+        click.echo(text)
+        return
+    if not found:
+        click.echo("No policies: no BGP instance runs on this node.", err=True)
+        return
+    rows = []
+    for one in found:
+        statements = [_statement(each) for each in one.get("statements") or ()]
+        rows.append(((str(one["router-asn"]), one["name"], one["type"]), statements))
+    for line in detailed(("ROUTER", "POLICY", "TYPE", "ROUTES"), rows, table_width(output)):
+        click.echo(line)
+
+
+def _statement(statement: dict[str, Any]) -> str:
+    prefixes = [_match(one) for one in statement.get("match-prefixes") or ()]
+    neighbors = [one.partition("/")[0] for one in statement.get("match-neighbors") or ()]
+    text = f"{', '.join(prefixes) or 'its own routes'}{' to ' + ', '.join(neighbors) if neighbors else ''}"
+    return f"{text}; {'; '.join(added)}" if (added := list(policy_actions(statement))) else text
+
+
+def _match(one: dict[str, Any]) -> str:
+    length = one["cidr"].rpartition("/")[2]
+    least, most = one["prefix-len-min"], one["prefix-len-max"]
+    return (
+        str(one["cidr"])
+        if (str(least), str(most)) == (length, length)
+        else f"{one['cidr']} ({least}..{most})"
+    )
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _asked(path: str, agent_socket: Path, timeout: float) -> list[dict[str, Any]]:
+    """Raises click.ClickException with one line."""
+    try:
+        found: list[dict[str, Any]] = ask(path, agent_socket, timeout=timeout) or []
+    except RefusedError as error:
+        if error.status == _OFF:
+            raise click.ClickException(
+                "BGP is off: expected enable-bgp-control-plane=true (bgpControlPlane.enabled of the chart)"
+            ) from error
+        raise
+    return found
