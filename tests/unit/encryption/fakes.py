@@ -1,0 +1,52 @@
+"""The kernel's states and policies of IPsec, for tests."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+
+from cells.netlink.connection import NetlinkError
+from cells.netlink.xfrm import XfrmPolicy, XfrmState
+
+
+class FakeXfrm:
+    """The kernel, as the recordings' own fake: no two states have one SPI, address and mark."""
+
+    def __init__(self, *, esp: bool = True) -> None:
+        self.esp = esp
+        self.held_states: dict[object, XfrmState] = {}
+        self.held_policies: dict[object, XfrmPolicy] = {}
+
+    async def states(self) -> list[XfrmState]:
+        return list(self.held_states.values())
+
+    async def policies(self) -> list[XfrmPolicy]:
+        return list(self.held_policies.values())
+
+    async def add_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
+        return [self._add(one) for one in states]
+
+    def _add(self, one: XfrmState) -> NetlinkError | None:
+        if not self.esp:
+            return NetlinkError(errno.EPROTONOSUPPORT, f"add {one}", "Requested type not found")
+        if one.key in self.held_states:
+            return NetlinkError(errno.EEXIST, f"add {one}")
+        self.held_states[one.key] = one
+        return None
+
+    async def delete_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
+        for one in states:
+            self.held_states.pop(one.key, None)
+        return [None for _ in states]
+
+    async def set_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
+        self.held_policies |= {one.key: one for one in policies}
+        return [None for _ in policies]
+
+    async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
+        for one in policies:
+            self.held_policies.pop(one.key, None)
+        return [None for _ in policies]
+
+    async def remove_routes(self) -> int:
+        return 0
