@@ -6,12 +6,14 @@ Source of the public layouts: Cilium 1.17; the words are those of ``cilium-dbg b
 
 import struct
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address
 from typing import Final
 
 from cells.maps.records.cluster import (
     L2_RESPONDER_VALUE,
     TUNNEL_OWN_IDENTITIES,
+    EgressKey,
+    EgressValue,
     IpcacheKey,
     IpcacheValue,
     L2ResponderKey,
@@ -53,6 +55,7 @@ _CT_FLAGS: Final = (
 )
 _DIRECTIONS: Final = {1: "ingress", 2: "egress", 3: "service"}
 _AUTH: Final = {0: "", 1: "spire"}
+_GATEWAYS: Final = {IPv4Address(0): "none, dropped", IPv4Address(1): "excluded"}
 
 
 def describe(name: str, key: bytes, value: bytes) -> Row | None:
@@ -244,6 +247,16 @@ def _announced(key: bytes, value: bytes) -> Row:
     return {"address": str(place.ip), "ifindex": place.ifindex, "responses sent": responses}
 
 
+def _egress(key: bytes, value: bytes) -> Row:
+    which, what = EgressKey.unpack(key), EgressValue.unpack(value)
+    return {
+        "source": str(which.source),
+        "destination": str(which.destination),
+        "egress address": str(what.egress_ip),
+        "gateway": _GATEWAYS.get(what.gateway_ip, str(what.gateway_ip)),
+    }
+
+
 _READERS: Final[Mapping[str, Callable[[bytes, bytes], Row | None]]] = {
     "cilium_lxc": _lxc,
     "cilium_ipcache": _ipcache,
@@ -258,6 +271,7 @@ _READERS: Final[Mapping[str, Callable[[bytes, bytes], Row | None]]] = {
     "cilium_tunnel_map": _tunnel_endpoint,
     "cilium_node_map_v2": _node_id,
     "cilium_l2_responder_v4": _announced,
+    "cilium_egress_gw_policy_v4": _egress,
     "cilium_runtime_config": _number("index", "value"),
     "hive_epoch": _number("endpoint", "epoch"),
     "hive_policies": _number("endpoint", "map id"),

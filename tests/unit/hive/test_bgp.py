@@ -42,7 +42,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, **more: Any) -> list[str]:
-    place = tmp_path / "-".join(words)
+    place = tmp_path / str(len(list(tmp_path.iterdir())))
     place.mkdir()
     with stub_agent(place, answers() | {"/v1/bgp/peers": (200, [PEER, OTHER])} | more) as agent:
         result = hive(capsys, "bgp", *words, "-H", agent.socket)
