@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ApiServed", "PodsExposed"]
+__all__ = ["ApiServed", "HealthAddressesClaimed", "PodsExposed"]
+
+
+@dataclass(frozen=True, slots=True)
+class HealthAddressesClaimed:
+    """The addresses of this node's health endpoint are known, if it has one: it is published with them."""
 
 
 @dataclass(frozen=True, slots=True)

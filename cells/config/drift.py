@@ -49,6 +49,7 @@ FIELDS: Final = {
     "datapath-mode": "DatapathMode",
     "enable-bpf-masquerade": "EnableBPFMasquerade",
     "enable-cilium-network-policy": "EnableCiliumNetworkPolicy",
+    "enable-endpoint-health-checking": "EnableEndpointHealthChecking",
     "enable-health-checking": "EnableHealthChecking",
     "enable-host-firewall": "EnableHostFirewall",
     "enable-icmp-rules": "EnableICMPRules",
@@ -88,7 +89,6 @@ def runtime_config(config: AgentConfig, settings: Iterable[Setting]) -> dict[str
     }
     return {
         **fields,
-        "EnableEndpointHealthChecking": False,  # nodes have no health endpoint to probe yet
         "ClockSource": KTIME,
         "EnableIPv4": config.ipv4,
         "EnableIPv6": config.ipv6,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from cells.base.metrics import Histogram
 from cells.cluster.identity.identities import Identities, Identity, NoIdentityError
-from cells.cluster.identity.numbers import UNKNOWN
+from cells.cluster.identity.numbers import RESERVED_IDENTITIES, UNKNOWN
 from cells.endpoint import model
 from cells.endpoint.kernel import REFUSALS, EndpointAddresses, Realization, Undo
 from cells.endpoint.labels import INIT, EndpointLabels, called_labels, merged_labels
@@ -252,6 +252,8 @@ class EndpointCreation:
 
     def _labels_now(self, request: EndpointRequest) -> EndpointLabels | None:
         """The labels of an endpoint to be; None while its pod is not known. Raises EndpointError 400."""
+        if request.reserved:
+            return EndpointLabels(RESERVED_IDENTITIES[request.reserved])
         called = called_labels(request, self._pods.cluster, self._identities.filter)
         if not (request.pod_namespace and request.pod_name and self._pods.followed):
             return called

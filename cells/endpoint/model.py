@@ -315,6 +315,8 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     netns_cookie: int = 0
     labels: tuple[str, ...] = ()
     """``source:key[=value]``, as in the API."""
+    reserved: int = 0
+    """The reserved identity of one of the node's own endpoints, which has its labels; 0 for a pod."""
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
 
@@ -400,5 +402,5 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """How people name it: the pod, else the attachment."""
-        return self.pod if self.pod_name else self.attachment_id
+        """How people name it: the pod, else the attachment, else the container."""
+        return self.pod if self.pod_name else self.attachment_id or self.container_name

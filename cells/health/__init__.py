@@ -4,9 +4,7 @@ Controller: the table ``nodes`` in, a report of all nodes out; a listening port 
 Source:     Cilium 1.17, cilium-health. Its REST API on health.sock is the api cell's.
 Why:        with enable-health-checking=false nothing of this runs: no socket is opened.
 
-Settings: enable-health-checking, enable-endpoint-health-checking, cluster-health-port,
-health-check-icmp-failure-threshold, connectivity-probe-frequency-ratio,
-enable-cilium-health-api-server-access.
+Settings: see :class:`~cells.health.settings.NodeHealthSettings`.
 """
 
 from __future__ import annotations
@@ -15,18 +13,23 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Final
 
 import anyio
-import msgspec
 
 from cells.base.addresses import Family
 from cells.base.metrics import Collector
 from cells.base.metrics import Family as MetricFamily
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
+from cells.health.endpoint import (
+    HealthAddresses,
+    HealthEndpoint,
+    answer_probe,
+    health_addresses_claimed,
+    health_network,
+)
 from cells.health.paths import (
     ClusterReport,
     ConnectivityMetrics,
@@ -37,6 +40,7 @@ from cells.health.paths import (
     ProbeResults,
 )
 from cells.health.prober import NodeProber, ProbeTransport, SocketTransport
+from cells.health.settings import NodeHealthSettings
 from lifecycle import (
     Change,
     HiveError,
@@ -46,18 +50,18 @@ from lifecycle import (
     Logger,
     Member,
     ReadTable,
-    Settings,
     config,
     invoke,
     module,
     provide,
-    refuse,
+    provide_private,
 )
-from lifecycle.http import SCRAPED, HttpServer, Request, Response
+from lifecycle.http import SCRAPED, HttpServer
 
 __all__ = [
     "ClusterHealth",
     "ClusterReport",
+    "HealthEndpoint",
     "NodeHealthSettings",
     "NodeReport",
     "Outcome",
@@ -66,52 +70,6 @@ __all__ = [
     "ProbedPath",
     "cell",
 ]
-
-FASTEST: Final = 10.0
-SLOWER_BY: Final = 100.0
-"""Seconds between two probes of an address at the ratio 0, and how many more at the ratio 1."""
-
-
-class NodeHealthSettings(Settings, frozen=True):
-    """Probes between the nodes of the cluster."""
-
-    enable_health_checking: bool = False
-    """Probe all nodes by ICMP and HTTP, answer probes of others, and serve health.sock."""
-
-    enable_endpoint_health_checking: bool = True
-    """Probe the health endpoints of nodes that have one, too; this agent makes none of its own."""
-
-    cluster_health_port: int = 4240
-    """TCP port that probes go to, and that answers them."""
-
-    health_check_icmp_failure_threshold: int = 3
-    """Echo requests of one probe; one answer is enough."""
-
-    connectivity_probe_frequency_ratio: float = 0.5
-    """How rarely to probe: each address every 10 seconds at 0, every 110 seconds at 1."""
-
-    enable_cilium_health_api_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
-    """Operations of health.sock that are enabled: GetHealthz, GetStatus, PutStatusProbe; a name may end
-    in ``*``."""
-
-    @property
-    def interval(self) -> float:
-        """Seconds from one probe of an address to the next."""
-        return FASTEST + SLOWER_BY * self.connectivity_probe_frequency_ratio
-
-    def validate(self) -> None:
-        """Refuse numbers out of range; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
-        if not 0 < self.cluster_health_port < 1 << 16:
-            yield f"cluster-health-port={self.cluster_health_port}: expected a port, 1 to 65535"
-        if not 0 < self.health_check_icmp_failure_threshold <= 100:
-            value = self.health_check_icmp_failure_threshold
-            yield f"health-check-icmp-failure-threshold={value}: expected 1 to 100 requests"
-        if not 0 <= self.connectivity_probe_frequency_ratio <= 1:
-            ratio = self.connectivity_probe_frequency_ratio
-            yield f"connectivity-probe-frequency-ratio={ratio}: expected 0 to 1"
 
 
 def probed_node(node: ClusterNode, families: Iterable[Family], *, endpoints: bool) -> ProbedNode:
@@ -257,11 +215,6 @@ class ProbeResponder:
             await server.close()
 
 
-async def answer_probe(request: Request) -> Response:
-    """200 at /hello, 404 elsewhere; both without a body."""
-    return Response(200 if request.path == "/hello" else 404)
-
-
 def _listener(ip: str, port: int) -> socket.socket:
     """A listening socket. Raises HiveError, one line."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -282,6 +235,15 @@ cell = module(
     "cluster-health",
     "Connectivity between the nodes of the cluster",
     config(NodeHealthSettings),
-    provide(ClusterHealth, ProbeResponder, connectivity_metrics, socket_transport),
-    invoke(ClusterHealth, ProbeResponder),
+    provide(
+        ClusterHealth,
+        ProbeResponder,
+        HealthAddresses,
+        HealthEndpoint,
+        health_addresses_claimed,
+        connectivity_metrics,
+        socket_transport,
+    ),
+    provide_private(health_network),
+    invoke(ClusterHealth, ProbeResponder, HealthEndpoint),
 )

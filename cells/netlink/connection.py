@@ -28,7 +28,7 @@ from cells.netlink.wire import (
 )
 from lifecycle import HiveError
 
-__all__ = ["ForeignRouteError", "NetlinkError"]
+__all__ = ["ForeignRouteError", "NetlinkError", "open_socket"]
 
 
 _SOL_NETLINK = 270

@@ -1,6 +1,6 @@
 """The network namespaces of this machine, and acting in each.
 
-Needs: CAP_SYS_ADMIN.   Gives: namespaces(), run_in_each(), own_netns_cookie().
+Needs: CAP_SYS_ADMIN.   Gives: namespaces(), run_in_each(), run_in_new(), own_netns_cookie().
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-__all__ = ["own_netns_cookie", "run_in_each"]
+__all__ = ["own_netns_cookie", "run_in_each", "run_in_new"]
+
+T = TypeVar("T")
 
 
 NAMED: Final = (Path("/var/run/cilium/netns"), Path("/var/run/netns"))
@@ -53,23 +55,50 @@ def run_in_each(work: Callable[[], bool], *, others: bool) -> None:
 
     In a thread of its own, which ends: no other code ever runs in a wrong namespace. Raises what it raises.
     """
-    failures: list[BaseException] = []
 
     def run() -> None:
-        try:
-            if not work() or not others:
+        if not work() or not others:
+            return
+        for descriptor in namespaces():
+            if _enter(descriptor) and not work():
                 return
-            for descriptor in namespaces():
-                if _enter(descriptor) and not work():
-                    return
+
+    _in_thread(run, "in each network namespace")
+
+
+def run_in_new(work: Callable[[], T]) -> T:
+    """What ``work`` returns, called in a new network namespace; it lasts while something of it is open.
+
+    In a thread of its own, which ends. Raises what ``work`` raises, and OSError where none can be made.
+    """
+
+    def run() -> T:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(ctypes.c_int(_CLONE_NEWNET)) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"no network namespace can be made: {os.strerror(number)}")
+        return work()
+
+    return _in_thread(run, "in a new network namespace")
+
+
+def _in_thread(run: Callable[[], T], name: str) -> T:
+    """What ``run`` returns or raises, in a thread that ends: a thread that changed its namespace is spent."""
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            results.append(run())
         except BaseException as error:  # noqa: BLE001  # raised in the caller
             failures.append(error)
 
-    thread = threading.Thread(target=run, name="in each network namespace")
+    thread = threading.Thread(target=attempt, name=name)
     thread.start()
     thread.join()
     if failures:
         raise failures[0]
+    return results[0]
 
 
 def _paths(named: Sequence[Path], processes: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.base.barriers import HealthAddressesClaimed
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import parse
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
@@ -21,16 +22,27 @@ from cells.kubernetes.objects.core import NODES, Node
 from cells.node.addresses import NodeAddresses
 from cells.node.ipam.ranges import PodRange
 from cells.node.router import Router
-from lifecycle import Backoff, Hook, Jobs, Lifecycle, Logger, Table, Tables
+from lifecycle import Backoff, Hook, Jobs, Lifecycle, Logger, Table, Tables, after
+
+__all__ = ["HealthAddress", "LocalNode", "LocalNodeStore", "NodeAnnotations"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """A new one with every start of the kernel (random(4))."""
 
 
+class HealthAddress(msgspec.Struct, frozen=True):
+    """An address of this node's health endpoint."""
+
+    ip: IPAddress
+
+
 class LocalNodeStore:
-    """The table ``local-node``: one row, once it is complete."""
+    """The table ``local-node``: one row, once it is complete; and what others contribute to it."""
 
     def __init__(self, tables: Tables) -> None:
+        self.health: Table[HealthAddress] = Table("health-addresses", key=lambda row: Family.of(row.ip))
+        """Those of the health endpoint, by family, from who runs it."""
+        tables.add(self.health)
         self.table: Table[ClusterNode] = Table("local-node", key=lambda node: node.full_name)
         self.first = self.table.initializer("local node")
         tables.add(self.table)
@@ -45,9 +57,10 @@ def local_node(
     cidrs: Mapping[Family, tuple[IPNetwork, ...]],
     node: Node | None,
     reader: NodeReader,
+    health: tuple[IPAddress, ...] = (),
     boot_id: str = "",
 ) -> ClusterNode:
-    """The row: addresses of its Node object, or its own; router and ranges as they are in use."""
+    """The row: addresses of its Node object, or its own; router, ranges and health as they are in use."""
     parsed = reader.parse(node) if node is not None else ParsedNode()
     addresses = [each for each in parsed.addresses if each.type != CILIUM_INTERNAL_IP]
     shown = {Family.of(each.ip) for each in addresses}
@@ -61,6 +74,7 @@ def local_node(
         addresses=tuple(addresses),
         ipv4_alloc_cidrs=cidrs.get(Family.IPV4, ()),
         ipv6_alloc_cidrs=cidrs.get(Family.IPV6, ()),
+        health=health,
         encryption_key=parsed.encryption_key,
         labels=reader.labels(node) if node is not None else {},
         annotations=annotations_of(node),
@@ -77,6 +91,7 @@ def read_boot_id() -> str:
         return ""
 
 
+@after(HealthAddressesClaimed | None)
 class LocalNode:
     """Keeps the row of this node; it is complete once the hook has run."""
 
@@ -104,6 +119,7 @@ class LocalNode:
         lifecycle.append(Hook("report the local node", self._start))
         jobs.observe("watch addresses", addresses.table.changes, self._look)
         jobs.observe("watch ranges of pods", ranges.changes, self._look)
+        jobs.observe("watch addresses of the health endpoint", store.health.changes, self._look)
         jobs.observe("watch the Node object", self._own_changes, self._look)
 
     async def _start(self) -> None:
@@ -137,6 +153,7 @@ class LocalNode:
             cidrs=self._cidrs(),
             node=self._nodes.get(("", self._agent.node_name)),
             reader=self._reader,
+            health=tuple(sorted((row.ip for row in self._store.health.all()), key=lambda ip: ip.version)),
             boot_id=self._boot_id,
         )
         with self._store.table.txn() as txn:

@@ -251,6 +251,8 @@ class CiliumNodePublisher:
         with anyio.move_on_after(PATIENCE):
             await self._nodes.wait_initialized()
         want = wanted(self._local(), self._nodes.get(self._own), self._mode)
+        if not len(self._store.table):  # its health endpoint is not known yet: what the object names stays
+            del want["spec"]["health"]
         on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         families = {family for family, enabled in on.items() if enabled}
         made, change = want, partial(merged, want=want, families=families)

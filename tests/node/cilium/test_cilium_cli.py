@@ -74,7 +74,7 @@ def test_features_are_detected(agent: Lab) -> None:
         "MonitorAggregation": "medium",
         "EnableICMPRules": True,
         "EnableHealthChecking": False,
-        "EnableEndpointHealthChecking": False,
+        "EnableEndpointHealthChecking": True,
         "EncryptNode": False,
         "EnableK8sNetworkPolicy": True,
     }

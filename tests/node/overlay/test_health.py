@@ -1,4 +1,4 @@
-"""Two nodes probe each other: each reports how it reaches the other, and when that ends."""
+"""Two nodes probe each other and their health endpoints, and report when that ends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ def cluster() -> Iterator[Cluster]:
         yield found
 
 
-def reported(lab: Lab) -> dict[str, Any]:
-    """Name of each node -> the path to its primary address, as health.sock has it."""
+def reported(lab: Lab, part: str = "host") -> dict[str, Any]:
+    """Name of each node -> the path to its primary address, or to its health endpoint's."""
     pid = agent_process.running(lab)
     assert pid is not None
     answer = ask("/v1beta/status", agent_process.api_socket(pid).with_name("health.sock"))
-    return {one["name"].partition("/")[2]: one["host"]["primary-address"] for one in answer["nodes"] or ()}
+    return {
+        one["name"].partition("/")[2]: one[part]["primary-address"]
+        for one in answer["nodes"] or ()
+        if part in one
+    }
 
 
 def answered(path: dict[str, Any]) -> bool:
@@ -42,8 +46,18 @@ def answered(path: dict[str, Any]) -> bool:
 
 
 def both_answer(lab: Lab) -> bool:
-    found = reported(lab)
-    return len(found) == 2 and all(map(answered, found.values()))
+    found = [*reported(lab).values(), *reported(lab, "health-endpoint").values()]
+    return len(found) == 4 and all(map(answered, found))
+
+
+def health_endpoints(lab: Lab) -> list[dict[str, Any]]:
+    """Those of the node's API with the identity 4."""
+    return [one for one in asked(lab, "/v1/endpoint") if one["status"]["identity"]["id"] == 4]
+
+
+def restart(lab: Lab) -> None:
+    """Start an agent as the last one was started."""
+    agent_process.wait_ready(lab, agent_process.start(lab, *agent_process.last_settings(lab)))
 
 
 def test_each_node_reaches_the_other_until_its_agent_is_killed(cluster: Cluster) -> None:
@@ -56,3 +70,24 @@ def test_each_node_reaches_the_other_until_its_agent_is_killed(cluster: Cluster)
     lost = reported(first)
     assert lost[second.name]["icmp"]["latency"] > 0
     assert answered(lost[first.name])
+    eventually(lambda: not answered(reported(first, "health-endpoint")[second.name]), 60)
+    assert answered(reported(first, "health-endpoint")[first.name])
+
+
+def test_a_health_endpoint_is_made_anew_when_it_is_taken_away_and_over_a_crash(cluster: Cluster) -> None:
+    """With its addresses: other nodes go on probing it."""
+    first, second = cluster.nodes()
+    restart(second)
+    eventually(partial(both_answer, first), 60)
+    (made,) = health_endpoints(second)
+    addresses = made["status"]["networking"]["addressing"]
+    with second.open() as node:
+        assert node.popen(["ip", "link", "delete", "lxc_health"]).wait() == 0
+    eventually(lambda: [one["id"] for one in health_endpoints(second)] not in ([], [made["id"]]), 30)
+    eventually(partial(both_answer, first), 60)
+    agent_process.crash(second)
+    restart(second)
+    eventually(lambda: len(health_endpoints(second)) == 1, 30)
+    (again,) = health_endpoints(second)
+    assert again["status"]["networking"]["addressing"] == addresses
+    eventually(partial(both_answer, second), 60)

@@ -1,0 +1,488 @@
+"""This node's health endpoint: probes of it go the way of pods' packets.
+
+Controller: the addresses it has (claimed before the node is published) in; a network namespace with a
+            link, an endpoint with the identity health, and a listening socket out.
+Source:     Cilium 1.17, cilium-health/launch and the controller cilium-health-ep.
+Why:        a socket belongs to the network namespace it was opened in, whoever serves it. So the namespace
+            needs no process and no name: the agent's sockets inside hold it, the agent's loop answers there,
+            and an agent that ends, however it does, leaves neither namespace nor link behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+import anyio.to_thread
+
+from cells.base.addresses import Family, IPAddress
+from cells.base.barriers import HealthAddressesClaimed, PodsExposed
+from cells.cluster.identity.numbers import HEALTH, RESERVED_IDENTITIES
+from cells.cluster.nodes.local import HealthAddress, LocalNodeStore
+from cells.endpoint import Endpoint, EndpointRequest, Endpoints, NewEndpoint
+from cells.endpoint.restore import OldEndpoints, RestoredEndpoints
+from cells.health.prober import ProbeTransport
+from cells.health.settings import NodeHealthSettings
+from cells.maps.policy_maps import PolicyMaps, PoolEmpty
+from cells.netlink.connection import open_socket
+from cells.netlink.links import HostLinks, is_present
+from cells.netlink.messages import VethPair
+from cells.netlink.namespaces import own_netns_cookie, run_in_new
+from cells.netlink.pod import PodLink
+from cells.netlink.rows import random_mac
+from cells.node.devices import PodMtu
+from cells.node.ipam import Ipam
+from cells.node.ipam.ranges import IpamError
+from cells.node.router import Router
+from cells.observe.controllers import Controllers, Rules
+from cells.tunnel.settings import RouteMtu
+from lifecycle import HiveError, Hook, Lifecycle, Logger, UsageError, after
+from lifecycle.http import SCRAPED, HttpServer, Request, Response
+
+__all__ = ["HealthAddresses", "HealthEndpoint", "HealthNetwork"]
+
+CONTROLLER: Final = "cilium-health-ep"
+CONTAINER: Final = "cilium-health"
+LINK: Final = "lxc_health"
+"""The node's end of its link."""
+PEER: Final = "cilium"
+"""The end in its namespace."""
+ALIAS: Final = "hive health endpoint"
+OWNER: Final = "health"
+"""Of its addresses, in IPAM."""
+
+INTERVAL: Final = 60.0
+"""Seconds between two looks at it, besides those after the kernel reports a change in its namespace."""
+PATIENCE: Final = 180.0
+"""Seconds without an answer, after which it is made anew."""
+REST: Final = 1.0
+"""Least seconds from one making to the next: someone may keep removing its link."""
+
+_LOOPBACK: Final = 1
+_LOOPBACK_MTU: Final = 65536
+_CHANGES: Final = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
+"""RTMGRP_LINK, and of both families RTMGRP_*_IFADDR and RTMGRP_*_ROUTE (rtnetlink(7))."""
+
+
+# Its addresses.
+
+
+@after(RestoredEndpoints)
+class HealthAddresses:
+    """Claims an address of each family after the pods have theirs: the one it had before, where it is free.
+
+    Its hook runs before this node is published, so that other nodes never see it without.
+    """
+
+    def __init__(
+        self,
+        settings: NodeHealthSettings,
+        old: OldEndpoints,
+        ipam: Ipam,
+        store: LocalNodeStore,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._old = old
+        self._ipam = ipam
+        self._table = store.health
+        self._log = log
+        if settings.endpoints:
+            lifecycle.append(Hook("claim addresses of the health endpoint", self._start))
+
+    async def _start(self) -> None:
+        if self._ipam.delegated:
+            raise UsageError(
+                f"enable-endpoint-health-checking cannot be had with ipam={self._ipam.mode}: the agent has no"
+                " addresses to give; set enable-endpoint-health-checking=false"
+            )
+        try:
+            self.claim()
+        except IpamError as error:  # the controller tries again, and says so
+            self._log.warning("no address for the health endpoint yet", error=error.text)
+
+    def claim(self) -> tuple[IPAddress, ...]:
+        """Its addresses, IPv4 first; claimed and published now where it has none yet. Raises IpamError."""
+        for family in sorted(self._ipam.families, key=lambda family: family.value):
+            if self._table.get(family) is None:
+                with self._table.txn() as txn:
+                    txn.put(HealthAddress(self._claimed(family)))
+        return tuple(row.ip for row in sorted(self._table.all(), key=lambda row: row.ip.version))
+
+    def _claimed(self, family: Family) -> IPAddress:
+        for saved in self._old.scan.endpoints.values():
+            before = saved.endpoint
+            if before.labels != RESERVED_IDENTITIES[HEALTH]:
+                continue
+            for ip in before.addresses:
+                if Family.of(ip) is family:
+                    pool = before.pool_of(ip) or self._ipam.default_pool
+                    with suppress(IpamError):  # another one then: the range may be a new one
+                        return self._ipam.allocate(ip, OWNER, pool).ip
+        return self._ipam.allocate_next(OWNER, family=family)[0].ip
+
+
+@after(HealthAddresses)
+def health_addresses_claimed() -> HealthAddressesClaimed:
+    """The moment from which the node can be published."""
+    return HealthAddressesClaimed()
+
+
+# Its namespace and link.
+
+
+class HealthLink(Protocol):
+    """A namespace with one end of a link; the other is the node's. Methods raise OSError."""
+
+    request: EndpointRequest
+    """What its endpoint is made of."""
+
+    def connect(self) -> None:
+        """Bring both ends up, with the addresses and routes of a pod."""
+        ...
+
+    async def listen(self) -> None:
+        """Answer probes inside."""
+        ...
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """Call ``changed`` when the kernel reports a change inside."""
+        ...
+
+    def fault(self) -> str:
+        """What is not as connect() left it; empty while all is."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of namespace and link; the kernel removes both."""
+        ...
+
+
+class HealthNetwork(Protocol):
+    """Makes such links."""
+
+    async def create(self, addresses: Sequence[IPAddress], port: int) -> HealthLink:
+        """One in place of what there is, down. Raises OSError and HiveError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What the agent has opened inside; the namespace lasts as long as one of them."""
+
+    namespace: int
+    requests: int
+    """A netlink socket."""
+    changes: socket.socket
+    listeners: tuple[socket.socket, ...]
+    cookie: int
+
+    def close(self) -> None:
+        for each in (self.changes, *self.listeners):
+            each.close()
+        os.close(self.requests)
+        os.close(self.namespace)
+
+
+def _open_inside(families: Sequence[Family], port: int) -> _Inside:
+    """In the new namespace's thread. Raises OSError, with nothing left open."""
+    with ExitStack() as undo:
+        # /proc/sys/net shows the settings of the namespace of the thread that opens it
+        for place in ("all", "default"):
+            setting = Path("/proc/sys/net/ipv6/conf", place, "disable_ipv6")
+            if Family.IPV6 in families or setting.exists():
+                setting.write_text("0" if Family.IPV6 in families else "1", encoding="ascii")
+        namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        undo.callback(os.close, namespace)
+        requests = open_socket()
+        undo.callback(os.close, requests)
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        changes = undo.enter_context(socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE))
+        changes.bind((0, _CHANGES))
+        listeners = []
+        for family in families:
+            kinds = {Family.IPV4: (socket.AF_INET, "0.0.0.0"), Family.IPV6: (socket.AF_INET6, "::")}
+            number, everywhere = kinds[family]
+            listeners.append(undo.enter_context(socket.create_server((everywhere, port), family=number)))
+        found = _Inside(namespace, requests, changes, tuple(listeners), own_netns_cookie())
+        undo.pop_all()
+        return found
+
+
+class KernelHealthLink:
+    """The real :class:`HealthLink`."""
+
+    def __init__(
+        self,
+        inside: _Inside,
+        request: EndpointRequest,
+        peer_ifindex: int,
+        *,
+        links: HostLinks,
+        gateways: Sequence[IPAddress],
+        route_mtu: int,
+        log: Logger,
+    ) -> None:
+        self.request = request
+        self._inside = inside
+        self._pod = PodLink(inside.requests)
+        self._peer = peer_ifindex
+        self._links = links
+        self._gateways = gateways
+        self._route_mtu = route_mtu
+        self._log = log
+        self._servers: list[HttpServer] = []
+        self._watched = False
+
+    def connect(self) -> None:
+        """Raises NetlinkError."""
+        addresses, host = self.request.addresses, self.request.ifindex
+        gateways = {gateway.version: gateway for gateway in self._gateways}
+        self._links.activate(host, ALIAS)
+        self._pod.configure(_LOOPBACK, "lo", (), (), _LOOPBACK_MTU)
+        self._pod.configure(
+            self._peer, PEER, addresses, [gateways[ip.version] for ip in addresses], self._route_mtu
+        )
+        self._links.sync_carrier(host)
+
+    async def listen(self) -> None:
+        """The sockets listen since they were opened."""
+        for listener in self._inside.listeners:
+            server = HttpServer(answer_probe, grace=1.0, limits=SCRAPED, log=self._log)
+            await server.serve(listener)
+            self._servers.append(server)
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """What came before does not count: it was this agent's doing."""
+        self._drain()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._inside.changes, self._changed, changed)
+        self._watched = True
+
+    def _changed(self, changed: Callable[[], object]) -> None:
+        self._drain()
+        changed()
+
+    def _drain(self) -> None:
+        """Forget news there is: what it is about is looked up. Lost news (ENOBUFS) counts as any."""
+        with suppress(OSError):
+            while True:
+                self._inside.changes.recv(1)
+
+    def fault(self) -> str:
+        """Raises NetlinkError."""
+        if not is_present(self.request.ifindex, LINK):
+            return f"its link {LINK} is missing"
+        node_end = self._links.at(self.request.ifindex)
+        if node_end is None or not node_end.up:
+            return f"its link {LINK} is down"
+        found = self._pod.addresses(PEER)
+        if found is None:
+            return f"the link {PEER} in its namespace is missing"
+        missing = [str(ip) for ip in self.request.addresses if ip not in found]
+        return f"its address {', '.join(missing)} is missing" if missing else ""
+
+    async def close(self) -> None:
+        """Servers first: they have sockets. The kernel ends the namespace soon after the last one."""
+        if self._watched:
+            asyncio.get_running_loop().remove_reader(self._inside.changes)
+        for server in self._servers:
+            await server.close()
+        self._inside.close()
+
+
+class KernelHealthNetwork:
+    """The real :class:`HealthNetwork`."""
+
+    def __init__(
+        self, links: HostLinks, router: Router, mtu: PodMtu, route_mtu: RouteMtu, log: Logger
+    ) -> None:
+        self._links = links
+        self._router = router
+        self._mtu = mtu
+        self._route_mtu = route_mtu
+        self._log = log
+
+    async def create(self, addresses: Sequence[IPAddress], port: int) -> HealthLink:
+        """Raises OSError and HiveError."""
+        left = self._links.find(LINK)
+        if left is not None:
+            await self._links.reap([left.ifindex])
+        families = [Family.of(ip) for ip in addresses]
+        with anyio.CancelScope(shield=True):  # what a cancelled call opens nothing would close
+            opened = partial(run_in_new, partial(_open_inside, families, port))
+            inside = await anyio.to_thread.run_sync(opened)
+        try:
+            return self._link(inside, addresses)
+        except BaseException:
+            inside.close()
+            raise
+
+    def _link(self, inside: _Inside, addresses: Sequence[IPAddress]) -> HealthLink:
+        pair = VethPair(LINK, random_mac(), PEER, random_mac(), self._mtu(), inside.namespace)
+        created = self._links.create_veth(pair)
+        request = EndpointRequest(
+            container_name=CONTAINER,
+            container_ifname=PEER,
+            ifname=LINK,
+            ifindex=created.host_ifindex,
+            pod_mac=pair.pod_mac,
+            host_mac=pair.host_mac,
+            ipv4=next((ip for ip in addresses if isinstance(ip, IPv4Address)), None),
+            ipv6=next((ip for ip in addresses if isinstance(ip, IPv6Address)), None),
+            netns_cookie=inside.cookie,
+            reserved=HEALTH,
+        )
+        return KernelHealthLink(
+            inside,
+            request,
+            created.pod_ifindex,
+            links=self._links,
+            gateways=self._router.gateways,
+            route_mtu=self._route_mtu(),
+            log=self._log,
+        )
+
+
+async def answer_probe(request: Request) -> Response:
+    """200 at /hello, 404 elsewhere; both without a body."""
+    return Response(200 if request.path == "/hello" else 404)
+
+
+# The endpoint.
+
+
+@after(PodsExposed)
+class HealthEndpoint:
+    """Makes the endpoint when the agent starts, and anew when it is not as it was, or does not answer."""
+
+    def __init__(
+        self,
+        settings: NodeHealthSettings,
+        addresses: HealthAddresses,
+        endpoints: Endpoints,
+        pool: PolicyMaps,
+        network: HealthNetwork,
+        transport: ProbeTransport,
+        controllers: Controllers,
+        *,
+        lifecycle: Lifecycle,
+        log: Logger,
+    ) -> None:
+        self._port = settings.cluster_health_port
+        self._addresses = addresses
+        self._endpoints = endpoints
+        self._pool = pool
+        self._network = network
+        self._transport = transport
+        self._controllers = controllers
+        self._log = log
+        self._link: HealthLink | None = None
+        self._endpoint: Endpoint | None = None
+        self._made = -REST
+        """When it was made last."""
+        self._answered = 0.0
+        """When it answered last, or was made; both of the loop's clock."""
+        if settings.endpoints:
+            lifecycle.append(Hook("run the health endpoint", self._start, stop=self._stop))
+
+    async def _start(self) -> None:
+        self._controllers.update(CONTROLLER, self._check, Rules(interval=INTERVAL, retry_maximum=INTERVAL))
+
+    async def _stop(self) -> None:
+        """End the link. What is saved of the endpoint stays, for the next agent to give it its addresses."""
+        self._controllers.remove(CONTROLLER)
+        if self._link is not None:
+            link, self._link = self._link, None
+            await link.close()
+
+    async def _check(self) -> None:
+        """Have the endpoint be there and answer. Raises HiveError, OSError: it is tried again."""
+        wrong = self._fault()
+        if wrong:
+            await self._make(wrong)
+        failure = await self._failure()
+        now = anyio.current_time()
+        if not failure:
+            self._answered = now
+        elif now - self._answered > PATIENCE:
+            await self._make(f"no answer for {PATIENCE:g} s: {failure}")
+        if failure:
+            raise HiveError(f"the health endpoint does not answer: {failure}")
+
+    def _fault(self) -> str:
+        link, made = self._link, self._endpoint
+        if link is None or made is None:
+            return "not made yet"
+        there = self._endpoints.get(made.id)
+        if there is None or there.created != made.created:
+            return "its endpoint was deleted"
+        return link.fault()
+
+    async def _failure(self) -> str:
+        """Why one of its addresses does not answer; empty when each does."""
+        for ip in self._addresses.claim():
+            outcome = await self._transport.http(str(ip), self._port)
+            if outcome.failure:
+                return outcome.failure
+        return ""
+
+    async def _make(self, reason: str) -> None:
+        """Make it, in place of what there is of it. Raises HiveError, OSError, IpamError, EndpointError."""
+        if self._link is not None:
+            self._log.warning("health endpoint is made anew", reason=reason)
+        await anyio.sleep_until(self._made + REST)
+        await self._take_away()
+        self._made = self._answered = anyio.current_time()
+        link = await self._network.create(self._addresses.claim(), self._port)
+        try:
+            self._endpoint = await self._complete(link)
+            link.connect()
+            self._endpoints.route(self._endpoint)
+            await link.listen()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await link.close()
+            raise
+        self._link = link
+        link.watch(partial(self._controllers.trigger, CONTROLLER))
+        addresses = ", ".join(str(ip) for ip in link.request.addresses)
+        self._log.info("health endpoint made", endpoint=self._endpoint.id, addresses=addresses, link=LINK)
+
+    async def _complete(self, link: HealthLink) -> Endpoint:
+        new = await self._begin(link.request)
+        await self._endpoints.identify(new)
+        return self._endpoints.complete(new)
+
+    async def _begin(self, request: EndpointRequest) -> NewEndpoint:
+        while True:
+            try:
+                return self._endpoints.begin(request)
+            except PoolEmpty:
+                await self._pool.ready()
+
+    async def _take_away(self) -> None:
+        link, self._link = self._link, None
+        if self._endpoint is not None:
+            for problem in self._endpoints.delete(self._endpoint, release_address=False):
+                self._log.warning("left-over of the health endpoint", problem=problem)
+            self._endpoint = None
+        if link is not None:
+            await link.close()
+
+
+def health_network(
+    links: HostLinks, router: Router, mtu: PodMtu, route_mtu: RouteMtu, log: Logger
+) -> HealthNetwork:
+    """This node's."""
+    return KernelHealthNetwork(links, router, mtu, route_mtu, log)
