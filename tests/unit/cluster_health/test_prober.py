@@ -8,7 +8,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from cells.health import answer_probe
+from cells.health.endpoint import answer_probe
 from cells.health.paths import ClusterReport, Outcome, ProbedNode, ProbeResults
 from cells.health.prober import NodeProber, SocketTransport
 from lifecycle.http import HttpServer
