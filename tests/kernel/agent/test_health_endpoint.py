@@ -1,0 +1,124 @@
+"""The health endpoint of a node: it answers, comes back whatever is taken from it, and keeps its address."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from cells.agent import agent
+from cells.cluster.identity.numbers import HEALTH
+from cells.cluster.nodes.local import LocalNodeStore
+from cells.endpoint import Endpoint, Endpoints
+from cells.health.endpoint import CONTROLLER
+from cells.health.prober import SocketTransport
+from cells.netlink.links import HostLinks
+from cells.node.ipam import Ipam
+from cells.observe.controllers import Controllers
+from lifecycle import Hive
+from lifecycle.testing import eventually
+from tests.kernel.endpoint.nodes import DUAL
+from tests.kernel.endpoint.nodes import SETTINGS as SMALL
+from tests.support.namespaces import Namespaces, in_node
+
+__all__ = ["in_node"]
+pytestmark = pytest.mark.kernel
+
+SETTINGS: Final = {**SMALL, **DUAL, "state-dir": "/run/cilium", "enable-health-checking": True}
+OUTSIDE: Final = ("ip link delete lxc_health", "ip link set lxc_health down")
+INSIDE: Final = (
+    "ip -4 address flush dev cilium",
+    "ip -6 address flush dev cilium scope global",
+    "ip link delete cilium",
+)
+
+
+def health_endpoint(hive: Hive) -> Endpoint | None:
+    """The one there is; None while it is made."""
+    return next((one for one in hive.get(Endpoints).all() if one.identity == HEALTH), None)
+
+
+def found_in(hive: Hive) -> Endpoint:
+    """The one there is."""
+    found = health_endpoint(hive)
+    assert found is not None
+    return found
+
+
+async def answers(hive: Hive) -> bool:
+    """Whether each of its addresses answers both kinds of probes."""
+    found = health_endpoint(hive)
+    if found is None or len(found.addresses) != 2:
+        return False
+    transport = SocketTransport()
+    transport.open()
+    try:
+        for ip in map(str, found.addresses):
+            if (await transport.http(ip, 4240)).failure or (await transport.icmp(ip, 3)).failure:
+                return False
+    finally:
+        transport.close()
+    return True
+
+
+def replaced(hive: Hive, before: Endpoint | None) -> bool:
+    """Whether another one is there, and the controller that made it has had its answer."""
+    now = health_endpoint(hive)
+    (controller,) = (one for one in hive.get(Controllers).all() if one.name == CONTROLLER)
+    answered = controller.last_success or 0.0
+    return now is not None and (before is None or now.created > before.created) and answered > now.created
+
+
+def inside() -> Namespaces:
+    """The namespace: no name leads there, but the agent's descriptor."""
+    own = str(Path("/proc/thread-self/ns/net").readlink())
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            place = str(link.readlink())
+        except OSError:  # the one of the listing
+            continue
+        if place.startswith("net:[") and place != own:
+            return Namespaces.open(link)
+    raise AssertionError("the agent has no other namespace open")
+
+
+def shell(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+async def test_it_answers_heals_and_keeps_its_addresses_over_a_restart(in_node: None) -> None:
+    async with Hive(agent, settings=SETTINGS).started() as hive:
+        await eventually(partial(replaced, hive, None))
+        assert await answers(hive)
+        first = found_in(hive)
+        published = {row.ip for row in hive.get(LocalNodeStore).health.all()}
+        assert published == set(first.addresses)
+        (node,) = hive.get(LocalNodeStore).table.all()
+        assert set(node.health) == published
+        assert {hive.get(Ipam).owner(ip) for ip in published} == {"health"}
+        for damage in (*OUTSIDE, *INSIDE):
+            before = found_in(hive)
+            if damage in OUTSIDE:
+                shell(damage)
+            else:
+                with inside() as namespace:
+                    namespace.run(shell, damage)
+            await eventually(partial(replaced, hive, before))
+            assert await answers(hive), damage
+            assert found_in(hive).addresses == first.addresses, damage
+        hive.get(Endpoints).delete(before := found_in(hive), release_address=False)
+        assert hive.get(Controllers).trigger(CONTROLLER)
+        await eventually(partial(replaced, hive, before))
+        assert await answers(hive)
+    async with Hive(agent, settings=SETTINGS).started() as hive:
+        await eventually(partial(replaced, hive, None))
+        assert await answers(hive)
+        assert found_in(hive).addresses == first.addresses
+    without = {**SETTINGS, "enable-endpoint-health-checking": False}
+    async with Hive(agent, settings=without).started() as hive:
+        assert health_endpoint(hive) is None
+        assert not hive.get(LocalNodeStore).health.all()
+        assert hive.get(HostLinks).find("lxc_health") is None
