@@ -3,3 +3,41 @@
 Why: pods and services are reached from outside without NAT where the network's routers know the way. The
      speaker is gobgpd: a restart of the agent touches no session, so it withdraws nothing.
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from lifecycle import Settings, refuse
+
+__all__ = ["FOLDER", "SpeakerSettings"]
+
+FOLDER: Final = "bgp"
+"""Of speakers, below state-dir."""
+
+
+class SpeakerSettings(Settings, frozen=True):
+    """gobgpd, which speaks BGP."""
+
+    bgp_speaker_path: Path | None = None
+    """Path of gobgpd; unset: that of PATH, or of /usr/bin."""
+
+    external_bgp_speaker: bool = False
+    """gobgpd runs separately, as in a pod of its own: the agent starts none, and calls it over the socket
+    speaker.sock in the directory bgp in state-dir. It serves one BGP instance."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.bgp_speaker_path is not None and not os.access(self.bgp_speaker_path, os.X_OK):
+            yield f"bgp-speaker-path={self.bgp_speaker_path}: expected a program that may be run"
+        if self.bgp_speaker_path is not None and self.external_bgp_speaker:
+            yield (
+                f"bgp-speaker-path={self.bgp_speaker_path}: external-bgp-speaker=true starts none;"
+                " leave out one of the two"
+            )

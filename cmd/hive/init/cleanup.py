@@ -157,6 +157,7 @@ def state_steps(places: Places) -> list[Step]:
     """The rest: links with their routes, mounts, files, and others' CNI configurations back in force."""
     return [
         ("Envoy, which reads requests", partial(_end_envoy, places.state_dir)),
+        ("gobgpd, which announces routes", partial(_end_speakers, places.state_dir)),
         ("rules for packets to the DNS proxy", traces.remove_rules),
         ("network namespaces cilium-*", traces.remove_namespaces),
         (f"cgroup v2 on {places.cgroup_root}", partial(traces.unmount, places.cgroup_root)),
@@ -173,3 +174,9 @@ def _end_envoy(state_dir: Path) -> list[str]:
     from cells.proxy.envoy import end_envoy
 
     return end_envoy(state_dir)
+
+
+def _end_speakers(state_dir: Path) -> list[str]:
+    from cells.bgp.gobgpd import end_speakers
+
+    return end_speakers(state_dir)

@@ -1,0 +1,565 @@
+"""What is wanted of a speaker and what gobgpd lists, as facts that compare; and the messages that make them.
+
+Gives:  SpeakerFacts, wanted_speakers(), listed_facts(); messages for rules, routes and peers.
+Why:    a policy for each service and peer would be thousands, and gobgpd tries one after the other. What adds
+        the same to routes for the same peers is one rule here, with all their prefixes in one set: a service
+        that comes is one prefix more, in place, and nothing is sent again.
+Source: gobgp 3.10, internal/pkg/table/policy.go, pkg/config; RFC 4271, 4760.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Set
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, Self
+
+import msgspec
+
+from cells.base.addresses import IPAddress, IPNetwork
+from cells.bgp import gobgp_messages as api
+from cells.bgp.gobgpd import Gobgp
+from cells.bgp.speaker_state import (
+    AfiSafi,
+    AnnouncedPath,
+    BGPInstance,
+    BGPPeer,
+    PolicyDirection,
+    PolicyStatement,
+    PrefixMatch,
+    RoutePolicy,
+)
+from cells.hubble.codec import WireMessage, encode
+
+AFI: Final = {"ipv4": 1, "ipv6": 2, "l2vpn": 25, "ls": 16388, "opaque": 16397}
+SAFI: Final = {
+    "unicast": 1,
+    "multicast": 2,
+    "mpls_label": 4,
+    "encapsulation": 7,
+    "vpls": 65,
+    "evpn": 70,
+    "ls": 71,
+    "sr_policy": 73,
+    "mup": 85,
+    "mpls_vpn": 128,
+    "mpls_vpn_multicast": 129,
+    "route_target_constraints": 132,
+    "flowspec_unicast": 133,
+    "flowspec_vpn": 134,
+    "key_value": 241,
+}
+"""Numbers of families (IANA), by the words of Cilium's resources."""
+_AFI_NAMES: Final = {number: name for name, number in AFI.items()}
+_SAFI_NAMES: Final = {number: name for name, number in SAFI.items()}
+
+DIRECTIONS: Final = {
+    PolicyDirection.IMPORT: api.AssignmentDirection.IMPORT,
+    PolicyDirection.EXPORT: api.AssignmentDirection.EXPORT,
+}
+RULE: Final = "hive-"
+"""How names of our policies begin."""
+
+
+class RuleFacts(msgspec.Struct, frozen=True):
+    """A policy of one statement: what it adds to which routes for whom."""
+
+    neighbors: frozenset[IPAddress] = frozenset()
+    """Empty: for all."""
+    version: int = 0
+    """Of the prefixes; 0: routes are not matched by them."""
+    local_routes: bool = False
+    communities: frozenset[int] = frozenset()
+    large_communities: frozenset[tuple[int, int, int]] = frozenset()
+    local_preference: int = 0
+    """0: none."""
+    prefixes: frozenset[PrefixMatch] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """By all but the prefixes, which come and go in place."""
+        parts = (
+            sorted(map(str, self.neighbors)),
+            self.version,
+            self.local_routes,
+            sorted(self.communities),
+            sorted(self.large_communities),
+            self.local_preference,
+        )
+        return RULE + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+    def covered(self, routes: Set[IPNetwork]) -> set[IPNetwork]:
+        """Those of the routes that it is about."""
+        if not self.version:
+            return set(routes)
+        exact = {one.cidr for one in self.prefixes if one.min_length == one.max_length == one.cidr.prefixlen}
+        found = exact & routes
+        for match in self.prefixes:
+            if match.cidr not in exact or match.max_length != match.cidr.prefixlen:
+                found.update(route for route in routes if route in match)
+        return found
+
+
+class PeerFacts(msgspec.Struct, frozen=True):
+    """How a peer is configured."""
+
+    asn: int
+    password: str
+    description: str
+    """Its name and local address, which gobgpd shows otherwise while the session is established."""
+    local_port: int
+    remote_port: int
+    multihop_ttl: int
+    """0: the next hop alone."""
+    connect_retry: int
+    hold_time: int
+    keepalive: int
+    restart_time: int
+    """0: no graceful restart."""
+    families: frozenset[tuple[int, int]]
+    enabled: bool = True
+
+    @classmethod
+    def of_row(cls, peer: BGPPeer) -> Self:
+        """As wanted."""
+        return cls(
+            asn=peer.asn,
+            password=peer.password.reveal() if peer.password is not None else "",
+            description=peer.name if peer.local_address is None else f"{peer.name} from {peer.local_address}",
+            local_port=peer.local_port,
+            remote_port=peer.remote_port,
+            multihop_ttl=peer.multihop_ttl if peer.external and peer.multihop_ttl > 1 else 0,
+            connect_retry=peer.timers.connect_retry,
+            hold_time=peer.timers.hold,
+            keepalive=peer.timers.keepalive,
+            restart_time=peer.graceful_restart.restart_time if peer.graceful_restart.enabled else 0,
+            families=frozenset(map(family_numbers, peer.families)),
+        )
+
+    @classmethod
+    def of_listed(cls, peer: api.ApiPeer) -> Self:
+        """As gobgpd lists it."""
+        conf, transport = peer.conf or api.PeerConf(), peer.transport or api.ApiTransport()
+        multihop = peer.ebgp_multihop or api.EbgpMultihop()
+        timers = (peer.timers or api.Timers()).config or api.TimersConfig()
+        restart = peer.graceful_restart or api.GracefulRestart()
+        families = [one.config for one in peer.afi_safis if one.config is not None and one.config.enabled]
+        return cls(
+            asn=conf.peer_asn,
+            password=conf.auth_password,
+            description=conf.description,
+            local_port=transport.local_port,
+            remote_port=transport.remote_port,
+            multihop_ttl=multihop.multihop_ttl if multihop.enabled else 0,
+            connect_retry=timers.connect_retry,
+            hold_time=timers.hold_time,
+            keepalive=timers.keepalive_interval,
+            restart_time=restart.restart_time if restart.enabled else 0,
+            families=frozenset((one.family.afi, one.family.safi) for one in families if one.family),
+            enabled=not conf.admin_down and (peer.state is None or not peer.state.admin_state),
+        )
+
+
+class SpeakerFacts(msgspec.Struct, frozen=True):
+    """All that a speaker has, or is to have."""
+
+    speaker: tuple[int, str, int] | None
+    """AS, router ID, and the port that it listens on; None: not started."""
+    rules: Mapping[str, RuleFacts]
+    assigned: Mapping[PolicyDirection, frozenset[str]]
+    """Names of the rules that routes pass."""
+    rejects: frozenset[PolicyDirection]
+    """Where what no rule accepts is rejected."""
+    paths: Mapping[IPNetwork, bool]
+    """Whether a route is as we make it."""
+    peers: Mapping[IPAddress, PeerFacts]
+    strange_policies: frozenset[str] = frozenset()
+    """Policies and sets that are not as we make them."""
+    strange_sets: frozenset[tuple[api.DefinedType, str]] = frozenset()
+
+
+_NONE_ASSIGNED: Final = dict.fromkeys(PolicyDirection, frozenset[str]())
+NOTHING: Final = SpeakerFacts(None, {}, _NONE_ASSIGNED, frozenset(), {}, {})
+"""What a speaker has that is not started, or does not answer."""
+
+
+class WantedSpeaker(msgspec.Struct, frozen=True):
+    """All that one instance is to have."""
+
+    instance: BGPInstance
+    facts: SpeakerFacts
+    peers: Mapping[IPAddress, BGPPeer]
+
+
+def wanted_speakers(
+    instances: Iterable[BGPInstance],
+    peers: Iterable[BGPPeer],
+    policies: Iterable[RoutePolicy],
+    paths: Iterable[AnnouncedPath],
+) -> Mapping[str, WantedSpeaker]:
+    """The rows of each instance together, by its name."""
+    of_peers: dict[str, dict[IPAddress, BGPPeer]] = {}
+    of_policies: dict[str, list[RoutePolicy]] = {}
+    of_paths: dict[str, list[AnnouncedPath]] = {}
+    for peer in peers:
+        of_peers.setdefault(peer.instance, {})[peer.address] = peer
+    for policy in policies:
+        of_policies.setdefault(policy.instance, []).append(policy)
+    for path in paths:
+        of_paths.setdefault(path.instance, []).append(path)
+    found = {}
+    for one in instances:
+        its = of_peers.get(one.name, {})
+        facts = wanted_facts(one, its.values(), of_policies.get(one.name, ()), of_paths.get(one.name, ()))
+        found[one.name] = WantedSpeaker(one, facts, its)
+    return found
+
+
+def wanted_facts(
+    instance: BGPInstance,
+    peers: Iterable[BGPPeer],
+    policies: Iterable[RoutePolicy],
+    paths: Iterable[AnnouncedPath],
+) -> SpeakerFacts:
+    """What the rows of an instance want."""
+    grouped: dict[tuple[PolicyDirection, RuleFacts], set[PrefixMatch]] = {}
+    for policy in policies:
+        for statement in policy.statements:
+            for rule, prefixes in _rules_of(statement):
+                grouped.setdefault((policy.direction, rule), set()).update(prefixes)
+    rules: dict[str, RuleFacts] = {}
+    assigned: dict[PolicyDirection, set[str]] = {direction: set() for direction in PolicyDirection}
+    for (direction, rule), matches in grouped.items():
+        name = rule.name if direction is PolicyDirection.EXPORT else f"{rule.name}-in"
+        rules[name] = msgspec.structs.replace(rule, prefixes=frozenset(matches))
+        assigned[direction].add(name)
+    return SpeakerFacts(
+        speaker=(instance.local_asn, str(instance.router_id), instance.listen_port),
+        rules=rules,
+        assigned={direction: frozenset(names) for direction, names in assigned.items()},
+        rejects=frozenset(PolicyDirection),
+        paths=dict.fromkeys((path.prefix for path in paths), True),
+        peers={peer.address: PeerFacts.of_row(peer) for peer in peers},
+    )
+
+
+def _rules_of(statement: PolicyStatement) -> Iterable[tuple[RuleFacts, list[PrefixMatch]]]:
+    """A set of prefixes is of one version."""
+    rule = RuleFacts(
+        neighbors=frozenset(statement.neighbors),
+        local_routes=statement.local_routes,
+        communities=frozenset(statement.communities),
+        large_communities=frozenset(statement.large_communities),
+        local_preference=statement.local_preference or 0,
+    )
+    if not statement.prefixes:
+        yield rule, []
+    for version in (4, 6):
+        if prefixes := [one for one in statement.prefixes if one.cidr.version == version]:
+            yield msgspec.structs.replace(rule, version=version), prefixes
+
+
+async def listed_facts(gobgp: Gobgp) -> SpeakerFacts:
+    """What a speaker has. Raises GobgpError."""
+    speaker = await gobgp.speaker()
+    if speaker is None:
+        return NOTHING
+    sets = {(kind, one.name): one for kind in api.DefinedType for one in await gobgp.sets(kind)}
+    rules: dict[str, RuleFacts] = {}
+    strange_policies, used = set(), set()
+    for policy in await gobgp.policies():
+        rule = _listed_rule(policy, sets)
+        if rule is None:
+            strange_policies.add(policy.name)
+            continue
+        rules[policy.name] = rule
+        used |= {(api.DefinedType(one.defined_type), one.name) for one in _sets_of(policy.name, rule)}
+    assigned, rejects = {}, set()
+    for direction, number in DIRECTIONS.items():
+        found = await gobgp.assignment(number) or api.PolicyAssignment()
+        assigned[direction] = frozenset(one.name for one in found.policies)
+        if found.default_action == api.RouteAction.REJECT:
+            rejects.add(direction)
+    paths: dict[IPNetwork, bool] = {}
+    for afi in (1, 2):
+        for destination in await gobgp.routes(api.TableType.GLOBAL, afi, binary=True):
+            for path in destination.paths:
+                if path.neighbor_ip in {"", "<nil>"}:
+                    prefix = _network(afi, path.nlri_binary)
+                    paths[prefix] = list(path.pattrs_binary) == _attributes_on_wire(prefix, path.nlri_binary)
+    return SpeakerFacts(
+        speaker=(speaker.asn, speaker.router_id, speaker.listen_port),
+        rules=rules,
+        assigned=assigned,
+        rejects=frozenset(rejects),
+        paths=paths,
+        peers={
+            ip_address(one.conf.neighbor_address): PeerFacts.of_listed(one)
+            for one in await gobgp.peers()
+            if one.conf is not None
+        },
+        strange_policies=frozenset(strange_policies),
+        strange_sets=frozenset(sets.keys() - used),
+    )
+
+
+# Rules.
+
+
+def rule_messages(name: str, rule: RuleFacts) -> tuple[list[api.DefinedSet], api.ApiPolicy]:
+    """The sets of a rule, and the policy that refers to them."""
+    conditions = api.Conditions(route_type=api.RouteType.LOCAL if rule.local_routes else api.RouteType.NONE)
+    if rule.version:
+        conditions.prefix_set = api.MatchSet(name=f"{name}-prefixes")
+    if rule.neighbors:
+        conditions.neighbor_set = api.MatchSet(name=f"{name}-neighbors")
+    actions = api.Actions(route_action=api.RouteAction.ACCEPT)
+    if rule.communities:
+        texts = [f"{one >> 16}:{one & 0xFFFF}" for one in sorted(rule.communities)]
+        actions.community = api.CommunityAction(communities=texts)
+    if rule.large_communities:
+        texts = [":".join(map(str, one)) for one in sorted(rule.large_communities)]
+        actions.large_community = api.CommunityAction(communities=texts)
+    if rule.local_preference:
+        actions.local_pref = api.LocalPreference(value=rule.local_preference)
+    statement = api.Statement(name=name, conditions=conditions, actions=actions)
+    return _sets_of(name, rule), api.ApiPolicy(name=name, statements=[statement])
+
+
+def prefix_set(name: str, prefixes: Iterable[PrefixMatch]) -> api.DefinedSet:
+    """The set of a rule's prefixes, or some of its members."""
+    ranges = [
+        api.PrefixRange(ip_prefix=str(cidr), mask_length_min=least, mask_length_max=most)
+        for cidr, least, most in prefixes
+    ]
+    return api.DefinedSet(defined_type=api.DefinedType.PREFIX, name=f"{name}-prefixes", prefixes=ranges)
+
+
+RETIRE: Final = "retire"
+"""The name of the policy by which routes are withdrawn from some peers."""
+MARK: Final = 0xFFFFFFFF
+"""The community of such routes, which no peer gets to see."""
+
+
+def retiring(
+    routes: Mapping[IPAddress, Collection[IPNetwork]],
+) -> tuple[list[api.DefinedSet], api.ApiPolicy]:
+    """The policy, and its sets, that rejects marked routes to some peers and takes the mark off for the rest.
+
+    gobgpd withdraws a route from a peer when policies reject what replaces it and accept what it replaces,
+    as they are then: it keeps no account of what it has sent. So a route that some peers are to lose is
+    replaced by a marked one, which this policy rejects to them.
+    """
+    community = f"^{MARK >> 16}:{MARK & 0xFFFF}$"
+    sets = [api.DefinedSet(defined_type=api.DefinedType.COMMUNITY, name=RETIRE, list=[community])]
+    statements = []
+    for address, prefixes in routes.items():
+        name = f"{RETIRE}-{address}"
+        for version in (4, 6):
+            exact = [
+                PrefixMatch(one, one.prefixlen, one.prefixlen) for one in prefixes if one.version == version
+            ]
+            if not exact:
+                continue
+            rule = RuleFacts(neighbors=frozenset([address]), version=version, prefixes=frozenset(exact))
+            of_rule, policy = rule_messages(f"{name}-{version}", rule)
+            sets += of_rule
+            for statement in policy.statements:
+                if statement.conditions is not None:
+                    statement.conditions.community_set = api.MatchSet(name=RETIRE)
+                statement.actions = api.Actions(route_action=api.RouteAction.REJECT)
+                statements.append(statement)
+    unmark = api.CommunityAction(type=api.REMOVE, communities=[community])
+    statements.append(api.Statement(name=RETIRE, actions=api.Actions(community=unmark)))
+    return sets, api.ApiPolicy(name=RETIRE, statements=statements)
+
+
+def _sets_of(name: str, rule: RuleFacts) -> list[api.DefinedSet]:
+    found = [prefix_set(name, rule.prefixes)] if rule.version else []
+    if rule.neighbors:
+        kind, texts = api.DefinedType.NEIGHBOR, sorted(f"{one}/{one.max_prefixlen}" for one in rule.neighbors)
+        found.append(api.DefinedSet(defined_type=kind, name=f"{name}-neighbors", list=texts))
+    return found
+
+
+def _listed_rule(
+    policy: api.ApiPolicy, sets: Mapping[tuple[api.DefinedType, str], api.DefinedSet]
+) -> RuleFacts | None:
+    """The rule that a policy was made of; None when it is not exactly as we make one."""
+    if len(policy.statements) != 1:
+        return None
+    conditions = policy.statements[0].conditions or api.Conditions()
+    actions = policy.statements[0].actions or api.Actions()
+    ranges, neighbors = api.DefinedSet(), api.DefinedSet()
+    if conditions.prefix_set is not None:
+        ranges = sets.get((api.DefinedType.PREFIX, conditions.prefix_set.name), ranges)
+    if conditions.neighbor_set is not None:
+        neighbors = sets.get((api.DefinedType.NEIGHBOR, conditions.neighbor_set.name), neighbors)
+    try:
+        prefixes = frozenset(
+            PrefixMatch(ip_network(one.ip_prefix), one.mask_length_min, one.mask_length_max)
+            for one in ranges.prefixes
+        )
+        rule = RuleFacts(
+            neighbors=frozenset(ip_address(one.partition("/")[0]) for one in neighbors.list),
+            version=next(iter(prefixes)).cidr.version if prefixes else 0,
+            local_routes=conditions.route_type == api.RouteType.LOCAL,
+            communities=_communities(actions.community),
+            large_communities=_large_communities(actions.large_community),
+            local_preference=actions.local_pref.value if actions.local_pref is not None else 0,
+            prefixes=prefixes,
+        )
+    except ValueError:
+        return None
+    if policy.name not in {rule.name, f"{rule.name}-in"} or policy != _as_listed(policy.name, rule):
+        return None
+    return rule
+
+
+def _as_listed(name: str, rule: RuleFacts) -> api.ApiPolicy:
+    """The policy, with tuples as decoded messages have them."""
+    policy = rule_messages(name, rule)[1]
+    for statement in policy.statements:
+        for action in (
+            (statement.actions.community, statement.actions.large_community) if statement.actions else ()
+        ):
+            if action is not None:
+                action.communities = tuple(action.communities)
+    policy.statements = tuple(policy.statements)
+    return policy
+
+
+def _communities(action: api.CommunityAction | None) -> frozenset[int]:
+    """Raises ValueError."""
+    found = set()
+    for text in action.communities if action is not None else ():
+        high, _, low = text.partition(":")
+        found.add(int(high) << 16 | int(low))
+    return frozenset(found)
+
+
+def _large_communities(action: api.CommunityAction | None) -> frozenset[tuple[int, int, int]]:
+    """Raises ValueError."""
+    found = set()
+    for text in action.communities if action is not None else ():
+        first, second, third = map(int, text.split(":"))
+        found.add((first, second, third))
+    return frozenset(found)
+
+
+# Routes.
+
+
+def _packed(message: WireMessage) -> api.Packed:
+    return api.Packed(type_url=f"type.googleapis.com/{message.protobuf}", value=encode(message))
+
+
+_IGP: Final = _packed(api.OriginAttribute())
+_OWN: Final = _packed(api.NextHopAttribute(next_hop="0.0.0.0"))  # no address is bound: RFC 4271
+
+
+def route(prefix: IPNetwork, *, withdrawn: bool = False, marked: bool = False) -> api.ApiPath:
+    """A route of ORIGIN IGP, with the address of each session as its next hop; or its withdrawal."""
+    family = api.AddressFamily(afi=1 if prefix.version == 4 else 2, safi=api.UNICAST)
+    nlri = _packed(api.AddressPrefix(prefix=str(prefix.network_address), prefix_len=prefix.prefixlen))
+    reach = _OWN
+    if prefix.version == 6:
+        reach = _packed(api.MpReachAttribute(family=family, next_hops=["::"], nlris=[nlri]))
+    attributes = (
+        [_IGP, reach, _packed(api.CommunitiesAttribute(communities=[MARK]))] if marked else [_IGP, reach]
+    )
+    return api.ApiPath(nlri=nlri, pattrs=attributes, family=family, is_withdraw=withdrawn)
+
+
+def _network(afi: int, nlri: bytes) -> IPNetwork:
+    """The prefix of an NLRI (RFC 4271, 4.3): its length in bits, and as many bytes as that needs."""
+    if afi == 1:
+        return IPv4Network((nlri[1:].ljust(4, b"\0"), nlri[0]))
+    return IPv6Network((nlri[1:].ljust(16, b"\0"), nlri[0]))
+
+
+def _attributes_on_wire(prefix: IPNetwork, nlri: bytes) -> list[bytes]:
+    """ORIGIN, and NEXT_HOP or MP_REACH_NLRI (RFC 4271, 4.3; RFC 4760, 3)."""
+    if prefix.version == 4:
+        return [b"\x40\x01\x01\x00", b"\x40\x03\x04" + bytes(4)]
+    reach = b"\x00\x02\x01\x10" + bytes(17) + nlri
+    return [b"\x40\x01\x01\x00", b"\x80\x0e" + bytes((len(reach),)) + reach]
+
+
+# Peers.
+
+
+def family_numbers(family: AfiSafi) -> tuple[int, int]:
+    """AFI and SAFI of a family."""
+    return AFI[family.afi], SAFI[family.safi]
+
+
+def family_of(family: api.AddressFamily) -> AfiSafi:
+    """The family in the words of Cilium's resources; numbers that have none as text."""
+    return AfiSafi(
+        _AFI_NAMES.get(family.afi, str(family.afi)), _SAFI_NAMES.get(family.safi, str(family.safi))
+    )
+
+
+def new_peer(peer: BGPPeer) -> api.ApiPeer:
+    """A peer to be added."""
+    facts = PeerFacts.of_row(peer)
+    graceful = bool(facts.restart_time)
+    return api.ApiPeer(
+        conf=api.PeerConf(
+            neighbor_address=str(peer.address),
+            peer_asn=facts.asn,
+            auth_password=facts.password,
+            description=facts.description,
+        ),
+        ebgp_multihop=api.EbgpMultihop(enabled=True, multihop_ttl=facts.multihop_ttl)
+        if facts.multihop_ttl
+        else None,
+        timers=api.Timers(
+            config=api.TimersConfig(
+                connect_retry=facts.connect_retry,
+                hold_time=facts.hold_time,
+                keepalive_interval=facts.keepalive,
+                idle_hold_time_after_reset=IDLE,
+            )
+        ),
+        transport=api.ApiTransport(
+            local_address=_local_address(peer), local_port=facts.local_port, remote_port=facts.remote_port
+        ),
+        graceful_restart=api.GracefulRestart(
+            enabled=True, restart_time=facts.restart_time, notification_enabled=True, local_restarting=True
+        )
+        if graceful
+        else None,
+        afi_safis=[
+            api.PeerFamily(
+                config=api.FamilyConfig(family=api.AddressFamily(afi=afi, safi=safi), enabled=True),
+                mp_graceful_restart=api.FamilyRestart(config=api.Enabled(enabled=graceful)),
+            )
+            for afi, safi in map(family_numbers, peer.families)
+        ],
+    )
+
+
+IDLE: Final = 5
+"""Seconds before a session that was reset is tried again; gobgpd 3.10 does not take it, and waits for 30."""
+
+
+def changed_peer(listed: api.ApiPeer, peer: BGPPeer) -> api.ApiPeer:
+    """A listed peer with another time between tries to connect: what else is as listed keeps its session.
+
+    A listed session shows its actual local address, in place of the configured one.
+    """
+    found = msgspec.structs.replace(listed, state=None)
+    timers = (listed.timers or api.Timers()).config or api.TimersConfig()
+    timers = msgspec.structs.replace(timers, connect_retry=peer.timers.connect_retry)
+    transport = listed.transport or api.ApiTransport()
+    found.timers = api.Timers(config=timers)
+    found.transport = msgspec.structs.replace(transport, local_address=_local_address(peer))
+    return found
+
+
+def _local_address(peer: BGPPeer) -> str:
+    if peer.local_address is not None:
+        return str(peer.local_address)
+    return str(IPv4Address(0) if peer.address.version == 4 else IPv6Address(0))

@@ -1,0 +1,571 @@
+"""gobgpd: calls to it over a unix socket, and its processes.
+
+Needs:  h2; the framing of cells.hubble.rpc.grpc; the state directory.
+Gives:  Gobgp, connected(), GobgpError, GobgpUnreachableError; Speakers, end_speakers().
+Why:    the calls are a few hundred lines over h2, which the agent has for Hubble; grpcio costs it 20 MB.
+        Each process outlives the agent, so that no session ends with it. There is one for each BGP instance:
+        a gobgpd has one AS, one router ID, one port and one set of policies, and so has an instance; what
+        goes wrong in one leaves the others alone.
+Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md), RFC 9113; posix_spawn(3), setsid(2); gobgp 3.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+import msgspec
+
+from cells.bgp import FOLDER, SpeakerSettings
+from cells.bgp import gobgp_messages as api
+from cells.hubble.codec import DecodeError, WireMessage, decode, encode
+from cells.hubble.rpc.grpc import MessageReader, RpcCode, RpcError, code_name, decode_message, framed
+from lifecycle import HiveError, Logger
+
+__all__ = [
+    "Gobgp",
+    "GobgpError",
+    "GobgpUnreachableError",
+    "SpeakerError",
+    "Speakers",
+    "connected",
+    "end_speakers",
+]
+
+SERVICE: Final = "apipb.GobgpApi"
+CALL_TIMEOUT: Final = 10.0
+"""Seconds for an answer, or between two of many."""
+LARGEST: Final = 16 << 20
+"""Bytes of one answer: a set of all prefixes is one."""
+WINDOW: Final = 1 << 20
+"""Bytes that gobgpd may send ahead of what is read."""
+READ: Final = 64 << 10
+PATHS: Final = 200
+"""Paths in one message: gobgpd puts them into its table at once."""
+
+M = TypeVar("M", bound=WireMessage)
+
+
+class GobgpError(HiveError):
+    """A call failed: which, gRPC's status, gobgpd's text and its socket."""
+
+    def __init__(self, socket: Path, call: str, code: int, text: str) -> None:
+        super().__init__(f"gobgpd at {socket}: {call}: {code_name(code)}: {text}")
+        self.call = call
+        self.code = code
+        self.text = text
+
+
+class GobgpUnreachableError(GobgpError):
+    """gobgpd does not answer: its socket cannot be connected to, or the connection ended."""
+
+
+class _GobgpCall:
+    """What has come of a call."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reader = MessageReader(LARGEST)
+        self.ended = False
+        self._headers: dict[str, str] = {}
+
+    def take(self, events: Iterable[h2.events.Event]) -> None:
+        """Take those that are its own: others are of calls that were given up."""
+        for event in events:
+            if getattr(event, "stream_id", 0) != self.number:
+                continue
+            if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
+                self._headers |= {str(name): str(value) for name, value in event.headers or ()}
+            elif isinstance(event, h2.events.DataReceived):
+                self.reader.feed(event.data)
+            elif isinstance(event, h2.events.StreamReset):
+                self._headers.setdefault("grpc-status", str(int(RpcCode.INTERNAL)))
+                self._headers.setdefault("grpc-message", f"the call was reset, code {event.error_code}")
+                self.ended = True
+            elif isinstance(event, h2.events.StreamEnded):
+                self.ended = True
+
+    def check(self) -> None:
+        """Raise RpcError unless the call ended well."""
+        status = self._headers.get("grpc-status", "")
+        if not status.isdigit():
+            http = self._headers.get(":status")
+            raise RpcError(RpcCode.UNKNOWN, f"not an answer of gRPC, HTTP status {http}")
+        if int(status):
+            raise RpcError(int(status), decode_message(self._headers.get("grpc-message", "")))
+
+
+class Gobgp:
+    """One connection, for one call at a time; what others ask meanwhile needs one of its own.
+
+    Methods are gobgpd's calls. All raise GobgpError.
+    """
+
+    def __init__(self, socket: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._socket = socket
+        self._reader = reader
+        self._writer = writer
+        self._h2 = h2.connection.H2Connection(
+            h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+        )
+        self._h2.initiate_connection()
+        self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: WINDOW})
+        self._h2.increment_flow_control_window(WINDOW)
+
+    # The speaker
+
+    async def start(self, speaker: api.Global) -> None:
+        """Start BGP."""
+        await self._call("StartBgp", api.StartBgp(all=speaker))
+
+    async def stop(self) -> None:
+        """Stop BGP: peers are sent Cease, and everything is forgotten."""
+        await self._call("StopBgp", api.Nothing())
+
+    async def speaker(self) -> api.Global | None:
+        """The speaker, if it is started."""
+        found = await self._call("GetBgp", api.Nothing(), api.StartBgp)
+        return found.all if found.all is not None and found.all.asn else None
+
+    # Peers
+
+    async def peers(self, *, advertised: bool = False) -> list[api.ApiPeer]:
+        """All peers; with how many routes each is sent, where ``advertised``, which costs a look at each."""
+        listed = self._stream_of("ListPeer", api.ListPeer(enable_advertised=advertised), api.PeerMessage)
+        return [one.peer async for one in listed if one.peer is not None]
+
+    async def add_peer(self, peer: api.ApiPeer) -> None:
+        """Add a peer."""
+        await self._call("AddPeer", api.PeerMessage(peer=peer))
+
+    async def update_peer(self, peer: api.ApiPeer) -> None:
+        """Change a peer; its session ends unless it is as listed except for its timers."""
+        await self._call("UpdatePeer", api.PeerMessage(peer=peer))
+
+    async def delete_peer(self, address: str) -> None:
+        """Remove a peer: it is sent Cease."""
+        await self._call("DeletePeer", api.DeletePeer(address=address))
+
+    async def shut_down(self, address: str) -> None:
+        """End a session, after all that is to be sent over it; it may come up again."""
+        await self._call("ShutdownPeer", api.DeletePeer(address=address))
+
+    async def send_again(self, address: str) -> None:
+        """Send a peer its routes as policies are now: a soft reset of the outgoing direction."""
+        reset = api.ResetPeer(address=address, soft=True, direction=api.SoftResetDirection.OUT)
+        await self._call("ResetPeer", reset)
+
+    async def events(self, *, routes: bool = False) -> AsyncGenerator[None]:
+        """Come for each change of a peer's state, or for routes that peers send; for ever.
+
+        What has changed is not read: peers could send more than is worth reading.
+        """
+        request = api.WatchEventRequest(peer=api.Nothing())
+        if routes:
+            request = api.WatchEventRequest(table=api.WatchTable(filters=[api.WatchFilter(type=api.ADJ_IN)]))
+        async with aclosing(self._messages("WatchEvent", [request], lasts=True)) as events:
+            async for _ in events:
+                yield
+
+    # Routes
+
+    async def routes(
+        self, table: api.TableType, family: int, peer: str = "", *, binary: bool = False
+    ) -> list[api.Destination]:
+        """The routes of a table; of which peer, except those of the RIB. ``binary``: as on the wire."""
+        request = api.ListPath(table_type=table, name=peer, family=_unicast(family), only_binary=binary)
+        listed = self._stream_of("ListPath", request, api.ListedPath)
+        return [one.destination async for one in listed if one.destination is not None]
+
+    async def put_routes(self, paths: Iterable[api.ApiPath]) -> None:
+        """Add routes, replace them, or withdraw those that are withdrawals."""
+        todo = list(paths)
+        if not todo:
+            return
+        parts = [todo[at : at + PATHS] for at in range(0, len(todo), PATHS)]
+        await self._answer("AddPathStream", [api.AddPathStream(paths=part) for part in parts], api.Nothing)
+
+    # Policies
+
+    async def policies(self) -> list[api.ApiPolicy]:
+        """All policies."""
+        listed = self._stream_of("ListPolicy", api.Nothing(), api.PolicyMessage)
+        return [one.policy async for one in listed if one.policy is not None]
+
+    async def add_policy(self, policy: api.ApiPolicy) -> None:
+        """Add a policy, with its statements."""
+        await self._call("AddPolicy", api.PolicyMessage(policy=policy))
+
+    async def delete_policy(self, name: str) -> None:
+        """Remove a policy that is not assigned, with its statements."""
+        await self._call("DeletePolicy", api.DeletePolicy(policy=api.ApiPolicy(name=name), all=True))
+
+    async def sets(self, kind: api.DefinedType) -> list[api.DefinedSet]:
+        """All sets of a kind."""
+        request = api.ListDefinedSet(defined_type=kind)
+        listed = self._stream_of("ListDefinedSet", request, api.DefinedSetMessage)
+        return [one.defined_set async for one in listed if one.defined_set is not None]
+
+    async def add_to_set(self, members: api.DefinedSet) -> None:
+        """Add members to a set, which is made when it is not there."""
+        await self._call("AddDefinedSet", api.DefinedSetMessage(defined_set=members))
+
+    async def take_from_set(self, members: api.DefinedSet) -> None:
+        """Remove members from a set."""
+        await self._call("DeleteDefinedSet", api.DefinedSetMessage(defined_set=members))
+
+    async def delete_set(self, kind: api.DefinedType, name: str) -> None:
+        """Remove a set that no statement refers to."""
+        unwanted = api.DefinedSet(defined_type=kind, name=name)
+        await self._call("DeleteDefinedSet", api.DefinedSetMessage(defined_set=unwanted, all=True))
+
+    async def assignment(self, direction: api.AssignmentDirection) -> api.PolicyAssignment | None:
+        """What is assigned for every peer."""
+        request = api.ListAssignment(name=api.GLOBAL_RIB, direction=direction)
+        listed = self._stream_of("ListPolicyAssignment", request, api.AssignmentMessage)
+        found = [one.assignment async for one in listed if one.assignment is not None]
+        return found[0] if found else None
+
+    async def assign(self, direction: api.AssignmentDirection, names: Iterable[str]) -> None:
+        """Have these policies decide for every peer, in this order, at once; the rest is rejected."""
+        assignment = api.PolicyAssignment(
+            name=api.GLOBAL_RIB,
+            direction=direction,
+            policies=[api.ApiPolicy(name=name) for name in names],
+            default_action=api.RouteAction.REJECT,
+        )
+        await self._call("SetPolicyAssignment", api.AssignmentMessage(assignment=assignment))
+
+    # How a call is made
+
+    async def _call(self, call: str, request: WireMessage, answer: type[M] = api.Nothing) -> M:  # type: ignore[assignment]
+        return await self._answer(call, [request], answer)
+
+    async def _answer(self, call: str, requests: Iterable[WireMessage], answer: type[M]) -> M:
+        async with aclosing(self._messages(call, requests)) as messages:
+            found = [message async for message in messages]
+        if not found:
+            raise GobgpError(self._socket, call, RpcCode.INTERNAL, "the answer has no message")
+        return self._decoded(call, answer, found[0])
+
+    async def _stream_of(self, call: str, request: WireMessage, answer: type[M]) -> AsyncGenerator[M]:
+        async with aclosing(self._messages(call, [request])) as messages:
+            async for message in messages:
+                yield self._decoded(call, answer, message)
+
+    def _decoded(self, call: str, answer: type[M], message: bytes) -> M:
+        try:
+            return decode(answer, message)
+        except DecodeError as error:
+            raise GobgpError(self._socket, call, RpcCode.INTERNAL, f"malformed answer: {error}") from error
+
+    async def _messages(
+        self, call: str, requests: Iterable[WireMessage], *, lasts: bool = False
+    ) -> AsyncGenerator[bytes]:
+        """The encoded answers as they come; ``lasts``: there may be none for long."""
+        opened = _GobgpCall(self._h2.get_next_available_stream_id())
+        try:
+            await self._begin(call, opened, requests)
+            while not opened.ended:
+                opened.take(await self._events(call, lasts=lasts))
+                while (message := opened.reader.take()) is not None:
+                    yield message
+            opened.check()
+        except RpcError as error:
+            raise GobgpError(self._socket, call, error.code, error.message) from error
+        except h2.exceptions.ProtocolError as error:
+            raise GobgpError(self._socket, call, RpcCode.INTERNAL, f"HTTP/2: {error}") from error
+        finally:
+            if not opened.ended:
+                self._give_up(opened.number)
+
+    def _give_up(self, number: int) -> None:
+        """Reset a call that nothing more is read of; sent with what is sent next."""
+        try:
+            self._h2.reset_stream(number, h2.errors.ErrorCodes.CANCEL)
+        except h2.exceptions.ProtocolError:
+            return  # never opened, or closed by the other side
+
+    async def _begin(self, call: str, opened: _GobgpCall, requests: Iterable[WireMessage]) -> None:
+        self._h2.send_headers(
+            opened.number,
+            [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":path", f"/{SERVICE}/{call}"),
+                (":authority", "localhost"),
+                ("te", "trailers"),
+                ("content-type", "application/grpc"),
+                ("user-agent", "hive"),
+            ],
+        )
+        rest = memoryview(framed(encode(request) for request in requests))
+        while rest and not opened.ended:
+            room = min(self._h2.local_flow_control_window(opened.number), self._h2.max_outbound_frame_size)
+            part, rest = rest[:room], rest[room:]
+            if part:
+                self._h2.send_data(opened.number, bytes(part), end_stream=not rest)
+            else:
+                opened.take(await self._events(call))
+
+    async def _events(self, call: str, *, lasts: bool = False) -> list[h2.events.Event]:
+        """Send what there is to send, and give what comes next."""
+        try:
+            with anyio.fail_after(CALL_TIMEOUT):
+                self._writer.write(self._h2.data_to_send())
+                await self._writer.drain()
+            with anyio.fail_after(None if lasts else CALL_TIMEOUT):
+                data = await self._reader.read(READ)
+        except TimeoutError as error:
+            raise RpcError(RpcCode.DEADLINE_EXCEEDED, f"no answer within {CALL_TIMEOUT:g} s") from error
+        except OSError as error:
+            raise self._unreachable(call, "the connection ended") from error
+        if not data:
+            raise self._unreachable(call, "the connection ended")
+        events: list[h2.events.Event] = self._h2.receive_data(data)
+        for event in events:
+            if isinstance(event, h2.events.DataReceived) and event.flow_controlled_length:
+                self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.ConnectionTerminated):
+                raise self._unreachable(call, f"gobgpd closed the connection, code {event.error_code}")
+        return events
+
+    def _unreachable(self, call: str, text: str) -> GobgpUnreachableError:
+        return GobgpUnreachableError(self._socket, call, RpcCode.UNAVAILABLE, text)
+
+
+@asynccontextmanager
+async def connected(socket: Path) -> AsyncIterator[Gobgp]:
+    """A connection for the length of the block. Raises GobgpUnreachableError."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(socket)
+    except OSError as error:
+        text = error.strerror or str(error)
+        raise GobgpUnreachableError(socket, "connect", RpcCode.UNAVAILABLE, text) from error
+    try:
+        yield Gobgp(socket, reader, writer)
+    finally:
+        writer.close()
+
+
+def _unicast(afi: int) -> api.AddressFamily:
+    return api.AddressFamily(afi=afi, safi=api.UNICAST)
+
+
+# Its processes.
+
+BESIDE: Final = "speaker.sock"
+"""The socket in it of a gobgpd that runs separately."""
+PLACES: Final = ("/usr/bin/gobgpd", "/usr/local/bin/gobgpd")
+"""Where images and packages of distributions put it, whatever the agent's PATH."""
+PATIENCE: Final = 10.0
+"""Seconds that one gets to answer, and to end."""
+LEAST_PAUSE: Final = 0.005
+MOST_PAUSE: Final = 0.2
+"""Seconds between two tries to connect to one that has just been started."""
+LARGEST_LOG: Final = 1 << 20
+"""Bytes after which a log begins anew: it may lie in memory, and a peer can have lines written."""
+
+
+class SpeakerError(HiveError):
+    """There is no gobgpd for an instance."""
+
+
+class _Started(msgspec.Struct):
+    instance: str
+    pid: int
+
+
+class Speakers:
+    """The gobgpd of each instance of this node."""
+
+    def __init__(self, settings: SpeakerSettings, state_dir: Path, log: Logger) -> None:
+        self._external = settings.external_bgp_speaker
+        self._program = settings.bgp_speaker_path
+        self._folder = state_dir / FOLDER
+        self._log = log
+        self._beside = ""
+        """The instance that one beside the agent serves; empty before the first."""
+
+    def socket(self, instance: str) -> Path:
+        """Where the one of an instance is called."""
+        return self._folder / BESIDE if self._external else _place(self._folder, instance, ".sock")
+
+    def running(self) -> list[str]:
+        """Instances that have one: for one beside the agent the one that it has been asked for."""
+        if self._external:
+            return [self._beside] if self._beside else []
+        return [one.instance for one in _running(self._folder)]
+
+    async def ensure(self, instance: str) -> None:
+        """Have one run that answers. Raises SpeakerError, GobgpUnreachableError, OSError."""
+        if self._external:
+            if self._beside not in {"", instance}:
+                raise SpeakerError(
+                    f"external-bgp-speaker=true: there is one speaker, for the instance {self._beside}, and"
+                    f" none for {instance}; leave one instance to this node, or let the agent start gobgpd"
+                )
+            async with connected(self.socket(instance)):
+                self._beside = instance
+            return
+        with suppress(GobgpUnreachableError):
+            async with connected(self.socket(instance)):
+                return
+        if instance in self.running():
+            await self.end(instance)  # it runs and does not listen: nothing is to be had of it
+        await self._answers(instance, self._begin(instance, self._found()))
+
+    async def end(self, instance: str) -> None:
+        """End the one of an instance: with SIGTERM, at which it sends its peers Cease. Raises OSError."""
+        if self._external:
+            self._beside = ""
+            return
+        found = next((one for one in _running(self._folder) if one.instance == instance), None)
+        if found is not None:
+            with suppress(ProcessLookupError):
+                handle = os.pidfd_open(found.pid)
+                try:
+                    await self._ended(handle)
+                finally:
+                    os.close(handle)
+            _reap(found.pid)
+        for suffix in (".json", ".sock", ".log"):
+            _place(self._folder, instance, suffix).unlink(missing_ok=True)
+
+    def notice_end(self, instance: str) -> None:
+        """Report how the one of an instance has ended, if it was started by this process and has."""
+        try:
+            started = msgspec.json.decode(_place(self._folder, instance, ".json").read_bytes(), type=_Started)
+        except (OSError, msgspec.MsgspecError):
+            return
+        if (status := _reap(started.pid)) is not None:
+            log = _place(self._folder, instance, ".log")
+            self._log.warning("gobgpd ended", instance=instance, pid=started.pid, status=status, see=str(log))
+
+    def cut_logs(self) -> None:
+        """Begin logs anew that have become large. Raises OSError."""
+        for log in self._folder.glob("*.log"):
+            if log.stat().st_size > LARGEST_LOG:
+                os.truncate(log, 0)
+
+    def _found(self) -> Path:
+        if self._program is not None:
+            return self._program
+        for name in ("gobgpd", *PLACES):
+            if (path := shutil.which(name)) is not None:
+                return Path(path)
+        raise SpeakerError("gobgpd: not found in PATH or /usr/bin; install it, or set bgp-speaker-path")
+
+    def _begin(self, instance: str, program: Path) -> int:
+        """In a session of its own, so that what ends the agent does not end it; with no file of others."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        socket, log = self.socket(instance), _place(self._folder, instance, ".log")
+        socket.unlink(missing_ok=True)
+        command = [str(program), "--api-hosts", f"unix://{socket}", "--pprof-disable", "-p"]
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.fspath(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited()),
+        ]
+        pid = os.posix_spawn(program, command, os.environ, file_actions=files, setsid=True)
+        started = msgspec.json.encode(_Started(instance, pid))
+        _place(self._folder, instance, ".json").write_bytes(started)
+        self._log.info("gobgpd was started", instance=instance, pid=pid, program=str(program))
+        return pid
+
+    async def _answers(self, instance: str, pid: int) -> None:
+        log, pause = _place(self._folder, instance, ".log"), LEAST_PAUSE
+        with anyio.move_on_after(PATIENCE):
+            while (status := _reap(pid)) is None:
+                with suppress(GobgpUnreachableError):
+                    async with connected(self.socket(instance)):
+                        return
+                await anyio.sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE)
+            raise SpeakerError(
+                f"gobgpd for the instance {instance} ended when it was started, status {status}: see {log}"
+            )
+        raise SpeakerError(
+            f"gobgpd for the instance {instance} has not answered for {PATIENCE:g} s: see {log}"
+        )
+
+    @staticmethod
+    async def _ended(handle: int) -> None:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        with anyio.move_on_after(PATIENCE):
+            await _over(handle)
+            return
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        await _over(handle)
+
+
+def end_speakers(state_dir: Path) -> list[str]:
+    """End each gobgpd that an agent with this state directory has started: which. Raises OSError."""
+    ended = []
+    for one in _running(state_dir / FOLDER):
+        with suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGTERM)
+            ended.append(f"gobgpd of the BGP instance {one.instance}, pid {one.pid}")
+    return ended
+
+
+def _place(folder: Path, instance: str, suffix: str) -> Path:
+    """Names of instances are longer than those of sockets may be."""
+    return folder / (hashlib.sha256(instance.encode()).hexdigest()[:12] + suffix)
+
+
+def _running(folder: Path) -> Iterator[_Started]:
+    """Those that an agent, this or one before, has started and that run."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            started = msgspec.json.decode(path.read_bytes(), type=_Started)
+            command = Path(f"/proc/{started.pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, msgspec.MsgspecError):
+            continue
+        if b"unix://" + os.fsencode(path.with_suffix(".sock")) in command:
+            yield started
+
+
+def _inherited() -> list[int]:
+    """Inherited descriptors that a child would inherit too."""
+    found = []
+    for number in (int(one.name) for one in Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # the listing's own is closed by now
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
+
+
+def _reap(pid: int) -> int | None:
+    """Its exit code if it has ended and was started by this process."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+async def _over(handle: int) -> None:
+    """Return once the process of a pidfd has ended."""
+    loop = asyncio.get_running_loop()
+    over = anyio.Event()
+    try:
+        loop.add_reader(handle, over.set)
+        await over.wait()
+    finally:
+        loop.remove_reader(handle)

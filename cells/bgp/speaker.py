@@ -1,0 +1,585 @@
+"""Speakers made equal to what is wanted of them, and their sessions observed.
+
+Reconciler: the tables of WantedSpeakers in, gobgpd's calls out; sessions into the table bgp-observed-peers.
+Why:        a speaker outlives the agent, so each agent lists what it has and changes only what differs: a
+            session is touched by a change of its own peer alone.
+Source:     gobgp 3.10, pkg/server; RFC 4271, 4724; Cilium 1.17, pkg/bgpv1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from ipaddress import ip_address, ip_network
+from typing import Final
+
+import anyio
+import msgspec
+
+from cells.base.addresses import IPAddress, IPNetwork
+from cells.bgp import SpeakerSettings
+from cells.bgp import gobgp_messages as api
+from cells.bgp.gobgp_facts import (
+    DIRECTIONS,
+    NOTHING,
+    RETIRE,
+    PeerFacts,
+    RuleFacts,
+    SpeakerFacts,
+    WantedSpeaker,
+    changed_peer,
+    family_of,
+    listed_facts,
+    new_peer,
+    prefix_set,
+    retiring,
+    route,
+    rule_messages,
+    wanted_speakers,
+)
+from cells.bgp.gobgpd import (
+    Gobgp,
+    GobgpError,
+    GobgpUnreachableError,
+    SpeakerError,
+    Speakers,
+    connected,
+)
+from cells.bgp.speaker_state import (
+    IPV4_UNICAST,
+    IPV6_UNICAST,
+    AfiSafi,
+    BGPInstance,
+    BGPPeer,
+    FamilyCounts,
+    ListedRoute,
+    ObservedPeer,
+    PeerState,
+    PolicyDirection,
+    RouteTable,
+    WantedSpeakers,
+)
+from cells.config import AgentConfig
+from cells.hubble.codec import decode
+from lifecycle import (
+    Backoff,
+    BatchFailures,
+    Derived,
+    Jobs,
+    Logger,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
+)
+
+__all__ = ["BGPSpeakers"]
+
+SWEEP: Final = 60.0
+"""Seconds between two comparisons of everything."""
+AGAIN: Final = 5.0
+"""Seconds before a speaker that fails is tried again, at most: peers wait for one that has restarted."""
+ROUTES_REST: Final = 1.0
+"""Seconds without news of routes from peers, after some: a peer that floods costs no more than that."""
+PATIENCE: Final = 2.0
+"""Seconds that a peer gets to read what it is sent before its session ends."""
+LEAST_PAUSE: Final = 0.005
+"""Seconds between the first two looks whether it has."""
+REST: Final = 0.2
+"""Seconds between two lists of sessions: a peer that comes and goes costs no more than that."""
+
+
+class SpeakerTarget:
+    """The gobgpd of each instance, as the target of a reconciler."""
+
+    def __init__(self, speakers: Speakers) -> None:
+        self._speakers = speakers
+        self._held: dict[str, SpeakerFacts] = {}
+        """What each has, from the last list and what was written since; none after a failure."""
+        self.written = anyio.Event()
+        """Set each time that one was made equal, and replaced."""
+
+    async def observe(self) -> Mapping[str, SpeakerFacts]:
+        """What every speaker that runs has; nothing of one that does not answer. Raises OSError."""
+        self._held.clear()
+        self._speakers.cut_logs()
+        found = {}
+        for instance in self._speakers.running():
+            found[instance] = NOTHING
+            try:
+                async with connected(self._speakers.socket(instance)) as gobgp:
+                    found[instance] = self._held[instance] = await listed_facts(gobgp)
+            except GobgpError:
+                continue  # that is no row's facts: put() calls it again, and reports what it fails with
+        return found
+
+    def matches(self, row: WantedSpeaker, observed: SpeakerFacts) -> bool:
+        """Whether a speaker has what its rows have."""
+        return row.facts == observed
+
+    async def put(self, batch: Mapping[str, WantedSpeaker]) -> None:
+        """Make speakers equal to their rows. Raises BatchError."""
+        with BatchFailures(GobgpError, SpeakerError, OSError) as failures:
+            for instance, row in batch.items():
+                with failures.of(instance):
+                    await self._make_equal(row)
+
+    async def drop(self, batch: Collection[str]) -> None:
+        """Stop speakers. Raises BatchError.
+
+        Routes are withdrawn first: a peer that has graceful restart with Notifications (RFC 8538) keeps those
+        of a session that ends.
+        """
+        with BatchFailures(GobgpError, OSError) as failures:
+            for instance in batch:
+                with failures.of(instance):
+                    self._held.pop(instance, None)
+                    try:
+                        async with connected(self._speakers.socket(instance)) as gobgp:
+                            held = await listed_facts(gobgp)
+                            await gobgp.put_routes(route(prefix, withdrawn=True) for prefix in held.paths)
+                            await _part(gobgp, held.peers)
+                            await gobgp.stop()
+                    except GobgpUnreachableError:
+                        pass  # it has stopped, or is ended now
+                    await self._speakers.end(instance)
+
+    async def _make_equal(self, row: WantedSpeaker) -> None:
+        instance = row.instance.name
+        held = self._held.pop(instance, None)
+        if held is None:
+            await self._speakers.ensure(instance)
+        async with connected(self._speakers.socket(instance)) as gobgp:
+            if held is None:
+                held = await listed_facts(gobgp)
+            await _make_equal(gobgp, row, held)
+        self._held[instance] = row.facts
+        written, self.written = self.written, anyio.Event()
+        written.set()
+
+
+async def _make_equal(gobgp: Gobgp, row: WantedSpeaker, held: SpeakerFacts) -> None:
+    """Policies and paths before peers, so that a peer's first routes are all there are. Raises GobgpError.
+
+    What is new is accepted before what is old no longer is, and a route is withdrawn while policies still
+    accept it: gobgpd sends no withdrawal of what they reject.
+    """
+    wanted = row.facts
+    if held.speaker != wanted.speaker:
+        if held.speaker is not None:
+            await gobgp.stop()
+        await gobgp.start(_global(row.instance))
+        held = await listed_facts(gobgp)
+    held = await _remove_strange(gobgp, held)
+    removed_paths = held.paths.keys() - wanted.paths.keys()
+    await _add_rules(gobgp, held, wanted)
+    await gobgp.put_routes(route(prefix, withdrawn=True) for prefix in removed_paths)
+    async with _retiring(gobgp, held, wanted) as first:
+        await _remove_peers(gobgp, held.peers.keys() - wanted.peers.keys())
+        await _remove_rules(gobgp, held, wanted, first=first)
+    for address in sorted(_affected(held, wanted), key=str):
+        await gobgp.send_again(str(address))
+    missing = [prefix for prefix, right in wanted.paths.items() if held.paths.get(prefix) != right]
+    await gobgp.put_routes(map(route, missing))
+    await _make_peers(gobgp, row, held)
+
+
+def _global(instance: BGPInstance) -> api.Global:
+    return api.Global(
+        asn=instance.local_asn,
+        router_id=str(instance.router_id),
+        listen_port=instance.listen_port,
+        route_selection_options=api.RouteSelection(advertise_inactive_routes=True),
+    )
+
+
+# Policies.
+
+
+async def _assign(
+    gobgp: Gobgp, direction: PolicyDirection, names: Collection[str], *, first: str = ""
+) -> None:
+    await gobgp.assign(DIRECTIONS[direction], [*([first] if first else []), *sorted(names)])
+
+
+async def _remove_strange(gobgp: Gobgp, held: SpeakerFacts) -> SpeakerFacts:
+    """Without what is not as we make it, and will be made anew where it is wanted."""
+    if not (held.strange_policies or held.strange_sets):
+        return held
+    assigned = {}
+    for direction in DIRECTIONS:
+        assigned[direction] = held.assigned[direction] & held.rules.keys()
+        await _assign(gobgp, direction, assigned[direction])
+    for name in held.strange_policies:
+        await gobgp.delete_policy(name)
+    for kind, name in held.strange_sets:
+        await gobgp.delete_set(kind, name)
+    return msgspec.structs.replace(
+        held,
+        assigned=assigned,
+        rejects=frozenset(PolicyDirection),
+        strange_policies=frozenset(),
+        strange_sets=frozenset(),
+    )
+
+
+async def _add_rules(gobgp: Gobgp, held: SpeakerFacts, wanted: SpeakerFacts) -> None:
+    for name, rule in wanted.rules.items():
+        before = held.rules.get(name)
+        if before is None:
+            sets, policy = rule_messages(name, rule)
+            for one in sets:
+                await gobgp.add_to_set(one)
+            await gobgp.add_policy(policy)
+        elif more := rule.prefixes - before.prefixes:
+            await gobgp.add_to_set(prefix_set(name, more))
+    for direction in DIRECTIONS:
+        names = held.assigned[direction] | wanted.assigned[direction]
+        if names != held.assigned[direction] or direction not in held.rejects:
+            await _assign(gobgp, direction, names)
+
+
+async def _remove_rules(gobgp: Gobgp, held: SpeakerFacts, wanted: SpeakerFacts, *, first: str = "") -> None:
+    """``first`` is the policy that routes to peers pass before the rules."""
+    for direction in DIRECTIONS:
+        if held.assigned[direction] - wanted.assigned[direction]:
+            await _assign(
+                gobgp,
+                direction,
+                wanted.assigned[direction],
+                first=first if direction is PolicyDirection.EXPORT else "",
+            )
+    for name, rule in held.rules.items():
+        after = wanted.rules.get(name)
+        if after is None:
+            await gobgp.delete_policy(name)
+            for one in rule_messages(name, rule)[0]:
+                await gobgp.delete_set(api.DefinedType(one.defined_type), one.name)
+        elif fewer := rule.prefixes - after.prefixes:
+            await gobgp.take_from_set(prefix_set(name, fewer))
+
+
+def _retired(held: SpeakerFacts, wanted: SpeakerFacts) -> dict[IPAddress, set[IPNetwork]]:
+    """Routes that stay, by the peers that are to lose them: those of rules, or peers, that are removed.
+
+    A removed peer that has graceful restart with Notifications (RFC 8538) would keep them for a while.
+    """
+    stays = held.paths.keys() & wanted.paths.keys()
+    removed = held.peers.keys() - wanted.peers.keys()
+    peers = _sessions_that_stay(held, wanted) | removed
+    found: dict[IPAddress, set[IPNetwork]] = {}
+    for name in held.rules:
+        before, after = _in_force(held, name), _in_force(wanted, name)
+        if before is None or (before == after and not removed):
+            continue
+        covered = before.covered(stays)
+        lost = covered - (after.covered(stays) if after is not None else set())
+        for address in peers & before.neighbors if before.neighbors else peers:
+            found.setdefault(address, set()).update(covered if address in removed else lost)
+    for address, routes in found.items():
+        for name in wanted.assigned[PolicyDirection.EXPORT]:
+            rule = wanted.rules[name]
+            if address not in removed and (not rule.neighbors or address in rule.neighbors):
+                routes.difference_update(rule.covered(routes))
+    return {address: routes for address, routes in found.items() if routes}
+
+
+@asynccontextmanager
+async def _retiring(gobgp: Gobgp, held: SpeakerFacts, wanted: SpeakerFacts) -> AsyncIterator[str]:
+    """Withdraw routes from the peers that are to lose them, while all others keep them.
+
+    The block removes peers and rules, with the policy that this gives before the rules, if there is one.
+    """
+    retired = _retired(held, wanted)
+    if not retired:
+        yield ""
+        return
+    export = PolicyDirection.EXPORT
+    sets, policy = retiring(retired)
+    for one in sets:
+        await gobgp.add_to_set(one)
+    await gobgp.add_policy(policy)
+    await _assign(gobgp, export, held.assigned[export] | wanted.assigned[export], first=RETIRE)
+    routes = set[IPNetwork]().union(*retired.values())
+    await gobgp.put_routes(route(prefix, marked=True) for prefix in routes)
+    yield RETIRE
+    await gobgp.put_routes(map(route, routes))
+    await _assign(gobgp, export, wanted.assigned[export])
+    await gobgp.delete_policy(RETIRE)
+    for one in sets:
+        await gobgp.delete_set(api.DefinedType(one.defined_type), one.name)
+
+
+def _sessions_that_stay(held: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
+    return {address for address, one in held.peers.items() if wanted.peers.get(address) == one}
+
+
+def _affected(held: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
+    """Peers, with a session that stays, to which routes that stay go otherwise than before."""
+    stays = held.paths.keys() & wanted.paths.keys()
+    peers = _sessions_that_stay(held, wanted)
+    found: set[IPAddress] = set()
+    for name in held.rules.keys() | wanted.rules.keys():
+        before, after = _in_force(held, name), _in_force(wanted, name)
+        if before == after:
+            continue
+        changed = (before.covered(stays) if before else set()) ^ (after.covered(stays) if after else set())
+        if rule := (after or before) if changed else None:
+            found |= (peers & rule.neighbors) if rule.neighbors else peers
+    return found
+
+
+def _in_force(facts: SpeakerFacts, name: str) -> RuleFacts | None:
+    """The rule, if routes to peers pass it."""
+    return facts.rules.get(name) if name in facts.assigned[PolicyDirection.EXPORT] else None
+
+
+# Peers.
+
+
+async def _make_peers(gobgp: Gobgp, row: WantedSpeaker, held: SpeakerFacts) -> None:
+    """Changes before additions, as upstream."""
+    wanted = row.facts.peers
+    changed = [one for one in held.peers.keys() & wanted.keys() if held.peers[one] != wanted[one]]
+    listed: dict[IPAddress, api.ApiPeer] = {}
+    if changed:
+        listed = {ip_address(one.conf.neighbor_address): one for one in await gobgp.peers() if one.conf}
+    for address in sorted(changed, key=str):
+        await _change_peer(gobgp, row.peers[address], held.peers[address], listed.get(address))
+    for address in sorted(wanted.keys() - held.peers.keys(), key=str):
+        await gobgp.add_peer(new_peer(row.peers[address]))
+
+
+async def _remove_peers(gobgp: Gobgp, removed: Collection[IPAddress]) -> None:
+    await _part(gobgp, removed)
+    for address in removed:
+        await gobgp.delete_peer(str(address))
+
+
+async def _part(gobgp: Gobgp, addresses: Collection[IPAddress]) -> None:
+    """End sessions after all that is to be sent over them, at most PATIENCE seconds from now.
+
+    What removes a peer overtakes withdrawals that are on their way to it.
+    """
+    for address in addresses:
+        await gobgp.shut_down(str(address))
+    texts, pause = set(map(str, addresses)), LEAST_PAUSE
+    with anyio.move_on_after(PATIENCE):
+        while texts & {
+            one.state.neighbor_address
+            for one in await gobgp.peers()
+            if one.state is not None and one.state.session_state == api.SessionState.ESTABLISHED
+        }:
+            await anyio.sleep(pause)
+            pause *= 2
+
+
+async def _change_peer(gobgp: Gobgp, peer: BGPPeer, held: PeerFacts, listed: api.ApiPeer | None) -> None:
+    """gobgpd changes nothing but timers of a session, and of these the next OPEN has all but one."""
+    wanted = PeerFacts.of_row(peer)
+    if listed is not None and msgspec.structs.replace(held, connect_retry=wanted.connect_retry) == wanted:
+        await gobgp.update_peer(changed_peer(listed, peer))
+        return
+    await gobgp.delete_peer(str(peer.address))
+    await gobgp.add_peer(new_peer(peer))
+
+
+# Sessions.
+
+
+class BGPSpeakers:
+    """Runs speakers while there are instances. At stop they go on: their sessions have no part in it."""
+
+    def __init__(
+        self,
+        settings: SpeakerSettings,
+        agent: AgentConfig,
+        wanted: WantedSpeakers,
+        observed: Table[ObservedPeer],
+        *,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._speakers = Speakers(settings, agent.state_dir, log)
+        self._target = SpeakerTarget(self._speakers)
+        self._wanted: ReadTable[WantedSpeaker] = Derived("bgp-speakers", wanted_speakers, *wanted)
+        self.observed = observed
+        self.reconciler: Reconciler[str, WantedSpeaker] = Reconciler(
+            self._wanted, self._target, full_every=SWEEP, backoff=Backoff(maximum=AGAIN)
+        )
+        tables.add(self.reconciler.statuses)
+        jobs.observe("reconcile", self.reconciler)
+        self._list_soon = jobs.timer("list sessions", self.refresh, SWEEP, rest=REST).trigger
+        jobs.one_shot("watch sessions", self._watch)
+
+    async def refresh(self) -> None:
+        """List all sessions now: numbers of routes change without an event."""
+        for instance in [row.instance.name for row in self._wanted.all()]:
+            try:
+                async with connected(self._speakers.socket(instance)) as gobgp:
+                    listed = await gobgp.peers(advertised=True)
+            except GobgpError:
+                listed = []
+            self._note(instance, listed)
+        self._forget(self._wanted.all())
+
+    async def listed_routes(
+        self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
+    ) -> list[ListedRoute]:
+        """The routes of a table; of an adj-rib those of a peer. Raises GobgpError when it does not answer."""
+        afi = ADDRESS_FAMILIES[family]
+        name = "" if peer is None else str(peer)
+        async with connected(self._speakers.socket(instance)) as gobgp:
+            found = await gobgp.routes(TABLE_TYPES[table], afi, name, binary=True)
+        return [
+            ListedRoute(
+                ip_network(destination.prefix),
+                path.nlri_binary,
+                tuple(path.pattrs_binary),
+                _moment(path.age),
+                path.best,
+                path.stale,
+            )
+            for destination in found
+            for path in destination.paths
+        ]
+
+    def _note(self, instance: str, listed: Iterable[api.ApiPeer]) -> None:
+        rows = {row.key: row for row in map(partial(observed_peer, instance), listed)}
+        with self.observed.txn() as table:
+            for row in self.observed.all():
+                if row.instance == instance and row.key not in rows:
+                    table.delete(row.key)
+            for row in rows.values():
+                if self.observed.get(row.key) != row:
+                    table.put(row)
+        wanted = self._wanted.get(instance)
+        if wanted is not None and wanted.peers.keys() != {row.address for row in rows.values()}:
+            self.reconciler.trigger()
+
+    def _forget(self, wanted: Iterable[WantedSpeaker]) -> None:
+        names = {row.instance.name for row in wanted}
+        with self.observed.txn() as table:
+            for row in self.observed.all():
+                if row.instance not in names:
+                    table.delete(row.key)
+
+    async def _watch(self) -> None:
+        """Follow the speaker of each instance as long as there is one."""
+        watched: dict[str, anyio.CancelScope] = {}
+        async with anyio.create_task_group() as tasks:
+            async for _ in self._changes():
+                names = {row.instance.name for row in self._wanted.all()}
+                for name in watched.keys() - names:
+                    watched.pop(name).cancel()
+                for name in names - watched.keys():
+                    watched[name] = anyio.CancelScope()
+                    tasks.start_soon(self._follow, name, watched[name])
+                self._list_soon()
+
+    async def _changes(self) -> AsyncIterator[None]:
+        async for _ in self._wanted.changes():
+            yield
+
+    async def _follow(self, instance: str, scope: anyio.CancelScope) -> None:
+        """List its sessions when one changes, until it ends; then have it come back, and go on."""
+        with scope:
+            while True:
+                written = self._target.written
+                try:
+                    async with (
+                        connected(self._speakers.socket(instance)) as gobgp,
+                        aclosing(gobgp.events()) as events,
+                        anyio.create_task_group() as tasks,
+                    ):
+                        tasks.start_soon(self._follow_routes, instance)
+                        async for _ in events:
+                            self._list_soon()
+                except* GobgpError:
+                    self._speakers.notice_end(instance)
+                    self._list_soon()
+                    self.reconciler.trigger()
+                    await written.wait()
+
+    async def _follow_routes(self, instance: str) -> None:
+        """List its sessions when peers have sent routes; after the first news ask for no more for a while."""
+        while True:
+            async with connected(self._speakers.socket(instance)) as gobgp:
+                self._list_soon()
+                async with aclosing(gobgp.events(routes=True)) as events:
+                    async for _ in events:
+                        break
+            await anyio.sleep(ROUTES_REST)
+
+
+CAPABILITIES: Final = {
+    "MultiProtocolCapability": "multiprotocol",
+    "RouteRefreshCapability": "route-refresh",
+    "ExtendedNexthopCapability": "extended-nexthop",
+    "GracefulRestartCapability": "graceful-restart",
+    "FourOctetASNCapability": "4-octet-as",
+    "AddPathCapability": "add-path",
+    "EnhancedRouteRefreshCapability": "enhanced-route-refresh",
+    "LongLivedGracefulRestartCapability": "long-lived-graceful-restart",
+    "RouteRefreshCiscoCapability": "cisco-route-refresh",
+    "FqdnCapability": "fqdn",
+}
+CODES: Final = {5: "multiple-labels", 6: "extended-message", 9: "role"}
+"""Of those that gobgpd has no name for (IANA)."""
+TABLE_TYPES: Final = {
+    RouteTable.LOC_RIB: api.TableType.GLOBAL,
+    RouteTable.ADJ_RIB_IN: api.TableType.ADJ_IN,
+    RouteTable.ADJ_RIB_OUT: api.TableType.ADJ_OUT,
+}
+ADDRESS_FAMILIES: Final = {IPV4_UNICAST: 1, IPV6_UNICAST: 2}
+"""AFI (IANA, Address Family Numbers)."""
+STATES: Final = {
+    api.SessionState.IDLE: PeerState.IDLE,
+    api.SessionState.CONNECT: PeerState.CONNECT,
+    api.SessionState.ACTIVE: PeerState.ACTIVE,
+    api.SessionState.OPENSENT: PeerState.OPEN_SENT,
+    api.SessionState.OPENCONFIRM: PeerState.OPEN_CONFIRM,
+    api.SessionState.ESTABLISHED: PeerState.ESTABLISHED,
+}
+
+
+def observed_peer(instance: str, listed: api.ApiPeer) -> ObservedPeer:
+    """What gobgpd reports of a session."""
+    conf, state = listed.conf or api.PeerConf(), listed.state or api.ApiPeerState()
+    timers = (listed.timers or api.Timers()).state or api.TimersState()
+    established = state.session_state == api.SessionState.ESTABLISHED
+    return ObservedPeer(
+        instance=instance,
+        address=ip_address(conf.neighbor_address),
+        asn=conf.peer_asn,
+        local_asn=conf.local_asn,
+        remote_port=(listed.transport or api.ApiTransport()).remote_port,
+        state=STATES.get(api.SessionState(state.session_state), PeerState.UNKNOWN),
+        established_at=_moment(timers.uptime) if established else None,
+        hold_time=timers.negotiated_hold_time,
+        keepalive=timers.keepalive_interval,
+        families=tuple(
+            # with graceful restart gobgpd counts End-of-RIB among what is advertised, as upstream shows it
+            FamilyCounts(family_of(one.family), one.received, one.accepted, one.advertised)
+            for one in (each.state for each in listed.afi_safis)
+            if one is not None and one.family is not None
+        ),
+        capabilities=tuple(sorted(set(map(_capability, state.remote_cap)))),
+        router_id=state.router_id,
+        sessions=state.flops + established,
+    )
+
+
+def _capability(announced: api.Packed) -> str:
+    name = announced.type_url.rpartition(".")[2]
+    if name != "UnknownCapability":
+        return CAPABILITIES.get(name, name)
+    code = decode(api.UnknownCapability, announced.value).code
+    return CODES.get(code, f"capability {code}")
+
+
+def _moment(nanoseconds: int | None) -> datetime | None:
+    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds // 10**9, UTC)

@@ -1,0 +1,213 @@
+"""gobgpd holds what is wanted of it, whatever it held before; what is wrong with it has one clear line."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import msgspec
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from cells.base.addresses import IPNetwork
+from cells.bgp import SpeakerSettings
+from cells.bgp import gobgp_messages as api
+from cells.bgp.gobgp_facts import WantedSpeaker, wanted_speakers
+from cells.bgp.gobgpd import (
+    GobgpError,
+    GobgpUnreachableError,
+    SpeakerError,
+    Speakers,
+    connected,
+    end_speakers,
+)
+from cells.bgp.speaker import SpeakerTarget
+from cells.bgp.speaker_state import (
+    ALLOW_LOCAL,
+    IPV4_UNICAST,
+    IPV6_UNICAST,
+    AfiSafi,
+    AnnouncedPath,
+    BGPInstance,
+    BGPPeer,
+    PeerRestart,
+    PeerTimers,
+    PolicyDirection,
+    PolicyStatement,
+    PrefixMatch,
+    RoutePolicy,
+)
+from lifecycle import BatchError, Secret
+from tests.support.examples import scaled
+
+pytestmark = pytest.mark.anyio
+
+EDGE = "edge"
+ADDRESSES = [ip_address(one) for one in ("192.0.2.1", "192.0.2.2", "2001:db8::1")]
+NETWORKS: list[IPNetwork] = [
+    *(IPv4Network(one) for one in ("10.0.0.0/24", "10.0.0.0/16", "10.1.0.1/32", "0.0.0.0/0")),
+    *(IPv6Network(one) for one in ("fd00::/48", "fd00::1/128")),
+]
+FAMILIES = [IPV4_UNICAST, IPV6_UNICAST, AfiSafi("l2vpn", "evpn")]
+LOCAL = RoutePolicy(EDGE, ALLOW_LOCAL, PolicyDirection.IMPORT, (PolicyStatement(local_routes=True),))
+WORDS = some.integers(0, 2**32 - 1)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a path that leaves room for sockets."""
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def matches(network: IPNetwork) -> some.SearchStrategy[PrefixMatch]:
+    lengths = some.integers(network.prefixlen, network.max_prefixlen)
+    return some.tuples(lengths, lengths).map(lambda both: PrefixMatch(network, min(both), max(both)))
+
+
+statements = some.builds(
+    PolicyStatement,
+    neighbors=some.lists(some.sampled_from(ADDRESSES), unique=True, max_size=2).map(tuple),
+    prefixes=some.lists(some.sampled_from(NETWORKS).flatmap(matches), max_size=4).map(tuple),
+    local_routes=some.booleans(),
+    communities=some.lists(WORDS, unique=True, max_size=2).map(tuple),
+    large_communities=some.lists(some.tuples(WORDS, WORDS, WORDS), unique=True, max_size=2).map(tuple),
+    local_preference=some.none() | some.integers(0, 1000),
+)
+policies = some.builds(
+    RoutePolicy,
+    some.just(EDGE),
+    some.sampled_from(["a", "b", "c"]),
+    some.just(PolicyDirection.EXPORT),
+    some.lists(statements, min_size=1, max_size=2).map(tuple),
+)
+peers = some.builds(
+    BGPPeer,
+    some.just(EDGE),
+    some.sampled_from(["x", "y"]),
+    some.sampled_from(ADDRESSES),
+    some.sampled_from([65001, 65002, 4200000000]),
+    some.just(65001),
+    local_address=some.none(),
+    remote_port=some.integers(1, 65535),
+    password=some.none() | some.just(Secret("sesame")),
+    timers=some.builds(PeerTimers, some.integers(1, 300), some.integers(9, 65535), some.integers(1, 3)),
+    multihop_ttl=some.integers(1, 255),
+    graceful_restart=some.builds(PeerRestart, some.booleans(), some.integers(1, 4095)),
+    families=some.lists(some.sampled_from(FAMILIES), unique=True, min_size=1).map(tuple),
+)
+speakers = some.tuples(
+    some.sampled_from([65001, 65001, 65001, 4200000001]),
+    some.lists(peers, max_size=3, unique_by=lambda one: one.address),
+    some.lists(policies, max_size=3, unique_by=lambda one: one.name),
+    some.lists(some.sampled_from(NETWORKS), unique=True),
+)
+
+
+def row(
+    asn: int, its: Iterable[BGPPeer] = (), rules: Iterable[RoutePolicy] = (), paths: Iterable[IPNetwork] = ()
+) -> WantedSpeaker:
+    instance = BGPInstance(EDGE, asn, IPv4Address("192.0.2.9"))
+    announced = [AnnouncedPath(EDGE, one) for one in paths]
+    return wanted_speakers([instance], its, [LOCAL, *rules], announced)[EDGE]
+
+
+@asynccontextmanager
+async def running(folder: Path, **options: object) -> AsyncIterator[SpeakerTarget]:
+    """A target; what it has started ends with the block."""
+    try:
+        yield target(folder, **options)
+    finally:
+        end_speakers(folder)
+
+
+def target(folder: Path, **options: object) -> SpeakerTarget:
+    return SpeakerTarget(Speakers(SpeakerSettings(**options), folder, structlog.get_logger()))  # type: ignore[arg-type]
+
+
+async def put(one: SpeakerTarget, wanted: WantedSpeaker) -> None:
+    """Make it equal. Raises what it fails with."""
+    try:
+        await one.put({wanted.instance.name: wanted})
+    except BatchError as error:
+        raise next(iter(error.failures.values())) from None
+
+
+async def fails(one: SpeakerTarget, wanted: WantedSpeaker) -> Exception:
+    with pytest.raises(BatchError) as caught:
+        await one.put({wanted.instance.name: wanted})
+    return next(iter(caught.value.failures.values()))
+
+
+@given(some.lists(speakers, min_size=2, max_size=3))
+@settings(max_examples=scaled(25), deadline=None)
+def test_a_speaker_has_exactly_what_is_wanted(
+    steps: list[tuple[int, list[BGPPeer], list[RoutePolicy], list[IPNetwork]]],
+) -> None:
+    """Each step by an agent that knows what it wrote, the last by one that does not."""
+
+    async def check() -> None:
+        with TemporaryDirectory() as folder:
+            async with running(Path(folder)) as one:
+                for number, step in enumerate(steps, 1):
+                    wanted = row(*step)
+                    by = target(Path(folder)) if number == len(steps) else one
+                    await put(by, wanted)
+                    found = (await by.observe())[EDGE]
+                    assert msgspec.structs.asdict(found) == msgspec.structs.asdict(wanted.facts)
+                await one.drop([EDGE])
+                assert await one.observe() == {}
+
+    anyio.run(check)
+
+
+async def test_what_is_wrong_is_named(short: Path) -> None:
+    with pytest.raises(GobgpUnreachableError, match=r"gobgpd at .*/none: connect: Unavailable: No such file"):
+        async with connected(short / "none"):
+            pass
+    async with running(short) as one:
+        await put(one, row(65001))
+        (place,) = (short / "bgp").glob("*.sock")
+        async with connected(place) as gobgp:
+            with pytest.raises(
+                GobgpError, match=r"gobgpd at .*\.sock: DeletePeer: Unknown: can't delete a peer"
+            ):
+                await gobgp.delete_peer("192.0.2.1")
+            with pytest.raises(GobgpError, match=r"AddPathStream: Unknown: "):
+                await gobgp.put_routes([api.ApiPath()] * 5000)
+            assert await gobgp.speaker() is not None, "the connection is of use still"
+        with socket.create_server(("0.0.0.0", 0)) as taken:
+            busy = BGPInstance("busy", 65001, IPv4Address("192.0.2.9"), taken.getsockname()[1])
+            error = await fails(one, wanted_speakers([busy], (), (), ())["busy"])
+            assert "StartBgp: Unknown: " in str(error)
+            assert "address already in use" in str(error)
+
+
+async def test_a_program_that_does_not_run_is_named(tmp_path: Path) -> None:
+    error = await fails(target(tmp_path, bgp_speaker_path=Path("/bin/false")), row(65001))
+    assert isinstance(error, SpeakerError)
+    assert str(error).startswith(f"gobgpd for the instance {EDGE} ended when it was started, status 1: see ")
+
+
+async def test_one_beside_the_agent_serves_one_instance(short: Path) -> None:
+    async with running(short) as own:
+        await put(own, row(65001))
+        (place,) = (short / "bgp").glob("*.sock")
+        (short / "beside" / "bgp").mkdir(parents=True)
+        (short / "beside" / "bgp" / "speaker.sock").symlink_to(place)
+        beside = target(short / "beside", external_bgp_speaker=True)
+        wanted = row(65001, paths=NETWORKS[:2])
+        await put(beside, wanted)
+        assert (await own.observe())[EDGE] == wanted.facts
+        other = wanted_speakers([BGPInstance("other", 1, IPv4Address("192.0.2.9"))], (), (), ())["other"]
+        assert "there is one speaker, for the instance edge" in str(await fails(beside, other))
+        await target(short / "beside", external_bgp_speaker=True).drop([EDGE])
+        async with connected(place) as gobgp:
+            assert await gobgp.speaker() is None, "it is stopped, and runs on"

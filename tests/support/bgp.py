@@ -1,0 +1,187 @@
+"""A router beside a node: FRR and BIRD at the other end of a cable, as peers that gobgpd dials.
+
+Needs: root, gobgpd, frr, bird2; a node's namespace of the test's own.   Gives: Routers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.namespaces import Namespaces, inside, new_netns
+from tests.support.waiting import eventually
+
+NODE, NODE6 = "10.99.0.1", "fd00:99::1"
+FRR, FRR6, BIRD, STRANGER = "10.99.0.101", "fd00:99::101", "10.99.0.102", "10.99.0.103"
+PASSWORD = "sesame"
+
+FRR_CONFIG = f"""router bgp 65101
+ bgp router-id {FRR}
+ no bgp default ipv4-unicast
+ no bgp ebgp-requires-policy
+ no bgp network import-check
+ bgp graceful-restart
+ neighbor {NODE} remote-as 65001
+ neighbor {NODE} password {PASSWORD}
+ neighbor {NODE} passive
+ neighbor {NODE} timers 3 9
+ neighbor {NODE6} remote-as 65001
+ neighbor {NODE6} passive
+ address-family ipv4 unicast
+  network 192.0.2.0/24
+  neighbor {NODE} activate
+ exit-address-family
+ address-family ipv6 unicast
+  neighbor {NODE6} activate
+ exit-address-family
+"""
+BIRD_CONFIG = f"""
+router id {BIRD};
+protocol device {{ }}
+template bgp node {{
+  strict bind on;
+  passive on;
+  neighbor {NODE} as 65001;
+  ipv4 {{ import all; export none; }};
+}}
+protocol bgp inner from node {{ local {BIRD} as 65001; }}
+protocol bgp stranger from node {{ local {STRANGER} as 65102; password "another"; }}
+"""
+
+
+class Routers:
+    """FRR (AS 65101, a password, graceful restart, both families) and BIRD (AS 65001, and a stranger)."""
+
+    def __init__(self, far: Namespaces, folder: Path) -> None:
+        self.far = far
+        self._folder = folder
+        self._bird = folder / "bird"
+        self._frr = Path(tempfile.mkdtemp(dir="/run"))
+        """Not below the folder, which FRR's user may not enter."""
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start both; they wait to be called."""
+        shutil.chown(self._frr, "frr", "frr")
+        self._bird.mkdir()
+        config = self._frr / "bgpd.conf"
+        config.write_text(FRR_CONFIG)
+        (self._bird / "bird.conf").write_text(BIRD_CONFIG)
+        addresses = ["-l", FRR, "-l", FRR6]
+        bgpd: list[str | Path] = [
+            "/usr/lib/frr/bgpd",
+            "-Z",
+            "-f",
+            config,
+            "-i",
+            self._frr / "pid",
+            "--vty_socket",
+            self._frr,
+        ]
+        self._begin([*bgpd, "-P", "0", *addresses], self._frr)
+        bird: list[str | Path] = [
+            _bird("bird"),
+            "-f",
+            "-c",
+            self._bird / "bird.conf",
+            "-s",
+            self._bird / "ctl",
+        ]
+        self._begin([*bird, "-P", self._bird / "pid"], self._bird)
+        eventually(lambda: self.frr("show bgp neighbors json") and self.bird("show", "status"))
+
+    def stop(self) -> None:
+        """End both."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._frr)
+
+    def _begin(self, command: Sequence[str | Path], folder: Path) -> None:
+        with (folder / "output").open("ab") as output:
+            self._processes.append(self.far.popen(command, stdout=output, stderr=output))
+
+    def frr(self, command: str) -> Any:
+        """What FRR answers, from JSON."""
+        done = subprocess.run(
+            ["vtysh", "--vty_socket", self._frr, "-c", command], capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout)
+
+    def bird(self, *command: str) -> str:
+        """What BIRD answers."""
+        call: list[str | Path] = [_bird("birdc"), "-r", "-s", self._bird / "ctl", *command]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout
+
+    def frr_routes(self, family: str = "ipv4") -> dict[str, dict[str, Any]]:
+        """Routes that FRR has of the node, by prefix."""
+        listed = self.frr(f"show bgp {family} unicast json detail")["routes"]
+        return {
+            prefix: path
+            for prefix, (_, *paths) in listed.items()
+            for path in paths
+            if path["peer"]["peerId"] in {NODE, NODE6}
+        }
+
+    def frr_sessions(self, peer: str = NODE) -> tuple[str, int]:
+        """State of FRR's session with the node, and how often it was established."""
+        found = self.frr("show bgp neighbors json")[peer]
+        return found["bgpState"], found["connectionsEstablished"]
+
+    def frr_updates(self, peer: str = NODE) -> int:
+        """Messages UPDATE that FRR has received of the node."""
+        return int(self.frr("show bgp neighbors json")[peer]["messageStats"]["updatesRecv"])
+
+    def bird_routes(self) -> str:
+        """BIRD's routes with attributes."""
+        return self.bird("show", "route", "all")
+
+
+def _bird(name: str) -> str:
+    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    assert found is not None, f"{name}: install bird2"
+    return found
+
+
+@contextmanager
+def routers(folder: Path) -> Iterator[Routers]:
+    """A cable from this namespace to theirs, and both at its end; nothing of it stays."""
+    with new_netns() as far:
+        end = f"/proc/{os.getpid()}/fd/{far.net}"
+        _ip(f"link add uplink type veth peer name cable netns {end}")
+        _ip(f"address add {NODE}/24 dev uplink", f"address add {NODE6}/64 dev uplink nodad")
+        _ip("link set uplink up")
+        with inside(far):
+            _ip("link set lo up", "link set cable up", f"address add {FRR6}/64 dev cable nodad")
+            _ip(*(f"address add {address}/24 dev cable" for address in (FRR, BIRD, STRANGER)))
+        both = Routers(far, folder)
+        try:
+            both.start()
+            yield both
+        finally:
+            both.stop()
+
+
+def _ip(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(["ip", *command.split()], check=True)
+
+
+def gobgpd_pids(folder: Path) -> list[int]:
+    """Processes of gobgpd with a socket in the folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = place.read_bytes()
+        except OSError:
+            continue
+        if f"unix://{folder}".encode() in command:
+            found.append(int(place.parent.name))
+    return found
