@@ -51,6 +51,7 @@ REPLAY_WINDOW: Final = 1024
 
 XFRM_MSG_NEWSA, XFRM_MSG_DELSA, XFRM_MSG_GETSA = 0x10, 0x11, 0x12
 XFRM_MSG_DELPOLICY, XFRM_MSG_GETPOLICY, XFRM_MSG_UPDPOLICY = 0x14, 0x15, 0x19
+XFRM_MSG_FLUSHSA, XFRM_MSG_FLUSHPOLICY = 0x1C, 0x1D
 _ALG_CRYPT, _TEMPLATES, _ALG_AEAD, _ALG_AUTH, _MARK, _REPLAY_ESN = 2, 5, 18, 20, 21, 23
 _SET_MARK, _SET_MARK_MASK = 29, 30
 _MODE_TUNNEL: Final = 1
@@ -391,6 +392,17 @@ class XfrmKernel:
     async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
         """Delete each; what is not there is fine."""
         return await to_thread.run_sync(_each, [delete_policy(one) for one in policies])
+
+    async def flush(self) -> None:
+        """Delete all states and policies there are, whatever program made them. Raises NetlinkError."""
+        await to_thread.run_sync(_flush)
+
+
+def _flush() -> None:
+    every_protocol = bytes(4)
+    with _connected() as connection:
+        connection.run(Request("flush states", XFRM_MSG_FLUSHSA, 0, every_protocol, (errno.ESRCH,)))
+        connection.run(Request("flush policies", XFRM_MSG_FLUSHPOLICY, 0, b"", (errno.ESRCH,)))
 
 
 @contextmanager

@@ -4,10 +4,17 @@ Source: Cilium 1.17, cilium-dbg/cmd/{node,nodeid,cgroups,encrypt,kvstore,cleanup
 """
 
 import os
+import sys
 from typing import Any, Final, NoReturn
 
+import anyio
 import click
 
+from cells.encryption.ipsec.plan import node_of, spi_of
+from cells.maps.bpf import BpfError
+from cells.maps.records.cluster import NodeValue
+from cells.netlink.xfrm import XfrmKernel
+from hive.dbg.bpf.maps import GLOBALS, entries_of, missing
 from hive.dbg.go_text import ENCRYPTION, Shape, aligned, model, output_option, printed, table
 from hive.dbg.main import Group, root_only
 from hive.dbg.requests import RequestFailedError, ask
@@ -123,6 +130,99 @@ def encrypt_status(output: str) -> None:
         lines.append(f"\tPublic key: {one.get('public-key', '')}")
         lines.append(f"\tNumber of peers: {one.get('peer-count', 0)}")
     click.echo("\n".join(lines))
+
+
+FLUSH_ALL: Final = (
+    "Flushing all XFRM states and policies can lead to transient connectivity interruption and plain-text"
+    " pod-to-pod traffic. Do you want to continue? [y/N] "
+)
+FLUSH_SOME: Final = (
+    "Running this command will delete all XFRM states and/or policies. It will lead to transient connectivity"
+    " disruption and plain-text pod-to-pod traffic. Do you want to continue? [y/N] "
+)
+
+
+@encrypt.command("flush")
+@click.option("-f", "--force", is_flag=True, help="Skip confirmation")
+@click.option(
+    "--node-id",
+    default="",
+    help="Only delete states and policies with this node ID. Decimal or hexadecimal (0x) format",
+)
+@click.option(
+    "--spi", type=click.IntRange(0, 15), default=0, help="Only delete states and policies with this SPI"
+)
+@click.option(
+    "--stale", is_flag=True, help="Delete stale states and policies based on the current node ID map content"
+)
+def encrypt_flush(force: bool, node_id: str, spi: int, stale: bool) -> None:
+    """Flushes the current IPsec state"""
+    root_only("cilium-dbg encrypt flush")
+    if stale and (node_id or spi):
+        raise click.ClickException("--stale cannot be combined with other flags except for --force\n")
+    number = _node_number(node_id) if node_id else None
+    known = _known_nodes() if stale else None
+    some = stale or spi or number is not None
+    if not force and not _confirmed(FLUSH_SOME if some else FLUSH_ALL):
+        return
+    try:
+        if not some:
+            anyio.run(XfrmKernel().flush)
+            click.echo("All XFRM states and policies have been deleted.")
+            return
+        deleted = anyio.run(_flush, spi, number, known)
+    except OSError as error:
+        raise click.ClickException(f"{error}\n") from error
+    if stale and not any(deleted):
+        click.echo("No stale XFRM states or policies found.")
+        return
+    for count, what in zip(deleted, ("states", "policies"), strict=True):
+        click.echo(f"Deleted {count} XFRM {what}.")
+
+
+def _confirmed(question: str) -> bool:
+    """Ask on the terminal; no answer is a no."""
+    click.echo(question, nl=False)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _node_number(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        wrong = f'strconv.ParseInt: parsing "{text}": invalid syntax'
+        raise click.ClickException(f'Unable to parse node ID "{text}": {wrong}\n') from None
+
+
+def _known_nodes() -> frozenset[int]:
+    """Numbers of the nodes in cilium_node_map_v2. Raises click.ClickException."""
+    name = "cilium_node_map_v2"
+    try:
+        return frozenset(NodeValue.unpack(value).id for _, value in entries_of(name))
+    except BpfError as error:
+        raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}\n") from error
+
+
+async def _flush(spi: int, number: int | None, known: frozenset[int] | None) -> tuple[int, int]:
+    """Delete states and policies of an SPI, a node or no known node; how many. Raises NetlinkError."""
+
+    def selects(node: int, its_spi: int) -> bool:
+        if known is not None:
+            return bool(node) and node not in known
+        return (not spi or its_spi == spi) and (number is None or node == number)
+
+    kernel = XfrmKernel()
+    states = [one for one in await kernel.states() if selects(node_of(one.mark), one.spi)]
+    policies = [
+        one
+        for one in await kernel.policies()
+        if one.mark is not None and selects(node_of(one.mark), spi_of(one))
+    ]
+    results = [*await kernel.delete_policies(policies), *await kernel.delete_states(states)]
+    for error in results:
+        if error is not None:
+            raise error
+    return len(states), len(policies)
 
 
 @click.group(cls=Group)

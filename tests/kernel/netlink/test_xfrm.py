@@ -1,12 +1,15 @@
 """XFRM's messages: policies in the kernel, states as iproute2 reads them; a kernel without ESP."""
 
 import errno
+import io
+import json
 import re
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -25,8 +28,10 @@ from cells.netlink.xfrm import (
     add_state,
     read_state,
 )
+from hive.dbg.main import run as hive_dbg
 from lifecycle import Hive, StartError
 from tests.support.namespaces import in_node
+from tests.support.recordings import recordings
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
@@ -194,6 +199,45 @@ async def test_a_file_without_a_key_is_refused(in_node: None, tmp_path: Path) ->
         with pytest.raises(StartError, match=f"ipsec-key-file={keys}: {fault}"):
             async with agent(**{"enable-ipsec": "true", "ipsec-key-file": str(keys)}):
                 pass
+
+
+def test_encrypt_flush_deletes_what_cilium_deletes_in_its_words(in_node: None) -> None:
+    files = sorted(recordings("ipsec").glob("dbg_encrypt_flush_*.json"))
+    assert len(files) == 10
+    for case in (json.loads(path.read_text()) for path in files):
+        run("ip", "xfrm", "policy", "flush")
+        for line in case["policies_before"]:
+            run("ip", "xfrm", "policy", "add", *re.sub(r"mark (\w+)/", r"mark \1 mask ", line).split())
+        code, out, err = dbg(case["argv"][1:], case.get("stdin", ""))
+        assert (code, out.rstrip()) == (case["exit_code"], case["stdout"].rstrip()), case["name"]
+        if case["name"] == "dbg_encrypt_flush_stale_no_map":  # ours names the map
+            assert "cilium_node_map_v2" in err
+        else:
+            assert err.rstrip() == case["stderr"].rstrip(), case["name"]
+        left = [
+            " ".join(line.split())
+            for line in run("ip", "xfrm", "policy").replace("src ", "\0src ").split("\0")
+        ]
+        assert rejoined(left) == sorted(case["policies_after"]), case["name"]
+
+
+def dbg(words: list[str], answer: str) -> tuple[int, str, str]:
+    """Run cilium-dbg with these words and this answer to its question: exit code and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch("sys.stdin", io.StringIO(answer)):
+        code = hive_dbg(words)
+    return code, out.getvalue(), err.getvalue()
+
+
+def rejoined(parts: list[str]) -> list[str]:
+    """Policies of `ip xfrm policy`, each in a line: a template has a source too."""
+    found: list[str] = []
+    for part in filter(None, parts):
+        if found and found[-1].endswith("tmpl"):
+            found[-1] += f" {part}"
+        else:
+            found.append(part)
+    return sorted(found)
 
 
 def as_message(request: Request) -> bytes:
