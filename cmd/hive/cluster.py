@@ -17,6 +17,7 @@ from urllib.parse import quote
 import click
 
 from hive.client import TIMEOUT
+from hive.cluster_bundle import bundle
 from hive.kube import (
     AGENT,
     OPERATOR,
@@ -49,6 +50,9 @@ _OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"
 @click.group()
 def command() -> None:
     """Show the whole cluster, by the kubeconfig of the person who asks."""
+
+
+command.add_command(bundle)
 
 
 @command.command()

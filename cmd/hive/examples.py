@@ -31,6 +31,10 @@ EXAMPLES = {
     "cleanup": ("hive cleanup --all-state", "hive cleanup --bpf-state"),
     "cni install": ("hive cni install", "hive cni install --cni-dir /opt/cni/bin"),
     "cni uninstall": ("hive cni uninstall",),
+    "cluster bundle": (
+        "hive cluster bundle",
+        "hive cluster bundle --node node-1 --node node-2 -f incident.tar.gz",
+    ),
     "cluster status": (
         "hive cluster status",
         "hive cluster status --wait --timeout 300",
@@ -52,7 +56,7 @@ EXAMPLES = {
     "db show": ("hive db show nodes", "hive db show ipcache 10.0.1.7/32 -o yaml"),
     "db watch": ("hive db watch endpoints", "hive db watch policies"),
     "completion": ("source <(hive completion bash)", "hive completion fish"),
-    "debug bundle": ("hive debug bundle",),
+    "debug bundle": ("hive debug bundle", "hive debug bundle -f - > bundle.tar.gz"),
     "endpoint config": (
         "hive endpoint config default/web",
         "hive endpoint config default/web PolicyAuditMode=Enabled",

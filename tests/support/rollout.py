@@ -37,6 +37,8 @@ NAMES: Final = ("node-a", "node-b")
 NAMESPACE: Final = "kube-system"
 HEALTHZ: Final = "http://127.0.0.1:9879/healthz"
 ENVOY_HEALTHZ: Final = "http://127.0.0.1:9878/healthz"
+_PRINTED: Final = {"cilium-agent": "agent", "cilium-operator": "operator", "cilium-envoy": "envoy"}
+"""Containers, and what their logs are named by."""
 TAINT: Final = {"key": "node.cilium.io/agent-not-ready", "effect": "NoExecute"}
 
 
@@ -68,7 +70,7 @@ class Rollout:
                 self.cluster.remove(self.cluster.nodes())
 
     def commands(self) -> Path:
-        """A folder with ``helm`` and ``kubectl`` that are at the cluster.
+        """A folder with ``helm``, ``kubectl`` and ``hive`` that are at the cluster.
 
         kubectl is the real one. What it runs in a pod (``exec``) runs on the first node: there is no kubelet.
         """
@@ -80,6 +82,8 @@ class Rollout:
         first = next(iter(self.nodes.values())).name
         here = f"{sys.executable} -m hive lab exec --name {first} --"
         scripts = {
+            "hive": f'case "$1" in check|cluster) exec {within} {sys.executable} -m hive "$@";; esac\n'
+            f'exec {sys.executable} -m hive "$@"',  # in a node, where exec has brought it
             "helm": f'exec {within} {sys.executable} -m tests.support.helm "$@"',
             "kubectl": 'case " $* " in\n*" exec "*)\n'
             '  while [ "$1" != -- ]; do shift; done; shift\n'
@@ -143,7 +147,8 @@ class Rollout:
         objects.write_text(yaml.safe_dump_all(self._node(name, lab) for name, lab in self.nodes.items()))
         command = [sys.executable, "-m", "tests.support.apiserver", "--host", address]
         command += ["--kubeconfig", str(self.kubeconfig), "--objects", str(objects)]
-        command += ["--exec", str(exec_script(self.folder / "exec"))]
+        (self.folder / "logs").mkdir()
+        command += ["--exec", str(exec_script(self.folder / "exec")), "--logs", str(self.folder / "logs")]
         with self.cluster.network.open() as network, ExitStack() as ends:
             process = ends.enter_context(
                 network.popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment())
@@ -221,6 +226,10 @@ class Rollout:
         self._ask("DELETE", f"{pods}/{pod}?gracePeriodSeconds=0")
         made = self._ask("POST", pods, body)
         where_file(self.folder / "exec", pod, self.nodes[node], own=False)
+        for one in template["spec"]["containers"]:
+            log = self.folder / "logs" / f"{pod}-{one['name']}.log"
+            log.unlink(missing_ok=True)
+            log.symlink_to(self.folder / f"{_PRINTED[one['name']]}-{node}.log")
         containers = [
             {"name": one["name"], "ready": True, "restartCount": 0, "image": one["image"], "imageID": ""}
             | {"state": {"running": {}}, "started": True}

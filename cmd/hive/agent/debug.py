@@ -1,9 +1,8 @@
 """``hive debug bundle``: one archive with all that a maintainer asks for.
 
 Needs: the agent's API as far as it answers; root for the maps.   Gives: command.
-Secrets stay out: settings are shown as the agent shows them, of its environment only its own variables, and
-no
-file of the config-dir is copied.
+Secrets stay out: settings are shown as the agent shows them, of its environment only its own variables, no
+file of the config-dir is copied, and what looks like a key, a token or a password is hidden.
 """
 
 import io
@@ -13,12 +12,15 @@ import platform
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import click
 
 from hive.client import ask, socket_option, timeout_option
+from hive.redact import redacted_file
 
 PATHS = {
     "agent/debuginfo": "/v1/debuginfo",
@@ -42,6 +44,7 @@ FILES = (
     *("/proc/net/softnet_stat", "/proc/net/sockstat", "/proc/sys/net/ipv4/ip_forward"),
     "/proc/sys/net/ipv6/conf/all/forwarding",
 )
+STDOUT = Path("-")
 LOG_BYTES = 1 << 20
 """Of the plugin's log, the last."""
 
@@ -53,7 +56,11 @@ def command() -> None:
 
 @command.command()
 @click.option(
-    "-f", "--file", "target", type=click.Path(path_type=Path, dir_okay=False), help="The archive to write."
+    "-f",
+    "--file",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="The archive to write; - is standard output.",
 )
 @click.option(
     "--bpf-root",
@@ -72,13 +79,7 @@ def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: flo
     path = target or Path(f"{name}.tar.gz")
     errors: list[str] = []
     collected = 0
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise click.ClickException(
-            f"{path} cannot be written: {error.strerror}; choose another --file"
-        ) from error
-    with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:  # noqa: PTH123
+    with _written(path) as file, tarfile.open(fileobj=file, mode="w|gz") as archive:
         for what, make in _parts(agent_socket, bpf_root, timeout):
             try:
                 text = make()
@@ -86,12 +87,28 @@ def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: flo
                 message = error.format_message() if isinstance(error, click.ClickException) else str(error)
                 errors.append(f"{what}: {message}")
                 continue
-            _add(archive, f"{name}/{what}", text)
+            _add(archive, f"{name}/{what}", redacted_file(what, text))
             collected += 1
         _add(archive, f"{name}/errors.txt", "".join(f"{line}\n" for line in errors).encode())
-    click.echo(f"{path}: {collected} parts")
+    click.echo(f"{path}: {collected} parts", err=path == STDOUT)
     for line in errors:
         click.echo(f"not collected: {line}", err=True)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """Where the archive goes. Raises click.ClickException."""
+    if path == STDOUT:
+        yield click.get_binary_stream("stdout")
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise click.ClickException(
+            f"{path} cannot be written: {error.strerror}; choose another --file"
+        ) from error
+    with open(descriptor, "wb") as file:  # noqa: PTH123
+        yield file
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

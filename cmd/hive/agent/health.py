@@ -1,6 +1,6 @@
 """``hive health``: which nodes of the cluster this node reaches.
 
-Needs: cilium-health's API on health.sock, beside the agent's socket.   Gives: command.
+Needs: cilium-health's API on health.sock, beside the agent's socket.   Gives: command, node_state.
 """
 
 from pathlib import Path
@@ -42,13 +42,15 @@ def command(agent_socket: Path, timeout: float, output: str) -> None:
     if not (nodes := found.get("nodes")):
         click.echo("No probes yet: the first round is not complete.", err=True)
         return
-    rows = [_row(node) for node in sorted(nodes, key=lambda node: (_WORST.index(_state(node)), node["name"]))]
+    rows = [
+        _row(node) for node in sorted(nodes, key=lambda node: (_WORST.index(node_state(node)), node["name"]))
+    ]
     for line in fitted(rows, table_width(output), "-o wide", first=_FIRST):
         click.echo(line)
 
 
-def _state(node: Json) -> str:
-    """That of its worst path; a node without a path is unknown."""
+def node_state(node: Json) -> str:
+    """``reachable``, ``unreachable`` or ``unknown``: that of its worst path; without a path it is unknown."""
     states = {reach(path) for part in _PARTS.values() for path in paths_of(node.get(part))}
     return next((state for state in _WORST if state in states), "unknown")
 
@@ -61,7 +63,7 @@ def _row(node: Json) -> dict[str, str]:
         for title, part in _PARTS.items()
         for kind in ("icmp", "http")
     }
-    return {"name": node["name"], "status": _state(node), "since": short_ago(node.get("since")), **cells}
+    return {"name": node["name"], "status": node_state(node), "since": short_ago(node.get("since")), **cells}
 
 
 def _outcome(outcome: Json | None) -> str:

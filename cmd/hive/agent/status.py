@@ -13,11 +13,13 @@ from typing import Any
 
 import click
 
+from hive.agent.health import node_state
 from hive.client import RefusedError, ask, socket_option, timeout_option
 from hive.output import BAD, GOOD, QUIET, document, fact_lines, output_option, terminal_width
 
 HEALTHY = {"Ok", "Disabled"}
 DONE = "Done"
+_UNKNOWN = {"state": "Unknown", "msg": "the agent does not report its own state"}
 PAUSE = 0.1
 """Seconds between two questions while it waits."""
 
@@ -47,7 +49,7 @@ def command(
     if brief:
         click.echo(f"error in {wrong}" if wrong else "OK")
     else:
-        served = list(_served(answer, agent_socket, timeout))
+        served = [*_served(answer, agent_socket, timeout), *_reached(answer, agent_socket, timeout)]
         facts = [(f"{name}:", text) for name, text in lines(answer, served, verbose=verbose)]
         for line in fact_lines(facts, terminal_width()):
             click.echo(line)
@@ -76,7 +78,7 @@ def _answer(wanted: str | None, agent_socket: Path, headers: dict[str, str], tim
 
 def trouble(answer: dict[str, Any]) -> str:
     """What is wrong, the gravest first; nothing when all is well. The words are those of cilium-dbg."""
-    state = answer["cilium"]
+    state = answer.get("cilium") or _UNKNOWN
     if state["state"] not in HEALTHY:
         return f"cilium: {state.get('msg', state['state'])}"
     for probe, since in sorted((answer.get("stale") or {}).items()):
@@ -110,6 +112,25 @@ def _served(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Itera
     yield "Envoy", _envoy(proxies, rows.get("http-redirects", 0))
     if "modules" in answer:
         yield "DNS Proxy", _dns_proxy(answer["modules"])
+
+
+def _reached(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Iterator[tuple[str, str]]:
+    """How many nodes answer this one's probes; nothing of an answer without details."""
+    if "modules" not in answer:
+        return
+    socket = agent_socket.with_name("health.sock")
+    if not socket.exists():
+        yield "Cluster health", f"{click.style('Disabled', fg=QUIET)}   (enable-health-checking)"
+        return
+    nodes = ask("/v1beta/status", socket, timeout=timeout).get("nodes") or []
+    if not nodes:
+        yield "Cluster health", "no probes yet: the first round is not complete"
+        return
+    well = sum(node_state(one) == "reachable" for one in nodes)
+    text = f"{well}/{len(nodes)} reachable"
+    if well < len(nodes):
+        text = f"{click.style(text, fg=BAD)}   (hive health)"
+    yield "Cluster health", text
 
 
 def policies_text(policies: list[dict[str, Any]]) -> str:
@@ -153,7 +174,7 @@ def lines(
 ) -> Iterator[tuple[str, str]]:
     """Name and text of every line, for the parts the agent reports; `served` among them."""
     yield from _around(answer)
-    yield "Cilium", _state(answer["cilium"])
+    yield "Cilium", _state(answer.get("cilium") or _UNKNOWN)
     yield from _watching(answer)
     if "ipam" in answer:
         yield "IPAM", str(answer["ipam"].get("status", "")).rstrip(", ")
@@ -161,14 +182,23 @@ def lines(
             for address, owner in sorted((answer["ipam"].get("allocations") or {}).items()):
                 yield "  allocated", f"{address} ({owner})"
     yield from _datapath(answer)
+    yield from _tuned(answer, verbose=verbose)
     if (nodes := answer.get("cluster", {}).get("nodes")) is not None:
         yield "Nodes", f"{len(nodes)} known, this one is {answer['cluster'].get('self', '')}"
     yield from served
+    if proxy := answer.get("proxy"):
+        yield "Proxy Status", _proxy(proxy)
+        if verbose:
+            for one in proxy.get("redirects") or ():
+                yield f"  {one.get('name', '')}", f"{one.get('proxy', '')} on port {one.get('proxy-port', 0)}"
     yield from _controllers(answer.get("controllers"), verbose=verbose)
     yield from _modules(answer.get("modules"), verbose=verbose)
     if "identity-range" in answer:
         identities = answer["identity-range"]
         yield "Global Identity Range", f"min {identities['min-identity']}, max {identities['max-identity']}"
+    if verbose:
+        yield from _services_in_detail(answer.get("kube-proxy-replacement") or {})
+        yield from _maps(answer.get("bpf-maps") or {})
 
 
 def _around(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -182,8 +212,8 @@ def _around(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, _state(answer[key])
     if "kube-proxy-replacement" in answer:
         yield "KubeProxyReplacement", _replacement(answer["kube-proxy-replacement"])
-    if answer.get("host-firewall", {}).get("mode", "Disabled") != "Disabled":
-        yield "Host firewall", f"Enabled   [{', '.join(answer['host-firewall'].get('devices') or ())}]"
+    if "host-firewall" in answer:
+        yield "Host firewall", _at_devices(answer["host-firewall"])
     if "cni-chaining" in answer:
         yield "CNI Chaining", answer["cni-chaining"].get("mode", "none")
     if "cni-file" in answer:
@@ -206,6 +236,13 @@ def _replacement(found: dict[str, Any]) -> str:
         )
     parts += ["sockets"] * bool(features.get("socketLB", {}).get("enabled"))
     return f"True   [{', '.join(devices)}]   {', '.join(parts)}".rstrip()
+
+
+def _at_devices(found: dict[str, Any]) -> str:
+    """Whether a part works, and at which devices."""
+    if found.get("mode", "Disabled") == "Disabled":
+        return click.style("Disabled", fg=QUIET)
+    return f"{found['mode']}   [{', '.join(found.get('devices') or ())}]"
 
 
 def _watching(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -245,6 +282,82 @@ def _datapath(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
             "Masquerading",
             masquerading_text(masquerading) if masquerading.get("enabled") else "Disabled",
         )
+
+
+def _tuned(answer: dict[str, Any], *, verbose: bool) -> Iterator[tuple[str, str]]:
+    """What is on beside the defaults; with ``verbose`` also what is not."""
+    if (encryption := answer.get("encryption")) and (verbose or encryption.get("mode") != "Disabled"):
+        yield "Encryption", _encryption(encryption)
+    for family in (4, 6):
+        big = answer.get(f"ipv{family}-big-tcp") or {}
+        if big.get("enabled"):
+            yield f"IPv{family} BIG TCP", f"Enabled   [{big.get('maxGRO', 0)}, {big.get('maxGSO', 0)}]"
+        elif big and verbose:
+            yield f"IPv{family} BIG TCP", click.style("Disabled", fg=QUIET)
+    bandwidth = answer.get("bandwidth-manager") or {}
+    if bandwidth.get("enabled"):
+        control = str(bandwidth.get("congestionControl", "")).upper()
+        yield "BandwidthManager", f"EDT with BPF [{control}]   [{', '.join(bandwidth.get('devices') or ())}]"
+    elif bandwidth and verbose:
+        yield "BandwidthManager", click.style("Disabled", fg=QUIET)
+    if verbose and (clock := answer.get("clock-source")):
+        hertz = f"   [{clock.get('hertz', 0)} Hz]" if clock.get("mode") == "jiffies" else ""
+        yield "Clock Source for BPF", f"{clock.get('mode', '')}{hertz}"
+
+
+def _encryption(found: dict[str, Any]) -> str:
+    """The mode, and of WireGuard the interfaces with their peers."""
+    if found.get("mode") == "Disabled":
+        return click.style("Disabled", fg=QUIET)
+    wireguard = found.get("wireguard") or {}
+    parts = [
+        f"{one.get('name', '')} port {one.get('listen-port', 0)}, {_count(one.get('peer-count', 0), 'peer')}"
+        for one in wireguard.get("interfaces") or ()
+    ]
+    if wireguard:
+        parts.insert(0, f"of nodes: {wireguard.get('node-encryption', '')}")
+    return f"{found.get('mode', '')}   {'; '.join(parts)}".rstrip()
+
+
+def _proxy(proxy: dict[str, Any]) -> str:
+    """Where connections to the proxies go."""
+    count = _count(proxy.get("total-redirects", 0), "redirect")
+    envoy = proxy.get("envoy-deployment-mode", "")
+    return f"{count} on ports {proxy.get('port-range', '')}" + (f", Envoy: {envoy}" if envoy else "")
+
+
+def _services_in_detail(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What of services is served in the datapath."""
+    features = found.get("features") or {}
+    if not features:
+        return
+    yield "Services in detail", ""
+    names = (
+        ("socketLB", "socket LB"),
+        ("sessionAffinity", "session affinity"),
+        ("gracefulTermination", "graceful termination"),
+        ("nodePort", "node ports"),
+        ("hostPort", "host ports"),
+        ("externalIPs", "external IPs"),
+    )
+    for key, name in names:
+        on = bool((features.get(key) or {}).get("enabled"))
+        text = click.style("Enabled", fg=GOOD) if on else click.style("Disabled", fg=QUIET)
+        if on and key == "nodePort":
+            one = features[key]
+            xdp = one.get("acceleration", "Disabled")
+            text += f"   {one['portMin']}-{one['portMax']}, {one['mode']}, {one['algorithm']}, XDP {xdp}"
+        yield f"  {name}", text
+
+
+def _maps(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """How many entries maps take."""
+    if not (maps := found.get("maps") or ()):
+        return
+    ratio = found.get("dynamic-size-ratio") or 0
+    yield "BPF maps", f"sized by memory, ratio {ratio:g}" if ratio else "sized by settings"
+    for one in maps:
+        yield f"  {one['name']}", f"{one['size']} entries"
 
 
 def masquerading_text(masquerading: dict[str, Any]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from hive.lab.cluster import Cluster
+from tests.support.apiserver import ADMIN_TOKEN
 from tests.support.namespaces import need_root
 from tests.support.pages import ROOT, Block, blocks, commands, matches, run, shell, squeezed
 from tests.support.rollout import Rollout
@@ -42,11 +45,24 @@ def walk(block: Block, process: object, rollout: Rollout) -> None:
     for command, shown in commands(block.text):
         if command.startswith(BUILDS):
             continue
-        printed = run(process, command)  # type: ignore[arg-type]
+        with rollout.kubelets() if command.startswith("hive check") else nullcontext():
+            printed = run(process, command)  # type: ignore[arg-type]
         assert matches(squeezed(shown), squeezed(printed)), (
             f"install.md:{block.line}: $ {command}\n{printed}\ninstead of\n{shown}"
         )
+        if command.startswith("hive cluster bundle"):
+            assert_no_secrets(rollout.folder.parent / "incident.tar.gz")
         if command.startswith(("helm install", "helm upgrade")):
             rollout.roll_out()
         if command.startswith("helm uninstall"):
             rollout.take_down()
+
+
+def assert_no_secrets(path: Path) -> None:
+    """The archive of a whole cluster has no token and no key of it."""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            content = file.read() if file is not None else b""
+            assert ADMIN_TOKEN.encode() not in content, member.name
+            assert b"PRIVATE KEY" not in content, member.name

@@ -36,6 +36,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     """Until interrupted, or asked to end: the keys go with it."""
     server = ApiServer()
     server.executor = by_program(arguments.exec) if arguments.exec else None
+    if arguments.logs:
+        server.logs = lambda asked: (arguments.logs / f"{asked.pod}-{asked.container}.log").read_bytes()
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     for path in arguments.objects:
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="HTTP; kubectl sends its token over TLS only")
     parser.add_argument("--kubeconfig", help="file to write a kubeconfig to")
     parser.add_argument("--exec", help="a program for NAMESPACE POD CONTAINER COMMAND... of pods/exec")
+    parser.add_argument("--logs", type=Path, help="a folder of POD-CONTAINER.log, for pods/log")
     parser.add_argument("--objects", nargs="*", default=[], help="YAML files of objects to begin with")
     try:
         asyncio.run(serve(parser.parse_args()))

@@ -254,6 +254,10 @@ class Handlers:
         if name == "exec" and self._server.executor is not None:
             await self._server.reads.get(kind, target.namespace, target.name, "")
             return Upgrade(command_of(request, target.namespace, target.name))
+        if name == "log" and self._server.logs is not None:
+            await self._server.reads.get(kind, target.namespace, target.name, "")
+            text = self._server.logs(command_of(request, target.namespace, target.name))
+            return Response(200, raw=text, headers={"Content-Type": "text/plain"})
         if name not in {"status", "finalize"}:
             raise errors.StatusError(501, "NotImplemented", f"there is no {kind.plural}/{name} here")
         if request.method == "GET":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from tests.support.apiserver import auth
@@ -16,7 +16,7 @@ from tests.support.apiserver.connection import Connection
 from tests.support.apiserver.crds import Definitions
 from tests.support.apiserver.discovery import Discovery
 from tests.support.apiserver.errors import Obj, internal
-from tests.support.apiserver.exec import Executor
+from tests.support.apiserver.exec import Command, Executor
 from tests.support.apiserver.faults import Faults
 from tests.support.apiserver.handlers import Handlers
 from tests.support.apiserver.kinds import Call, Kind, Registry, now
@@ -90,6 +90,8 @@ class ApiServer:
         """The method and the target of every request that came."""
         self.executor: Executor | None = None
         """What runs commands of ``pods/exec``; without one there is no such thing."""
+        self.logs: Callable[[Command], bytes] | None = None
+        """What containers printed, of ``pods/log``."""
         self.port = 0
         self._connections: set[asyncio.Task[None]] = set()
         self._bootstrap()

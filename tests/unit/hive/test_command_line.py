@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from pathlib import Path
 import click
 import pytest
 
+from hive.agent.status import lines
 from hive.endpoint.command import render
 from hive.main import main
+from hive.output import fact_lines
 from tests.support.command_line import hive
+from tests.support.recordings import recordings
 from tests.unit.hive.stub_agent import stub_agent
 
 TREE = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -201,6 +205,69 @@ def test_status_shows_what_is_served_and_what_is_not(
         "Modules Health": "Stopped(1) Degraded(0) OK(1)   1 job done",
     }.items() <= shown.items()
     assert "agent.dns-proxy.restore:   Done" in verbose.out
+
+
+def recorded_answer(name: str) -> dict[str, object]:
+    """What an agent of Cilium's answered when its status was asked for."""
+    found = json.loads((recordings("dbg") / f"{name}.json").read_text())
+    body = found["exchanges"][0]["response"]["body"]
+    return body if isinstance(body, dict) else json.loads(body)  # type: ignore[no-any-return]
+
+
+def test_status_has_what_cilium_dbg_has_on_80_columns() -> None:
+    """The facts of recordings, for which ``cilium-dbg status`` prints its own lines."""
+    facts = dict(lines(recorded_answer("status_verbose"), verbose=True))
+    assert {name: click.unstyle(text) for name, text in facts.items()}.items() >= {
+        "KubeProxyReplacement": "True   [eth0 192.0.2.10 2001:db8::10, eth1 198.51.100.10]"
+        "   node ports 30000-32767 (SNAT, Random), sockets",
+        "Host firewall": "Disabled",
+        "IPAM": "IPv4: 3/254 allocated from 10.0.1.0/24",
+        "IPv4 BIG TCP": "Disabled",
+        "IPv6 BIG TCP": "Enabled   [196608, 131072]",
+        "BandwidthManager": "EDT with BPF [BBR]   [eth0]",
+        "Routing": "Network: Tunnel [vxlan]   Host: BPF",
+        "Masquerading": "BPF (IPv4), not to 10.0.0.0/16",
+        "Clock Source for BPF": "ktime",
+        "Controller Status": "2/3 healthy",
+        "  sync-node-with-ciliumnode": "boom",
+        "Proxy Status": "1 redirect on ports 10000-20000, Envoy: external",
+        "  cilium-dns-egress": "dns on port 40045",
+        "Encryption": "Wireguard   of nodes: Disabled; cilium_wg0 port 51871, 1 peer",
+        "  socket LB": "Enabled",
+        "  node ports": "Enabled   30000-32767, SNAT, Random, XDP Disabled",
+        "BPF maps": "sized by memory, ratio 0.0025",
+        "  Auth": "524288 entries",
+    }.items()
+    quiet = dict(lines(recorded_answer("status_verbose_all_features_off"), verbose=False))
+    assert not quiet.keys() & {"IPv4 BIG TCP", "Clock Source for BPF", "Services in detail", "BPF maps"}
+    for path in sorted(recordings("dbg").glob("status*.json")):
+        exchanges = json.loads(path.read_text())["exchanges"]  # none where no agent answers
+        if exchanges and exchanges[0]["response"]["status"] == 200:
+            answer = recorded_answer(path.stem)
+            for verbose in (False, True):
+                shown = [(f"{name}:", text) for name, text in lines(answer, verbose=verbose)]
+                wide = [one for one in fact_lines(shown, 80) if len(click.unstyle(one)) > 80]
+                assert not wide, (path.stem, wide)
+
+
+def test_status_counts_the_nodes_that_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    well = {"status": "", "latency": 1000}
+    away = {"status": "Connection timed out", "latency": 0}
+
+    def node(name: str, path: object) -> dict[str, object]:
+        primary = {"ip": "192.0.2.1", "icmp": path, "http": path}
+        return {"name": name, "host": {"primary-address": primary}}
+
+    answers = {
+        "/v1/healthz": (200, HEALTHY | {"modules": []}),
+        "/statedb/tables": (404, ""),
+        "/v1beta/status": (200, {"nodes": [node("default/a", well), node("default/b", away)]}),
+    }
+    with stub_agent(tmp_path, answers) as agent:
+        assert "Cluster health:" in hive(capsys, "status", "--socket", agent.socket).out
+        (tmp_path / "health.sock").symlink_to(agent.socket)
+        out = hive(capsys, "status", "--socket", agent.socket).out
+    assert re.search(r"^Cluster health: +1/2 reachable   \(hive health\)$", out, re.MULTILINE), out
 
 
 def test_what_is_degraded_is_told_without_being_asked_for(

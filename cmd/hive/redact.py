@@ -1,0 +1,136 @@
+"""Takes out of what a bundle holds whatever may be a secret: objects, documents in JSON, logs.
+
+Why: a bundle is sent to others. Better too little than a password: what looks like one goes.
+Gives: redacted(), redacted_text(), redacted_file().
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from lifecycle.settings.secrets import HIDDEN
+
+_SECRET_KEY: Final = re.compile(
+    r"pass(word|wd|phrase)|secret|token|credential|authori[sz]ation|api[-_]?key|private[-_]?key|(^|[-_])psk$|"
+    r"(^|[-_.])key[-_]?data$|client[-_]key|cookie|kubeconfig$",
+    re.IGNORECASE,
+)
+"""Names of fields and variables, a text of which is left out."""
+_HARMLESS_KEY: Final = re.compile(
+    r"(name|namespace|ref|path|file|type|kind|version|count|expiration|seconds|mount)s?$|^automount",
+    re.IGNORECASE,
+)
+"""Names that only point to a secret, or count."""
+_TEXTS: Final = (
+    (
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+        HIDDEN,
+    ),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), HIDDEN),  # JSON Web Tokens
+    (re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1 {HIDDEN}"),
+    (re.compile(r"(?<=://)[^/\s:@\"']+:[^/\s@\"']+(?=@)"), HIDDEN),  # of a URL
+    (
+        re.compile(
+            r"(?i)\b([\w.-]*(?:password|passwd|secret|token|api[-_]?key|private[-_]?key|credential)s?)"
+            r"(\\?[\"']?\s*[=:]\s*\\?[\"']?)(?![\s\"',}\]]|\(hidden\)|true\b|false\b|null\b)[^\s\"',}\]\\]+"
+        ),
+        rf"\1\2{HIDDEN}",
+    ),
+)
+_OUR_DOMAINS: Final = re.compile(r"(^|\.)(cilium\.io|kubernetes\.io|k8s\.io)/")
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def redacted(value: Any) -> Any:
+    """A document without secrets: by names of fields, by what texts look like, by what fields are for."""
+    if isinstance(value, dict):
+        return {key: _field(str(key), one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [redacted(one) for one in value]
+    return redacted_text(value) if isinstance(value, str) else value
+
+
+def redacted_text(text: str) -> str:
+    """A text without keys, tokens and passwords."""
+    for pattern, instead in _TEXTS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def redacted_file(name: str, content: bytes) -> bytes:
+    """A file of a bundle: documents in JSON by their fields, others as text."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:  # a log that begins in the middle of a letter
+        text = content.decode(errors="replace")
+    if name.endswith(".json"):
+        try:
+            return json.dumps(redacted(json.loads(text)), indent=1).encode() + b"\n"
+        except (ValueError, RecursionError):
+            return redacted_text(text).encode()
+    return redacted_text(text).encode()
+
+
+def _field(key: str, value: Any) -> Any:
+    if key == "annotations" and isinstance(value, dict):
+        return {name: _annotation(name, text) for name, text in value.items() if name != _LAST_APPLIED}
+    if isinstance(value, list):
+        return _listed(key, value)
+    return _hidden(value) if _is_secret(key) else redacted(value)
+
+
+def _listed(key: str, value: list[Any]) -> list[Any]:
+    if key == "managedFields":
+        return []
+    if key == "env":
+        return [_variable(one) for one in value]
+    if key in {"headers", "headerMatches", "httpHeaders"}:
+        return [_header(one) for one in value]
+    if key in {"args", "command"}:
+        return list(_arguments(value))
+    return [_hidden(one) if _is_secret(key) else redacted(one) for one in value]
+
+
+def _is_secret(key: str) -> bool:
+    return bool(_SECRET_KEY.search(key)) and not _HARMLESS_KEY.search(key)
+
+
+def _hidden(value: Any) -> Any:
+    """Without any text, but what points to a secret's place."""
+    if isinstance(value, dict):
+        return {
+            key: redacted(one) if _HARMLESS_KEY.search(str(key)) else _hidden(one)
+            for key, one in value.items()
+        }
+    if isinstance(value, list):
+        return [_hidden(one) for one in value]
+    return HIDDEN if isinstance(value, str) and value else value
+
+
+def _arguments(words: list[Any]) -> Iterator[Any]:
+    """A command line, where a flag's value may be the next word."""
+    flag = False
+    for word in words:
+        yield HIDDEN if flag and not str(word).startswith("-") else redacted(word)
+        text = str(word)
+        flag = text.startswith("-") and "=" not in text and bool(_SECRET_KEY.search(text))
+
+
+def _annotation(name: str, text: Any) -> Any:
+    """Those of Kubernetes and Cilium; of others nothing is known."""
+    return redacted(text) if _OUR_DOMAINS.search(name) else HIDDEN
+
+
+def _variable(one: Any) -> Any:
+    """A variable of a container's environment: its name, and where it comes from."""
+    return {**redacted(one), "value": HIDDEN} if isinstance(one, dict) and "value" in one else redacted(one)
+
+
+def _header(one: Any) -> Any:
+    """A header of HTTP in a rule: its name."""
+    if isinstance(one, str):
+        return f"{re.split(r'[ :]', one, maxsplit=1)[0]} {HIDDEN}"
+    return {**redacted(one), "value": HIDDEN} if isinstance(one, dict) and "value" in one else redacted(one)
