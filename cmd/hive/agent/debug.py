@@ -9,6 +9,7 @@ import io
 import json
 import os
 import platform
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -99,7 +100,7 @@ def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: flo
 def _written(path: Path) -> Iterator[IO[bytes]]:
     """Where the archive goes. Raises click.ClickException."""
     if path == STDOUT:
-        yield click.get_binary_stream("stdout")
+        yield sys.stdout.buffer
         return
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -211,7 +211,7 @@ def recorded_answer(name: str) -> dict[str, object]:
     """What an agent of Cilium's answered when its status was asked for."""
     found = json.loads((recordings("dbg") / f"{name}.json").read_text())
     body = found["exchanges"][0]["response"]["body"]
-    return body if isinstance(body, dict) else json.loads(body)  # type: ignore[no-any-return]
+    return body if isinstance(body, dict) else json.loads(body)
 
 
 def test_status_has_what_cilium_dbg_has_on_80_columns() -> None:
