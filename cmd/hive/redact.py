@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from lifecycle.settings.secrets import HIDDEN
-
+HIDDEN: Final = "(hidden)"
+"""As settings that are secret are shown."""
 _SECRET_KEY: Final = re.compile(
     r"pass(word|wd|phrase)|secret|token|credential|authori[sz]ation|api[-_]?key|private[-_]?key|(^|[-_])psk$|"
     r"(^|[-_.])key[-_]?data$|client[-_]key|cookie|kubeconfig$",
