@@ -293,7 +293,7 @@ class BGPFaults:
         if not found:
             self._health.ok("all is followed")
             return
-        more = f", and {len(found) - 1} more: hive db bgp-faults" if len(found) > 1 else ""
+        more = f", and {len(found) - 1} more: hive db show bgp-faults" if len(found) > 1 else ""
         self._health.degraded(f"{found[0].subject}: {found[0].error}{more}")
 
 
