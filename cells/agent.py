@@ -23,6 +23,7 @@ from cells import cni as cni_server
 from cells import health as cluster_health
 from cells import proxy as proxy_statistics
 from cells.api import Api, StartedDaemon
+from cells.bgp import control as bgp
 from cells.cluster import (
     allocation,
     apiservers,
@@ -121,6 +122,7 @@ agent = module(
     health_checks.cell,
     redirect_skips.cell,
     l2_announcements.cell,
+    bgp.cell,
     endpoint.cell,
     host_endpoint.cell,
     endpoint_restore.cell,

@@ -13,10 +13,23 @@ from typing import Final
 
 from lifecycle import Settings, refuse
 
-__all__ = ["FOLDER", "SpeakerSettings"]
+__all__ = ["FOLDER", "BGPSettings", "SpeakerSettings"]
 
 FOLDER: Final = "bgp"
 """Of speakers, below state-dir."""
+
+
+class BGPSettings(Settings, frozen=True):
+    """Routes announced by BGP."""
+
+    enable_bgp_control_plane: bool = False
+    """Announce pod ranges, pools and addresses of services by BGP, as CiliumBGPClusterConfigs have it."""
+
+    bgp_secrets_namespace: str = ""
+    """Namespace of the Secrets that hold passwords of sessions; unset: no session has one."""
+
+    enable_bgp_control_plane_status_report: bool = True
+    """Write the state of sessions to the status of this node's CiliumBGPNodeConfig."""
 
 
 class SpeakerSettings(Settings, frozen=True):

@@ -1,4 +1,4 @@
-"""The cell of BGP's controller: follows resources, works out what speakers are to do, reports how they are.
+"""The cell of BGP: follows resources, works out what speakers are to do, runs them, reports how they are.
 
 Source:     the kinds of BGP, Secrets of one namespace, services, pools, this node.
 Controller: the table ``bgp-plans``, a row for each instance, and from it ``bgp-instances``, ``bgp-peers``,
@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from cells.base.addresses import IPAddress
+from cells.bgp import FOLDER, BGPSettings, SpeakerSettings, rest
+from cells.bgp.rest import BGPState
 from cells.bgp.speaker_state import (
+    AfiSafi,
     BGPFault,
+    ListedRoute,
     ObservedPeer,
+    RouteTable,
     WantedSpeakers,
     bgp_faults,
     instance_table,
@@ -53,12 +59,12 @@ from lifecycle import (
     RateLimit,
     ReadTable,
     Reconciler,
-    Settings,
     Table,
     Tables,
     Target,
     UsageError,
     config,
+    group,
     invoke,
     module,
     provide,
@@ -69,6 +75,7 @@ from lifecycle import (
 if TYPE_CHECKING:
     from cells.bgp.controller import InstancePlan
     from cells.bgp.facts import AnnouncedService, BGPPassword
+    from cells.bgp.speaker import BGPSpeakers
     from cells.kubernetes.objects.cilium_bgp import (
         BGPInstanceStatus,
         BGPNodeConfigStatus,
@@ -89,19 +96,6 @@ STATUS_RATE: Final = RateLimit(1, per=2.0, burst=2)
 STATUS_SWEEP: Final = seconds(60)
 
 
-class BGPSettings(Settings, frozen=True):
-    """Routes announced by BGP."""
-
-    enable_bgp_control_plane: bool = False
-    """Announce pod ranges, pools and addresses of services by BGP, as CiliumBGPClusterConfigs have it."""
-
-    bgp_secrets_namespace: str = ""
-    """Namespace of the Secrets that hold passwords of sessions; unset: no session has one."""
-
-    enable_bgp_control_plane_status_report: bool = True
-    """Write the state of sessions to the status of this node's CiliumBGPNodeConfig."""
-
-
 class BGPResources:
     """The objects that decide what is announced, followed where BGP is on."""
 
@@ -117,13 +111,13 @@ class BGPResources:
         lifecycle: Lifecycle,
     ) -> None:
         self.enabled = settings.enable_bgp_control_plane
-        """Whether BGP is on; without it there is nothing else here."""
+        """Whether BGP is on; without it there is nothing else here but the agent's configuration."""
+        self.agent = agent
         if not self.enabled:
             return
         from cells.bgp.facts import SECRETS, announced_services
         from cells.kubernetes.objects import cilium_bgp as kinds
 
-        self.node_name = agent.node_name
         self.secrets_namespace = settings.bgp_secrets_namespace
         self.reports = settings.enable_bgp_control_plane_status_report and source is ObjectSource.API_SERVER
         """Whether the status of the node is written."""
@@ -249,7 +243,7 @@ class BGPControl:
         del known
         if not nodes:
             return {}
-        own = self._resources.node_name
+        own = self._resources.agent.node_name
         facts = BGPFacts(
             nodes[0],
             next((one for one in configs if one.name == own), None),
@@ -263,11 +257,6 @@ class BGPControl:
             legacy,
         )
         return plans(facts)
-
-
-def wanted_speakers(control: BGPControl) -> WantedSpeakers:
-    """What the controller wants of speakers."""
-    return control.wanted
 
 
 class BGPFaults:
@@ -356,7 +345,7 @@ class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):
 
     async def observe(self) -> Mapping[str, BGPNodeConfigStatus]:
         """As it was seen last."""
-        own = self._resources.node_name
+        own = self._resources.agent.node_name
         return {row.name: row.status for row in self._resources.configs.all() if row.name == own}
 
     async def put(self, batch: Mapping[str, BGPNodeConfigStatus]) -> None:
@@ -394,7 +383,7 @@ class BGPNodeStatus:
     ) -> None:
         if not (resources.enabled and (resources.reports or resources.clears)):
             return
-        own, reports = resources.node_name, resources.reports
+        own, reports = resources.agent.node_name, resources.reports
 
         def statuses(
             configs: list[CiliumBGPNodeConfig], plans: list[InstancePlan], sessions: list[ObservedPeer]
@@ -418,11 +407,56 @@ class BGPNodeStatus:
         jobs.observe("report", self._reconciler)
 
 
-cell = module(
-    "bgp",
-    "What is announced by BGP",
-    config(BGPSettings),
-    provide(BGPControl, wanted_speakers, observed_peers),
-    provide_private(BGPResources, BGPFaults, BGPNodeStatus),
-    invoke(BGPFaults, BGPNodeStatus),
+# Speakers.
+
+
+class BGPSpeaking:
+    """Runs speakers where BGP is on; where it is off, those of an earlier agent withdraw routes and end."""
+
+    def __init__(
+        self,
+        settings: SpeakerSettings,
+        resources: BGPResources,
+        control: BGPControl,
+        observed: Table[ObservedPeer],
+        *,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._speakers: BGPSpeakers | None = None
+        agent = resources.agent
+        if resources.enabled or any((agent.state_dir / FOLDER).glob("*.json")):
+            from cells.bgp.speaker import BGPSpeakers
+
+            self._speakers = BGPSpeakers(
+                settings, agent, control.wanted, observed, jobs=jobs, tables=tables, log=log
+            )
+
+    async def listed_routes(
+        self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
+    ) -> list[ListedRoute]:
+        """The routes of a table; of an adj-rib those of a peer. Raises HiveError when it does not answer."""
+        if self._speakers is None:
+            return []
+        return await self._speakers.listed_routes(instance, table, family, peer)
+
+
+def bgp_state(
+    resources: BGPResources, control: BGPControl, observed: Table[ObservedPeer], listing: BGPSpeaking
+) -> BGPState:
+    """All that the API and metrics show."""
+    return BGPState(resources.enabled, control.wanted, observed, listing)
+
+
+cell = group(
+    module(
+        "bgp",
+        "Routes announced by BGP",
+        config(BGPSettings, SpeakerSettings),
+        provide(BGPControl, observed_peers, bgp_state),
+        provide_private(BGPResources, BGPFaults, BGPNodeStatus, BGPSpeaking),
+        invoke(BGPFaults, BGPNodeStatus, BGPSpeaking),
+    ),
+    rest.cell,
 )

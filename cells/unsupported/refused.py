@@ -132,10 +132,7 @@ class UnservedAgent(UnservedSettings, frozen=True):
 
 
 class UnservedAnnouncements(UnservedSettings, frozen=True):
-    """Routes and addresses announced to others."""
-
-    enable_bgp_control_plane: bool = False
-    """Routes are not announced yet."""
+    """Addresses announced to others."""
 
     enable_l2_pod_announcements: bool = False
     """Addresses of pods are not announced yet."""

@@ -222,13 +222,12 @@ class UnusedWithoutEncryption(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutItsPart(WithoutEffect, frozen=True):
-    """These adjust parts that are refused: BGP, gateways, segment routing, VTEP, announced pods, BBR."""
+    """These adjust parts that are refused: gateways, segment routing, VTEP, announced pods, BBR; and router
+    IDs of BGP, which are those of nodes here."""
 
     bgp_router_id_allocation_ip_pool: str = ""
     bgp_router_id_allocation_mode: str = "default"
-    bgp_secrets_namespace: str = "kube-system"
     enable_bbr_hostns_only: bool = False
-    enable_bgp_control_plane_status_report: bool = True
     l2_pod_announcements_interface: str = ""
     l2_pod_announcements_interface_pattern: str = ""
     srv6_encap_mode: str = "reduced"

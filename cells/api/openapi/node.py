@@ -295,6 +295,7 @@ BGP_OPERATIONS = (
                 "Which table.",
                 kind=Literal["loc-rib", "adj-rib-in", "adj-rib-out"],
                 required=True,
+                example="loc-rib",
             ),
             query("afi", "Address family.", required=True, example="ipv4"),
             query("safi", "Subsequent address family.", required=True, example="unicast"),

@@ -35,17 +35,6 @@ def bare(status: int) -> Operation:
     return handle
 
 
-# BGP: it is off.
-
-_OFF = always(501, "BGP Control Plane disabled")
-
-BGP_ROUTES = (
-    Route("GET", "/v1/bgp/peers", _OFF),
-    Route("GET", "/v1/bgp/routes", _OFF),
-    Route("GET", "/v1/bgp/route-policies", _OFF),
-)
-
-
 # The prefilter: the driver drops nothing.
 
 _NO_FILTER = always(500, "Prefilter is not enabled in daemon")
@@ -66,4 +55,4 @@ RECORDER_ROUTES = (
 
 def part() -> Member[ApiPart]:
     """All of them as a part of the API."""
-    return ApiPart("absent", [*PREFILTER_ROUTES, *RECORDER_ROUTES, *BGP_ROUTES])
+    return ApiPart("absent", [*PREFILTER_ROUTES, *RECORDER_ROUTES])

@@ -25,6 +25,16 @@ from cells.api.operations.node_view import NodeView, PodLinks, StatusView, node_
 from cells.api.operations.status import StatusFacts
 from cells.api.rate_limits import NAMES, Limits
 from cells.base.addresses import Family, IPAddress
+from cells.bgp import rest as bgp
+from cells.bgp.speaker_state import (
+    RouteListing,
+    WantedSpeakers,
+    instance_table,
+    observed_peers,
+    path_table,
+    peer_table,
+    policy_table,
+)
 from cells.cluster import identity, ipcache
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cluster.ipcache import Ipcache
@@ -318,6 +328,14 @@ BY_RULES = (supply(PolicyOptions()), provide(RulePolicy, PolicyView, rules_in_fo
 """What a node needs that explains its policies."""
 
 
+NO_BGP = bgp.BGPState(
+    enabled=False,
+    wanted=WantedSpeakers(instance_table(), peer_table(), policy_table(), path_table()),
+    observed=observed_peers(),
+    listing=fake(RouteListing),
+)
+
+
 @asynccontextmanager
 async def running_node(
     directory: Path,
@@ -342,6 +360,8 @@ async def running_node(
         ipam.cell,
         kubernetes.cell,
         metrics.cell,
+        bgp.cell,
+        supply(NO_BGP),
         provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
         supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import structlog
 
 from cells import kubernetes
 from cells.bgp import control
@@ -24,7 +25,7 @@ from cells.bgp.speaker_state import (
 )
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP
-from cells.config import AgentConfig
+from cells.config import AgentConfig, AgentSettings
 from cells.config import shared as service_settings
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES
 from cells.kubernetes.resources import Resources
@@ -32,7 +33,7 @@ from cells.kubernetes.sink import SourceStatus
 from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import PodRange
 from cells.services.control.tables import refused_addresses
-from lifecycle import Hive, ReadTable, StartError, Table, provide, replace
+from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, provide, replace
 from lifecycle.testing import eventually, fake
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, User
 from tests.support.apiserver.errors import Resource
@@ -41,6 +42,12 @@ from tests.support.operator.running import POOL
 from tests.unit.kubernetes.cluster import kubeconfig
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def of_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K8S_NODE_NAME", "n1")
+
 
 ALPHA: Final = "cilium.io/v2alpha1"
 NODE_CONFIGS = Resource("cilium.io", "ciliumbgpnodeconfigs")
@@ -137,8 +144,9 @@ def backends(node: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def agent(**settings: str) -> AsyncIterator[Hive]:
-    """The controller of a node with one range."""
+async def agent(folder: Path, **settings: str) -> AsyncIterator[Hive]:
+    """The part of BGP of a node with one range."""
+    known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
 
     def nodes() -> ReadTable[ClusterNode]:
         found: Table[ClusterNode] = Table("nodes", key=lambda row: row.name)
@@ -155,7 +163,7 @@ async def agent(**settings: str) -> AsyncIterator[Hive]:
         kubernetes.cell,
         service_settings.cell,
         control.cell,
-        replace(AgentConfig, fake(AgentConfig, node_name="n1", ipv4=True)),
+        replace(AgentConfig, known),
         replace(Ipam, fake(Ipam, mode="cluster-pool")),
         provide(nodes, ranges, refused_addresses),
         settings={
@@ -184,7 +192,7 @@ async def test_while_the_kinds_are_not_served_nothing_is_known(tmp_path: Path) -
     """A speaker with routes loses none by an agent that starts before the API server serves the kinds."""
     async with (
         server() as one,
-        agent(**reached(one, tmp_path), enable_bgp_control_plane="true") as hive,
+        agent(tmp_path, **reached(one, tmp_path), enable_bgp_control_plane="true") as hive,
     ):
         sources = hive.get(Table[SourceStatus])
         kinds = ("ciliumbgpnodeconfigs", "ciliumbgppeerconfigs", "ciliumbgpadvertisements")
@@ -201,7 +209,7 @@ async def test_an_agent_follows_what_the_operator_makes_and_reports_its_sessions
             for each in OBJECTS:
                 one.add(each)
             await eventually(lambda: one.store.get(NODE_CONFIGS, ("", "n1")) is not None, 30)
-        async with agent(**reached(one, tmp_path), enable_bgp_control_plane="true") as hive:
+        async with agent(tmp_path, **reached(one, tmp_path), enable_bgp_control_plane="true") as hive:
             await follows(one, hive)
 
 
@@ -247,7 +255,7 @@ async def follows(one: ApiServer, hive: Hive) -> None:
 
 
 async def test_without_bgp_nothing_is_followed_or_loaded(tmp_path: Path) -> None:
-    async with server() as one, agent(**reached(one, tmp_path)) as hive:
+    async with server() as one, agent(tmp_path, **reached(one, tmp_path)) as hive:
         await hive.get(Resources).table(SERVICES).wait_initialized()
         wanted = hive.get(BGPControl).wanted
         assert all(table.initialized and not table.all() for table in wanted)
@@ -257,13 +265,14 @@ async def test_without_bgp_nothing_is_followed_or_loaded(tmp_path: Path) -> None
 def test_the_controller_is_loaded_where_bgp_is_on() -> None:
     script = (
         "import sys, cells.bgp.control\n"
-        "print([name for name in ('controller', 'facts') if 'cells.bgp.' + name in sys.modules])"
+        "late = ('controller', 'facts', 'speaker', 'gobgpd')\n"
+        "print([name for name in late if 'cells.bgp.' + name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "[]"
 
 
-async def test_without_a_source_of_objects_it_is_refused() -> None:
+async def test_without_a_source_of_objects_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="there is no source of objects"):
-        async with agent(enable_bgp_control_plane="true"):
+        async with agent(tmp_path, enable_bgp_control_plane="true"):
             pass

@@ -142,6 +142,7 @@ STUB_FAULTS = {
 ANY_TEXT = {
     429: "what is recorded are the words of the recorded agent, which clients never show",
     500: "what went wrong is this agent's own",
+    501: "what is recorded are the words of a stand-in for the agent, which clients never show",
 }
 """Exchanges, by recording and position, whose answer no state of our agent brings about."""
 
