@@ -90,7 +90,7 @@ def account(lab: Lab) -> Account:
 
 def agreed(lab: Lab) -> Account:
     """Wait until the witnesses agree, as links go a little after their DEL is answered."""
-    seen = [account(lab)]
+    seen: list[Account] = []
 
     def agree() -> bool:
         seen.append(account(lab))

@@ -18,7 +18,7 @@ import structlog
 from lifecycle import HiveError, UsageError, configure_logging, exit_code, explain
 from lifecycle.hive.signals import ONE_REQUEST
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 
 DAEMON = """
 import sys
