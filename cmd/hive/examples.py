@@ -107,7 +107,7 @@ EXAMPLES = {
     "mount-cgroup": ("hive mount-cgroup /run/cilium/cgroupv2",),
     "node list": ("hive node list", "hive node list -o wide"),
     "observe": (
-        "hive observe --verdict DROPPED --last 20",
+        "hive observe --verdict DROPPED --last 20 --why",
         "hive observe --pod default/web --follow",
         "hive observe --protocol dns -o json",
     ),

@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cells.hubble.codec import FieldMask, InvalidFieldMask, WireMessage, from_json, to_json
 from cells.hubble.flow import Flow, FlowFilter
@@ -33,6 +33,9 @@ from hive.observe.hubble_flags import CommandLineError, Flag, Flags, parse_list,
 from hive.observe.hubble_printer import Printer
 from hive.observe.hubble_server import CommandError, connected, follow, parsed
 from hive.observe.hubble_text import json_text
+
+if TYPE_CHECKING:
+    from hive.observe.hubble_why import DropReasons
 
 LAST: Final = 20
 """Flows that are printed where nothing says how many."""
@@ -85,6 +88,9 @@ _FLOW_FLAGS: Final = (
     switch("ip-translation", "Print names in place of addresses.", default=True),
     Flag("color", "auto, always or never.", default="auto"),
     switch("print-raw-filters", "Print the filters, and ask nothing."),
+    switch(
+        "why", "Below each drop, the policy that decides it now and what is missing, by this node's agent."
+    ),
     Flag("input-file", "Read flows from a file of -o jsonpb; - is stdin."),
     Flag("experimental-field-mask", "Fields that the server sends.", parse=parse_list, default=()),
     switch("experimental-use-default-field-masks", "Let the server send only what is printed."),
@@ -153,11 +159,21 @@ def _flow_printer(flags: Flags) -> Printer:
         )
     if _FORMATS.get(output) != "json" and flags["experimental-field-mask"]:
         raise CommandLineError(f"{output} output format is not compatible with custom field mask")
+    if flags["why"] and _FORMATS.get(output) != "compact":
+        raise CommandLineError(f"--why has no place in {output} output: leave out --output")
     colour = flags["color"] == "always" or (flags["color"] == "auto" and sys.stdout.isatty())
-    return _printer(flags, translate=flags["ip-translation"] and not flags["numeric"], colour=colour)
+    reasons = None
+    if flags["why"]:
+        from hive.observe.hubble_why import DropReasons
+
+        reasons = DropReasons()
+    translate = flags["ip-translation"] and not flags["numeric"]
+    return _printer(flags, translate=translate, colour=colour, reasons=reasons)
 
 
-def _printer(flags: Flags, *, translate: bool = True, colour: bool = False) -> Printer:
+def _printer(
+    flags: Flags, *, translate: bool = True, colour: bool = False, reasons: DropReasons | None = None
+) -> Printer:
     return Printer(
         (_FORMATS | _TABLES)[flags["output"]],
         time_format=flags["time-format"],
@@ -166,6 +182,7 @@ def _printer(flags: Flags, *, translate: bool = True, colour: bool = False) -> P
         colour=colour,
         debug=flags["debug"],
         silent=flags["silent-errors"],
+        below=None if reasons is None else reasons.lines,
     )
 
 

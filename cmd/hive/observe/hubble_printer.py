@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -139,6 +139,7 @@ class Printer:
         colour: bool = False,
         debug: bool = False,
         silent: bool = False,
+        below: Callable[[Flow], Iterable[str]] | None = None,
     ) -> None:
         self._output = output
         self._time_format = time_format
@@ -147,6 +148,7 @@ class Printer:
         self._colour = colour and output in {"compact", "dict"}
         self._debug = debug
         self._silent = silent
+        self._below = below
         self._rows: list[list[str]] = []
         self._printed = 0
 
@@ -243,6 +245,8 @@ class Printer:
                 arrow = "<-"
             node = self._node(flow.node_name)
             print(f"{when}{node}: {ends[0]} {arrow} {ends[1]} {kind} {verdict} ({summary})")
+            for line in self._below(flow) if self._below is not None else ():
+                print(line)
         self._printed += 1
 
     def _row(self, fields: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ Needs: the folder.   Gives: command.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,23 +233,26 @@ def _show(destination: str, found: Mapping[str, Any]) -> None:
 
 def _show_way(way: Mapping[str, Any], indent: str) -> None:
     for one in way["directions"]:
-        verdict = f"{one['verdict']}, which is only reported" if one["audited"] else one["verdict"]
-        click.echo(f"{indent}{one['direction']} of {one['of']}: {verdict}")
-        if not one["enforced"]:
-            click.echo(f"{indent}  no policy speaks of this direction: it is open")
-            continue
-        for rule in one["rules"]:
-            click.echo(f"{indent}  by {rule}")
-        if one["verdict"] == "drop":
-            click.echo(f"{indent}  policies select it for this direction, and none allows this")
-        for request in one["requests"]:
-            click.echo(f"{indent}  requests: {request}")
-        for near in one["near"][:5]:
-            click.echo(f"{indent}  near: {near['rule']}: {near['missing']}")
-        click.echo(f"{indent}  entry: {one['entry']}")
+        for line in direction_lines(one):
+            click.echo(indent + line)
     for text in (*way["elsewhere"], way["problem"], way["note"]):
         if text:
             click.echo(f"{indent}{text}")
+
+
+def direction_lines(one: Mapping[str, Any]) -> Iterator[str]:
+    """What decides one direction of an answer of ``explain``, in lines."""
+    verdict = f"{one['verdict']}, which is only reported" if one["audited"] else one["verdict"]
+    yield f"{one['direction']} of {one['of']}: {verdict}"
+    if not one["enforced"]:
+        yield "  no policy speaks of this direction: it is open"
+        return
+    yield from (f"  by {rule}" for rule in one["rules"])
+    if one["verdict"] == "drop":
+        yield "  policies select it for this direction, and none allows this"
+    yield from (f"  requests: {request}" for request in one["requests"])
+    yield from (f"  near: {near['rule']}: {near['missing']}" for near in one["near"][:5])
+    yield f"  entry: {one['entry']}"
 
 
 def _reachability(cluster: Cluster, namespace: str, port: str) -> list[dict[str, str]]:
