@@ -263,6 +263,15 @@ def read_state(body: bytes) -> XfrmState | None:
     )
 
 
+def sent_sequence(body: bytes) -> int | None:
+    """The sequence number that a state has sent last; None if it is not ours, or has none of 64 bits."""
+    replay = chosen(body, _STATE_SIZE, frozenset((_REPLAY_ESN,))).get(_REPLAY_ESN)
+    if replay is None or read_state(body) is None:
+        return None
+    _, sent, *_ = _ESN.unpack_from(replay)
+    return int(sent)
+
+
 def read_policy(body: bytes) -> XfrmPolicy | None:
     """The policy of a message; None for one of a socket, or of single ports, protocols or interfaces."""
     destination, source, family, to_bits, from_bits, protocol, link, _ = _SELECTOR.unpack_from(body)
@@ -376,6 +385,11 @@ class XfrmKernel:
     async def policies(self) -> list[XfrmPolicy]:
         """All that are of networks alone."""
         return await to_thread.run_sync(_dump, "list policies", XFRM_MSG_GETPOLICY, read_policy)
+
+    async def last_sequence(self) -> int | None:
+        """The highest sequence number, in its lower 32 bits, that a state has sent; None: no state counts."""
+        found = await to_thread.run_sync(_dump, "list states", XFRM_MSG_GETSA, sent_sequence)
+        return max(found, default=None)
 
     async def add_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
         """Add each; why one was refused, in their order."""

@@ -55,6 +55,7 @@ TRIAL: Final = {
 }
 """Addresses of nobody's (RFC 5737, RFC 3849), for a state that shows whether the kernel has what it needs."""
 NO_MARKS: Final = "not supported yet: packets of pods are not marked for the kernel to encrypt"
+BESIDES: Final = f"enable-ipsec=true is {NO_MARKS}"
 
 
 class IpsecSettings(Settings, frozen=True):
@@ -304,9 +305,11 @@ class IpsecCustodian:
             self._ring.load(path.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             text = error.strerror if isinstance(error, OSError) else str(error)
-            raise UsageError(f"ipsec-key-file={path}: {text}") from None
+            raise UsageError(f"ipsec-key-file={path}: {text}; besides, {BESIDES}") from None
         if self._ring.current is None:
-            raise UsageError(f'ipsec-key-file={path}: no key in it, expected "SPI algorithm key bits"')
+            raise UsageError(
+                f'ipsec-key-file={path}: no key in it, expected "SPI algorithm key bits"; besides, {BESIDES}'
+            )
         return self._ring.current
 
     async def _try_kernel(self, key: IpsecKey) -> None:
@@ -331,7 +334,8 @@ class IpsecCustodian:
                 raise HiveError(
                     f"enable-ipsec=true: this kernel has no ESP for {family.text} with the key's algorithms:"
                     f" {error.reason or error.strerror}; load the modules esp4, esp6 and those of the"
-                    " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false"
+                    " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false;"
+                    f" besides, it is {NO_MARKS}"
                 )
 
     async def _remove(self) -> None:

@@ -5,9 +5,11 @@ Source: Cilium 1.17, cilium-dbg/cmd/{node,nodeid,cgroups,encrypt,kvstore,cleanup
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import anyio
+import anyio.to_thread
 import click
 
 from cells.encryption.ipsec.plan import node_of, spi_of
@@ -114,6 +116,11 @@ def encrypt_status(output: str) -> None:
     except RequestFailedError as error:
         raise click.ClickException(f"Cannot get daemon encryption status: {error}\n") from error
     found = status.get("encryption") or {}
+    if found.get("mode") == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves it to its clients
+        try:
+            found["ipsec"] = anyio.run(_ipsec)
+        except OSError as error:
+            raise click.ClickException(f"{error}\n") from error
     if output:
         click.echo(printed(model(found, ENCRYPTION), output))
         return
@@ -130,6 +137,49 @@ def encrypt_status(output: str) -> None:
         lines.append(f"\tPublic key: {one.get('public-key', '')}")
         lines.append(f"\tNumber of peers: {one.get('peer-count', 0)}")
     click.echo("\n".join(lines))
+
+
+_INGRESS: Final = 0xFFFFFFF2
+XFRM_STATISTICS: Final = Path("/proc/net/xfrm_stat")
+"""Documentation/networking/xfrm/xfrm_proc.rst"""
+
+
+async def _ipsec() -> dict[str, Any]:
+    """What the kernel has of IPsec, as the API's IPsecStatus. Raises OSError."""
+    kernel = XfrmKernel()
+    keys = {(one.aead, one.auth, one.crypt) for one in await kernel.states()}
+    sequence = await kernel.last_sequence()
+    counts = dict(line.split() for line in XFRM_STATISTICS.read_text(encoding="ascii").splitlines())
+    errors = {name: int(count) for name, count in counts.items() if int(count)}
+    found = {
+        "keys-in-use": len(keys),
+        "max-seq-number": "N/A" if sequence is None else f"{sequence:#x}/0xffffffff",
+        "error-count": sum(errors.values()),
+        "xfrm-errors": errors,
+    }
+    shown: dict[str, Any] = {key: value for key, value in found.items() if value}
+    return shown | {"decrypt-interfaces": sorted(await anyio.to_thread.run_sync(_decrypting))}
+
+
+def _decrypting() -> list[str]:
+    """Links at which Cilium's program takes what is encrypted. Raises OSError."""
+    from pyroute2 import IPRoute
+    from pyroute2 import NetlinkError as Refused
+
+    found = []
+    try:
+        with IPRoute() as ip:
+            for link in ip.get_links():
+                filters = ip.get_filters(index=link["index"], parent=_INGRESS)
+                options = [
+                    one.get_attr("TCA_OPTIONS") for one in filters if one.get_attr("TCA_KIND") == "bpf"
+                ]
+                names = [str(one.get_attr("TCA_BPF_NAME") or "") for one in options if one]
+                if any(name.startswith("cil_from_network") for name in names):
+                    found.append(link.get_attr("IFLA_IFNAME"))
+    except Refused as error:
+        raise OSError(error.code, "list filters") from error
+    return found
 
 
 FLUSH_ALL: Final = (

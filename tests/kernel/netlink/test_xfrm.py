@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pytest
 
 from cells import config
+from cells.datapath.build import find_clang
 from cells.encryption.ipsec import custodian
 from cells.netlink.wire import HEADER, NLM_F_REQUEST, Request
 from cells.netlink.xfrm import (
@@ -27,11 +28,13 @@ from cells.netlink.xfrm import (
     XfrmTemplate,
     add_state,
     read_state,
+    sent_sequence,
 )
 from hive.dbg.main import run as hive_dbg
 from lifecycle import Hive, StartError
 from tests.support.namespaces import in_node
 from tests.support.recordings import recordings
+from tests.unit.hive.stub_agent import stub_agent
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
@@ -221,6 +224,42 @@ def test_encrypt_flush_deletes_what_cilium_deletes_in_its_words(in_node: None) -
         assert rejoined(left) == sorted(case["policies_after"]), case["name"]
 
 
+def test_encrypt_status_shows_what_the_kernel_has_in_cilium_s_words(in_node: None, tmp_path: Path) -> None:
+    names = ("dbg_encrypt_status", "dbg_encrypt_status_json", "dbg_status_ipsec")
+    for case in (json.loads((recordings("ipsec") / f"{name}.json").read_text()) for name in names):
+        answers = {
+            each["request"]["path"]: (each["response"]["status"], each["response"]["body"])
+            for each in case["exchanges"]
+        }
+        with (
+            stub_agent(tmp_path, answers) as stub,
+            patch.dict("os.environ", {"CILIUM_SOCK": str(stub.socket)}),
+        ):
+            code, out, err = dbg(case["argv"][1:], "")
+        assert (code, err) == (0, ""), case["name"]
+        assert out.rstrip() == case["stdout"].rstrip(), case["name"]
+        (tmp_path / "cilium.sock").unlink(missing_ok=True)
+
+
+def test_encrypt_status_names_links_whose_program_decrypts(in_node: None, tmp_path: Path) -> None:
+    source, made, pinned = tmp_path / "a.c", tmp_path / "a.o", "/sys/fs/bpf/cil_from_network-eth0"
+    source.write_text('__attribute__((section("tc"), used)) int cil_from_network(void *skb) { return 0; }\n')
+    run(find_clang(), "-O2", "-g", "-target", "bpf", "-c", str(source), "-o", str(made))
+    run("bpftool", "prog", "load", str(made), pinned)
+    run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+    for name in ("eth0", "eth1"):
+        run("tc", "qdisc", "add", "dev", name, "clsact")
+    run("tc", "filter", "add", "dev", "eth0", "ingress", "bpf", "da", "object-pinned", pinned)
+    answers = {"/v1/healthz": (200, {"encryption": {"mode": "IPsec"}})}
+    with (
+        stub_agent(tmp_path, answers),
+        patch.dict("os.environ", {"CILIUM_SOCK": str(tmp_path / "cilium.sock")}),
+    ):
+        code, out, _ = dbg(["encrypt", "status"], "")
+    assert code == 0
+    assert "Decryption interface(s): eth0\n" in out
+
+
 def dbg(words: list[str], answer: str) -> tuple[int, str, str]:
     """Run cilium-dbg with these words and this answer to its question: exit code and what it printed."""
     out, err = io.StringIO(), io.StringIO()
@@ -267,6 +306,7 @@ def test_states_are_encoded_as_iproute2_reads_them(tmp_path: Path) -> None:
     assert len(re.findall(r"replay_window 1024, bitmap-length 32", shown)) == 2
     assert shown.count("flag esn") == 2
     assert [read_state(add_state(one).body) for one in STATES[:1]] == [STATES[0]]
+    assert [sent_sequence(add_state(one).body) for one in STATES] == [0, 0]
 
 
 async def test_a_kernel_without_esp_refuses_states_and_names_why(in_node: None) -> None:
