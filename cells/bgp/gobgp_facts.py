@@ -1,6 +1,6 @@
 """What is wanted of a speaker and what gobgpd lists, as facts that compare; and the messages that make them.
 
-Gives:  SpeakerFacts, wanted_speakers(), listed_facts(); messages for rules, routes and peers.
+Gives:  SpeakerFacts, policy_rules(), wanted_speakers(), listed_facts(); messages for rules, routes and peers.
 Why:    a policy for each service and peer would be thousands, and gobgpd tries one after the other. What adds
         the same to routes for the same peers is one rule here, with all their prefixes in one set: a service
         that comes is one prefix more, in place, and nothing is sent again.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Set
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
@@ -88,16 +88,28 @@ class RuleFacts(msgspec.Struct, frozen=True):
         )
         return RULE + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
-    def covered(self, routes: Set[IPNetwork]) -> set[IPNetwork]:
-        """Those of the routes that it is about."""
+    def covers(self, route: IPNetwork) -> bool:
+        """Whether it is about a route."""
+        return not self.version or any(route in match for match in self.prefixes)
+
+    def covered(
+        self, routes: Set[IPNetwork], matches: Collection[PrefixMatch] | None = None
+    ) -> set[IPNetwork]:
+        """Those of the routes that it is about, by all of its prefixes or by these."""
         if not self.version:
             return set(routes)
-        exact = {one.cidr for one in self.prefixes if one.min_length == one.max_length == one.cidr.prefixlen}
-        found = exact & routes
-        for match in self.prefixes:
-            if match.cidr not in exact or match.max_length != match.cidr.prefixlen:
+        found: set[IPNetwork] = set()
+        for match in self.prefixes if matches is None else matches:
+            if match.min_length == match.max_length == match.cidr.prefixlen:
+                found.update(routes & {match.cidr})
+            else:
                 found.update(route for route in routes if route in match)
         return found
+
+    def differs(self, other: Self, routes: Set[IPNetwork]) -> set[IPNetwork]:
+        """Those of the routes that it is about and a rule of the same name is not, or the other way round."""
+        found = self.covered(routes, self.prefixes ^ other.prefixes) if self.version else set()
+        return {route for route in found if self.covers(route) != other.covers(route)}
 
 
 class PeerFacts(msgspec.Struct, frozen=True):
@@ -183,6 +195,39 @@ NOTHING: Final = SpeakerFacts(None, {}, _NONE_ASSIGNED, frozenset(), {}, {})
 """What a speaker has that is not started, or does not answer."""
 
 
+class PolicyRules(NamedTuple):
+    """The rules that a row wants, by direction and name: worked out once for each row."""
+
+    instance: str
+    parts: tuple[tuple[PolicyDirection, str, RuleFacts], ...]
+
+
+def policy_rules(policy: RoutePolicy) -> PolicyRules:
+    """What a policy is made of."""
+    export = policy.direction is PolicyDirection.EXPORT
+    rules = [rule for statement in policy.statements for rule in _rules_of(statement)]
+    return PolicyRules(
+        policy.instance,
+        tuple((policy.direction, one.name if export else f"{one.name}-in", one) for one in rules),
+    )
+
+
+def _rules_of(statement: PolicyStatement) -> Iterable[RuleFacts]:
+    """A set of prefixes is of one version."""
+    rule = RuleFacts(
+        neighbors=frozenset(statement.neighbors),
+        local_routes=statement.local_routes,
+        communities=frozenset(statement.communities),
+        large_communities=frozenset(statement.large_communities),
+        local_preference=statement.local_preference or 0,
+    )
+    if not statement.prefixes:
+        yield rule
+    for version in (4, 6):
+        if prefixes := frozenset(one for one in statement.prefixes if one.cidr.version == version):
+            yield msgspec.structs.replace(rule, version=version, prefixes=prefixes)
+
+
 class WantedSpeaker(msgspec.Struct, frozen=True):
     """All that one instance is to have."""
 
@@ -194,12 +239,12 @@ class WantedSpeaker(msgspec.Struct, frozen=True):
 def wanted_speakers(
     instances: Iterable[BGPInstance],
     peers: Iterable[BGPPeer],
-    policies: Iterable[RoutePolicy],
+    policies: Iterable[PolicyRules],
     paths: Iterable[AnnouncedPath],
 ) -> Mapping[str, WantedSpeaker]:
     """The rows of each instance together, by its name."""
     of_peers: dict[str, dict[IPAddress, BGPPeer]] = {}
-    of_policies: dict[str, list[RoutePolicy]] = {}
+    of_policies: dict[str, list[PolicyRules]] = {}
     of_paths: dict[str, list[AnnouncedPath]] = {}
     for peer in peers:
         of_peers.setdefault(peer.instance, {})[peer.address] = peer
@@ -218,21 +263,24 @@ def wanted_speakers(
 def wanted_facts(
     instance: BGPInstance,
     peers: Iterable[BGPPeer],
-    policies: Iterable[RoutePolicy],
+    policies: Iterable[PolicyRules],
     paths: Iterable[AnnouncedPath],
 ) -> SpeakerFacts:
     """What the rows of an instance want."""
-    grouped: dict[tuple[PolicyDirection, RuleFacts], set[PrefixMatch]] = {}
-    for policy in policies:
-        for statement in policy.statements:
-            for rule, prefixes in _rules_of(statement):
-                grouped.setdefault((policy.direction, rule), set()).update(prefixes)
-    rules: dict[str, RuleFacts] = {}
+    grouped: dict[str, list[RuleFacts]] = {}
     assigned: dict[PolicyDirection, set[str]] = {direction: set() for direction in PolicyDirection}
-    for (direction, rule), matches in grouped.items():
-        name = rule.name if direction is PolicyDirection.EXPORT else f"{rule.name}-in"
-        rules[name] = msgspec.structs.replace(rule, prefixes=frozenset(matches))
-        assigned[direction].add(name)
+    for policy in policies:
+        for direction, name, rule in policy.parts:
+            grouped.setdefault(name, []).append(rule)
+            assigned[direction].add(name)
+    rules = {
+        name: parts[0]
+        if len(parts) == 1
+        else msgspec.structs.replace(
+            parts[0], prefixes=frozenset[PrefixMatch]().union(*(one.prefixes for one in parts))
+        )
+        for name, parts in grouped.items()
+    }
     return SpeakerFacts(
         speaker=(instance.local_asn, str(instance.router_id), instance.listen_port),
         rules=rules,
@@ -241,22 +289,6 @@ def wanted_facts(
         paths=dict.fromkeys((path.prefix for path in paths), True),
         peers={peer.address: PeerFacts.of_row(peer) for peer in peers},
     )
-
-
-def _rules_of(statement: PolicyStatement) -> Iterable[tuple[RuleFacts, list[PrefixMatch]]]:
-    """A set of prefixes is of one version."""
-    rule = RuleFacts(
-        neighbors=frozenset(statement.neighbors),
-        local_routes=statement.local_routes,
-        communities=frozenset(statement.communities),
-        large_communities=frozenset(statement.large_communities),
-        local_preference=statement.local_preference or 0,
-    )
-    if not statement.prefixes:
-        yield rule, []
-    for version in (4, 6):
-        if prefixes := [one for one in statement.prefixes if one.cidr.version == version]:
-            yield msgspec.structs.replace(rule, version=version), prefixes
 
 
 async def listed_facts(gobgp: Gobgp) -> SpeakerFacts:

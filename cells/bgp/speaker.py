@@ -33,6 +33,7 @@ from cells.bgp.gobgp_facts import (
     family_of,
     listed_facts,
     new_peer,
+    policy_rules,
     prefix_set,
     retiring,
     route,
@@ -274,10 +275,9 @@ def _retired(held: SpeakerFacts, wanted: SpeakerFacts) -> dict[IPAddress, set[IP
         before, after = _in_force(held, name), _in_force(wanted, name)
         if before is None or (before == after and not removed):
             continue
-        covered = before.covered(stays)
-        lost = covered - (after.covered(stays) if after is not None else set())
+        lost = before.covered(stays) if after is None else before.differs(after, stays)
         for address in peers & before.neighbors if before.neighbors else peers:
-            found.setdefault(address, set()).update(covered if address in removed else lost)
+            found.setdefault(address, set()).update(before.covered(stays) if address in removed else lost)
     for address, routes in found.items():
         for name in wanted.assigned[PolicyDirection.EXPORT]:
             rule = wanted.rules[name]
@@ -323,10 +323,11 @@ def _affected(held: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
     found: set[IPAddress] = set()
     for name in held.rules.keys() | wanted.rules.keys():
         before, after = _in_force(held, name), _in_force(wanted, name)
-        if before == after:
+        rule = after or before
+        if rule is None or before == after:
             continue
-        changed = (before.covered(stays) if before else set()) ^ (after.covered(stays) if after else set())
-        if rule := (after or before) if changed else None:
+        changed = before.differs(rule, stays) if before and after else rule.covered(stays)
+        if changed:
             found |= (peers & rule.neighbors) if rule.neighbors else peers
     return found
 
@@ -405,7 +406,14 @@ class BGPSpeakers:
     ) -> None:
         self._speakers = Speakers(settings, agent.state_dir, log)
         self._target = SpeakerTarget(self._speakers)
-        self._wanted: ReadTable[WantedSpeaker] = Derived("bgp-speakers", wanted_speakers, *wanted)
+        self._wanted: ReadTable[WantedSpeaker] = Derived(
+            "bgp-speakers",
+            wanted_speakers,
+            wanted.instances,
+            wanted.peers,
+            wanted.policies.map(policy_rules, name="bgp-rules"),
+            wanted.paths,
+        )
         self.observed = observed
         self.reconciler: Reconciler[str, WantedSpeaker] = Reconciler(
             self._wanted, self._target, full_every=SWEEP, backoff=Backoff(maximum=AGAIN)

@@ -1,7 +1,8 @@
 """``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
 
 Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental,
-       node-ranges, policies and hubble: none; inspect-page: chromium, chromium-driver.
+       node-ranges, policies and hubble: none; inspect-page: chromium, chromium-driver;
+       bgp: gobgpd.
 Gives: the table on standard output.
 """
 
@@ -41,6 +42,7 @@ from tests.bench import (
     restore,
     service_sync,
     services,
+    speakers,
     startup,
     tables,
     traffic,
@@ -78,6 +80,7 @@ PARTS: dict[str, Measure] = {
     "policy-maps": policy_maps.measure,
     "names": names.measure,
     "requests": http_requests.measure,
+    "bgp": speakers.measure,
     "hubble": hubble.measure,
     "services": services.measure,
     "service-sync": service_sync.measure,

@@ -1,6 +1,7 @@
 """A router beside a node: FRR and BIRD at the other end of a cable, as peers that gobgpd dials.
 
-Needs: root, gobgpd, frr, bird2; a node's namespace of the test's own.   Gives: Routers.
+Needs: root, gobgpd, frr, bird2; a node's namespace of the test's own.
+Gives: Routers; Wanted and agent(), what a controller writes and the part of an agent that follows it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,41 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+from cells.bgp import SpeakerSettings
+from cells.bgp.speaker import BGPSpeakers
+from cells.bgp.speaker_state import (
+    ALLOW_LOCAL,
+    AnnouncedPath,
+    BGPInstance,
+    BGPPeer,
+    PeerTimers,
+    PolicyDirection,
+    PolicyStatement,
+    PrefixMatch,
+    RoutePolicy,
+    WantedSpeakers,
+    instance_table,
+    observed_peers,
+    path_table,
+    peer_table,
+    policy_table,
+)
+from cells.config import AgentConfig, AgentSettings
+from lifecycle import Hive, Lifecycle, Table, config, invoke, provide, supply
 from tests.support.namespaces import Namespaces, inside, new_netns
 from tests.support.waiting import eventually
 
 NODE, NODE6 = "10.99.0.1", "fd00:99::1"
 FRR, FRR6, BIRD, STRANGER = "10.99.0.101", "fd00:99::101", "10.99.0.102", "10.99.0.103"
-PASSWORD = "sesame"
+PASSWORD, INSTANCE = "sesame", "edge"
 
 FRR_CONFIG = f"""router bgp 65101
  bgp router-id {FRR}
@@ -144,6 +169,75 @@ class Routers:
         return self.bird("show", "route", "all")
 
 
+class Wanted:
+    """The tables that a controller writes."""
+
+    def __init__(self) -> None:
+        self.instances, self.peers = instance_table(), peer_table()
+        self.policies, self.paths = policy_table(), path_table()
+        self.put(BGPInstance(INSTANCE, 65001, IPv4Address("10.99.0.1")))
+        self.put(
+            RoutePolicy(INSTANCE, ALLOW_LOCAL, PolicyDirection.IMPORT, (PolicyStatement(local_routes=True),))
+        )
+
+    @property
+    def tables(self) -> WantedSpeakers:
+        """All of them."""
+        return WantedSpeakers(self.instances, self.peers, self.policies, self.paths)
+
+    def put(self, *rows: BGPInstance | BGPPeer | RoutePolicy | AnnouncedPath) -> None:
+        """Write rows, each table in one transaction."""
+        tables: dict[type, Table[Any]] = {
+            BGPInstance: self.instances,
+            BGPPeer: self.peers,
+            RoutePolicy: self.policies,
+            AnnouncedPath: self.paths,
+        }
+        for kind, table in tables.items():
+            with table.txn() as written:
+                for row in rows:
+                    if isinstance(row, kind):
+                        written.put(row)
+
+    def announce(self, *prefixes: str) -> None:
+        """Have routes."""
+        self.put(*(AnnouncedPath(INSTANCE, ip_network(prefix)) for prefix in prefixes))
+
+    def withdraw(self, prefix: str) -> None:
+        """Have a route no more."""
+        with self.paths.txn() as rows:
+            rows.delete((INSTANCE, ip_network(prefix)))
+
+
+def peer(name: str, address: str, asn: int, **options: Any) -> BGPPeer:
+    """A peer with short timers."""
+    timers = PeerTimers(connect_retry=1, hold=9, keepalive=3)
+    return BGPPeer(INSTANCE, name, ip_address(address), asn, 65001, timers=timers, **options)
+
+
+def policy(name: str, to: str, *prefixes: str, **adds: Any) -> RoutePolicy:
+    """A policy that accepts prefixes for a peer."""
+    networks = [ip_network(one) for one in prefixes]
+    matches = tuple(PrefixMatch(one, one.prefixlen, one.prefixlen) for one in networks)
+    statement = PolicyStatement(neighbors=(ip_address(to),), prefixes=matches, **adds)
+    return RoutePolicy(INSTANCE, name, PolicyDirection.EXPORT, (statement,))
+
+
+@asynccontextmanager
+async def agent(wanted: Wanted, folder: Path) -> AsyncIterator[BGPSpeakers]:
+    """The part of an agent that runs speakers."""
+    known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
+    hive = Hive(
+        config(SpeakerSettings),
+        provide(observed_peers, BGPSpeakers),
+        invoke(BGPSpeakers),
+        supply(known),
+        supply(wanted.tables),
+    )
+    async with hive.started():
+        yield hive.get(BGPSpeakers)
+
+
 def _bird(name: str) -> str:
     found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
     assert found is not None, f"{name}: install bird2"
@@ -153,6 +247,18 @@ def _bird(name: str) -> str:
 @contextmanager
 def routers(folder: Path) -> Iterator[Routers]:
     """A cable from this namespace to theirs, and both at its end; nothing of it stays."""
+    with cable() as far:
+        both = Routers(far, folder)
+        try:
+            both.start()
+            yield both
+        finally:
+            both.stop()
+
+
+@contextmanager
+def cable() -> Iterator[Namespaces]:
+    """A namespace at the other end of a cable from this one."""
     with new_netns() as far:
         end = f"/proc/{os.getpid()}/fd/{far.net}"
         _ip(f"link add uplink type veth peer name cable netns {end}")
@@ -161,12 +267,7 @@ def routers(folder: Path) -> Iterator[Routers]:
         with inside(far):
             _ip("link set lo up", "link set cable up", f"address add {FRR6}/64 dev cable nodad")
             _ip(*(f"address add {address}/24 dev cable" for address in (FRR, BIRD, STRANGER)))
-        both = Routers(far, folder)
-        try:
-            both.start()
-            yield both
-        finally:
-            both.stop()
+        yield far
 
 
 def _ip(*commands: str) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as some
 from cells.base.addresses import IPNetwork
 from cells.bgp import SpeakerSettings
 from cells.bgp import gobgp_messages as api
-from cells.bgp.gobgp_facts import WantedSpeaker, wanted_speakers
+from cells.bgp.gobgp_facts import WantedSpeaker, policy_rules, wanted_speakers
 from cells.bgp.gobgpd import (
     GobgpError,
     GobgpUnreachableError,
@@ -116,7 +116,7 @@ def row(
 ) -> WantedSpeaker:
     instance = BGPInstance(EDGE, asn, IPv4Address("192.0.2.9"))
     announced = [AnnouncedPath(EDGE, one) for one in paths]
-    return wanted_speakers([instance], its, [LOCAL, *rules], announced)[EDGE]
+    return wanted_speakers([instance], its, map(policy_rules, [LOCAL, *rules]), announced)[EDGE]
 
 
 @asynccontextmanager

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
-from ipaddress import IPv4Address, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import structlog
 
-from cells.bgp import SpeakerSettings
 from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgp_facts import route
 from cells.bgp.gobgpd import connected, end_speakers
@@ -22,91 +17,33 @@ from cells.bgp.speaker import BGPSpeakers
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     IPV6_UNICAST,
-    AnnouncedPath,
-    BGPInstance,
     BGPPeer,
     ObservedPeer,
     PeerRestart,
     PeerState,
-    PeerTimers,
-    PolicyDirection,
-    PolicyStatement,
-    PrefixMatch,
-    RoutePolicy,
     RouteTable,
-    WantedSpeakers,
-    instance_table,
-    observed_peers,
-    path_table,
-    peer_table,
-    policy_table,
 )
-from cells.config import AgentConfig, AgentSettings
-from lifecycle import Hive, Lifecycle, Secret, Table, config, invoke, provide, supply
+from lifecycle import Secret
 from lifecycle.testing import eventually
 from tests.support.bgp import (
     BIRD,
     FRR,
     FRR6,
+    INSTANCE,
     NODE,
     NODE6,
     PASSWORD,
     STRANGER,
     Routers,
+    Wanted,
+    agent,
     gobgpd_pids,
+    peer,
+    policy,
     routers,
 )
 
-INSTANCE = "edge"
 PODS, PODS6, WEB, MAIL = "10.244.1.0/24", "fd00:10::/64", "10.96.0.10/32", "10.96.0.11/32"
-
-
-class Wanted:
-    """The tables that a controller writes."""
-
-    def __init__(self) -> None:
-        self.instances, self.peers = instance_table(), peer_table()
-        self.policies, self.paths = policy_table(), path_table()
-        self.put(BGPInstance(INSTANCE, 65001, IPv4Address("10.99.0.1")))
-        self.put(
-            RoutePolicy(
-                INSTANCE, "allow-local", PolicyDirection.IMPORT, (PolicyStatement(local_routes=True),)
-            )
-        )
-
-    @property
-    def tables(self) -> WantedSpeakers:
-        return WantedSpeakers(self.instances, self.peers, self.policies, self.paths)
-
-    def put(self, row: BGPInstance | BGPPeer | RoutePolicy | AnnouncedPath) -> None:
-        tables: dict[type, Table[Any]] = {
-            BGPInstance: self.instances,
-            BGPPeer: self.peers,
-            RoutePolicy: self.policies,
-            AnnouncedPath: self.paths,
-        }
-        with tables[type(row)].txn() as rows:
-            rows.put(row)
-
-    def announce(self, *prefixes: str) -> None:
-        for prefix in prefixes:
-            self.put(AnnouncedPath(INSTANCE, ip_network(prefix)))
-
-    def withdraw(self, prefix: str) -> None:
-        with self.paths.txn() as rows:
-            rows.delete((INSTANCE, ip_network(prefix)))
-
-
-def peer(name: str, address: str, asn: int, **options: Any) -> BGPPeer:
-    timers = PeerTimers(connect_retry=1, hold=9, keepalive=3)
-    return BGPPeer(INSTANCE, name, ip_address(address), asn, 65001, timers=timers, **options)
-
-
-def policy(name: str, to: str, *prefixes: str, **adds: Any) -> RoutePolicy:
-    networks = [ip_network(one) for one in prefixes]
-    matches = tuple(PrefixMatch(one, one.prefixlen, one.prefixlen) for one in networks)
-    statement = PolicyStatement(neighbors=(ip_address(to),), prefixes=matches, **adds)
-    return RoutePolicy(INSTANCE, name, PolicyDirection.EXPORT, (statement,))
 
 
 ROWS = (
@@ -128,26 +65,10 @@ ROWS = (
 )
 
 
-@asynccontextmanager
-async def agent(wanted: Wanted, folder: Path) -> AsyncIterator[BGPSpeakers]:
-    """The part of an agent that runs speakers."""
-    known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
-    hive = Hive(
-        config(SpeakerSettings),
-        provide(observed_peers, BGPSpeakers),
-        invoke(BGPSpeakers),
-        supply(known),
-        supply(wanted.tables),
-    )
-    async with hive.started():
-        yield hive.get(BGPSpeakers)
-
-
 async def test_sessions_stay(in_node: None, tmp_path: Path) -> None:
     """One story of a node: its first dials take gobgpd 5 to 9 s, which the checks share."""
     wanted = Wanted()
-    for row in ROWS:
-        wanted.put(row)
+    wanted.put(*ROWS)
     wanted.announce(PODS, WEB, PODS6)
     with routers(tmp_path) as far:
         try:
