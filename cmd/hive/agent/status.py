@@ -122,7 +122,11 @@ def _reached(answer: dict[str, Any], agent_socket: Path, timeout: float) -> Iter
     if not socket.exists():
         yield "Cluster health", f"{click.style('Disabled', fg=QUIET)}   (enable-health-checking)"
         return
-    nodes = ask("/v1beta/status", socket, timeout=timeout).get("nodes") or []
+    try:
+        nodes = ask("/v1beta/status", socket, timeout=timeout).get("nodes") or []
+    except click.ClickException as error:
+        yield "Cluster health", click.style(error.format_message(), fg=BAD)
+        return
     if not nodes:
         yield "Cluster health", "no probes yet: the first round is not complete"
         return

@@ -191,6 +191,8 @@ class Run:
         """Raises _SkipError, click.ClickException."""
         if why := self.site.untried.get(check.name):
             raise _SkipError(why)
+        if check.name not in NEEDED and not self.nodes:
+            raise _SkipError("no pods run: see above")
         check.run(self, result)
         if result.failures:
             result.state, result.what_to_do, result.see = "failed", check.do, check.see
@@ -238,8 +240,6 @@ class Run:
         Raises _SkipError where nothing is left to try.
         """
         asked = list(asked)
-        if not self.nodes:
-            raise _SkipError("no pods run: see the check named pods")
         wanted = [one for one in asked if self.broken.isdisjoint(one.paths)]
         left = sorted({str(path) for one in asked for path in self.broken.intersection(one.paths)})
         if left:

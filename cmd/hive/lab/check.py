@@ -5,6 +5,8 @@ Needs: root.   Gives: check.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
@@ -61,10 +63,8 @@ def check(lab: Lab, only: tuple[str, ...], skip: tuple[str, ...], within: float,
     """
     need_root()
     names = report.chosen(only, skip)
-    with orderly(), exclusive():
-        manifests = manifests_named(lab)
-        with LabSite(manifests) as site:
-            report.perform(Run(site, within=within), names, as_json=as_json)
+    with orderly(), LabSite(manifests_named(lab)) as site:
+        report.perform(Run(site, within=within), names, as_json=as_json)
 
 
 class LabSite:
@@ -82,15 +82,27 @@ class LabSite:
         self.untried = {"dns": "the lab has no DNS server for services"}
 
     def __enter__(self) -> LabSite:
-        self._remove_objects()  # of a check that was killed
+        """Raises LabError while another check is at work in the lab."""
+        first = self._manifests.nodes[0]
+        self._lock = os.open(first.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise LabError(f"another check is at work in {first.name}: wait until it ends") from error
+        with exclusive():
+            self._remove_objects()  # of a check that was killed
         return self
 
     def __exit__(self, *_: object) -> None:
-        with undisturbed():
-            for server in self._servers:
-                server.kill()
-            self._open.close()
-            self._remove_objects()
+        with undisturbed(), exclusive():
+            try:
+                for server in self._servers:
+                    server.kill()
+                self._open.close()
+                self._remove_objects()
+            finally:
+                os.close(self._lock)
 
     def facts(self) -> Facts:
         """See Site."""
@@ -105,6 +117,11 @@ class LabSite:
             except click.ClickException as error:
                 without[name] = error.format_message()
                 continue
+            if (state := found.get("cilium") or {}).get("state") != "Ok":
+                without[name] = (
+                    f"the agent is not well: {state.get('msg') or state.get('state')} (hive status)"
+                )
+                continue
             if not ((found.get("kube-proxy-replacement") or {}).get("features") or {}).get("nodePort"):
                 self.untried["node-port"] = (
                     "no kube-proxy runs here, and kube-proxy-replacement is off "
@@ -117,6 +134,10 @@ class LabSite:
 
     def start(self, nodes: Sequence[str]) -> tuple[list[Place], dict[str, str]]:
         """See Site."""
+        with exclusive():
+            return self._start(nodes)
+
+    def _start(self, nodes: Sequence[str]) -> tuple[list[Place], dict[str, str]]:
         self._manifests.write(SPACE, [namespace_object(NAMESPACE)])
         objects = {(role, node): _pod(role, node) for node in nodes for role in ROLES if role != "host"}
         self._manifests.write(PODS, objects.values())

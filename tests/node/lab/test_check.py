@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from hive.check.checks import NAMES
 from hive.lab import agent_process
+from hive.lab.check import LabSite
 from hive.lab.cluster import Cluster
 from hive.lab.kernel import lab_links
 from hive.lab.node import ROOT, Lab, exclusive
@@ -98,6 +99,12 @@ def test_a_policy_that_denies_fails_only_what_it_denies(cluster: Cluster) -> Non
     assert all("client-" in one and "node " in one and "no answer" in one for one in host["failures"])
     assert host["what_to_do"]
     assert host["see"].endswith("#host")
+
+
+def test_two_checks_do_not_meet_in_a_lab(cluster: Cluster) -> None:
+    with LabSite(cluster.manifests):
+        result = CliRunner().invoke(cli, ["lab", "check", "--name", NAME])
+    assert (result.exit_code, "another check is at work" in result.output) == (1, True)
 
 
 def failed(found: dict[str, Any]) -> list[str]:
