@@ -74,6 +74,7 @@ class Mode:
             if self.row["routing-mode"] == "native" and there:
                 plain[f"ipv{version}-native-routing-cidr"] = _ALL_PODS[version]
         plain |= {"enable-node-port": "true", "bpf-lb-maglev-table-size": "1021"}
+        plain["enable-health-checking"] = "true"  # and of endpoints, as by Cilium's own default
         return [f"--{name}={value}" for name, value in plain.items()]
 
     def blamed(self, refusal: str) -> set[str]:

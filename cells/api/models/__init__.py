@@ -53,7 +53,6 @@ class NodeAddressingElement(Model, frozen=True):
     enabled: bool = False
     ip: str = ""
     alloc_range: str = ""
-    address_type: str = ""
 
 
 class NodeAddressing(Model, frozen=True):

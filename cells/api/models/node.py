@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from cells.api.models import Endpoint, Identity, Model, Time
 from cells.api.models.status import NodeElement, StatusResponse
@@ -271,7 +271,8 @@ class ClusterNodeStatus(Model, frozen=True, omit_defaults=False):
     """The nodes that came and went since the client asked last."""
 
     self_name: str = field(name="self")
-    client_id: int
+    client_id: int | UnsetType = UNSET
+    """Absent for a client that gave none."""
     nodes_added: list[NodeElement] | None = None
     nodes_removed: list[NodeElement] | None = None
 

@@ -345,7 +345,8 @@ class NodeOperations:
 
     async def list_nodes(self, request: Request) -> Response:
         """GET /cluster/nodes: all; to a client that has asked before, what has changed since."""
-        number = parse_int(request.headers.get("client-id"), "client-id in header")
+        header = request.headers.get("client-id")
+        number = parse_int(header, "client-id in header") if header else None
         facts = self._facts.status()
         name = f"{facts.cluster_name}/{facts.node_name}"
         return answer(200, self._watchers.answer(name, number, facts.nodes))

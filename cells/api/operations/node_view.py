@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Final
 
@@ -39,41 +40,44 @@ CLIENT_SECONDS: Final = 900.0
 """How long a client that watches the nodes is remembered."""
 
 
-def node_element(node: ClusterNode) -> NodeElement:
-    """A node, with the address others reach it by, and all its others as secondary ones."""
+def node_element(node: ClusterNode, families: Collection[Family]) -> NodeElement:
+    """A node, with the address others reach it by, and all its others as secondary ones.
+
+    ``enabled`` is whether the family is one of ``families``, those of this agent. Both are there, and of
+    secondary addresses neither is enabled, as Cilium has it: its health server ends by a family that is
+    missing, and probes what is enabled.
+    """
     primary = {family: node.node_ip(family) for family in Family}
     return NodeElement(
         name=node.full_name,
-        primary_address=_addressing(
-            {
-                family: NodeAddressingElement(
-                    enabled=True,
-                    ip=str(ip or ""),
-                    alloc_range=str(next(iter(node.alloc_cidrs(family)), "")),
-                )
-                for family, ip in primary.items()
-                if ip is not None or node.alloc_cidrs(family)
-            }
-        ),
+        primary_address=_addressing(primary, families, node),
         secondary_addresses=[
-            NodeAddressingElement(enabled=True, ip=str(each.ip), address_type=each.type)
+            NodeAddressingElement(ip=str(each.ip))
             for each in node.addresses
             if each.ip not in primary.values()
         ],
-        health_endpoint_address=_pair(node.health),
-        ingress_address=_pair(node.ingress),
+        health_endpoint_address=_pair(node.health, families),
+        ingress_address=_pair(node.ingress, families),
         source=node.source.value,
     )
 
 
-def _pair(addresses: Sequence[IPAddress]) -> NodeAddressing | None:
-    if not addresses:
-        return None
-    return _addressing({Family.of(ip): NodeAddressingElement(enabled=True, ip=str(ip)) for ip in addresses})
+def _pair(addresses: Sequence[IPAddress], families: Collection[Family]) -> NodeAddressing | None:
+    return _addressing({Family.of(ip): ip for ip in addresses}, families) if addresses else None
 
 
-def _addressing(found: Mapping[Family, NodeAddressingElement]) -> NodeAddressing:
-    return NodeAddressing(ipv4=found.get(Family.IPV4), ipv6=found.get(Family.IPV6))
+def _addressing(
+    found: Mapping[Family, IPAddress | None], families: Collection[Family], node: ClusterNode | None = None
+) -> NodeAddressing:
+    elements = {
+        family: NodeAddressingElement(
+            enabled=family in families,
+            ip=str(found.get(family) or ""),
+            alloc_range=str(next(iter(node.alloc_cidrs(family) if node is not None else ()), "")),
+        )
+        for family in Family
+    }
+    return NodeAddressing(ipv4=elements[Family.IPV4], ipv6=elements[Family.IPV6])
 
 
 class _Watcher(msgspec.Struct):
@@ -89,12 +93,15 @@ class NodeWatchers:
         self._watchers: dict[int, _Watcher] = {}
 
     def answer(
-        self, name: str, number: int, nodes: Iterable[NodeElement], now: float | None = None
+        self, name: str, number: int | None, nodes: Iterable[NodeElement], now: float | None = None
     ) -> node_models.ClusterNodeStatus:
         """All nodes, for a client that is not known; else those that came and went since it asked.
 
-        One that changed went as it was and came as it is. ``name`` is this node's.
+        One that changed went as it was and came as it is. ``name`` is this node's. Without a ``number`` the
+        client does not ask again: it is given all, and not remembered.
         """
+        if number is None:
+            return node_models.ClusterNodeStatus(self_name=name, nodes_added=list(nodes) or None)
         now = time.monotonic() if now is None else now
         self._watchers = {
             known: each for known, each in self._watchers.items() if now - each.asked < CLIENT_SECONDS
@@ -229,7 +236,9 @@ class StatusView:
         self._datapath = datapath
         self._devices = devices
         self._addresses = addresses
-        self._nodes = nodes.map(node_element, name="node-elements")
+        on = {Family.IPV4: config.ipv4, Family.IPV6: config.ipv6}
+        families = frozenset(family for family, enabled in on.items() if enabled)
+        self._nodes = nodes.map(partial(node_element, families=families), name="node-elements")
         self._sections = sections
 
     def version(self) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from cells.cluster.identity.numbers import HEALTH
 from cells.datapath.build import compile_objects
 from cells.proxy.envoy import end_envoy
 from hive.lab import agent_process, pods
@@ -44,6 +45,7 @@ from tests.support.pairwise import without
 from tests.support.requests import PORT, PUBLIC, Answer, answering, ask_http, of_entities, policy
 from tests.support.town import POLICY as NAMES
 from tests.support.town import REFUSED, WEB
+from tests.support.two_nodes import asked
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -91,6 +93,18 @@ class Place:
         """The address of a pod."""
         return self.attached[of].ipv4 if version == 4 else self.attached[of].ipv6
 
+    def health(self, lab: Lab) -> list[str]:
+        """The addresses of a node's health endpoint, once it is there."""
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            found[:] = [one for one in asked(lab, "/v1/endpoint") if _identity(one) == HEALTH]
+            return bool(found)
+
+        eventually(there)
+        (pair,) = found[0]["status"]["networking"]["addressing"]
+        return [pair[family] for family in ("ipv4", "ipv6") if pair.get(family)]
+
     def get(self, address: str, path: str = "/public/1", port: int = PORT, by: str = "client") -> Answer:
         """The client asks, or another pod."""
         return self.inside[by].run(partial(ask_http, address, path, port=port))
@@ -111,6 +125,11 @@ class Place:
 
     def rule(self, *objects: dict[str, Any]) -> None:
         self.cluster.manifests.write("policy", objects)
+
+
+def _identity(endpoint: dict[str, Any]) -> int:
+    number: int = (endpoint["status"].get("identity") or {}).get("id", 0)
+    return number
 
 
 def reaches(address: str, port: int = PORT) -> bool:
@@ -167,6 +186,16 @@ def pods_and_services(place: Place) -> None:
         assert (by_tcp == OUTSIDE[version]) is place.mode.seen_behind("tcp"), f"it saw {by_tcp}"
         datagrams = by_udp(place.outside, place.inside["far"], version, far, 1000)
         assert (datagrams == OUTSIDE[version]) is place.mode.seen_behind("udp"), f"it saw {datagrams}"
+
+
+def health_endpoints(place: Place) -> None:
+    """Each node reaches its own and the other's, as it has to for its probes."""
+    found = [place.health(lab) for lab in place.nodes]
+    assert len({text for texts in found for text in texts}) == 2 * len(place.mode.versions)
+    for lab in place.nodes:
+        with lab.open() as node:
+            for address in (text for texts in found for text in texts):
+                eventually(lambda address=address, node=node: node.run(reaches, address, 4240))  # type: ignore[misc]
 
 
 def world_outside(place: Place) -> None:
@@ -330,8 +359,8 @@ ANY: dict[str, Any] = {
 def tried(mode: Mode, cluster: Cluster, build: Path) -> None:
     """All of it. Raises LabError where the agents refuse the mode."""
     with placed(mode, cluster) as place:
-        steps: list[Callable[[Place], None]] = [pods_and_services, world_outside, labels, requests]
-        steps += [requests_and_the_world, names]
+        steps: list[Callable[[Place], None]] = [health_endpoints, pods_and_services, world_outside, labels]
+        steps += [requests, requests_and_the_world, names]
         for step in steps:
             place.rule()
             step(place)

@@ -238,7 +238,7 @@ class FixedFacts:
             node_name="node1",
             node=self.node(),
             node_ips={Family.IPV4: ip_address("192.0.2.10")},
-            nodes=[node_element(self.own())],
+            nodes=[node_element(self.own(), tuple(Family))],
             uplinks={"eth0": ("192.0.2.10",)},
             ipam_status="IPv4: 3/254 allocated from 10.0.1.0/24, ",
             allocations=self.addresses.dump() if self.addresses else {},

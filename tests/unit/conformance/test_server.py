@@ -110,6 +110,7 @@ NO_SUCH_PART = {
     "metrics": {"[]/labels": "each metric has its own, or none"},
     "map": {"maps[]/cache": "of those that the datapath writes nobody keeps account"},
     "cluster": {
+        "client-id": "a request without one is not remembered: tests/unit/nodes/test_list.py",
         "nodes-added[]/primary-address/ipv6": "IPv4 only",
         "nodes-added[]/health-endpoint-address": "nodes do not probe each other",
         "nodes-added[]/ingress-address": "there is no ingress",
