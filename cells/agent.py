@@ -45,6 +45,7 @@ from cells.cni.configuration import CniConfig
 from cells.config import drift as config_drift
 from cells.config import shared as service_settings
 from cells.datapath import conntrack
+from cells.encryption import wireguard
 from cells.encryption.ipsec import custodian as ipsec
 from cells.endpoint import ciliumendpoint, routes
 from cells.endpoint import gc as endpoint_gc
@@ -108,6 +109,7 @@ agent = module(
     ipsec.cell,
     masquerade.cell,
     egress_gateway.cell,
+    wireguard.cell,
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,

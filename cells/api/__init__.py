@@ -13,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cells.api.health import HealthApi
-from cells.api.models.status import MasqueradedProtocols, Masquerading
+from cells.api.models.status import (
+    EncryptionStatus,
+    MasqueradedProtocols,
+    Masquerading,
+    WireguardInterface,
+    WireguardPeerStatus,
+    WireguardStatus,
+)
 from cells.api.operations import (
     AccessSettings,
     ApiPart,
@@ -31,6 +38,7 @@ from cells.api.operations import (
     services,
 )
 from cells.api.operations.agent import MetricsList
+from cells.api.operations.endpoint_models import NEVER, rfc3339
 from cells.api.operations.endpoints import PolicyPool
 from cells.api.operations.node import MapReader, NodeMaps
 from cells.api.operations.node_view import NodeView, PodLinks, StatusView
@@ -62,8 +70,10 @@ from lifecycle import (
 )
 
 __all__ = [
+    "NEVER",
     "Api",
     "ApiPart",
+    "EncryptionStatus",
     "FrameworkError",
     "MapReader",
     "MasqueradedProtocols",
@@ -76,12 +86,16 @@ __all__ = [
     "StatusFacts",
     "StatusSection",
     "StatusSummary",
+    "WireguardInterface",
+    "WireguardPeerStatus",
+    "WireguardStatus",
     "answer",
     "cell",
     "empty",
     "parse_bool",
     "parse_int",
     "read_body",
+    "rfc3339",
 ]
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.base.labels import CIDR, Label, cidr_label, parse, texts
+from cells.cluster.encryption import ClusterEncryption
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import (
     HEALTH,
@@ -71,6 +72,7 @@ class NodeClaim(msgspec.Struct, frozen=True):
     source: Source
     tunnel_endpoint: IPv4Address = NOWHERE
     """The node's own address, where what is sent there goes through the tunnel if there is one."""
+    encrypt_key: int = 0
     labels: tuple[str, ...] = ()
     """With labels of nodes: the labels of the identity to use instead of ``identity``."""
 
@@ -93,6 +95,7 @@ class NodeClaim(msgspec.Struct, frozen=True):
             source=self.source,
             resource=self.resource,
             tunnel_endpoint=self.tunnel_endpoint,
+            encrypt_key=self.encrypt_key,
         )
 
 
@@ -105,13 +108,19 @@ def node_labels(node: ClusterNode, ip: IPAddress, *, labelled: bool, by_cidr: bo
 
 
 def claims_of(
-    node: ClusterNode, worlds: Mapping[Family, int], *, labelled: bool = False, by_cidr: bool = False
+    node: ClusterNode,
+    worlds: Mapping[Family, int],
+    *,
+    labelled: bool = False,
+    by_cidr: bool = False,
+    encrypted: bool = False,
 ) -> Iterator[NodeClaim]:
     """What another node has: its addresses, and ranges of pods as the weakest of all claims.
 
     ``worlds`` is the identity of addresses outside, by enabled family. A pod that is not known yet
     counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity;
-    ``by_cidr``: its address does, for networks of policies to select it.
+    ``by_cidr``: its address does, for networks of policies to select it. ``encrypted``: so is what is sent to
+    its own addresses, if it publishes a key.
     """
     if node.local:
         return
@@ -132,7 +141,8 @@ def claims_of(
         prefix = prefix_of(address.ip)
         to = peer if address.type == CILIUM_INTERNAL_IP else NOWHERE
         labels = node_labels(node, address.ip, labelled=labelled, by_cidr=by_cidr)
-        found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to, labels)
+        key = node.encryption_key if encrypted else 0
+        found[prefix] = NodeClaim(prefix, node.full_name, REMOTE_NODE, node.source, to, key, labels)
     yield from found.values()
 
 
@@ -144,10 +154,20 @@ def worlds_of(agent: AgentConfig) -> dict[Family, int]:
 
 
 class Contested(msgspec.Struct, frozen=True):
-    """A claim, and this node's own ranges."""
+    """A claim, and this node."""
 
     claim: NodeClaim
     own: tuple[IPNetwork, ...]
+    """Its ranges."""
+    encrypts: bool
+    """Whether it has not opted out of encrypting what is sent to nodes."""
+
+    @property
+    def granted(self) -> NodeClaim:
+        """As the ipcache has it: without a key where this node has none for nodes."""
+        if self.encrypts or not self.claim.encrypt_key:
+            return self.claim
+        return msgspec.structs.replace(self.claim, encrypt_key=0)
 
     @property
     def stands(self) -> bool:
@@ -160,27 +180,32 @@ class Contested(msgspec.Struct, frozen=True):
 
 
 def node_claims(
-    nodes: ReadTable[ClusterNode], agent: AgentConfig, settings: NodeSettings, tables: Tables
+    nodes: ReadTable[ClusterNode],
+    agent: AgentConfig,
+    settings: NodeSettings,
+    encryption: ClusterEncryption | None,
+    tables: Tables,
 ) -> ReadTable[NodeClaim]:
     """The table ``remote-node-prefixes``."""
     labelled, by_cidr = settings.enable_node_selector_labels, settings.matched_by_cidr
+    encrypted = encryption is not None and encryption.nodes
     worlds = worlds_of(agent)
     published = nodes.flat_map(
-        lambda node: claims_of(node, worlds, labelled=labelled, by_cidr=by_cidr),
+        lambda node: claims_of(node, worlds, labelled=labelled, by_cidr=by_cidr, encrypted=encrypted),
         key=lambda one: one.key,
         name="published-node-prefixes",
     )
     own = nodes.filter(lambda node: node.local, name="own-node").map(
-        lambda node: tuple(node.all_cidrs()), name="own-ranges"
+        lambda node: (tuple(node.all_cidrs()), bool(node.encryption_key)), name="own-ranges"
     )
     contested = published.left_join(
         own,
-        lambda claim, ranges: Contested(claim, ranges or ()),
+        lambda claim, node: Contested(claim, *(node or ((), False))),
         on=lambda _: f"{agent.cluster_name}/{agent.node_name}",  # not before the start: it asks the host
         name="contested-prefixes",
     )
     found = contested.filter(lambda one: one.stands, name="uncontested-prefixes").map(
-        lambda one: one.claim, name="remote-node-prefixes"
+        lambda one: one.granted, name="remote-node-prefixes"
     )
     tables.add(found)
     return found

@@ -110,7 +110,7 @@ def pod_endpoint(
         "state": _state(endpoint),
         "identity": {"id": endpoint.identity, "labels": list(endpoint.labels)},
         "networking": {"addressing": [_addresses(endpoint)], "node": _node_ip(node)},
-        "encryption": {"key": node.encryption_key},
+        "encryption": {"key": node.endpoint_key},
         "external-identifiers": {
             "cni-attachment-id": endpoint.attachment_id,
             "container-id": endpoint.container_id,

@@ -132,6 +132,8 @@ class Maps:
     """cilium_ipmasq_v6: the same of IPv6."""
     devices: Map
     """hive_devices: ifindex to DeviceConfig."""
+    encryption: Map
+    """hive_encryption: index 0 to EncryptionConfig."""
     l2_responder4: Map
     """cilium_l2_responder_v4: L2ResponderKey to how many were answered, addresses of services."""
     egress_gateway4: Map

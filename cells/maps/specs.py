@@ -32,6 +32,7 @@ from cells.maps.records.flows import (
     NEIGHBOUR,
     CtEntry,
     DeviceConfig,
+    EncryptionConfig,
     FragmentPorts,
     MetricsKey,
     MetricsValue,
@@ -256,7 +257,18 @@ _POLICY_PREFIX: Final = "cilium_policy_"
 ALWAYS: Final = frozenset(
     {
         *("lxc", "ipcache", "ct4_tcp", "ct4_any", "ct6_tcp", "ct6_any", "fragments4", "fragments6"),
-        *("metrics", "events", "endpoints", "node", "links", "epoch", "policies", "nodes", "devices"),
+        *(
+            "metrics",
+            "events",
+            "endpoints",
+            "node",
+            "links",
+            "epoch",
+            "policies",
+            "nodes",
+            "devices",
+            "encryption",
+        ),
         *("sock", "nodeport", "tunnel", "runtime_config", "entry", "l3_entry", "xdp_entry"),
     }
 )
@@ -377,6 +389,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "ipmasq4": MapSpec("cilium_ipmasq_v4", MapType.LPM_TRIE, 8, 1, 16384, NO_PREALLOC),
         "ipmasq6": MapSpec("cilium_ipmasq_v6", MapType.LPM_TRIE, 20, 1, 16384, NO_PREALLOC),
         "devices": MapSpec("hive_devices", MapType.HASH, 4, DeviceConfig.SIZE, 256, NO_PREALLOC),
+        "encryption": MapSpec("hive_encryption", MapType.ARRAY, 4, EncryptionConfig.SIZE, 1),
         "l2_responder4": MapSpec(
             *("cilium_l2_responder_v4", MapType.HASH, L2ResponderKey.SIZE, L2_RESPONDER_VALUE.size),
             *(4096, NO_PREALLOC),

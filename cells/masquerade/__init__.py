@@ -18,6 +18,7 @@ from typing import Final
 
 from cells.api import MasqueradedProtocols, Masquerading, StatusFacts, StatusSection
 from cells.base.addresses import IPNetwork
+from cells.cluster.encryption import ClusterEncryption
 from cells.cni.configuration import CniConfigSettings
 from cells.config import AgentConfig
 from cells.config.shared import AnnouncementSettings, ServiceSettings
@@ -90,6 +91,7 @@ class Masquerade:
         announcements: AnnouncementSettings | None = None,
         redirects: Table[HTTPRedirect] | None = None,
         proxies: Table[TransparentProxy] | None = None,
+        encryption: ClusterEncryption | None = None,
         datapath: Datapath,
         maps: Maps,
         router: Router,
@@ -116,6 +118,7 @@ class Masquerade:
         )
         self._announces = announcements.liveness if announcements is not None else 0
         self._accelerated = datapath.accelerates and services is not None and services.outside
+        self._encrypted = encryption is not None and bool(encryption.pods)
         self._maps = maps
         self._router = router
         self._sysctls = sysctls
@@ -177,6 +180,7 @@ class Masquerade:
             announces=self._announces,
             accelerated=self._accelerated,
             proxied=self._proxied,
+            encrypted=self._encrypted,
         )
         node_ips = list(self._own.all().values())
         return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)

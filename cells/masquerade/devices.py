@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from cells.cluster.encryption import WIREGUARD_LINK
 from cells.maps.map import Map
 from cells.maps.records.flows import (
     DEVICE_IP_MASQ,
@@ -108,11 +109,13 @@ class Families:
     """Milliseconds for which devices answer for services after the agent was alive; 0: never."""
     proxied: bool = False
     """Whether a proxy sends in pods' names, so that answers come to it."""
+    encrypted: bool = False
+    """Whether WireGuard encrypts what leaves, and what it has decrypted comes by its own device."""
 
     @property
     def everywhere(self) -> bool:
         """Whether all devices need programs, though nothing be masqueraded there."""
-        return self.serves_outside or bool(self.announces) or self.proxied
+        return self.serves_outside or bool(self.announces) or self.proxied or self.encrypted
 
 
 def native_devices(
@@ -130,12 +133,15 @@ def native_devices(
     native = native_uplinks(devices, chosen=chosen)
     rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
     native4, native6 = native_networks(settings, families.ranges)
+    decrypting = [each for each in devices if families.encrypted and each.name == WIREGUARD_LINK and each.up]
     flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
     flags |= DEVICE_PROXIES * families.proxied
     found: dict[int, NativeDevice] = {}
-    for device in native:
+    for device in (*native, *decrypting):
         interfaces = settings.egress_masquerade_interfaces
-        masquerades = not interfaces or any(matches(each, device.name) for each in interfaces)
+        masquerades = device.name != WIREGUARD_LINK and (
+            not interfaces or any(matches(each, device.name) for each in interfaces)
+        )
         if not (masquerades or families.everywhere):
             continue
         ipv4, ipv6 = (

@@ -1,6 +1,6 @@
-"""VXLAN devices in collect-metadata mode: made, found, changed in place, removed.
+"""VXLAN devices in collect-metadata mode: made, found, changed in place, removed. WireGuard's: made.
 
-Needs: a network namespace of the calling thread.   Gives: VxlanLinks, FoundVxlan.
+Needs: a network namespace of the calling thread.   Gives: VxlanLinks, FoundVxlan, create_wireguard().
 Formats: linux/if_link.h, IFLA_VXLAN_*; the tests compare them with pyroute2's encoder byte by byte.
 Each call is one exchange over a socket of its own, for a worker thread. Calls raise NetlinkError.
 """
@@ -19,7 +19,7 @@ from cells.netlink.connection import Connection, NetlinkError, open_socket
 from cells.netlink.rows import read_link
 from cells.netlink.wire import NLM_F_CREATE, NLM_F_EXCL, Message, Request, attribute, attributes, text, u32
 
-__all__ = ["FoundVxlan", "VxlanLinks"]
+__all__ = ["FoundVxlan", "VxlanLinks", "create_wireguard"]
 
 
 IFLA_VXLAN_LEARNING, IFLA_VXLAN_PORT_RANGE, IFLA_VXLAN_PORT, IFLA_VXLAN_COLLECT_METADATA = 7, 10, 15, 25
@@ -98,6 +98,14 @@ class VxlanLinks:
         """Remove a route of that protocol; gone already is fine."""
         with _connection() as connection:
             connection.run(m.delete_route(ifindex, destination, m.RTPROT_KERNEL))
+
+
+def create_wireguard(name: str, mtu: int) -> None:
+    """Make a WireGuard device, down. EOPNOTSUPP: the kernel has none; EEXIST: the name is taken."""
+    body = m.LINK.pack(0, 0, 0, 0, 0) + text(m.IFLA_IFNAME, name) + u32(m.IFLA_MTU, mtu)
+    body += attribute(m.IFLA_LINKINFO, text(m.IFLA_INFO_KIND, "wireguard"))
+    with _connection() as connection:
+        connection.run(Request(f"create {name}", m.RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body))
 
 
 def new_vxlan(name: str, mtu: int, port: int, source_ports: tuple[int, int]) -> Request:

@@ -234,7 +234,7 @@ class SharedKeys:
         ]
         host = node.node_ip(Family.IPV4) or node.node_ip(Family.IPV6)
         ports.sort(key=lambda port: (port.name, port.port))
-        return list(address_keys(endpoint, node.name, host, ports, node.encryption_key))
+        return list(address_keys(endpoint, node.name, host, ports, node.endpoint_key))
 
     def _left(self) -> dict[str, str]:
         """Keys that say that this node has them: a former agent's of pods that are gone."""

@@ -216,6 +216,7 @@ def _wire(node: ClusterNode) -> WireNode:
         labels=dict(node.labels) or None,
         annotations=dict(node.annotations) or None,
         node_identity=node.node_identity,
+        wireguard_key=node.wireguard_key,
         boot_id=node.boot_id,
     )
 
@@ -244,6 +245,7 @@ def read_node(key: str, value: bytes) -> ClusterNode | None:
         health=_ips(decoded.ipv4_health, decoded.ipv6_health),
         ingress=_ips(decoded.ipv4_ingress, decoded.ipv6_ingress),
         encryption_key=decoded.encryption_key & 0xFF,
+        wireguard_key=decoded.wireguard_key,
         labels=decoded.labels or {},
         annotations=decoded.annotations or {},
         boot_id=decoded.boot_id,

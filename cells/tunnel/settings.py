@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from cells.cluster.encryption import ClusterEncryption
 from cells.node.devices import PodMtu
 from lifecycle import Duration, Settings, refuse, seconds
 
@@ -119,13 +120,17 @@ OVERHEAD: Final = 50
 
 
 class RouteMtu:
-    """Called, it gives the MTU of pods' routes, in bytes: their links' own, less what the tunnel needs."""
+    """Called, it gives the MTU of pods' routes, in bytes: their links' own, less what the tunnel and
+    encryption need.
+    """
 
-    def __init__(self, mtu: PodMtu, settings: TunnelSettings) -> None:
+    def __init__(
+        self, mtu: PodMtu, settings: TunnelSettings, encryption: ClusterEncryption | None = None
+    ) -> None:
         self._mtu = mtu
         self.devices = mtu.devices
         """What it follows from."""
-        self._overhead = OVERHEAD if settings.tunnelled else 0
+        self._overhead = (OVERHEAD if settings.tunnelled else 0) + (encryption.overhead if encryption else 0)
 
     def __call__(self) -> int:
         return self._mtu() - self._overhead

@@ -210,19 +210,6 @@ class UnservedDatapath(UnservedSettings, frozen=True):
     """Packets of VLANs pass the programs of their device as others do."""
 
 
-class UnservedEncryption(UnservedSettings, frozen=True):
-    """Encryption between nodes."""
-
-    enable_wireguard: bool = False
-    """Traffic is not encrypted yet."""
-
-    encrypt_node: bool = False
-    """Traffic is not encrypted yet."""
-
-    enable_encryption_strict_mode: bool = False
-    """Traffic is not encrypted yet."""
-
-
 class UnservedGateways(UnservedSettings, frozen=True):
     """Ways out of the cluster, and groups."""
 
@@ -362,7 +349,6 @@ REFUSED: Final[tuple[type[UnservedSettings], ...]] = (
     UnservedBandwidth,
     UnservedCluster,
     UnservedDatapath,
-    UnservedEncryption,
     UnservedGateways,
     UnservedMasquerade,
     UnservedNode,

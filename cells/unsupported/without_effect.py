@@ -208,16 +208,12 @@ class HubbleWithoutEffect(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutEncryption(WithoutEffect, frozen=True):
-    """Traffic is not encrypted: see enable-wireguard and enable-encryption-strict-mode."""
+    """Parts of IPsec, which is refused (see enable-ipsec); WireGuard takes the addresses that nodes have."""
 
     enable_ipsec_xfrm_state_caching: bool = True
-    encryption_strict_mode_allow_remote_node_identities: bool = False
-    encryption_strict_mode_cidr: str = ""
     ipv4_pod_subnets: str = ""
     ipv6_pod_subnets: str = ""
-    node_encryption_opt_out_labels: str = "node-role.kubernetes.io/control-plane"
     use_cilium_internal_ip_for_ipsec: bool = False
-    wireguard_persistent_keepalive: Duration = seconds(0)
     wireguard_track_all_ips_fallback: bool = False
 
 

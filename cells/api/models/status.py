@@ -27,9 +27,45 @@ class KubernetesStatus(Status, frozen=True):
 
 
 class Mode(Model, frozen=True):
-    """A part that is only in a mode: encryption, chaining, clock source."""
+    """A part that is only in a mode: chaining, clock source."""
 
     mode: str = ""
+
+
+class WireguardPeerStatus(Model, frozen=True):
+    """Another node, as WireGuard's device has it; bytes sent and received."""
+
+    public_key: str = ""
+    endpoint: str = ""
+    last_handshake_time: str = ""
+    allowed_ips: list[str] = field(default_factory=list)
+    transfer_tx: int = 0
+    transfer_rx: int = 0
+
+
+class WireguardInterface(Model, frozen=True):
+    """A device of WireGuard's; its peers are in /debuginfo only."""
+
+    name: str = ""
+    listen_port: int = 0
+    public_key: str = ""
+    peer_count: int = 0
+    peers: list[WireguardPeerStatus] = field(default_factory=list)
+
+
+class WireguardStatus(Model, frozen=True):
+    """WireGuard on this node: whether nodes themselves are encrypted (Disabled, Enabled, OptedOut)."""
+
+    node_encryption: str = ""
+    interfaces: list[WireguardInterface] = field(default_factory=list)
+
+
+class EncryptionStatus(Model, frozen=True):
+    """How traffic between nodes is encrypted. Cilium's clients need ``wireguard`` in that mode, if empty."""
+
+    mode: str = ""
+    msg: str = ""
+    wireguard: WireguardStatus | None = None
 
 
 class HostFirewall(Model, frozen=True):
@@ -234,7 +270,7 @@ class StatusResponse(Model, frozen=True):
     kubernetes: KubernetesStatus | None = None
     kube_proxy_replacement: ProxyReplacement | None = None
     host_firewall: HostFirewall | None = None
-    encryption: Mode | None = None
+    encryption: EncryptionStatus | None = None
     cni_chaining: Mode | None = None
     clock_source: Mode | None = None
     srv6: Switch | None = None

@@ -376,7 +376,7 @@ class NodeOperations:
             for each in shown.all()
         ]
         status = status_mapping.status_response(
-            self._collector.status(), facts, status_mapping.StatusModels()
+            self._collector.status(), facts, status_mapping.StatusModels(), peers=True
         )
         info = wire.DebugInfo(
             cilium_version=version_text(facts.version, facts.revision),

@@ -48,6 +48,7 @@ DISABLED = wire.Status(state="Disabled")
 NO_FLOWS = wire.HubbleStatus(state="Disabled")
 NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
+NOT_ENCRYPTED = wire.EncryptionStatus(mode="Disabled")
 NOT_MASQUERADED = wire.Masquerading()
 
 
@@ -156,6 +157,8 @@ class StatusFacts(msgspec.Struct):
     hubble: wire.HubbleStatus = NO_FLOWS
     cilium_health: wire.Status = DISABLED
     """Probes between the nodes of the cluster."""
+    encryption: wire.EncryptionStatus = NOT_ENCRYPTED
+    """How traffic between nodes is encrypted."""
     host_firewall: bool = False
     """Whether the node has a policy of its own."""
     host_routing: str = "Legacy"
@@ -251,8 +254,20 @@ class StatusModels:
         self.modules = Memo(module_health)
 
 
-def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModels) -> wire.StatusResponse:
-    """Everything the agent can say of itself.
+def without_peers(encryption: wire.EncryptionStatus) -> wire.EncryptionStatus:
+    """As all but /debuginfo shows it."""
+    wireguard = encryption.wireguard
+    if wireguard is None:
+        return encryption
+    interfaces = [msgspec.structs.replace(each, peers=[]) for each in wireguard.interfaces]
+    shown = msgspec.structs.replace(wireguard, interfaces=interfaces)
+    return msgspec.structs.replace(encryption, wireguard=shown)
+
+
+def status_response(
+    status: AgentStatus, facts: StatusFacts, models: StatusModels, *, peers: bool = False
+) -> wire.StatusResponse:
+    """Everything the agent can say of itself, with the ``peers`` that it encrypts to or without.
 
     ``features`` is complete though there are no services: ``cilium-dbg status --verbose`` dereferences
     every part of it.
@@ -277,7 +292,7 @@ def status_response(status: AgentStatus, facts: StatusFacts, models: StatusModel
             mode="Enabled" if facts.host_firewall else "Disabled",
             devices=sorted(facts.uplinks) if facts.host_firewall else [],
         ),
-        encryption=wire.Mode(mode="Disabled"),
+        encryption=facts.encryption if peers else without_peers(facts.encryption),
         cni_chaining=wire.Mode(mode=facts.node.chaining),
         clock_source=wire.Mode(mode="ktime"),
         srv6=OFF,

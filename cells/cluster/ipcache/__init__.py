@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from cells.base.addresses import IPAddress
 from cells.base.metrics import Collector, Family, counter
+from cells.cluster.encryption import ClusterEncryption
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache.rows import (
     IpcacheEntry,
@@ -21,6 +22,7 @@ from cells.cluster.ipcache.rows import (
     Prefix,
     claimed,
     ipcache_target,
+    keyed,
     prefix_of,
     withdrawn,
 )
@@ -69,10 +71,16 @@ class Ipcache:
         refused: Callable[[], object] = lambda: None,
         identities: Identities | None = None,
         followers: Sequence[IdentityFollower] = (),
+        pods_key: int = 0,
     ) -> None:
-        """``refused`` is called when the kernel refused a row: a sweep is due."""
+        """``refused`` is called when the kernel refused a row: a sweep is due.
+
+        ``pods_key``: the number of the key by which what is sent to pods is encrypted; 0: each claim has its
+        own.
+        """
         self._identities = identities
         self._followers = followers
+        self._pods_key = pods_key
         self.table = table
         """The claims that count, by prefix."""
         self.errors = Counter(dict.fromkeys((WEAKER_CLAIM, WEAKER_WITHDRAWN, NEVER_CLAIMED), 0))
@@ -110,6 +118,8 @@ class Ipcache:
         """
         self._ensure_identities({claim.identity for claim in claims})
         rows: dict[Prefix, IpcacheEntry] = {}
+        if self._pods_key:
+            claims = tuple(keyed(claim, self._pods_key) for claim in claims)
         for claim in claims:
             row = claimed(rows.get(claim.prefix) or self.table.get(claim.prefix), claim)
             self.errors[WEAKER_CLAIM] += row.source.beats(claim.source)
@@ -182,6 +192,7 @@ def ipcache(
     kernel: IpcacheTarget,
     identities: Identities | None,
     followers: list[Member[IdentityFollower]],
+    encryption: ClusterEncryption | None,
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
@@ -197,7 +208,8 @@ def ipcache(
     lifecycle.append(Hook("read the ipcache", rows.read))
     sweep = jobs.timer("sweep", rows.reconciler.sweep, SWEEP)
     sweep.trigger()
-    return Ipcache(table, rows, sweep.trigger, identities, followers)
+    pods_key = encryption.pods if encryption is not None else 0
+    return Ipcache(table, rows, sweep.trigger, identities, followers, pods_key)
 
 
 def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:

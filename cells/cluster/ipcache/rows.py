@@ -8,7 +8,17 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import IPAddress, IPNetwork
-from cells.cluster.identity.numbers import HOST
+from cells.cluster.identity.numbers import (
+    HOST,
+    KUBE_APISERVER,
+    LOCAL,
+    REMOTE_NODE,
+    REMOTE_NODES,
+    UNKNOWN,
+    WORLD,
+    WORLD_IPV4,
+    WORLD_IPV6,
+)
 from cells.maps.map import Map
 from cells.maps.records.cluster import IpcacheValue, ipcache_key, ipcache_prefix
 from cells.maps.target import Codec, MapTarget, record
@@ -53,6 +63,8 @@ Prefix = str
 _PODS: Final = {"cep", "pod"}
 """Kinds of resources that are pods: CiliumEndpoints, and Pods of manifests."""
 
+_NODES: Final = {HOST, REMOTE_NODE, KUBE_APISERVER}
+_OUTSIDE: Final = {UNKNOWN, WORLD, WORLD_IPV4, WORLD_IPV6}
 _STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
 
 
@@ -117,6 +129,20 @@ def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:
     if row is None or (not row.shadowed and row.resource == claim.resource):
         return claim
     return _row([claim, *(each for each in row.claims if each.resource != claim.resource)])
+
+
+def keyed(claim: IpcacheEntry, key: int) -> IpcacheEntry:
+    """The claim with the number of the key by which what is sent to pods is encrypted, unless it has one.
+
+    It gets none for nodes and what is outside. Pods are also those of which no more is known than the range
+    of their node.
+    """
+    identity = claim.identity
+    if claim.encrypt_key or identity in _NODES or identity in REMOTE_NODES:
+        return claim
+    if (identity in _OUTSIDE or identity in LOCAL) and not int(claim.tunnel_endpoint):
+        return claim
+    return msgspec.structs.replace(claim, encrypt_key=key)
 
 
 def withdrawn(row: IpcacheEntry, resource: str) -> IpcacheEntry | None:

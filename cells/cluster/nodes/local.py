@@ -12,6 +12,7 @@ import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.base.barriers import HealthAddressesClaimed
+from cells.cluster.encryption import EncryptionKey
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import parse
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
@@ -26,6 +27,8 @@ from lifecycle import Backoff, Hook, Jobs, Lifecycle, Logger, Table, Tables, aft
 
 __all__ = ["HealthAddress", "LocalNode", "LocalNodeStore", "NodeAnnotations"]
 
+PREFIX = "network.cilium.io/"
+"""Of annotations."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """A new one with every start of the kernel (random(4))."""
 
@@ -39,13 +42,19 @@ class HealthAddress(msgspec.Struct, frozen=True):
 class LocalNodeStore:
     """The table ``local-node``: one row, once it is complete; and what others contribute to it."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, keys: Table[EncryptionKey] | None = None) -> None:
         self.health: Table[HealthAddress] = Table("health-addresses", key=lambda row: Family.of(row.ip))
         """Those of the health endpoint, by family, from who runs it."""
         tables.add(self.health)
         self.table: Table[ClusterNode] = Table("local-node", key=lambda node: node.full_name)
+        self.keys = keys
+        """The key that the node publishes, where it encrypts: one row."""
         self.first = self.table.initializer("local node")
         tables.add(self.table)
+
+    def key(self) -> EncryptionKey:
+        """What the node publishes of its encryption."""
+        return next(iter(self.keys.all()), EncryptionKey()) if self.keys is not None else EncryptionKey()
 
 
 def local_node(
@@ -59,6 +68,7 @@ def local_node(
     reader: NodeReader,
     health: tuple[IPAddress, ...] = (),
     boot_id: str = "",
+    key: EncryptionKey = EncryptionKey(),  # noqa: B008  # immutable
 ) -> ClusterNode:
     """The row: addresses of its Node object, or its own; router, ranges and health as they are in use."""
     parsed = reader.parse(node) if node is not None else ParsedNode()
@@ -67,6 +77,7 @@ def local_node(
     addresses += [NodeIP(INTERNAL_IP, ip) for family, ip in own.items() if family not in shown]
     addresses += [NodeIP(CILIUM_INTERNAL_IP, ip) for ip in routers.values()]
     addresses.sort(key=lambda each: (each.type == CILIUM_INTERNAL_IP, each.ip.version))
+    published = {PREFIX + parse.WIREGUARD_KEY: key.wireguard} if key.wireguard else {}
     return ClusterNode(
         cluster=cluster,
         name=name,
@@ -75,9 +86,10 @@ def local_node(
         ipv4_alloc_cidrs=cidrs.get(Family.IPV4, ()),
         ipv6_alloc_cidrs=cidrs.get(Family.IPV6, ()),
         health=health,
-        encryption_key=parsed.encryption_key,
+        encryption_key=key.number or parsed.encryption_key,
+        wireguard_key=key.wireguard,
         labels=reader.labels(node) if node is not None else {},
-        annotations=annotations_of(node),
+        annotations=annotations_of(node) | published,
         provider_id=node.spec.provider_id if node is not None else "",
         boot_id=boot_id,
     )
@@ -121,6 +133,8 @@ class LocalNode:
         jobs.observe("watch ranges of pods", ranges.changes, self._look)
         jobs.observe("watch addresses of the health endpoint", store.health.changes, self._look)
         jobs.observe("watch the Node object", self._own_changes, self._look)
+        if store.keys is not None:
+            jobs.observe("watch the key", store.keys.changes, self._look)
 
     async def _start(self) -> None:
         self._boot_id = read_boot_id()
@@ -155,6 +169,7 @@ class LocalNode:
             reader=self._reader,
             health=tuple(sorted((row.ip for row in self._store.health.all()), key=lambda ip: ip.version)),
             boot_id=self._boot_id,
+            key=self._store.key(),
         )
         with self._store.table.txn() as txn:
             txn.replace_all([row])
@@ -167,7 +182,6 @@ class LocalNode:
 # Source:     Cilium 1.17, AnnotateNode: today's keys only, on the status, retried for ever, without blocking
 #             anything.
 
-PREFIX = "network.cilium.io/"
 _NAMES = {
     Family.IPV4: (parse.IPV4_CIDR, parse.IPV4_HEALTH, parse.IPV4_INGRESS, parse.IPV4_ROUTER),
     Family.IPV6: (parse.IPV6_CIDR, parse.IPV6_HEALTH, parse.IPV6_INGRESS, parse.IPV6_ROUTER),

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.encryption import WIREGUARD_KEY
 from cells.cluster.ipcache.rows import Source
 
 __all__ = ["CILIUM_INTERNAL_IP", "EXTERNAL_IP", "INTERNAL_IP", "ClusterNode", "NodeIP"]
@@ -46,7 +47,9 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     ingress: tuple[IPAddress, ...] = ()
     """Addresses of its ingress listener, at most one of a family."""
     encryption_key: int = 0
-    """0: nothing to it is encrypted by IPsec."""
+    """0: nothing to its own addresses is encrypted; 255: by WireGuard; else a key of IPsec's."""
+    wireguard_key: str = ""
+    """The public key of its WireGuard, in base64; empty if it has none."""
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     provider_id: str = ""
@@ -63,6 +66,11 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     def full_name(self) -> str:
         """``cluster/name``, the key of its row."""
         return f"{self.cluster}/{self.name}"
+
+    @property
+    def endpoint_key(self) -> int:
+        """What is sent to its pods is encrypted with: a node may keep its own addresses out of WireGuard."""
+        return WIREGUARD_KEY if self.wireguard_key else self.encryption_key
 
     @property
     def local(self) -> bool:

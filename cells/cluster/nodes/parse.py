@@ -105,6 +105,7 @@ IPV4_HEALTH, IPV6_HEALTH = "ipv4-health-ip", "ipv6-health-ip"
 IPV4_INGRESS, IPV6_INGRESS = "ipv4-Ingress-ip", "ipv6-Ingress-ip"
 IPV4_ROUTER, IPV6_ROUTER = "ipv4-cilium-host", "ipv6-cilium-host"
 ENCRYPTION_KEY: Final = "encryption-key"
+WIREGUARD_KEY: Final = "wg-pub-key"
 
 
 class NodeFault(msgspec.Struct, frozen=True):
@@ -296,6 +297,7 @@ class NodeReader:
             health=tuple(parsed.health),
             ingress=tuple(parsed.ingress),
             encryption_key=parsed.encryption_key,
+            wireguard_key=annotation(cilium.annotations, WIREGUARD_KEY) if cilium is not None else "",
             labels=labels or (self.labels(node) if node is not None else {}),
             annotations=annotations_of(cilium) or annotations_of(node),
             provider_id=(node.spec.provider_id if node is not None else "")

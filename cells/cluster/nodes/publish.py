@@ -241,6 +241,7 @@ class CiliumNodePublisher:
             node=self._nodes.get(self._own),
             reader=self._reader,
             boot_id=read_boot_id(),
+            key=self._store.key(),
         )
 
     async def _write(self) -> None:

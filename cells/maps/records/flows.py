@@ -23,6 +23,9 @@ __all__ = [
     "DEVICE_PROXIES",
     "DEVICE_REMOTE_NODES",
     "DEVICE_XDP",
+    "ENCRYPTION_NODES",
+    "ENCRYPTION_STRICT",
+    "ENCRYPTION_STRICT_NODES",
     "METRIC_EGRESS",
     "METRIC_INGRESS",
     "METRIC_SERVICE",
@@ -39,6 +42,7 @@ __all__ = [
     "CtEntry",
     "CtKey",
     "DeviceConfig",
+    "EncryptionConfig",
     "FragmentPorts",
     "MetricsKey",
     "MetricsValue",
@@ -294,6 +298,57 @@ class DeviceConfig(msgspec.Struct, frozen=True):
             flags,
             announces,
         )
+
+
+# What is inside hive_encryption, which is our own. Little endian, but addresses and ports in network order.
+
+ENCRYPTION_NODES: Final = 1
+"""What nodes themselves send is encrypted, too."""
+ENCRYPTION_STRICT: Final = 2
+"""Nothing passes in clear text between addresses of the strict network."""
+ENCRYPTION_STRICT_NODES: Final = 4
+"""But what goes to nodes, which have addresses in it, too."""
+
+_encryption = Layout(
+    "encryption_config",
+    ifindex="I",
+    flags="I",
+    strict="4s",
+    strict_mask="4s",
+    node_ip="4s",
+    port="2s",
+    pad="2x",
+    reserved="8x",
+)
+
+
+class EncryptionConfig(msgspec.Struct, frozen=True):
+    """The one value of hive_encryption, 32 bytes; all zero while nothing is encrypted."""
+
+    SIZE: ClassVar = _encryption.size
+
+    ifindex: int = 0
+    """Of cilium_wg0."""
+    flags: int = 0
+    """ENCRYPTION_*."""
+    strict: IPv4Network | None = None
+    node_ip: IPv4Address = _NO_IPV4
+    port: int = 0
+    """UDP, at both ends."""
+
+    def pack(self) -> bytes:
+        network, mask = bytes(4), bytes(4)
+        if self.strict is not None:
+            network, mask = self.strict.network_address.packed, self.strict.netmask.packed
+        return _encryption.pack(
+            self.ifindex, self.flags, network, mask, self.node_ip.packed, _port.pack(self.port)
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        ifindex, flags, network, mask, node_ip, port = _encryption.unpack(data)
+        strict = IPv4Network((network, IPv4Address(mask).compressed)) if flags & ENCRYPTION_STRICT else None
+        return cls(ifindex, flags, strict, IPv4Address(node_ip), *_port.unpack(port))
 
 
 # What is inside the maps of socket load balancing.

@@ -1,22 +1,20 @@
 """Envoy's process: started, watched, started again. It outlives the agent: flows go on without one.
 
 For:    Envoy. Needs: Program, Place.   Gives: Process, end_envoy().
-Source: pidfd_open(2), posix_spawn(3), setsid(2).
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import anyio
 import msgspec
 
+from cells.base.processes import detached, exit_text, process_ended
 from cells.proxy.envoy.resources import EnvoyFiles, bootstrap
 from lifecycle import HiveError, Logger
 
@@ -67,14 +65,14 @@ class Process:
             await wanted.wait()
             self._place.admin.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._place.bootstrap.write_bytes(began)
-            pid = self._spawn(command)
+            pid = detached(self._program, command, os.environ)
             (self._place.folder / PID_FILE).write_bytes(msgspec.json.encode(_Running(pid, digest)))
             self._log.info("Envoy was started", pid=pid, program=str(self._program))
         else:
             pid = running.pid
             self._log.info("Envoy goes on", pid=pid)
-        await self._ended(pid)
-        raise EnvoyError(f"Envoy ended, pid {pid}{_how(pid)}: see {self._log_file}")
+        await process_ended(pid)
+        raise EnvoyError(f"Envoy ended, pid {pid}{exit_text(pid)}: see {self._log_file}")
 
     def _command(self) -> list[str]:
         return [
@@ -85,46 +83,14 @@ class Process:
             *("--drain-time-s", str(DRAIN), "--drain-strategy", "immediate", "--disable-hot-restart"),
         ]
 
-    def _spawn(self, command: list[str]) -> int:
-        """In a session of its own, so that what ends the agent does not end it; with no file of others."""
-        null = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in (0, 1, 2)]
-        files = [*null, *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited())]
-        return os.posix_spawn(self._program, command, os.environ, file_actions=files, setsid=True)
-
     async def _end(self, pid: int) -> None:
         self._log.info("Envoy is ended: it was started otherwise", pid=pid)
         os.kill(pid, signal.SIGTERM)
         with anyio.move_on_after(PATIENCE):
-            await self._ended(pid)
+            await process_ended(pid)
             return
         os.kill(pid, signal.SIGKILL)
-        await self._ended(pid)
-
-    @staticmethod
-    async def _ended(pid: int) -> None:
-        """Return once it has ended."""
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        loop = asyncio.get_running_loop()
-        over = anyio.Event()
-        try:
-            loop.add_reader(handle, over.set)
-            await over.wait()
-        finally:
-            loop.remove_reader(handle)
-            os.close(handle)
-
-
-def _inherited() -> list[int]:
-    """Inherited descriptors that a child would inherit too."""
-    found = []
-    for number in (int(one.name) for one in Path("/proc/self/fd").iterdir()):
-        with suppress(OSError):  # the listing's own is closed by now
-            if number > 2 and os.get_inheritable(number):
-                found.append(number)
-    return found
+        await process_ended(pid)
 
 
 def end_envoy(state_dir: Path) -> list[str]:
@@ -144,12 +110,3 @@ def _started(place: EnvoyFiles) -> _Running | None:
     except (OSError, msgspec.MsgspecError):
         return None
     return running if os.fsencode(place.bootstrap) in command else None
-
-
-def _how(pid: int) -> str:
-    """How a child ended; unknown for another agent's child."""
-    try:
-        _, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return ""
-    return f", status {os.waitstatus_to_exitcode(status)}"

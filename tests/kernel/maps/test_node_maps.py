@@ -59,6 +59,7 @@ ALL = {
     "cilium_skip_lb6",
     "cilium_tunnel_map",
     "hive_devices",
+    "hive_encryption",
     "hive_endpoints",
     "hive_entry",
     "hive_l3_entry",

@@ -33,6 +33,7 @@
 #define DROP_POLICY_DENY 181
 #define DROP_VLAN 182
 #define DROP_AUTH_REQUIRED 189
+#define DROP_UNENCRYPTED 195 /* it would leave the node in clear text */
 #define DROP_TTL_EXCEEDED 196
 #define DROP_ENDPOINT_NOT_READY 203
 

@@ -7,6 +7,7 @@
 #include "host/policy.h"
 #include "lib/finish.h"
 #include "netdev/egress.h"
+#include "netdev/encrypt.h"
 #include "netdev/ingress.h"
 #include "netdev/proxied.h"
 
@@ -80,5 +81,8 @@ static __always_inline int device_out(struct __sk_buff *skb)
 			return finish(skb, &flow, verdict);
 		flow = (struct flow){};
 	}
+	verdict = device_encrypts(skb);
+	if (verdict != UNDECIDED)
+		return finish(skb, &flow, verdict);
 	return finish(skb, &flow, device_sends(skb, &flow));
 }

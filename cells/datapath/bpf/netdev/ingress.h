@@ -59,6 +59,17 @@ static __always_inline bool brings_tunnel(const struct flow *flow)
 	       !nat_in_range(bpf_ntohs(tunnel->port));
 }
 
+/* Whether it is a datagram of another node's WireGuard: its socket gets it, and no pod was given its port towards there. */
+static __always_inline bool brings_encrypted(const struct flow *flow)
+{
+	const struct encryption_config *encryption;
+
+	if (flow->protocol != IPPROTO_UDP || flow->sport != flow->dport)
+		return false;
+	encryption = encryption_facts();
+	return encryption && flow->dport == encryption->port;
+}
+
 static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u8 family)
 {
 	const struct nodeport_config *own = nodeport_facts();
@@ -78,7 +89,7 @@ static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u
 	}
 	if (parse_payload(ctx, flow, true, family))
 		return VERDICT_PASS;
-	if (family == FAMILY_IPV4 && brings_tunnel(flow))
+	if ((family == FAMILY_IPV4 && brings_tunnel(flow)) || brings_encrypted(flow))
 		return VERDICT_PASS;
 	if (own) {
 		if (unlikely(handed))

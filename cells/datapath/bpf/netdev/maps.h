@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs know of the devices that packets leave the node through, and of where nothing is translated. */
+/* What the programs know of the devices that packets leave the node through, of where nothing is translated, and of what is
+ * encrypted.
+ */
 #pragma once
 
 #include "lib/maps.h"
@@ -78,8 +80,41 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_egress_gw_policy_v4 SEC(".maps");
 
+/* hive_encryption: all zero while nothing is encrypted. */
+struct encryption_config {
+	__u32 ifindex; /* of cilium_wg0 */
+	__u32 flags;
+	__be32 strict; /* the network between whose addresses nothing passes in clear text */
+	__be32 strict_mask;
+	__be32 node_ip;
+	__be16 port; /* UDP, at both ends */
+	__u16 pad;
+	__u32 reserved[2];
+};
+
+#define ENCRYPTION_NODES 1 /* what nodes themselves send is encrypted, too */
+#define ENCRYPTION_STRICT 2
+#define ENCRYPTION_STRICT_NODES 4 /* nodes have addresses in that network, too: what goes to them may pass */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct encryption_config);
+	__uint(max_entries, 1);
+} hive_encryption SEC(".maps");
+
+/* NULL on a node that encrypts nothing. */
+static __always_inline const struct encryption_config *encryption_facts(void)
+{
+	__u32 zero = 0;
+	const struct encryption_config *encryption = bpf_map_lookup_elem(&hive_encryption, &zero);
+
+	return encryption && encryption->ifindex ? encryption : NULL;
+}
+
 _Static_assert(sizeof(struct device_config) == 64, "hive_devices");
 _Static_assert(sizeof(struct egress_key) == 12, "cilium_egress_gw_policy_v4");
 _Static_assert(sizeof(struct egress_value) == 8, "cilium_egress_gw_policy_v4");
 _Static_assert(sizeof(struct ipmasq4_key) == 8, "cilium_ipmasq_v4");
 _Static_assert(sizeof(struct ipmasq6_key) == 20, "cilium_ipmasq_v6");
+_Static_assert(sizeof(struct encryption_config) == 32, "hive_encryption");

@@ -1,0 +1,70 @@
+"""Processes that outlive the agent: started in a session of their own, and watched.
+
+For:    Envoy, wireguard-go. Needs: nothing.   Gives: detached(), process_ended(), exit_text().
+Source: pidfd_open(2), posix_spawn(3), setsid(2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+
+__all__ = ["detached", "exit_text", "process_ended"]
+
+
+def detached(
+    program: Path,
+    command: list[str],
+    environment: Mapping[str, str],
+    files: Mapping[int, int] | None = None,
+) -> int:
+    """Start a program that goes on when the agent ends; its process id.
+
+    It has no file of the agent's but ``files``: its own descriptor to the agent's, each of these above all of
+    those; 0 to 2 are /dev/null where they name none. Raises OSError.
+    """
+    given = files or {}
+    null = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in {0, 1, 2} - given.keys()]
+    passed = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in given.items()]
+    closed = [(os.POSIX_SPAWN_CLOSE, number) for number in _inherited() if number not in given]
+    return os.posix_spawn(program, command, environment, file_actions=[*null, *passed, *closed], setsid=True)
+
+
+def _inherited() -> list[int]:
+    """Inherited descriptors that a child would inherit too."""
+    found = []
+    for number in (int(one.name) for one in Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # the listing's own is closed by now
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
+
+
+async def process_ended(pid: int) -> None:
+    """Return once it has ended, whosever child it is."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    over = anyio.Event()
+    try:
+        loop.add_reader(handle, over.set)
+        await over.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+def exit_text(pid: int) -> str:
+    """How a child ended, as ``, status 1``; empty for another agent's child."""
+    try:
+        _, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return ""
+    return f", status {os.waitstatus_to_exitcode(status)}"

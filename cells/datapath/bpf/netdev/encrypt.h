@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What leaves the node by a native device and is to be encrypted goes to WireGuard's device instead, which sends it on
+ * inside datagrams of its own. Those are marked, and pass.
+ *
+ * While the agent is away, and if that device is: packets that nothing can encrypt are dropped, for the map stays as it is.
+ */
+#pragma once
+
+#include <linux/pkt_cls.h>
+
+#include "lib/identity.h"
+#include "lib/mark.h"
+#include "lib/network.h"
+#include "netdev/maps.h"
+#include "overlay/tunnel.h"
+
+#define MARK_ENCRYPTED 0x1e00 /* the socket's, as Cilium has it: bit 12 is in no other mark */
+
+/* Whether a pod, the node or a proxy of it sends; nodes count if they encrypt what they send themselves. Others' packets,
+ * which this node forwards, are not the cluster's.
+ */
+static __always_inline bool encrypts_from(const struct encryption_config *encryption, __u32 identity, __u32 mark)
+{
+	__u32 kind = mark & MARK_KIND;
+
+	if (identity == IDENTITY_HOST)
+		return encryption->flags & ENCRYPTION_NODES || kind == MARK_INGRESS_PROXY || kind == MARK_EGRESS_PROXY;
+	return identity != IDENTITY_WORLD && identity != IDENTITY_WORLD_IPV4 && identity != IDENTITY_WORLD_IPV6 &&
+	       !is_cidr(identity) && !is_remote_node(identity);
+}
+
+/* Whether nodes find each other on their link by it, so that it has to pass as it is: neighbour solicitation or
+ * advertisement (RFC 4861).
+ */
+static __always_inline bool finds_link(struct __sk_buff *skb, const struct flow *flow, __u32 identity)
+{
+	__u8 type;
+
+	if (identity != IDENTITY_HOST || flow->protocol != IPPROTO_ICMPV6)
+		return false;
+	return !packet_load(skb, flow->l4, &type, sizeof(type)) && (type == 135 || type == 136);
+}
+
+/* Whether a packet that is not encrypted may leave the node. */
+static __always_inline bool strict_allows(const struct encryption_config *encryption, const struct flow *flow)
+{
+	const struct node_config *node = node_facts();
+	__be32 source = flow->saddr.words[0], destination = flow->daddr.words[0], mask = encryption->strict_mask;
+	__u32 identity;
+
+	if ((source & mask) != encryption->strict || (destination & mask) != encryption->strict)
+		return true;
+	if (source == encryption->node_ip || (node && source == node->router_ip))
+		return true;
+	if (!tunnel_facts() && !(encryption->flags & ENCRYPTION_STRICT_NODES))
+		return false;
+	identity = identity_at(&flow->daddr, FAMILY_IPV4);
+	return identity == IDENTITY_HOST || is_remote_node(identity);
+}
+
+static __always_inline int encrypt_ip(struct __sk_buff *skb, struct flow *flow, const struct encryption_config *encryption,
+				      __u32 mark, __u8 family)
+{
+	const struct ipcache_info *to;
+	bool strict = encryption->flags & ENCRYPTION_STRICT && family == FAMILY_IPV4;
+	__u32 identity;
+
+	if (parse_network(skb, flow, family))
+		return strict ? DROP(EGRESS, DROP_INVALID) : UNDECIDED;
+	to = ipcache_lookup(&flow->daddr, family);
+	identity = identity_at(&flow->saddr, family);
+	if (to && to->key && encrypts_from(encryption, identity, mark) &&
+	    !(family == FAMILY_IPV6 && finds_link(skb, flow, identity)))
+		return bpf_redirect(encryption->ifindex, 0);
+	return strict && !strict_allows(encryption, flow) ? DROP(EGRESS, DROP_UNENCRYPTED) : UNDECIDED;
+}
+
+/* The verdict on what leaves by a native device; UNDECIDED: it may pass as it is. */
+VERIFIED_ALONE device_encrypts(struct __sk_buff *skb)
+{
+	const struct encryption_config *encryption = encryption_facts();
+	struct flow flow = {};
+	__u32 mark = mark_read(skb);
+	__be16 protocol;
+
+	if (likely(!encryption))
+		return UNDECIDED;
+	if (skb->ifindex == encryption->ifindex || (mark & MARK_ENCRYPTED) == MARK_ENCRYPTED)
+		return TC_ACT_OK; /* it is on its way into that device, or comes from there */
+	if ((mark & MARK_KIND) == MARK_OVERLAY)
+		return bpf_redirect(encryption->ifindex, 0);
+	protocol = packet_protocol(skb);
+	if (protocol == bpf_htons(ETH_P_IP))
+		return encrypt_ip(skb, &flow, encryption, mark, FAMILY_IPV4);
+	if (protocol == bpf_htons(ETH_P_IPV6))
+		return encrypt_ip(skb, &flow, encryption, mark, FAMILY_IPV6);
+	return UNDECIDED;
+}

@@ -1,0 +1,373 @@
+"""WireGuard between nodes: what pods send to pods of other nodes leaves encrypted.
+
+Controller: the tables ``nodes`` and ``ipcache`` in, peers of the device ``cilium_wg0`` out: one for each
+            other node that publishes a key, with all addresses behind it. The device is kept, too.
+Needs:      ReadTable[ClusterNode], Table[IpcacheEntry], Table[Device], Datapath, Sysctls, Maps.
+Gives:      ClusterEncryption, Table[EncryptionKey], for who publishes this node and writes the ipcache; the
+            section ``encryption`` of the status.
+Why:        the network between nodes need not be trusted. Which packets are encrypted is decided by programs
+            (bpf/netdev/encrypt.h); a packet that no peer takes is dropped, not sent in clear text.
+
+Settings: enable-wireguard, enable-wireguard-userspace-fallback, encrypt-node, node-encryption-opt-out-labels,
+          wireguard-persistent-keepalive, enable-encryption-strict-mode, encryption-strict-mode-cidr,
+          encryption-strict-mode-allow-remote-node-identities.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from anyio import to_thread
+
+from cells.api import (
+    NEVER,
+    EncryptionStatus,
+    StatusFacts,
+    StatusSection,
+    WireguardInterface,
+    WireguardPeerStatus,
+    WireguardStatus,
+    rfc3339,
+)
+from cells.base.addresses import Family
+from cells.base.metrics import Collector, counter, gauge
+from cells.base.metrics import Family as MetricFamily
+from cells.base.processes import exit_text, process_ended
+from cells.cluster.encryption import (
+    WIREGUARD_KEY,
+    WIREGUARD_LINK,
+    WIREGUARD_OVERHEAD,
+    ClusterEncryption,
+    EncryptionKey,
+)
+from cells.cluster.ipcache.rows import IpcacheEntry
+from cells.cluster.nodes.node import ClusterNode
+from cells.datapath.datapath import Datapath
+from cells.encryption.wireguard.device import WireguardDevice
+from cells.encryption.wireguard.peers import LISTEN_PORT, PeerError, PeerNode, WireguardPeers
+from cells.encryption.wireguard.settings import EncryptionSettings, WireguardKey
+from cells.node.devices import Device
+from cells.node.sysctl import Sysctls
+from lifecycle import (
+    Change,
+    Health,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Member,
+    ReadTable,
+    Table,
+    UsageError,
+    after,
+    config,
+    group,
+    invoke,
+    module,
+    provide,
+    provide_private,
+    seconds,
+)
+
+__all__ = ["WireguardAgent", "cell"]
+
+INTERVAL: Final = seconds(30)
+"""How often the device is compared, besides every change of links."""
+SYSCTLS: Final = {f"net/ipv4/conf/{WIREGUARD_LINK}/rp_filter": "0"}
+"""What comes out has no route back over the device."""
+
+
+def cluster_encryption(settings: EncryptionSettings) -> ClusterEncryption:
+    """By the settings."""
+    if not settings.enable_wireguard:
+        return ClusterEncryption()
+    return ClusterEncryption(WIREGUARD_KEY, settings.encrypt_node, WIREGUARD_OVERHEAD)
+
+
+def encryption_key(key: WireguardKey) -> Table[EncryptionKey]:
+    """The table ``encryption-key``."""
+    return key.table
+
+
+class WireguardSources:
+    """What peers follow from, and which of it has changed."""
+
+    def __init__(
+        self, nodes: ReadTable[ClusterNode], prefixes: Table[IpcacheEntry], devices: Table[Device]
+    ) -> None:
+        self.nodes = nodes
+        self.prefixes = prefixes
+        self.devices = devices
+
+    async def wait_initialized(self) -> None:
+        """Return once all nodes and prefixes are known that were there at the start."""
+        await self.nodes.wait_initialized()
+        await self.prefixes.wait_initialized()
+
+
+class WireguardAgent:
+    """Makes the device before the node is in use; peers follow. Both stay at stop.
+
+    Nothing is taken from the device before all nodes and prefixes are known. With enable-wireguard=false the
+    hook removes what is left of it. Raises HiveError where the node has no WireGuard.
+    """
+
+    def __init__(
+        self,
+        key: WireguardKey,
+        device: WireguardDevice,
+        sources: WireguardSources,
+        datapath: Datapath,
+        sysctls: Sysctls,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self.settings = settings = key.settings
+        self._key = key
+        self._device = device
+        self._sources = sources
+        self._accelerated = datapath.accelerates
+        self._sysctls = sysctls
+        self._health = health.child("peers")
+        self._log = log
+        self._peers = WireguardPeers(device, frozenset(Family), settings.wireguard_persistent_keepalive)
+        self._changed: deque[Change[IpcacheEntry]] = deque()
+        self._pending: dict[str, PeerNode | None] = {}
+        """Nodes that have changed, and those that were refused; None: gone."""
+        self._refused: dict[str, str] = {}
+        self._all_known = False
+        self._compared = 0.0
+        self._trouble = ""
+        """Why the device is not as it should be."""
+        lifecycle.append(Hook("set up WireGuard", self._start))
+        if settings.enable_wireguard:
+            self._timer = jobs.timer("reconcile", self._reconcile, INTERVAL)
+            jobs.observe("watch nodes", sources.nodes.changes, self._note_nodes)
+            jobs.observe("watch prefixes", sources.prefixes.changes, self._note_prefixes)
+            jobs.observe("watch devices", sources.devices.changes, self._look)
+            jobs.one_shot("wait for all nodes", self._wait_known)
+            jobs.one_shot("watch wireguard-go", self._watch_program)
+
+    # What may have changed
+
+    async def _note_nodes(self, changes: Iterable[Change[ClusterNode]]) -> None:
+        for change in changes:
+            node = change.row or change.old
+            if node is not None and not node.local:
+                self._pending[node.full_name] = None if change.row is None else peer_of(node)
+        self._timer.trigger()
+
+    async def _note_prefixes(self, changes: Iterable[Change[IpcacheEntry]]) -> None:
+        self._changed.extend(changes)
+        self._timer.trigger()
+
+    async def _look(self, _: object) -> None:
+        self._compared = 0.0
+        self._timer.trigger()
+
+    async def _wait_known(self) -> None:
+        await self._sources.wait_initialized()
+        self._all_known = True
+        await self._look(None)
+
+    async def _watch_program(self) -> None:
+        """While there is a process of ours; it is started again when it ends. Raises HiveError then."""
+        if pid := self._device.program.pid:
+            await process_ended(pid)
+            await self._look(None)
+            raise HiveError(f"wireguard-go ended, pid {pid}{exit_text(pid)}: it is started again")
+
+    # Having it so
+
+    async def _start(self) -> None:
+        if not self.settings.enable_wireguard:
+            await to_thread.run_sync(self._device.remove)
+            return
+        if self.settings.encrypt_node and self._accelerated:
+            raise UsageError(
+                "encrypt-node=true: programs in devices' drivers would send past it; set"
+                " bpf-lb-acceleration=disabled, or encrypt-node=false"
+            )
+        try:
+            await to_thread.run_sync(self._device.ensure)
+        except (OSError, HiveError) as error:
+            raise HiveError(f"failed to initialize WireGuard agent: {error}") from error
+        self._sysctls.keep(SYSCTLS)
+
+    async def _reconcile(self) -> None:
+        """Raises what the device does: it is tried again."""
+        now = time.monotonic()
+        compare = not self._compared or now - self._compared >= INTERVAL
+        try:
+            if compare and await to_thread.run_sync(self._device.ensure):
+                self._sysctls.keep(SYSCTLS)
+            changes = list(self._changed)
+            self._changed.clear()
+            pending = dict(self._pending)
+            done, failed = await to_thread.run_sync(self._apply, changes, pending)
+            for name in done:
+                if self._pending.get(name) is pending[name]:  # it has not changed again meanwhile
+                    del self._pending[name]
+            if failed is not None:
+                raise failed
+            if compare and self._all_known:
+                healed = await to_thread.run_sync(self._peers.heal)
+                self._compared = now
+                if healed:
+                    self._log.info("peers of WireGuard restored", count=healed)
+        except (OSError, HiveError) as error:
+            self._compared = 0.0
+            self._trouble = str(error)
+            raise
+        self._trouble = ""
+        self._report()
+
+    def _apply(
+        self, changes: Collection[Change[IpcacheEntry]], nodes: Mapping[str, PeerNode | None]
+    ) -> tuple[list[str], OSError | None]:
+        """Prefixes first: a new peer then gets all of its own at once. Which nodes are done, and what failed.
+
+        Runs in a worker thread.
+        """
+        done: list[str] = []
+        failed: OSError | None = None
+        for change in changes:
+            row = change.row or change.old
+            if row is None:
+                continue
+            host = row.tunnel_endpoint if change.row is not None and int(row.tunnel_endpoint) else None
+            try:
+                self._peers.prefix_upserted(row.network, host)
+            except OSError as error:  # its peer knows what is left to do
+                failed = error
+        for name, node in nodes.items():
+            try:
+                if node is not None:
+                    self._peers.upsert(node)
+                elif name in self._peers:
+                    self._peers.delete(name)
+            except PeerError as error:
+                self._refuse(name, str(error))
+            except OSError as error:
+                failed = error
+            else:
+                done.append(name)
+                self._refused.pop(name, None)
+        return done, failed
+
+    def _refuse(self, name: str, why: str) -> None:
+        if self._refused.get(name) != why:
+            self._refused[name] = why
+            self._log.warning("Failed to update WireGuard configuration for peer", node=name, error=why)
+
+    def _report(self) -> None:
+        if self._refused:
+            name, why = next(iter(self._refused.items()))
+            self._health.degraded(f"{len(self._refused)} nodes cannot be encrypted to; {name}: {why}")
+        else:
+            self._health.ok(f"{len(self._peers)} peers, MTU {self._device.mtu}")
+
+    # Telling of it
+
+    def status(self) -> EncryptionStatus:
+        """Its part of the agent's status, with peers as the device had them when it was last compared."""
+        if not self.settings.enable_wireguard:
+            return EncryptionStatus(mode="Disabled")
+        if self._trouble:
+            msg = f"failed to get device: {self._trouble}"
+            return EncryptionStatus(mode="Wireguard", msg=msg, wireguard=WireguardStatus())
+        nodes = "Disabled"
+        if self.settings.encrypt_node:
+            nodes = "OptedOut" if self._key.opted_out else "Enabled"
+        peers = [
+            WireguardPeerStatus(
+                public_key=base64.b64encode(key).decode(),
+                endpoint=peer.endpoint,
+                last_handshake_time=rfc3339(peer.handshake) if peer.handshake else NEVER,
+                allowed_ips=sorted(map(str, peer.allowed)),
+                transfer_tx=peer.sent,
+                transfer_rx=peer.received,
+            )
+            for key, peer in self._device.state.peers.items()
+        ]
+        interface = WireguardInterface(
+            name=WIREGUARD_LINK,
+            listen_port=LISTEN_PORT,
+            public_key=self._key.public,
+            peer_count=len(self._peers),
+            peers=peers,
+        )
+        return EncryptionStatus(
+            mode="Wireguard", wireguard=WireguardStatus(node_encryption=nodes, interfaces=[interface])
+        )
+
+    def collect(self) -> list[MetricFamily]:
+        """WireguardPeers, and bytes to and from all of them."""
+        if not self.settings.enable_wireguard:
+            return []
+        peers = self._device.state.peers.values()
+        sums = {"sent": sum(one.sent for one in peers), "received": sum(one.received for one in peers)}
+        return [
+            gauge("hive_wireguard_peers", "Other nodes that this one encrypts to", len(self._peers)),
+            gauge("hive_wireguard_refused_nodes", "Nodes that cannot be encrypted to", len(self._refused)),
+            counter(
+                "hive_wireguard_bytes_total",
+                "Bytes of encrypted packets to and from present peers",
+                {(direction,): total for direction, total in sums.items()},
+                "direction",
+            ),
+        ]
+
+
+def peer_of(node: ClusterNode) -> PeerNode:
+    """What counts of a node."""
+    addresses = {family: ip for family in Family if (ip := node.node_ip(family)) is not None}
+    return PeerNode(node.full_name, node.wireguard_key, addresses, frozenset(node.all_cidrs()))
+
+
+def encryption_status(wireguard: WireguardAgent) -> Member[StatusSection]:
+    """What is encrypted, for the agent's status."""
+
+    def fill(facts: StatusFacts) -> None:
+        facts.encryption = wireguard.status()
+
+    return StatusSection(fill)
+
+
+def wireguard_metrics(wireguard: WireguardAgent) -> Member[Collector]:
+    """How many peers there are, and how much passes."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        return wireguard.collect()
+
+    return Collector("wireguard", collect)
+
+
+@after(WireguardAgent)
+def keep() -> None:
+    """It is kept whether or not anybody asks."""
+
+
+cell = group(
+    module(
+        "encryption",
+        "What is encrypted between nodes, and this node's key",
+        config(EncryptionSettings),
+        provide(cluster_encryption, encryption_key, WireguardKey),
+    ),
+    module(
+        "wireguard",
+        "Encryption between nodes, by WireGuard",
+        provide(encryption_status, wireguard_metrics),
+        provide_private(WireguardDevice, WireguardSources, WireguardAgent),
+        invoke(keep),
+    ),
+)

@@ -1,0 +1,467 @@
+"""The device cilium_wg0: the kernel's WireGuard, or the program wireguard-go, behind one interface.
+
+Needs: WireguardKey, AgentConfig, Maps, NodeAddresses, PodMtu.   Gives: WireguardDevice.
+Source: linux/wireguard.h (generic netlink); the interface of userspace WireGuard (wireguard.com/xplatform);
+        wireguard-go's environment (WG_UAPI_FD).
+Why:    device, peers and what the programs know stay when the agent ends: traffic goes on, encrypted.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from ipaddress import IPv4Address, ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from cells.base.addresses import Family, IPNetwork
+from cells.base.processes import detached
+from cells.cluster.encryption import WIREGUARD_LINK, WIREGUARD_OVERHEAD
+from cells.config import AgentConfig
+from cells.encryption.wireguard.peers import DUMMY_KEY, LISTEN_PORT, PeerCall
+from cells.encryption.wireguard.settings import WireguardKey
+from cells.maps.node_maps import Maps
+from cells.maps.records.flows import (
+    ENCRYPTION_NODES,
+    ENCRYPTION_STRICT,
+    ENCRYPTION_STRICT_NODES,
+    EncryptionConfig,
+)
+from cells.netlink.connection import NetlinkError
+from cells.netlink.vxlan import FoundVxlan, VxlanLinks, create_wireguard
+from cells.node.addresses import NodeAddresses
+from cells.node.devices import PodMtu
+from lifecycle import HiveError, Logger
+
+if TYPE_CHECKING:
+    from pyroute2 import WireGuard
+
+__all__ = ["WireguardDevice"]
+
+FIREWALL_MARK: Final = 0x1E00
+"""Of the datagrams that leave: the programs at native devices let those pass (bpf/netdev/encrypt.h)."""
+
+
+class DevicePeer(msgspec.Struct):
+    """A peer as the device has it."""
+
+    endpoint: str = ""
+    """``address:port``."""
+    handshake: float = 0.0
+    """When it last proved its key, in seconds since 1970; 0: never."""
+    sent: int = 0
+    received: int = 0
+    """Bytes."""
+    allowed: set[IPNetwork] = msgspec.field(default_factory=set)
+
+
+class DeviceState(msgspec.Struct):
+    """What the device has been told, but for private keys of others."""
+
+    private: bytes = bytes(32)
+    port: int = 0
+    mark: int = 0
+    peers: dict[bytes, DevicePeer] = msgspec.field(default_factory=dict)
+    """By public key."""
+
+
+class WireguardControl(Protocol):
+    """One WireGuard. Methods block, and raise OSError."""
+
+    def read(self) -> DeviceState:
+        """All that it has."""
+        ...
+
+    def configure_self(self, private: bytes, port: int, mark: int) -> None:
+        """Its key, the UDP port it listens on, and the mark of its datagrams; peers stay."""
+        ...
+
+    def configure(self, call: PeerCall) -> None:
+        """Change one peer."""
+        ...
+
+
+# wireguard-go: a text protocol over a Unix socket.
+
+SOCKETS: Final = Path("/var/run/wireguard")
+PATIENCE: Final = 10.0
+"""Seconds for an answer."""
+
+
+class UserspaceControl:
+    """The WireGuard behind a socket; keys are hexadecimal there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> DeviceState:
+        """``get=1``: first the device's own lines, then those of each peer, which begin with its key."""
+        found, peer = DeviceState(), DevicePeer()
+        for key, value in self._ask("get=1\n\n"):
+            match key:
+                case "private_key":
+                    found.private = bytes.fromhex(value)
+                case "listen_port":
+                    found.port = int(value)
+                case "fwmark":
+                    found.mark = int(value)
+                case "public_key":
+                    peer = found.peers.setdefault(bytes.fromhex(value), DevicePeer())
+                case _:
+                    _read_line(key, value, peer)
+        return found
+
+    def configure_self(self, private: bytes, port: int, mark: int) -> None:
+        """As the interface says."""
+        self._ask(f"set=1\nprivate_key={private.hex()}\nlisten_port={port}\nfwmark={mark}\n\n")
+
+    def configure(self, call: PeerCall) -> None:
+        """As the interface says."""
+        lines = ["set=1", f"public_key={call.key.hex()}"]
+        if call.remove:
+            lines.append("remove=true")
+        if call.endpoint is not None:
+            host = f"[{call.endpoint}]" if call.endpoint.version == 6 else str(call.endpoint)
+            lines.append(f"endpoint={host}:{LISTEN_PORT}")
+        if call.keepalive:
+            lines.append(f"persistent_keepalive_interval={int(call.keepalive)}")
+        lines += [f"allowed_ip={prefix}" for prefix in call.allowed]
+        self._ask("\n".join(lines) + "\n\n")
+
+    def _ask(self, request: str) -> list[tuple[str, str]]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(str(self._path))
+            connection.sendall(request.encode())
+            answer = bytearray()
+            while not answer.endswith(b"\n\n"):
+                part = connection.recv(1 << 16)
+                if not part:
+                    raise OSError(errno.ECONNRESET, "wireguard-go does not answer", str(self._path))
+                answer += part
+        pairs = [(key, value) for key, _, value in (line.partition("=") for line in answer.decode().split())]
+        number = abs(int(dict(pairs).get("errno", "0")))
+        if number:
+            raise OSError(number, os.strerror(number), str(self._path))
+        return pairs
+
+
+def _read_line(key: str, value: str, peer: DevicePeer) -> None:
+    match key:
+        case "endpoint":
+            peer.endpoint = value
+        case "last_handshake_time_sec":
+            peer.handshake += int(value)
+        case "last_handshake_time_nsec":
+            peer.handshake += int(value) / 1e9
+        case "tx_bytes":
+            peer.sent = int(value)
+        case "rx_bytes":
+            peer.received = int(value)
+        case "allowed_ip":
+            peer.allowed.add(ip_network(value))
+
+
+# The kernel's: generic netlink.
+
+_AT_ONCE: Final = 500
+"""Addresses in one message, which has at most 64 KiB."""
+
+
+class KernelControl:
+    """The kernel's device, by pyroute2; keys are base64 there."""
+
+    def read(self) -> DeviceState:
+        """A dump; a peer with many addresses comes in several messages."""
+        found = DeviceState()
+        with _generic() as wireguard:
+            for message in wireguard.info(WIREGUARD_LINK):
+                found.private = _raw(message.get_attr("WGDEVICE_A_PRIVATE_KEY")) or found.private
+                found.port = message.get_attr("WGDEVICE_A_LISTEN_PORT") or found.port
+                found.mark = message.get_attr("WGDEVICE_A_FWMARK") or found.mark
+                for one in message.get_attr("WGDEVICE_A_PEERS") or ():
+                    _read_peer(one, found.peers)
+        return found
+
+    def configure_self(self, private: bytes, port: int, mark: int) -> None:
+        """As the interface says."""
+        with _generic() as wireguard:
+            wireguard.set(WIREGUARD_LINK, private_key=_text(private), listen_port=port, fwmark=mark)
+
+    def configure(self, call: PeerCall) -> None:
+        """As the interface says; nothing of it is a list in place of another."""
+        peer: dict[str, Any] = {"public_key": _text(call.key)}
+        if call.remove:
+            peer["remove"] = True
+        if call.endpoint is not None:
+            peer |= {"endpoint_addr": str(call.endpoint), "endpoint_port": LISTEN_PORT}
+        if call.keepalive:
+            peer["persistent_keepalive"] = int(call.keepalive)
+        allowed = [str(prefix) for prefix in call.allowed]
+        with _generic() as wireguard:
+            for begin in range(0, len(allowed) or 1, _AT_ONCE):
+                part = {"allowed_ips": allowed[begin : begin + _AT_ONCE]} if allowed else {}
+                wireguard.set(WIREGUARD_LINK, peer=peer | part)
+
+
+def _read_peer(row: Any, peers: dict[bytes, DevicePeer]) -> None:
+    key = _raw(row.get_attr("WGPEER_A_PUBLIC_KEY"))
+    if key is None:
+        return
+    peer = peers.setdefault(key, DevicePeer())
+    if (endpoint := row.get_attr("WGPEER_A_ENDPOINT")) is not None:
+        host = f"[{endpoint['addr']}]" if ":" in endpoint["addr"] else endpoint["addr"]
+        peer.endpoint = f"{host}:{endpoint['port']}"
+    if (time := row.get_attr("WGPEER_A_LAST_HANDSHAKE_TIME")) is not None:
+        peer.handshake = time["tv_sec"] + time["tv_nsec"] / 1e9
+    peer.sent = row.get_attr("WGPEER_A_TX_BYTES") or peer.sent
+    peer.received = row.get_attr("WGPEER_A_RX_BYTES") or peer.received
+    peer.allowed |= {ip_network(one["addr"]) for one in row.get_attr("WGPEER_A_ALLOWEDIPS") or ()}
+
+
+def _raw(key: bytes | str | None) -> bytes | None:
+    return None if key is None else base64.b64decode(key)
+
+
+def _text(key: bytes) -> str:
+    return base64.b64encode(key).decode()
+
+
+@contextmanager
+def _generic() -> Iterator[WireGuard]:
+    from pyroute2 import NetlinkError as Refused
+    from pyroute2 import WireGuard
+
+    try:
+        with WireGuard() as wireguard:
+            yield wireguard
+    except Refused as error:
+        raise NetlinkError(error.code, f"configure {WIREGUARD_LINK}") from error
+
+
+# The program: its socket is made here and passed to it, so that it can be asked at once; it answers when its
+# device is there.
+
+PROGRAM: Final = "wireguard-go"
+PID_FILE: Final = "wireguard-go.pid"
+LOG_FILE: Final = "wireguard-go.log"
+_UAPI_FD: Final = 3
+"""The program's descriptor of it."""
+_ABOVE: Final = 10
+
+
+class WireguardProgram:
+    """wireguard-go of the node. All but ``pid`` blocks; OSError and HiveError."""
+
+    def __init__(self, state_dir: Path, log: Logger) -> None:
+        self._pid_file = state_dir / PID_FILE
+        self._log_file = state_dir / LOG_FILE
+        self._log = log
+        self.socket = SOCKETS / f"{WIREGUARD_LINK}.sock"
+
+    @property
+    def pid(self) -> int:
+        """Its process, started by this agent or by one before; 0 if there is none."""
+        try:
+            pid = int(self._pid_file.read_text(encoding="ascii"))
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return 0
+        return pid if WIREGUARD_LINK.encode() in command else 0
+
+    def start(self) -> None:
+        """Start it; it makes a device, which is down."""
+        program = shutil.which(PROGRAM)
+        if program is None:
+            raise HiveError(
+                f"enable-wireguard-userspace-fallback=true: {PROGRAM} is not installed; install the package"
+                f" {PROGRAM}, or use a kernel with WireGuard"
+            )
+        with ExitStack() as opened:
+
+            def descriptor(number: int) -> int:
+                """Above those that the program gets; ours only."""
+                high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+                opened.callback(os.close, high)
+                return high
+
+            log = opened.enter_context(self._log_file.open("ab"))
+            server = opened.enter_context(self._listening())
+            logged = descriptor(log.fileno())
+            pid = detached(
+                Path(program),
+                [program, "--foreground", WIREGUARD_LINK],
+                {**os.environ, "WG_UAPI_FD": str(_UAPI_FD), "LOG_LEVEL": "error"},
+                {1: logged, 2: logged, _UAPI_FD: descriptor(server.fileno())},
+            )
+        self._pid_file.write_text(str(pid), encoding="ascii")
+        self._log.info("wireguard-go was started", pid=pid, program=program, log=str(self._log_file))
+
+    def end(self) -> None:
+        """End it, which takes its device along; none is fine."""
+        pid = self.pid
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.socket.unlink(missing_ok=True)
+        self._pid_file.unlink(missing_ok=True)
+
+    def _listening(self) -> socket.socket:
+        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.bind(str(self.socket))
+            self.socket.chmod(0o600)
+            server.listen()
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+
+# The device as the agent keeps it.
+
+NO_WIREGUARD: Final = (
+    "WireGuard not supported by the Linux kernel ({error}). Please upgrade your kernel, or manually install"
+    " the kernel module (https://www.wireguard.com/install/), or set enable-wireguard-userspace-fallback=true"
+    " to run wireguard-go"
+)
+
+
+class WireguardDevice:
+    """Made, configured and kept; what the programs at native devices know of it follows. Methods block.
+
+    They raise OSError, and HiveError, one line, for what the node does not have.
+    """
+
+    def __init__(
+        self,
+        agent: AgentConfig,
+        key: WireguardKey,
+        maps: Maps,
+        addresses: NodeAddresses,
+        mtu: PodMtu,
+        *,
+        log: Logger,
+    ) -> None:
+        self._settings = key.settings
+        self._key = key
+        self._maps = maps
+        self._addresses = addresses
+        self._mtu = mtu
+        self._log = log
+        self._links = VxlanLinks()
+        self.program = WireguardProgram(agent.state_dir, log)
+        self._control: WireguardControl = KernelControl()
+        self.state = DeviceState()
+        """As it was last read."""
+
+    def ensure(self) -> bool:
+        """Have it as it should be; whether it was made anew, without peers."""
+        link = self._found()
+        made = link is None
+        if link is None:
+            link = self._make()
+        state = self._control.read()  # wireguard-go sets an MTU before it answers
+        if (state.private, state.port, state.mark) != (self._key.private, LISTEN_PORT, FIREWALL_MARK):
+            self._control.configure_self(self._key.private, LISTEN_PORT, FIREWALL_MARK)
+            state = self._control.read()
+        self.state = state
+        if not link.up or link.mtu != self.mtu:
+            self._links.set_up(link.ifindex, WIREGUARD_LINK, self.mtu)
+        self._set_facts(self._facts(link.ifindex))
+        return made
+
+    @property
+    def mtu(self) -> int:
+        """The devices' below, less what a packet grows by."""
+        return self._mtu() - WIREGUARD_OVERHEAD
+
+    def remove(self) -> None:
+        """Have the programs forget it, then remove it; none is fine."""
+        self._set_facts(EncryptionConfig())
+        link = self._links.find(WIREGUARD_LINK)
+        if link is not None and link.kind in {"wireguard", "tun"}:
+            self._links.delete(link.ifindex)
+            self._log.info("WireGuard removed", device=WIREGUARD_LINK)
+        self.program.end()
+
+    def configure(self, call: PeerCall) -> None:
+        """Change one peer."""
+        self._control.configure(call)
+
+    def peers(self) -> Mapping[bytes, frozenset[IPNetwork]]:
+        """The allowed addresses of each peer by its public key."""
+        self.state = self._control.read()
+        return {key: frozenset(peer.allowed) for key, peer in self.state.peers.items() if key != DUMMY_KEY}
+
+    def _found(self) -> FoundVxlan | None:
+        """The link if it can be used. What a program left that does not run goes."""
+        link = self._links.find(WIREGUARD_LINK)
+        if link is None:
+            self.program.end()
+            return None
+        if link.kind == "wireguard":
+            self._control = KernelControl()
+            return link
+        if link.kind != "tun":
+            raise HiveError(
+                f"{WIREGUARD_LINK} is a link of kind {link.kind or 'none'}, not WireGuard's: delete it"
+            )
+        if self._settings.enable_wireguard_userspace_fallback and self.program.pid:
+            self._control = UserspaceControl(self.program.socket)
+            return link
+        self._links.delete(link.ifindex)
+        self.program.end()
+        return None
+
+    def _make(self) -> FoundVxlan:
+        try:
+            create_wireguard(WIREGUARD_LINK, self.mtu)
+            self._control = KernelControl()
+        except NetlinkError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            if not self._settings.enable_wireguard_userspace_fallback:
+                raise HiveError(NO_WIREGUARD.format(error=error)) from error
+            self.program.start()
+            self._control = UserspaceControl(self.program.socket)
+            self._control.read()
+        link = self._links.find(WIREGUARD_LINK)
+        if link is None:
+            raise HiveError(f"{WIREGUARD_LINK} is not there")
+        self._log.info("WireGuard made", device=WIREGUARD_LINK, kind=link.kind, mtu=self.mtu)
+        return link
+
+    def _facts(self, ifindex: int) -> EncryptionConfig:
+        strict = self._settings.strict
+        own = self._addresses.all().get(Family.IPV4)
+        node_ip = own if isinstance(own, IPv4Address) else IPv4Address(0)
+        inside = strict is not None and node_ip in strict
+        allowed = self._settings.encryption_strict_mode_allow_remote_node_identities
+        if inside and not allowed:
+            raise HiveError(
+                "encryption strict mode is enabled but the node's IPv4 address is within the strict CIDR"
+                f" range: {node_ip} is in encryption-strict-mode-cidr={strict}; name the pods' network, or"
+                " set encryption-strict-mode-allow-remote-node-identities=true"
+            )
+        flags = (
+            ENCRYPTION_NODES * (self._settings.encrypt_node and not self._key.opted_out)
+            | ENCRYPTION_STRICT * (strict is not None)
+            | ENCRYPTION_STRICT_NODES * allowed
+        )
+        return EncryptionConfig(ifindex, flags, strict, node_ip, LISTEN_PORT)
+
+    def _set_facts(self, facts: EncryptionConfig) -> None:
+        if self._maps.encryption.lookup(bytes(4)) != facts.pack():
+            self._maps.encryption.update(bytes(4), facts.pack())

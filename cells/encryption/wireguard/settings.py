@@ -1,0 +1,259 @@
+"""What WireGuard is asked to do on this node, and the node's key.
+
+Needs: AgentConfig, Table[Node].   Gives: EncryptionSettings, WireguardKey.
+Source: Cilium 1.17, option names and the key's file; RFC 7748 (X25519).
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Final
+
+from cells.cluster.encryption import WIREGUARD_KEY, WIREGUARD_LINK, EncryptionKey
+from cells.config import AgentConfig
+from cells.kubernetes.objects.core import Node
+from lifecycle import (
+    Duration,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Settings,
+    Table,
+    Tables,
+    refuse,
+    seconds,
+)
+
+__all__ = ["EncryptionSettings", "WireguardKey"]
+
+_LONGEST_KEEPALIVE: Final = 65535
+_TERM: Final = re.compile(r"(!?)([A-Za-z0-9./_-]+)(?:(==|=|!=)([A-Za-z0-9._-]*))?")
+
+
+# Settings, under Cilium's names.
+
+
+class EncryptionSettings(Settings, frozen=True):
+    """Encryption between nodes by WireGuard."""
+
+    enable_wireguard: bool = False
+    """Encrypt what pods send to pods of other nodes, by WireGuard; all nodes need it."""
+
+    enable_wireguard_userspace_fallback: bool = False
+    """Where the kernel has no WireGuard, run the program wireguard-go instead, which is slower; otherwise the
+    agent does not start there."""
+
+    encrypt_node: bool = False
+    """Encrypt also what nodes send each other and pods of other nodes themselves; with enable-wireguard."""
+
+    node_encryption_opt_out_labels: str = "node-role.kubernetes.io/control-plane"
+    """Nodes with these labels (key, !key, key=value, key!=value, by commas) keep out of encrypt-node."""
+
+    wireguard_persistent_keepalive: Duration = seconds(0)
+    """How often a node sends something to each other one though it has nothing to say; 0: never."""
+
+    enable_encryption_strict_mode: bool = False
+    """Drop what would leave this node in clear text between addresses of encryption-strict-mode-cidr."""
+
+    encryption_strict_mode_cidr: str = ""
+    """The IPv4 network of pods in which strict mode lets nothing pass in clear text."""
+
+    encryption_strict_mode_allow_remote_node_identities: bool = False
+    """Let packets to nodes pass in strict mode: needed where their addresses are in that network."""
+
+    @property
+    def strict(self) -> IPv4Network | None:
+        """The network of strict mode; None without it."""
+        return IPv4Network(self.encryption_strict_mode_cidr) if self.enable_encryption_strict_mode else None
+
+    def validate(self) -> None:
+        """Refuse what cannot be met; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        needs = "needs enable-wireguard=true: nothing is encrypted otherwise; set it, or leave this unset"
+        if self.encrypt_node and not self.enable_wireguard:
+            yield f"encrypt-node=true: {needs}"
+        if self.enable_encryption_strict_mode:
+            if not self.enable_wireguard:
+                yield f"enable-encryption-strict-mode=true: {needs}"
+            try:
+                IPv4Network(self.encryption_strict_mode_cidr)
+            except ValueError as error:
+                cidr = self.encryption_strict_mode_cidr
+                yield f"encryption-strict-mode-cidr={cidr}: expected an IPv4 network of pods: {error}"
+        if not 0 <= self.wireguard_persistent_keepalive <= _LONGEST_KEEPALIVE or (
+            self.wireguard_persistent_keepalive % 1
+        ):
+            yield (
+                f"wireguard-persistent-keepalive={self.wireguard_persistent_keepalive}: expected whole"
+                " seconds, up to 18h12m15s, or 0s"
+            )
+        labels = self.node_encryption_opt_out_labels
+        if wrong := [term for term in _terms(labels) if not _TERM.fullmatch(term)]:
+            yield (
+                f"node-encryption-opt-out-labels={labels}: {wrong[0]!r} is none of key, !key, key=value,"
+                " key!=value"
+            )
+
+    def opts_out(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels keeps out of encrypt-node."""
+        terms = _terms(self.node_encryption_opt_out_labels)
+        return self.encrypt_node and bool(terms) and all(_has(labels, term) for term in terms)
+
+
+def _terms(text: str) -> list[str]:
+    return [term for each in text.split(",") if (term := each.strip())]
+
+
+def _has(labels: Mapping[str, str], term: str) -> bool:
+    """Whether labels meet one term of a selector (Kubernetes, equality-based requirements)."""
+    found = _TERM.fullmatch(term)
+    if found is None:
+        return False
+    absent, key, operator, value = found.groups()
+    if operator is None:
+        return (key in labels) is not bool(absent)
+    return (labels.get(key) == value) is (operator != "!=")
+
+
+# The key: 32 bytes in a file that only root reads.
+
+KEY_SIZE: Final = 32
+_PRIME: Final = 2**255 - 19
+_A24: Final = 121665
+_BASE_POINT: Final = (9).to_bytes(KEY_SIZE, "little")
+
+
+class WireguardKey:
+    """Loaded or made by its hook, before the node is published; ``table`` is what other nodes are to know.
+
+    A key that cannot be read ends the start: HiveError.
+    """
+
+    def __init__(
+        self,
+        settings: EncryptionSettings,
+        agent: AgentConfig,
+        nodes: Table[Node],
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self.settings = settings
+        self._agent = agent
+        self._nodes = nodes
+        self._log = log
+        self.private = b""
+        self.public = ""
+        """In base64."""
+        self.table: Table[EncryptionKey] = Table("encryption-key", key=lambda row: row.wireguard)
+        tables.add(self.table)
+        if settings.enable_wireguard:
+            lifecycle.append(Hook("load the key of WireGuard", self._start))
+            jobs.observe("watch labels of the Node object", self._own_changes, self._look)
+
+    @property
+    def opted_out(self) -> bool:
+        """Whether the node's labels keep its own addresses out of what is encrypted."""
+        node = self._nodes.get(("", self._agent.node_name))
+        return node is not None and self.settings.opts_out(node.labels)
+
+    async def _start(self) -> None:
+        path = self._agent.state_dir / f"{WIREGUARD_LINK}.key"
+        try:
+            self.private, made = load_key(path)
+        except (OSError, ValueError) as error:
+            raise HiveError(
+                f"failed to load wg private key: {error}; remove {path} to have a new one made"
+            ) from error
+        self.public = base64.b64encode(public_key(self.private)).decode()
+        self._publish()
+        if made:
+            self._log.info("a key of WireGuard was made", path=str(path), public_key=self.public)
+
+    async def _own_changes(self) -> AsyncIterator[None]:
+        key = ("", self._agent.node_name)
+        seen = self._nodes.get(key)
+        while True:
+            seen = await self._nodes.wait_changed(key, seen)
+            yield
+
+    async def _look(self, _: None) -> None:
+        self._publish()
+
+    def _publish(self) -> None:
+        row = EncryptionKey(0 if self.opted_out else WIREGUARD_KEY, self.public)
+        with self.table.txn() as txn:
+            txn.replace_all([row])
+
+
+def load_key(path: Path) -> tuple[bytes, bool]:
+    """The private key in a file, and whether it was made because there was none.
+
+    Raises OSError, and ValueError for a file of another length.
+    """
+    try:
+        key = path.read_bytes()
+    except FileNotFoundError:
+        key = new_key()
+        unfinished = path.with_suffix(".new")
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch(mode=0o600)
+        with unfinished.open("wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+        return key, True
+    if len(key) != KEY_SIZE:
+        raise ValueError(f"wgtypes: incorrect key size: {len(key)}")
+    path.chmod(0o600)
+    return key, False
+
+
+def new_key() -> bytes:
+    """A private key at random (RFC 7748, section 5: clamped)."""
+    return _clamped(os.urandom(KEY_SIZE)).to_bytes(KEY_SIZE, "little")
+
+
+def _clamped(key: bytes) -> int:
+    number = int.from_bytes(key, "little")
+    return number & ~7 & (1 << 254) - 1 | 1 << 254
+
+
+def public_key(private: bytes) -> bytes:
+    """The public key of a private one."""
+    return x25519(private, _BASE_POINT)
+
+
+def x25519(scalar: bytes, point: bytes) -> bytes:
+    """The function of RFC 7748, section 5.
+
+    Called once a start, on the node's own key: how long it takes is no news to others. The device does
+    everything else with keys.
+    """
+    number = _clamped(scalar)
+    x1 = int.from_bytes(point, "little") % (1 << 255)
+    x2, z2, x3, z3 = 1, 0, x1, 1
+    for bit in range(254, -1, -1):
+        swap = number >> bit & 1
+        if swap:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        aa, bb, da, cb = a * a, b * b, d * a, c * b
+        e = aa - bb
+        x3, z3 = (da + cb) ** 2 % _PRIME, x1 * (da - cb) ** 2 % _PRIME
+        x2, z2 = aa * bb % _PRIME, e * (aa + _A24 * e) % _PRIME
+        if swap:
+            x2, z2, x3, z3 = x3, z3, x2, z2
+    return (x2 * pow(z2, _PRIME - 2, _PRIME) % _PRIME).to_bytes(KEY_SIZE, "little")
