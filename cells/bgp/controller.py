@@ -161,15 +161,14 @@ def _plan(wanted: BGPNodeInstance, facts: BGPFacts, announced: _Announced) -> In
             continue
         peers[peer.address] = peer
         for family in spec.families or ():
-            for name, statement, routes in announced.to(
-                peer, AfiSafi(family.afi, family.safi), family.advertisements
-            ):
+            sort = AfiSafi(family.afi, family.safi)
+            for name, statement in announced.to(peer, sort, family.advertisements):
                 statements = policies.setdefault(name, [])
                 if statement not in statements:
                     statements.append(statement)
-                prefixes.update(routes)
+                prefixes.update([match.cidr for match in statement.prefixes])
     exports = [
-        RoutePolicy(instance.name, name, PolicyDirection.EXPORT, tuple(sorted(statements, key=_first)))
+        RoutePolicy(instance.name, name, PolicyDirection.EXPORT, _ordered(statements))
         for name, statements in sorted(policies.items())
     ]
     local = RoutePolicy(
@@ -185,8 +184,10 @@ def _plan(wanted: BGPNodeInstance, facts: BGPFacts, announced: _Announced) -> In
     )
 
 
-def _first(statement: PolicyStatement) -> list[tuple[int, bytes, int]]:
-    return [_order(one.cidr) for one in statement.prefixes]
+def _ordered(statements: list[PolicyStatement]) -> tuple[PolicyStatement, ...]:
+    if len(statements) == 1:
+        return (statements[0],)
+    return tuple(sorted(statements, key=lambda one: [_order(match.cidr) for match in one.prefixes]))
 
 
 def _order(network: IPNetwork) -> tuple[int, bytes, int]:
@@ -342,12 +343,20 @@ class _Attributes(NamedTuple):
         )
 
 
+class _Routes(NamedTuple):
+    """Routes of one pool or service, or of the node."""
+
+    name: str
+    """What follows peer and family in the name of a policy."""
+    matches: tuple[PrefixMatch, ...]
+    """Sorted; each network is a route."""
+
+
 class _Entry(NamedTuple):
     """One advertisement of an object, with all that it announces of each family."""
 
     attributes: _Attributes
-    routes: Mapping[Family, Sequence[tuple[str, tuple[PrefixMatch, ...], tuple[IPNetwork, ...]]]]
-    """What follows peer and family in a policy's name, what it matches, and the routes."""
+    routes: Mapping[Family, Sequence[_Routes]]
 
 
 class _Announced:
@@ -360,57 +369,70 @@ class _Announced:
             entries: list[_Entry] = []
             for entry in each.spec.advertisements:
                 try:
-                    attributes, routes = _attributes(entry.attributes), list(_routes(entry, facts))
+                    attributes, routes = _attributes(entry.attributes), _by_family(_routes(entry, facts))
                 except _BadValueError as error:
                     subject = f"CiliumBGPAdvertisement/{each.name}"
                     fault = BGPFault("", subject, f"{entry.advertisement_type} is not announced: {error}")
                     self.faults.append(fault)
                     continue
-                entries.append(_Entry(attributes, {family: _of(family, routes) for family in Family}))
+                entries.append(_Entry(attributes, routes))
             self._objects.append((each.labels, entries))
 
     def to(
         self, peer: BGPPeer, family: AfiSafi, selector: Selector | None
-    ) -> Iterator[tuple[str, PolicyStatement, tuple[IPNetwork, ...]]]:
-        """The policies by name, each with a statement, and the routes that a peer is sent of a family."""
+    ) -> Iterator[tuple[str, PolicyStatement]]:
+        """The policies of a peer by name, each with a statement that matches the routes of a family."""
         version = _UNICAST.get(family)
         if selector is None or version is None:
             return
-        found: dict[tuple[str, tuple[PrefixMatch, ...], tuple[IPNetwork, ...]], _Attributes] = {}
+        found: dict[str, list[tuple[_Routes, _Attributes]]] = {}
         for labels, entries in self._objects:
             if not selector.matches(labels):
                 continue
             for entry in entries:
-                for route in entry.routes[version]:
-                    found[route] = found.get(route, _Attributes()).united(entry.attributes)
-        for (name, matches, routes), attributes in found.items():
-            statement = PolicyStatement(
-                (peer.address,),
-                matches,
-                communities=attributes.communities,
-                large_communities=attributes.large,
-                local_preference=attributes.preference,
-            )
-            yield f"{peer.name}-{family.afi}-{name}", statement, routes
+                for routes in entry.routes[version]:
+                    _unite(found.setdefault(routes.name, []), routes, entry.attributes)
+        for name, parts in found.items():
+            for routes, attributes in parts:
+                statement = PolicyStatement(
+                    (peer.address,),
+                    routes.matches,
+                    communities=attributes.communities,
+                    large_communities=attributes.large,
+                    local_preference=attributes.preference,
+                )
+                yield f"{peer.name}-{family.afi}-{name}", statement
+
+
+def _unite(parts: list[tuple[_Routes, _Attributes]], routes: _Routes, attributes: _Attributes) -> None:
+    """Two advertisements of the same routes are one. A name may be that of several services."""
+    for number, (known, before) in enumerate(parts):
+        if known.matches == routes.matches:
+            parts[number] = known, before.united(attributes)
+            return
+    parts.append((routes, attributes))
 
 
 _Route = tuple[str, IPNetwork, int]
 """What it is of, the route, and the length of what is matched."""
 
 
-def _of(
-    family: Family, routes: Iterable[_Route]
-) -> list[tuple[str, tuple[PrefixMatch, ...], tuple[IPNetwork, ...]]]:
-    """The routes of a family, together where they are of the same."""
-    grouped: dict[str, dict[PrefixMatch, IPNetwork]] = {}
+def _by_family(routes: Iterable[_Route]) -> dict[Family, list[_Routes]]:
+    """The routes of each family, together where they are of the same."""
+    grouped: dict[Family, dict[str, set[PrefixMatch]]] = {family: {} for family in Family}
     for name, network, length in routes:
-        if Family.of(network) is family:
-            grouped.setdefault(name, {})[PrefixMatch(network, length, length)] = network
-    found = []
-    for name, members in grouped.items():
-        matches = sorted(members, key=lambda one: (_order(one.cidr), one.min_length))
-        found.append((name, tuple(matches), tuple(members[one] for one in matches)))
-    return found
+        members = grouped[Family.of(network)].setdefault(name, set())
+        members.add(PrefixMatch(network, length, length))
+    return {
+        family: [_Routes(name, _sorted(members)) for name, members in named.items()]
+        for family, named in grouped.items()
+    }
+
+
+def _sorted(members: set[PrefixMatch]) -> tuple[PrefixMatch, ...]:
+    if len(members) == 1:  # as of nearly every service
+        return tuple(members)
+    return tuple(sorted(members, key=lambda one: (_order(one.cidr), one.min_length)))
 
 
 def _routes(entry: BGPAdvertisement, facts: BGPFacts) -> Iterator[_Route]:
