@@ -36,7 +36,7 @@ from cells.maps.policy_maps import PolicyMaps, PoolEmpty
 from cells.netlink.connection import open_socket
 from cells.netlink.links import HostLinks, is_present
 from cells.netlink.messages import VethPair
-from cells.netlink.namespaces import own_netns_cookie, run_in_new
+from cells.netlink.namespaces import run_in_new
 from cells.netlink.pod import PodLink
 from cells.netlink.rows import random_mac
 from cells.node.devices import PodMtu
@@ -185,7 +185,6 @@ class _Inside:
     """A netlink socket."""
     changes: socket.socket
     listeners: tuple[socket.socket, ...]
-    cookie: int
 
     def close(self) -> None:
         for each in (self.changes, *self.listeners):
@@ -214,7 +213,7 @@ def _open_inside(families: Sequence[Family], port: int) -> _Inside:
             kinds = {Family.IPV4: (socket.AF_INET, "0.0.0.0"), Family.IPV6: (socket.AF_INET6, "::")}
             number, everywhere = kinds[family]
             listeners.append(undo.enter_context(socket.create_server((everywhere, port), family=number)))
-        found = _Inside(namespace, requests, changes, tuple(listeners), own_netns_cookie())
+        found = _Inside(namespace, requests, changes, tuple(listeners))
         undo.pop_all()
         return found
 
@@ -230,7 +229,8 @@ class KernelHealthLink:
         *,
         links: HostLinks,
         gateways: Sequence[IPAddress],
-        route_mtu: int,
+        mtu: PodMtu,
+        route_mtu: RouteMtu,
         log: Logger,
     ) -> None:
         self.request = request
@@ -239,6 +239,7 @@ class KernelHealthLink:
         self._peer = peer_ifindex
         self._links = links
         self._gateways = gateways
+        self._mtu = mtu
         self._route_mtu = route_mtu
         self._log = log
         self._servers: list[HttpServer] = []
@@ -251,7 +252,7 @@ class KernelHealthLink:
         self._links.activate(host, ALIAS)
         self._pod.configure(_LOOPBACK, "lo", (), (), _LOOPBACK_MTU)
         self._pod.configure(
-            self._peer, PEER, addresses, [gateways[ip.version] for ip in addresses], self._route_mtu
+            self._peer, PEER, addresses, [gateways[ip.version] for ip in addresses], self._route_mtu()
         )
         self._links.sync_carrier(host)
 
@@ -286,6 +287,8 @@ class KernelHealthLink:
         node_end = self._links.at(self.request.ifindex)
         if node_end is None or not node_end.up:
             return f"its link {LINK} is down"
+        if node_end.mtu != (mtu := self._mtu()):
+            return f"its link {LINK} has an MTU of {node_end.mtu}, pods' links have {mtu}"
         found = self._pod.addresses(PEER)
         if found is None:
             return f"the link {PEER} in its namespace is missing"
@@ -340,7 +343,6 @@ class KernelHealthNetwork:
             host_mac=pair.host_mac,
             ipv4=next((ip for ip in addresses if isinstance(ip, IPv4Address)), None),
             ipv6=next((ip for ip in addresses if isinstance(ip, IPv6Address)), None),
-            netns_cookie=inside.cookie,
             reserved=HEALTH,
         )
         return KernelHealthLink(
@@ -349,7 +351,8 @@ class KernelHealthNetwork:
             created.pod_ifindex,
             links=self._links,
             gateways=self._router.gateways,
-            route_mtu=self._route_mtu(),
+            mtu=self._mtu,
+            route_mtu=self._route_mtu,
             log=self._log,
         )
 
@@ -389,6 +392,8 @@ class HealthEndpoint:
         self._log = log
         self._link: HealthLink | None = None
         self._endpoint: Endpoint | None = None
+        self._changed = False
+        """Whether the kernel has reported a change since it answered last."""
         self._made = -REST
         """When it was made last."""
         self._answered = 0.0
@@ -414,7 +419,9 @@ class HealthEndpoint:
         failure = await self._failure()
         now = anyio.current_time()
         if not failure:
-            self._answered = now
+            self._answered, self._changed = now, False
+        elif self._changed:
+            await self._make(f"no answer after a change in its namespace: {failure}")
         elif now - self._answered > PATIENCE:
             await self._make(f"no answer for {PATIENCE:g} s: {failure}")
         if failure:
@@ -444,6 +451,7 @@ class HealthEndpoint:
         await anyio.sleep_until(self._made + REST)
         await self._take_away()
         self._made = self._answered = anyio.current_time()
+        self._changed = False
         link = await self._network.create(self._addresses.claim(), self._port)
         try:
             self._endpoint = await self._complete(link)
@@ -455,9 +463,13 @@ class HealthEndpoint:
                 await link.close()
             raise
         self._link = link
-        link.watch(partial(self._controllers.trigger, CONTROLLER))
+        link.watch(self._look)
         addresses = ", ".join(str(ip) for ip in link.request.addresses)
         self._log.info("health endpoint made", endpoint=self._endpoint.id, addresses=addresses, link=LINK)
+
+    def _look(self) -> None:
+        self._changed = True
+        self._controllers.trigger(CONTROLLER)
 
     async def _complete(self, link: HealthLink) -> Endpoint:
         new = await self._begin(link.request)

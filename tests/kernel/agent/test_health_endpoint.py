@@ -29,10 +29,12 @@ pytestmark = pytest.mark.kernel
 
 SETTINGS: Final = {**SMALL, **DUAL, "state-dir": "/run/cilium", "enable-health-checking": True}
 OUTSIDE: Final = ("ip link delete lxc_health", "ip link set lxc_health down")
+MTU: Final = "ip link set lxc_health mtu 1300"
 INSIDE: Final = (
     "ip -4 address flush dev cilium",
     "ip -6 address flush dev cilium scope global",
     "ip link delete cilium",
+    "ip route flush table main",
 )
 
 
@@ -109,6 +111,10 @@ async def test_it_answers_heals_and_keeps_its_addresses_over_a_restart(in_node: 
             await eventually(partial(replaced, hive, before))
             assert await answers(hive), damage
             assert found_in(hive).addresses == first.addresses, damage
+        before = found_in(hive)
+        shell(MTU)
+        assert hive.get(Controllers).trigger(CONTROLLER)  # as in a minute: the kernel reports it outside only
+        await eventually(partial(replaced, hive, before))
         hive.get(Endpoints).delete(before := found_in(hive), release_address=False)
         assert hive.get(Controllers).trigger(CONTROLLER)
         await eventually(partial(replaced, hive, before))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,6 +15,7 @@ from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.cluster import Cluster
 from hive.lab.node import Lab
+from tests.support.agents import environment
 from tests.support.two_nodes import asked, joined_by_etcd
 from tests.support.waiting import eventually
 
@@ -55,6 +58,13 @@ def health_endpoints(lab: Lab) -> list[dict[str, Any]]:
     return [one for one in asked(lab, "/v1/endpoint") if one["status"]["identity"]["id"] == 4]
 
 
+def shown(lab: Lab) -> str:
+    """What ``cilium-health status`` prints."""
+    command = [sys.executable, "-c", "from hive.dbg.health import main; main()", "status"]
+    with lab.open() as node, node.popen(command, stdout=subprocess.PIPE, env=environment()) as process:
+        return process.communicate(timeout=60)[0].decode()
+
+
 def restart(lab: Lab) -> None:
     """Start an agent as the last one was started."""
     agent_process.wait_ready(lab, agent_process.start(lab, *agent_process.last_settings(lab)))
@@ -65,6 +75,7 @@ def test_each_node_reaches_the_other_until_its_agent_is_killed(cluster: Cluster)
     for lab in (first, second):
         eventually(partial(both_answer, lab), 60)
         assert asked(lab, "/v1/healthz")["cluster"]["ciliumHealth"] == {"state": "Ok"}
+        assert shown(lab).count("1/1") == 4, "both nodes, and their endpoints"
     agent_process.crash(second)
     eventually(lambda: "connection refused" in reported(first)[second.name]["http"].get("status", ""), 60)
     lost = reported(first)

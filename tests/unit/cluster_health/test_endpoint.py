@@ -223,6 +223,22 @@ async def test_silence_fails_the_controller_and_ends_with_another_endpoint_after
         assert len(place.network.links) == 2
 
 
+async def test_silence_after_a_change_in_its_namespace_ends_with_another_endpoint_at_once(
+    place: Place,
+) -> None:
+    async with place.running() as clock:
+        await clock.advance(5)
+        place.answer = Outcome(failure="no route to host")
+        place.network.links[0].changed()
+        await clock.advance(1)
+        assert len(place.network.links) == 2
+        await clock.advance(30)
+        assert len(place.network.links) == 2  # the kernel reports nothing more
+        place.answer = Outcome(1000)
+        await clock.advance(INTERVAL)
+        assert not place.controller.last_error
+
+
 async def test_a_link_that_cannot_be_made_is_tried_again(place: Place) -> None:
     place.network.refusal = OSError(errno.ENOSPC, "No space left on device")
     async with place.running() as clock:
