@@ -112,23 +112,27 @@ class HealthAddresses:
             self._log.warning("no address for the health endpoint yet", error=error.text)
 
     def claim(self) -> tuple[IPAddress, ...]:
-        """Its addresses, IPv4 first; claimed and published now where it has none yet. Raises IpamError."""
+        """Its addresses, IPv4 first; claimed and published now where they are not its own. Raises IpamError.
+
+        Who deletes the endpoint over the API releases them.
+        """
         for family in sorted(self._ipam.families, key=lambda family: family.value):
-            if self._table.get(family) is None:
+            row = self._table.get(family)
+            if row is None or self._ipam.owner(row.ip) != OWNER:
                 with self._table.txn() as txn:
-                    txn.put(HealthAddress(self._claimed(family)))
+                    txn.put(HealthAddress(self._claimed(family, row)))
         return tuple(row.ip for row in sorted(self._table.all(), key=lambda row: row.ip.version))
 
-    def _claimed(self, family: Family) -> IPAddress:
+    def _claimed(self, family: Family, row: HealthAddress | None) -> IPAddress:
+        before = {row.ip: self._ipam.default_pool} if row is not None else {}
         for saved in self._old.scan.endpoints.values():
-            before = saved.endpoint
-            if before.labels != RESERVED_IDENTITIES[HEALTH]:
-                continue
-            for ip in before.addresses:
-                if Family.of(ip) is family:
-                    pool = before.pool_of(ip) or self._ipam.default_pool
-                    with suppress(IpamError):  # another one then: the range may be a new one
-                        return self._ipam.allocate(ip, OWNER, pool).ip
+            endpoint = saved.endpoint
+            if endpoint.labels == RESERVED_IDENTITIES[HEALTH]:
+                before |= {ip: endpoint.pool_of(ip) or self._ipam.default_pool for ip in endpoint.addresses}
+        for ip, pool in before.items():
+            if Family.of(ip) is family:
+                with suppress(IpamError):  # another one then: it is taken, or the range is a new one
+                    return self._ipam.allocate(ip, OWNER, pool).ip
         return self._ipam.allocate_next(OWNER, family=family)[0].ip
 
 

@@ -115,10 +115,11 @@ async def test_it_answers_heals_and_keeps_its_addresses_over_a_restart(in_node: 
         shell(MTU)
         assert hive.get(Controllers).trigger(CONTROLLER)  # as in a minute: the kernel reports it outside only
         await eventually(partial(replaced, hive, before))
-        hive.get(Endpoints).delete(before := found_in(hive), release_address=False)
+        hive.get(Endpoints).delete(before := found_in(hive))  # as over the API: its addresses are free
         assert hive.get(Controllers).trigger(CONTROLLER)
         await eventually(partial(replaced, hive, before))
         assert await answers(hive)
+        assert {hive.get(Ipam).owner(ip) for ip in found_in(hive).addresses} == {"health"}
     async with Hive(agent, settings=SETTINGS).started() as hive:
         await eventually(partial(replaced, hive, None))
         assert await answers(hive)
