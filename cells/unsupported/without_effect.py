@@ -210,7 +210,9 @@ class HubbleWithoutEffect(WithoutEffect, frozen=True):
 class UnusedWithoutEncryption(WithoutEffect, frozen=True):
     """Parts of IPsec, which is refused (see enable-ipsec); WireGuard takes the addresses that nodes have."""
 
+    enable_ipsec_key_watcher: bool = True
     enable_ipsec_xfrm_state_caching: bool = True
+    ipsec_key_rotation_duration: Duration = minutes(5)
     ipv4_pod_subnets: str = ""
     ipv6_pod_subnets: str = ""
     use_cilium_internal_ip_for_ipsec: bool = False

@@ -27,7 +27,6 @@ from cells.netlink.network import Marked, clear_table, remove_marked
 from cells.netlink.xfrm import XfrmKernel, XfrmMark, XfrmPolicy, XfrmState
 from lifecycle import (
     BatchError,
-    Duration,
     HiveError,
     Hook,
     Lifecycle,
@@ -37,7 +36,6 @@ from lifecycle import (
     after,
     config,
     invoke,
-    minutes,
     module,
     provide,
     provide_private,
@@ -66,13 +64,8 @@ class IpsecSettings(Settings, frozen=True):
     what the kernel lacks for it. Without it, what an agent with it has left in the kernel is removed."""
 
     ipsec_key_file: str = ""
-    """The file of IPsec's keys, as a Secret mounts it: "SPI algorithm key bits" in a line."""
-
-    ipsec_key_rotation_duration: Duration = minutes(5)
-    """How long states of a key stay after another has replaced it."""
-
-    enable_ipsec_key_watcher: bool = True
-    """Take a new key as soon as the file has it."""
+    """The file of IPsec's keys, as a Secret mounts it: a line is "SPI algorithm key bits". It is read at the
+    start with enable-ipsec."""
 
     enable_ipsec_encrypted_overlay: bool = False
     """Encrypt packets of the tunnel instead of those in it: refused with enable-ipsec."""
@@ -290,7 +283,6 @@ class IpsecCustodian:
         self._agent = agent
         self._kernel = kernel
         self._log = log
-        self._ring = KeyRing(settings.ipsec_key_rotation_duration, time.monotonic)
         lifecycle.append(Hook("prepare IPsec", self._start))
 
     async def _start(self) -> None:
@@ -302,15 +294,15 @@ class IpsecCustodian:
 
     def _read(self, path: Path) -> IpsecKey:
         try:
-            self._ring.load(path.read_text(encoding="utf-8"))
+            keys = read_keys(path.read_text(encoding="utf-8"))
         except (ValueError, OSError) as error:
             text = error.strerror if isinstance(error, OSError) else str(error)
             raise UsageError(f"ipsec-key-file={path}: {text}; besides, {BESIDES}") from None
-        if self._ring.current is None:
+        if not keys:
             raise UsageError(
                 f'ipsec-key-file={path}: no key in it, expected "SPI algorithm key bits"; besides, {BESIDES}'
             )
-        return self._ring.current
+        return keys[-1]
 
     async def _try_kernel(self, key: IpsecKey) -> None:
         """Add and remove a state with an output mark in each family. Raises HiveError."""
@@ -340,7 +332,7 @@ class IpsecCustodian:
 
     async def _remove(self) -> None:
         """Remove what an agent with IPsec has left; what remains of it is a warning: nothing uses it."""
-        target = XfrmTarget(self._kernel, self._ring, lambda: IpsecPlan((), ()))
+        target = XfrmTarget(self._kernel, KeyRing(0, time.monotonic), lambda: IpsecPlan((), ()))
         try:
             if there := await target.observe():
                 await target.drop(list(there))
