@@ -24,12 +24,21 @@ _INDENT: Final = 10
 
 def options(command: F) -> F:
     """The options of every command that checks."""
-    names = ", ".join(NAMES)
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print one document at the end."),
-        click.option("--skip", multiple=True, metavar="CHECK", help="Not this check; may be repeated."),
         click.option(
-            "--only", multiple=True, metavar="CHECK", help=f"Only this check; may be repeated: {names}."
+            "--skip",
+            multiple=True,
+            type=click.Choice(NAMES),
+            metavar="CHECK",
+            help="Not this check; may be repeated.",
+        ),
+        click.option(
+            "--only",
+            multiple=True,
+            type=click.Choice(NAMES),
+            metavar="CHECK",
+            help=f"Only this check; may be repeated: {', '.join(NAMES)}.",
         ),
         click.option(
             "--within",
@@ -44,12 +53,9 @@ def options(command: F) -> F:
 
 
 def chosen(only: Sequence[str], skip: Sequence[str]) -> tuple[str, ...]:
-    """Names of the checks to run. Raises click.UsageError for others, and where none is left."""
-    for flag, names in (("--only", only), ("--skip", skip)):
-        if unknown := [name for name in names if name not in NAMES]:
-            raise click.UsageError(f"{flag} {unknown[0]}: expected one of {', '.join(NAMES)}")
-        if flag == "--skip" and (needed := [name for name in names if name in NEEDED]):
-            raise click.UsageError(f"--skip {needed[0]}: every other check needs it")
+    """Names of the checks to run. Raises click.UsageError where none is left, or one that others need."""
+    if needed := [name for name in skip if name in NEEDED]:
+        raise click.UsageError(f"--skip {needed[0]}: every other check needs it")
     wanted = [name for name in NAMES if name in (*NEEDED, *(only or NAMES)) and name not in skip]
     if only and set(wanted) == set(NEEDED) and not set(only) & set(NEEDED):
         raise click.UsageError("--only and --skip leave no check")

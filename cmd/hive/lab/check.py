@@ -164,13 +164,14 @@ class LabSite:
         for place in places:
             if place.role != "client" and place.node not in failed:
                 ports = (HOST_PORT,) if place.role == "host" else (OPEN, SHUT)
-                self._servers.append(self._where[place.name].start(_serve, place.name, ports))
+                self._servers.append(self._where[place.name].start(_serve, self._lock, place.name, ports))
         return places, failed
 
     def ask(self, tries: Mapping[Place, Sequence[Try]]) -> Mapping[Place, Sequence[Answer]]:
         """See Site."""
         children = {
-            place: self._where[place.name].start(_attempt, list(each)) for place, each in tries.items()
+            place: self._where[place.name].start(_attempt, self._lock, list(each))
+            for place, each in tries.items()
         }
         try:
             return {place: child.result(_DAY) for place, child in children.items()}
@@ -258,11 +259,13 @@ def _addresses(lab: Lab) -> tuple[str, ...]:
     return (spot.ipv4, spot.ipv6)
 
 
-def _serve(stop: Stop, name: str, ports: Sequence[int]) -> None:
+def _serve(stop: Stop, lock: int, name: str, ports: Sequence[int]) -> None:
+    os.close(lock)  # of a check that was killed no lock stays
     server = Server(name, ports)
     server.start()
     stop.wait(_DAY)
 
 
-def _attempt(_: Stop, tries: Sequence[Try]) -> list[Answer]:
+def _attempt(_: Stop, lock: int, tries: Sequence[Try]) -> list[Answer]:
+    os.close(lock)
     return attempt(tries)

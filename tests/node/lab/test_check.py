@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +22,9 @@ from hive.lab.cluster import Cluster
 from hive.lab.kernel import lab_links
 from hive.lab.node import ROOT, Lab, exclusive
 from hive.main import cli
+from tests.support.agents import environment
 from tests.support.namespaces import need_root
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
@@ -99,6 +104,23 @@ def test_a_policy_that_denies_fails_only_what_it_denies(cluster: Cluster) -> Non
     assert all("client-" in one and "node " in one and "no answer" in one for one in host["failures"])
     assert host["what_to_do"]
     assert host["see"].endswith("#host")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_check_that_is_ended_leaves_nothing_or_the_next_one_removes_it(
+    cluster: Cluster, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "hive", "lab", "check", "--name", NAME, "--only", "policy-ingress"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stdout is not None
+        eventually((cluster.nodes()[0].manifests / "check-policies.yaml").exists)
+        process.send_signal(number)
+    assert process.returncode in {130, -signal.SIGKILL}
+    if number == signal.SIGKILL:
+        assert left(cluster)
+        assert check("--only", "pods-same-node")[0] == 0
+    assert left(cluster) == []
+    assert [lab.pods() for lab in cluster.nodes()] == [[], []]
 
 
 def test_two_checks_do_not_meet_in_a_lab(cluster: Cluster) -> None:

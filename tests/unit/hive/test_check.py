@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.errors import ApiError, NotFoundError
 from hive.check.checks import CHECKS, NAMES
 from hive.check.objects import LABEL, OPEN
+from hive.main import cli
 from hive.pod_exec import execute
 from lifecycle.testing import eventually
 from tests.support.apiserver import ADMIN_TOKEN
@@ -315,7 +317,7 @@ async def test_an_agent_that_is_not_ready_fails_alone(net: Network, tmp_path: Pa
 
 async def test_wrong_usage_is_refused_before_anything_is_made(net: Network, tmp_path: Path) -> None:
     for words, expected in (
-        (("--only", "pings"), "expected one of agents"),
+        (("--only", "pings"), "is not one of 'agents', 'pods'"),
         (("--skip", "pods"), "every other check needs it"),
         (("--node", "node3"), "expected one of node1, node2"),
         (("--outside", "a:b:c:"), "expected"),
@@ -343,6 +345,13 @@ async def test_commands_in_pods_give_what_they_print_and_their_code(net: Network
     with pytest.raises(ApiError, match="pods/exec"):
         await execute(client, "kube-system", "cilium-node1", "c", ["0"], within=20)
     await client.reset()
+
+
+def test_a_shell_completes_the_names_of_checks() -> None:
+    for words in (["check"], ["lab", "check"]):
+        completing = ShellComplete(cli, {}, "hive", "_HIVE_COMPLETE")
+        found = completing.get_completions([*words, "--only"], "pods-")
+        assert [one.value for one in found] == ["pods-same-node", "pods-other-node"]
 
 
 async def test_every_check_has_its_part_of_the_page() -> None:
