@@ -37,18 +37,8 @@ from hive.check.objects import (
     service_object,
 )
 from hive.check.probe import Answer, Try
-from hive.kube import (
-    AGENT,
-    CONTAINER,
-    Found,
-    is_ready,
-    list_objects,
-    node_of,
-    why_not_ready,
-)
-from hive.kube import (
-    name_of as own_name,
-)
+from hive.kube import AGENT, CONTAINER, Found, is_ready, list_objects, node_of, why_not_ready
+from hive.kube import name_of as own_name
 from hive.pod_exec import execute
 from hive.signals import uninterrupted
 
@@ -113,7 +103,8 @@ class ClusterSite:
 
     def start(self, nodes: Sequence[str]) -> tuple[list[Place], dict[str, str]]:
         """See Site."""
-        self._call(self._make_namespace, stopper=CannotCheckError)
+        # Broken off, it could come to be after it was looked for, and stay.
+        self._call(self._make_namespace, stopper=CannotCheckError, to_the_end=True)
         return self._call(partial(self._start, nodes))
 
     def ask(self, tries: Mapping[Place, Sequence[Try]]) -> Mapping[Place, Sequence[Answer]]:
@@ -333,15 +324,22 @@ class ClusterSite:
         return "/" + PATHS[kind].format(f"namespaces/{quote(self.namespace, safe='')}")
 
     def _call(
-        self, ask: Callable[[], Awaitable[T]], stopper: type[click.ClickException] = click.ClickException
+        self,
+        ask: Callable[[], Awaitable[T]],
+        stopper: type[click.ClickException] = click.ClickException,
+        *,
+        to_the_end: bool = False,
     ) -> T:
-        """Run in the event loop; errors of the API server become a line. It ends before an interrupt does."""
+        """Run in the event loop; errors of the API server become a line. An interrupt breaks it off."""
         running = self._portal.start_task_soon(ask)
         try:
             return running.result()
         except (KeyboardInterrupt, SystemExit):
-            with uninterrupted():  # else what it creates could come after the clearing away
-                wait([running], REQUEST)
+            if to_the_end:
+                with uninterrupted():
+                    wait([running], REQUEST)
+            else:
+                running.cancel()
             raise
         except KubernetesError as error:
             raise stopper(str(error)) from error

@@ -257,8 +257,7 @@ async def test_an_interrupt_leaves_nothing_behind(net: Network, tmp_path: Path, 
     process = await start(tmp_path)
     await eventually(lambda: net.seen)
     assert net.cluster.get("Namespace", SPACE) is not None
-    process.send_signal(number)
-    net.hold.set()
+    process.send_signal(number)  # while probes are at work
     assert await process.wait() == (130 if number == signal.SIGINT else 128 + number)
     assert net.cluster.get("Namespace", SPACE) is None
     assert [one for one in net.objects("pods") if LABEL in one["metadata"].get("labels", {})] == []
