@@ -203,7 +203,7 @@ class BGPControl:
         )
         """What each instance is to do, by name; that of no name has faults of all."""
         self.wanted = WantedSpeakers(
-            self.plans.filter(lambda plan: plan.instance is not None, name="bgp-started").flat_map(
+            self.plans.flat_map(
                 lambda plan: () if plan.instance is None else (plan.instance,),
                 key=lambda row: row.name,
                 name="bgp-instances",

@@ -26,10 +26,12 @@ from cells.bgp.facts import (
     BGPPassword,
 )
 from cells.bgp.speaker_state import (
+    AFIS,
     ALLOW_LOCAL,
     IPV4_UNICAST,
     IPV6_UNICAST,
     NOT_LISTENING,
+    SAFIS,
     AfiSafi,
     AnnouncedPath,
     BGPFault,
@@ -78,6 +80,7 @@ WELL_KNOWN: Final = {
     "no-peer": 0xFFFFFF04,
 }
 """Communities by name (IANA, BGP Well-known Communities)."""
+MOST_31: Final = 0x7FFFFFFF
 MOST_32: Final = 0xFFFFFFFF
 REFUSED: Final = (
     "refused: policies of the first version are not served; expected a CiliumBGPClusterConfig instead"
@@ -159,6 +162,9 @@ def _plan(wanted: BGPNodeInstance, facts: BGPFacts, announced: _Announced) -> In
         if (other := peers.get(peer.address)) is not None:
             fault(f"peer {each.name}", f"no session: peer {other.name} has the address {peer.address}, too")
             continue
+        if peer.timers.keepalive >= peer.timers.hold:
+            given = f"keepAliveTimeSeconds={peer.timers.keepalive}, holdTimeSeconds={peer.timers.hold}"
+            fault(f"peer {each.name}", f"{given}: the session may end again and again; expected a third")
         peers[peer.address] = peer
         for family in spec.families or ():
             sort = AfiSafi(family.afi, family.safi)
@@ -203,8 +209,8 @@ _MOST_PORT: Final = 32767
 
 def _instance(wanted: BGPNodeInstance, node: ClusterNode) -> BGPInstance:
     """Raises _BadValueError."""
-    if not wanted.local_asn:
-        raise _BadValueError("localASN is missing: expected 1 to 4294967295")
+    _within(wanted.local_asn, 1, MOST_32, "localASN")
+    _within(wanted.local_port, 0, 65535, "localPort")
     router_id, port = _annotated(node, wanted.local_asn)
     if wanted.router_id:
         router_id = _ipv4(wanted.router_id, "routerID")
@@ -226,7 +232,7 @@ def _annotated(node: ClusterNode, asn: int) -> tuple[IPv4Address | None, int]:
         if not key.startswith(_ANNOTATION):
             continue
         number = key.removeprefix(_ANNOTATION)
-        if not (number.isascii() and number.isdecimal() and int(number) <= MOST_32):
+        if (annotated := _decimal(number, MOST_32)) is None:
             raise _BadValueError(f"annotation {key} of node {node.name}: expected an ASN after the last dot")
         found_id, found_port = None, NOT_LISTENING
         for part in value.split(","):
@@ -234,11 +240,11 @@ def _annotated(node: ClusterNode, asn: int) -> tuple[IPv4Address | None, int]:
             if name == "router-id":
                 found_id = _ipv4(given, f"annotation {key} of node {node.name}: router-id")
             elif name == "local-port":
-                if not (given.isascii() and given.isdecimal() and int(given) <= _MOST_PORT):
+                if (parsed := _decimal(given, _MOST_PORT)) is None:
                     what = f"annotation {key} of node {node.name}: local-port={given}"
                     raise _BadValueError(f"{what}: expected 0 to {_MOST_PORT}")
-                found_port = int(given)
-        if int(number) == asn:
+                found_port = parsed
+        if annotated == asn:
             router_id, port = found_id, found_port
     return router_id, port
 
@@ -263,8 +269,7 @@ def _peer(
     address = _address(wanted.peer_address, "peerAddress")
     if address is None:
         raise _BadValueError("peerAddress is missing: expected an IP address")
-    if not wanted.peer_asn:
-        raise _BadValueError("peerASN is missing: expected 1 to 4294967295")
+    _within(wanted.peer_asn, 1, MOST_32, "peerASN")
     spec = BGPPeerConfigSpec()
     if wanted.peer_config_ref is not None:
         found = configs.get(wanted.peer_config_ref.name)
@@ -282,22 +287,43 @@ def _peer(
         instance.local_asn,
         local_address=local,
         password=_password(spec.auth_secret_ref, facts),
-        multihop_ttl=spec.ebgp_multihop,
+        multihop_ttl=_within(spec.ebgp_multihop, 1, 255, "ebgpMultihop"),
     )
     given: dict[str, object] = {}
     if (transport := spec.transport) is not None:
-        given.update(local_port=transport.local_port, remote_port=transport.peer_port or 179)
+        given["local_port"] = _within(transport.local_port, 0, 65535, "transport.localPort")
+        given["remote_port"] = _within(transport.peer_port or 179, 1, 65535, "transport.peerPort")
     if (timers := spec.timers) is not None:
         given["timers"] = PeerTimers(
-            timers.connect_retry_time_seconds or 120,
-            timers.hold_time_seconds or 90,
-            timers.keep_alive_time_seconds or 30,
+            _within(timers.connect_retry_time_seconds or 120, 1, MOST_31, "connectRetryTimeSeconds"),
+            _within(timers.hold_time_seconds or 90, 3, 65535, "holdTimeSeconds"),
+            _within(timers.keep_alive_time_seconds or 30, 1, 65535, "keepAliveTimeSeconds"),
         )
     if (restart := spec.graceful_restart) is not None:
-        given["graceful_restart"] = PeerRestart(restart.enabled, restart.restart_time_seconds or 120)
+        time = _within(restart.restart_time_seconds or 120, 1, 4095, "restartTimeSeconds")
+        given["graceful_restart"] = PeerRestart(restart.enabled, time)
     if spec.families:
-        given["families"] = tuple(dict.fromkeys(AfiSafi(one.afi, one.safi) for one in spec.families))
+        given["families"] = tuple(dict.fromkeys(_family(one.afi, one.safi) for one in spec.families))
     return msgspec.structs.replace(peer, **given), spec
+
+
+def _family(afi: str, safi: str) -> AfiSafi:
+    if afi not in AFIS or safi not in SAFIS:
+        raise _BadValueError(f"family {afi}/{safi}: expected one such as ipv4/unicast")
+    return AfiSafi(afi, safi)
+
+
+def _within(value: int, least: int, most: int, what: str) -> int:
+    """Schemas have these limits, too, but not all objects come by an API server that has them."""
+    if not least <= value <= most:
+        raise _BadValueError(f"{what}={value}: expected {least} to {most}")
+    return value
+
+
+def _decimal(text: str, most: int) -> int | None:
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most:
+        return int(text)
+    return None
 
 
 def _address(text: str, what: str) -> IPAddress | None:
@@ -501,7 +527,8 @@ def _large(text: str) -> tuple[int, int, int]:
 
 
 def _numbers(text: str, most: int) -> list[int]:
-    parts = text.split(":")
-    if not all(part.isascii() and part.isdecimal() and int(part) <= most for part in parts):
+    parts = [_decimal(part, most) for part in text.split(":")]
+    found = [part for part in parts if part is not None]
+    if len(found) != len(parts):
         raise _BadValueError(f"community {text}: expected decimal numbers up to {most}")
-    return [int(part) for part in parts]
+    return found

@@ -21,6 +21,8 @@ from cells.api.wire import FrameworkError, answer, parse_int
 from cells.base.addresses import IPAddress
 from cells.base.metrics import Collector, Family, gauge
 from cells.bgp.speaker_state import (
+    AFIS,
+    SAFIS,
     AfiSafi,
     BGPInstance,
     BGPPeer,
@@ -40,26 +42,6 @@ from lifecycle.http import Request, Response
 __all__ = ["BGPOperations", "BGPState", "cell"]
 
 DISABLED: Final = "BGP control plane is disabled"
-AFIS: Final = frozenset({"ipv4", "ipv6", "l2vpn", "ls", "opaque"})
-SAFIS: Final = frozenset(
-    {
-        "unicast",
-        "multicast",
-        "mpls_label",
-        "encapsulation",
-        "vpls",
-        "evpn",
-        "ls",
-        "sr_policy",
-        "mup",
-        "mpls_vpn",
-        "mpls_vpn_multicast",
-        "route_target_constraints",
-        "flowspec_unicast",
-        "flowspec_vpn",
-        "key_value",
-    }
-)
 LISTED: Final = frozenset({AfiSafi("ipv4", "unicast"), AfiSafi("ipv6", "unicast")})
 """Families that a speaker has routes of."""
 

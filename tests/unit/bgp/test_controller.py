@@ -286,6 +286,10 @@ def faults_of(name: str) -> list[str]:
         ),
         ("auth-secrets-namespace-not-set", "expected bgp-secrets-namespace to be set"),
         ("peer-one-missing-config-other-works", "no session: CiliumBGPPeerConfig nope is missing"),
+        (
+            "peer-timers-partly-given",
+            "keepAliveTimeSeconds=30, holdTimeSeconds=12: the session may end again",
+        ),
         ("svc-no-service-options", "Service is not announced: service.addresses is missing"),
         ("instance-annotation-invalid", "router-id=foo: expected an IPv4 address"),
     ],
@@ -301,7 +305,7 @@ def test_a_peer_without_an_asn_and_an_invalid_community_leave_the_others_alone()
     (fault,) = plan.faults
     assert (fault.subject, fault.error) == (
         "peer noasn",
-        "no session: peerASN is missing: expected 1 to 4294967295",
+        "no session: peerASN=0: expected 1 to 4294967295",
     )
     first = next(played(scenarios("s17")["agent/podcidr-invalid-standard-community"]))[1]
     assert [peer.name for peer in first["inst-65001"].peers] == ["peer-1"]
@@ -367,3 +371,58 @@ def test_any_order_of_objects_gives_the_same(data: st.DataObject) -> None:
             if key in gone:
                 found.delete(key[0], key[2], key[1])
     assert found.plans() == expected.plans()
+
+
+WORDS: Final = st.sampled_from(
+    ["", "1", "65000:1", "9" * 5000, "-1", "::1", "192.0.2.1", "fe80::1%eth0", "no-export"]
+)
+NUMBERS: Final = st.sampled_from([-1, 0, 1, 3, 179, 65535, 65536, 2**31, 2**32 - 1, 2**32, 2**63])
+
+
+@settings(max_examples=scaled(200), deadline=None)
+@given(st.data())
+def test_nonsense_is_a_fault_and_nothing_worse(data: st.DataObject) -> None:
+    """Objects of a folder, or of an older schema, have values that no API server has looked at."""
+
+    def word() -> str:
+        return data.draw(WORDS)
+
+    def number() -> int:
+        return data.draw(NUMBERS)
+
+    node = Played({})
+    peer = {"name": "p", "peerAddress": word(), "peerASN": number(), "localAddress": word()}
+    peer["peerConfigRef"] = {"name": "pc"}
+    instance = {"name": "i", "localASN": number(), "localPort": number(), "routerID": word(), "peers": [peer]}
+    annotation = {f"cilium.io/bgp-virtual-router.{word()}": f"local-port={word()},router-id={word()}"}
+    family = {"afi": data.draw(st.sampled_from(["ipv4", word()])), "safi": "unicast", "advertisements": {}}
+    timers = {f"{key}TimeSeconds": number() for key in ("hold", "keepAlive", "connectRetry")}
+    config = {
+        "timers": timers,
+        "transport": {"localPort": number(), "peerPort": number()},
+        "ebgpMultihop": number(),
+        "gracefulRestart": {"enabled": True, "restartTimeSeconds": number()},
+        "families": [family],
+    }
+    communities = {"standard": [word()], "large": [word()], "wellKnown": [word()]}
+    attributes = {"communities": communities, "localPreference": number()}
+    advertisement = {"advertisementType": "PodCIDR", "attributes": attributes}
+    addresses = [{"type": "InternalIP", "ip": "192.0.2.9"}]
+    spec = {"addresses": addresses, "ipam": {"podCIDRs": ["10.1.0.0/24"]}}
+    for kind, name, each in (
+        ("CiliumNode", "node-1", spec),
+        ("CiliumBGPNodeConfig", "node-1", {"bgpInstances": [instance]}),
+        ("CiliumBGPPeerConfig", "pc", config),
+        ("CiliumBGPAdvertisement", "a", {"advertisements": [advertisement]}),
+    ):
+        node.apply({"kind": kind, "metadata": {"name": name, "annotations": annotation}, "spec": each})
+    found = node.plans()
+    assert found["i"].faults or found["i"].peers
+    for plan in found.values():
+        for one in plan.peers:
+            assert 0 < one.asn < 2**32
+            assert 3 <= one.timers.hold <= 65535
+        for policy in plan.policies:
+            for statement in policy.statements:
+                assert all(0 <= value < 2**32 for value in statement.communities)
+                assert statement.local_preference is None or 0 < statement.local_preference < 2**32
