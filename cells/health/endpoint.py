@@ -200,11 +200,8 @@ class _Inside:
 def _open_inside(families: Sequence[Family], port: int) -> _Inside:
     """In the new namespace's thread. Raises OSError, with nothing left open."""
     with ExitStack() as undo:
-        # /proc/sys/net shows the settings of the namespace of the thread that opens it
-        for place in ("all", "default"):
-            setting = Path("/proc/sys/net/ipv6/conf", place, "disable_ipv6")
-            if Family.IPV6 in families or setting.exists():
-                setting.write_text("0" if Family.IPV6 in families else "1", encoding="ascii")
+        if Family.IPV6 in families:
+            _enable_ipv6()
         namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         undo.callback(os.close, namespace)
         requests = open_socket()
@@ -220,6 +217,17 @@ def _open_inside(families: Sequence[Family], port: int) -> _Inside:
         found = _Inside(namespace, requests, changes, tuple(listeners))
         undo.pop_all()
         return found
+
+
+def _enable_ipv6() -> None:
+    """In the namespace of the calling thread, whose settings /proc/sys/net shows. Raises OSError.
+
+    A new namespace has it mostly, and a container may not write there.
+    """
+    for place in ("all", "default"):
+        setting = Path("/proc/sys/net/ipv6/conf", place, "disable_ipv6")
+        if setting.read_text(encoding="ascii").strip() != "0":
+            setting.write_text("0", encoding="ascii")
 
 
 class KernelHealthLink:
