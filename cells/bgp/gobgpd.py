@@ -388,6 +388,8 @@ class SpeakerError(HiveError):
 class _Started(msgspec.Struct):
     instance: str
     pid: int
+    began: str
+    """When, as the kernel has it: a number is given to other processes later."""
 
 
 class Speakers:
@@ -398,8 +400,8 @@ class Speakers:
         self._program = settings.bgp_speaker_path
         self._folder = state_dir / FOLDER
         self._log = log
-        self._beside = ""
-        """The instance that one beside the agent serves; empty before the first."""
+        self._beside = self._folder / "speaker.json"
+        """Names the instance that one beside the agent serves."""
 
     def socket(self, instance: str) -> Path:
         """Where the one of an instance is called."""
@@ -408,31 +410,37 @@ class Speakers:
     def running(self) -> list[str]:
         """Instances that have one: for one beside the agent the one that it has been asked for."""
         if self._external:
-            return [self._beside] if self._beside else []
+            with suppress(OSError, msgspec.MsgspecError):
+                return [msgspec.json.decode(self._beside.read_bytes(), type=_Started).instance]
+            return []
         return [one.instance for one in _running(self._folder)]
 
     async def ensure(self, instance: str) -> None:
         """Have one run that answers. Raises SpeakerError, GobgpUnreachableError, OSError."""
         if self._external:
-            if self._beside not in {"", instance}:
+            if (its := self.running()) not in ([], [instance]):
                 raise SpeakerError(
-                    f"external-bgp-speaker=true: there is one speaker, for the instance {self._beside}, and"
+                    f"external-bgp-speaker=true: there is one speaker, for the instance {its[0]}, and"
                     f" none for {instance}; leave one instance to this node, or let the agent start gobgpd"
                 )
             async with connected(self.socket(instance)):
-                self._beside = instance
+                self._beside.write_bytes(msgspec.json.encode(_Started(instance, 0, "")))
             return
         with suppress(GobgpUnreachableError):
             async with connected(self.socket(instance)):
                 return
-        if instance in self.running():
-            await self.end(instance)  # it runs and does not listen: nothing is to be had of it
-        await self._answers(instance, self._begin(instance, self._found()))
+        if instance in self.running():  # an agent that was killed may have started it just now
+            with suppress(SpeakerError):
+                await self._answers(instance)
+                return
+            await self.end(instance)
+        self._begin(instance, self._found())
+        await self._answers(instance)
 
     async def end(self, instance: str) -> None:
         """End the one of an instance: with SIGTERM, at which it sends its peers Cease. Raises OSError."""
         if self._external:
-            self._beside = ""
+            self._beside.unlink(missing_ok=True)
             return
         found = next((one for one in _running(self._folder) if one.instance == instance), None)
         if found is not None:
@@ -470,7 +478,7 @@ class Speakers:
                 return Path(path)
         raise SpeakerError("gobgpd: not found in PATH or /usr/bin; install it, or set bgp-speaker-path")
 
-    def _begin(self, instance: str, program: Path) -> int:
+    def _begin(self, instance: str, program: Path) -> None:
         """In a session of its own, so that what ends the agent does not end it; with no file of others."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         socket, log = self.socket(instance), _place(self._folder, instance, ".log")
@@ -483,23 +491,21 @@ class Speakers:
             *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited()),
         ]
         pid = os.posix_spawn(program, command, os.environ, file_actions=files, setsid=True)
-        started = msgspec.json.encode(_Started(instance, pid))
-        _place(self._folder, instance, ".json").write_bytes(started)
+        started = _Started(instance, pid, _began(pid))
+        _place(self._folder, instance, ".json").write_bytes(msgspec.json.encode(started))
         self._log.info("gobgpd was started", instance=instance, pid=pid, program=str(program))
-        return pid
 
-    async def _answers(self, instance: str, pid: int) -> None:
+    async def _answers(self, instance: str) -> None:
         log, pause = _place(self._folder, instance, ".log"), LEAST_PAUSE
         with anyio.move_on_after(PATIENCE):
-            while (status := _reap(pid)) is None:
+            while instance in self.running():
                 with suppress(GobgpUnreachableError):
                     async with connected(self.socket(instance)):
                         return
                 await anyio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
-            raise SpeakerError(
-                f"gobgpd for the instance {instance} ended when it was started, status {status}: see {log}"
-            )
+            self.notice_end(instance)
+            raise SpeakerError(f"gobgpd for the instance {instance} ended when it was started: see {log}")
         raise SpeakerError(
             f"gobgpd for the instance {instance} has not answered for {PATIENCE:g} s: see {log}"
         )
@@ -534,11 +540,19 @@ def _running(folder: Path) -> Iterator[_Started]:
     for path in sorted(folder.glob("*.json")):
         try:
             started = msgspec.json.decode(path.read_bytes(), type=_Started)
-            command = Path(f"/proc/{started.pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, msgspec.MsgspecError):
             continue
-        if b"unix://" + os.fsencode(path.with_suffix(".sock")) in command:
+        if started.began and started.began == _began(started.pid):
             yield started
+
+
+def _began(pid: int) -> str:
+    """When a process has started, in ticks since the boot (proc(5)); empty for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 def _inherited() -> list[int]:

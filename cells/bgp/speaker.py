@@ -341,16 +341,20 @@ def _in_force(facts: SpeakerFacts, name: str) -> RuleFacts | None:
 
 
 async def _make_peers(gobgp: Gobgp, row: WantedSpeaker, held: SpeakerFacts) -> None:
-    """Changes before additions, as upstream."""
-    wanted = row.facts.peers
-    changed = [one for one in held.peers.keys() & wanted.keys() if held.peers[one] != wanted[one]]
+    """Changes before additions, as upstream; one that fails leaves the others alone."""
+    wanted, before = row.facts.peers, held.peers
     listed: dict[IPAddress, api.ApiPeer] = {}
-    if changed:
+    if any(before[one] != wanted[one] for one in before.keys() & wanted.keys()):
         listed = {ip_address(one.conf.neighbor_address): one for one in await gobgp.peers() if one.conf}
-    for address in sorted(changed, key=str):
-        await _change_peer(gobgp, row.peers[address], held.peers[address], listed.get(address))
-    for address in sorted(wanted.keys() - held.peers.keys(), key=str):
-        await gobgp.add_peer(new_peer(row.peers[address]))
+    failures = []
+    for address in sorted(wanted, key=lambda one: (one not in before, str(one))):
+        if before.get(address) != wanted[address]:
+            try:
+                await _make_peer(gobgp, row.peers[address], before.get(address), listed.get(address))
+            except GobgpError as error:
+                failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 async def _remove_peers(gobgp: Gobgp, removed: Collection[IPAddress]) -> None:
@@ -377,13 +381,15 @@ async def _part(gobgp: Gobgp, addresses: Collection[IPAddress]) -> None:
             pause *= 2
 
 
-async def _change_peer(gobgp: Gobgp, peer: BGPPeer, held: PeerFacts, listed: api.ApiPeer | None) -> None:
+async def _make_peer(gobgp: Gobgp, peer: BGPPeer, held: PeerFacts | None, listed: api.ApiPeer | None) -> None:
     """gobgpd changes nothing but timers of a session, and of these the next OPEN has all but one."""
-    wanted = PeerFacts.of_row(peer)
-    if listed is not None and msgspec.structs.replace(held, connect_retry=wanted.connect_retry) == wanted:
+    retry = PeerFacts.of_row(peer).connect_retry
+    same = held and msgspec.structs.replace(held, connect_retry=retry) == PeerFacts.of_row(peer)
+    if same and listed is not None:
         await gobgp.update_peer(changed_peer(listed, peer))
         return
-    await gobgp.delete_peer(str(peer.address))
+    if held is not None:
+        await gobgp.delete_peer(str(peer.address))
     await gobgp.add_peer(new_peer(peer))
 
 

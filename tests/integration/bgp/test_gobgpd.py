@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import anyio
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from msgspec.structs import asdict
 
 from cells.base.addresses import IPNetwork
 from cells.bgp import SpeakerSettings
@@ -146,26 +148,38 @@ async def fails(one: SpeakerTarget, wanted: WantedSpeaker) -> Exception:
     return next(iter(caught.value.failures.values()))
 
 
-@given(some.lists(speakers, min_size=2, max_size=3))
+@given(some.lists(some.tuples(speakers, some.none() | some.floats(0, 0.05)), min_size=2, max_size=3))
 @settings(max_examples=scaled(25), deadline=None)
-def test_a_speaker_has_exactly_what_is_wanted(
-    steps: list[tuple[int, list[BGPPeer], list[RoutePolicy], list[IPNetwork]]],
-) -> None:
-    """Each step by an agent that knows what it wrote, the last by one that does not."""
+def test_a_speaker_has_exactly_what_is_wanted(steps: list[tuple[Any, float | None]]) -> None:
+    """Each step by an agent that knows what it wrote; after one that is killed, and last, by another."""
 
     async def check() -> None:
         with TemporaryDirectory() as folder:
             async with running(Path(folder)) as one:
-                for number, step in enumerate(steps, 1):
+                for step, killed in steps:
                     wanted = row(*step)
-                    by = target(Path(folder)) if number == len(steps) else one
-                    await put(by, wanted)
-                    found = (await by.observe())[EDGE]
-                    assert msgspec.structs.asdict(found) == msgspec.structs.asdict(wanted.facts)
-                await one.drop([EDGE])
-                assert await one.observe() == {}
+                    with anyio.move_on_after(killed) as scope:
+                        await put(one, wanted)
+                    if scope.cancelled_caught:
+                        one = target(Path(folder))  # noqa: PLW2901  # the next agent
+                    else:
+                        assert asdict((await one.observe())[EDGE]) == asdict(wanted.facts)
+                wanted, last = row(*steps[-1][0]), target(Path(folder))
+                await put(last, wanted)
+                assert asdict((await last.observe())[EDGE]) == asdict(wanted.facts)
+                await last.drop([EDGE])
+                assert await last.observe() == {}
 
     anyio.run(check)
+
+
+async def test_a_peer_that_gobgpd_refuses_leaves_others_alone(short: Path) -> None:
+    refused, fine = (BGPPeer(EDGE, "x", one, 65002, 65001, families=(IPV4_UNICAST,)) for one in ADDRESSES[:2])
+    refused = msgspec.structs.replace(refused, families=(AfiSafi("opaque", "vpls"),))
+    async with running(short) as one:
+        wanted = row(65001, [refused, fine])
+        assert "AddPeer: " in str(await fails(one, wanted))
+        assert (await one.observe())[EDGE].peers == {fine.address: wanted.facts.peers[fine.address]}
 
 
 async def test_what_is_wrong_is_named(short: Path) -> None:
@@ -193,7 +207,7 @@ async def test_what_is_wrong_is_named(short: Path) -> None:
 async def test_a_program_that_does_not_run_is_named(tmp_path: Path) -> None:
     error = await fails(target(tmp_path, bgp_speaker_path=Path("/bin/false")), row(65001))
     assert isinstance(error, SpeakerError)
-    assert str(error).startswith(f"gobgpd for the instance {EDGE} ended when it was started, status 1: see ")
+    assert str(error).startswith(f"gobgpd for the instance {EDGE} ended when it was started: see ")
 
 
 async def test_one_beside_the_agent_serves_one_instance(short: Path) -> None:
@@ -208,6 +222,9 @@ async def test_one_beside_the_agent_serves_one_instance(short: Path) -> None:
         assert (await own.observe())[EDGE] == wanted.facts
         other = wanted_speakers([BGPInstance("other", 1, IPv4Address("192.0.2.9"))], (), (), ())["other"]
         assert "there is one speaker, for the instance edge" in str(await fails(beside, other))
-        await target(short / "beside", external_bgp_speaker=True).drop([EDGE])
+        later = target(short / "beside", external_bgp_speaker=True)
+        assert (await later.observe()).keys() == {EDGE}, "another agent knows what it serves"
+        await later.drop([EDGE])
+        assert await later.observe() == {}
         async with connected(place) as gobgp:
             assert await gobgp.speaker() is None, "it is stopped, and runs on"
