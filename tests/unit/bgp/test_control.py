@@ -33,7 +33,8 @@ from cells.kubernetes.sink import SourceStatus
 from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import PodRange
 from cells.services.control.tables import refused_addresses
-from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, provide, replace
+from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, Tables, provide, replace
+from lifecycle.admin.plain import plain
 from lifecycle.testing import eventually, fake
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, User
 from tests.support.apiserver.errors import Resource
@@ -222,6 +223,9 @@ async def follows(one: ApiServer, hive: Hive) -> None:
     assert peer is not None
     assert peer.password is not None
     assert peer.password.reveal() == "sessame"
+    shown = [[plain(row) for row in table.all()] for table in hive.get(Tables).all()]
+    assert "sessame" not in str(shown), "no table shows a password"
+    assert "(hidden)" in str(shown)
     await eventually(lambda: len(found.faults) == 1)
     assert "CiliumBGPClusterConfig instead" in found.faults.all()[0].error
 
