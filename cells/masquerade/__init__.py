@@ -42,7 +42,7 @@ from cells.node.sysctl import Sysctls
 from cells.policy import PolicySettings
 from cells.policy.control import HTTPRedirect
 from cells.proxy.dns import TransparentProxy
-from cells.tunnel.settings import TunnelSettings
+from cells.tunnel.settings import EgressGatewayUse, TunnelSettings
 from lifecycle import (
     Derived,
     Hook,
@@ -86,6 +86,7 @@ class Masquerade:
         cni: CniConfigSettings,
         selection: DeviceSettings,
         tunnel: TunnelSettings,
+        gateways: EgressGatewayUse | None = None,
         services: ServiceSettings | None = None,
         policy: PolicySettings | None = None,
         announcements: AnnouncementSettings | None = None,
@@ -116,6 +117,7 @@ class Masquerade:
         self._serves = (services is not None and services.outside) or (
             policy is not None and policy.enable_host_firewall
         )
+        self._serves |= gateways is not None and gateways.served
         self._announces = announcements.liveness if announcements is not None else 0
         self._accelerated = datapath.accelerates and services is not None and services.outside
         self._encrypted = encryption is not None and bool(encryption.pods)

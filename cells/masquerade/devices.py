@@ -102,7 +102,8 @@ class Families:
     tunnelled: bool = False
     """Whether only tunnels lead to pods, so that other nodes know no way back to them."""
     serves_outside: bool = False
-    """Whether clients outside are served, or the node has a policy: for that all devices need programs."""
+    """Whether clients outside are served, the node has a policy, or it may be an egress gateway: for that all
+    devices need programs."""
     accelerated: bool = False
     """Whether clients outside are served in devices' drivers."""
     announces: int = 0

@@ -1,7 +1,7 @@
 """Egress gateways: chosen pods leave the cluster by a chosen node, and from an address that stays the same.
 
-Source:     CiliumEgressGatewayPolicies, the cluster's pods with their identities, its nodes, this node's
-            devices.
+Source:     CiliumEgressGatewayPolicies, pods by the ipcache with their identities, the cluster's nodes, this
+            node's devices.
 Controller: the tables ``egress-gateways``, who is each policy's gateway, and ``egress-entries`` follow from
             them, at most once in egress-gateway-reconciliation-trigger-interval.
 Reconciler: ``egress-entries`` in, the map ``cilium_egress_gw_policy_v4`` out; and rp_filter of the devices by
@@ -13,13 +13,15 @@ Why:        a firewall outside knows addresses, not pods. Nothing is written, an
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from ipaddress import IPv4Address
 from typing import Any, Final
 
+from cells.base.metrics import Collector, Family, gauge
 from cells.cluster.identity.identities import Identity
+from cells.cluster.identity.numbers import INIT, Scope, scope_of
+from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.cluster.nodes.node import ClusterNode
-from cells.cluster.remote_endpoints import EndpointObjects, RemoteEndpoint
-from cells.endpoint import Endpoint
 from cells.kubernetes.objects.cilium_policy import CILIUM_EGRESS_GATEWAYS, CiliumEgressGatewayPolicy
 from cells.kubernetes.resources import Resources
 from cells.maps.node_maps import Maps
@@ -47,6 +49,7 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
+    Member,
     ReadTable,
     Reconciler,
     Table,
@@ -70,26 +73,20 @@ _PREFIX_LENGTH: Final = 17  # in the message: behind the header of 16 bytes, and
 _DEFAULT_ROUTES: Final = news.passing(
     (news.kinds(_RTM_NEWROUTE, _RTM_DELROUTE), news.Field(news.LOAD_BYTE, _PREFIX_LENGTH, (0,)))
 )
-_HERE: Final = ""
-"""In place of an address: this node."""
+_HERE: Final = IPv4Address(0)
+"""In place of a node's address: this node."""
+_ONE_ADDRESS: Final = "/32"
 
 
 class GatewayPods:
-    """The pods that policies may select: this node's, and those that other nodes are believed to have."""
+    """The cluster's pods that policies may select: by their addresses in the ipcache, whoever has said so."""
 
     def __init__(
-        self,
-        objects: EndpointObjects,
-        endpoints: Table[Endpoint],
-        remote: Table[RemoteEndpoint],
-        identities: Table[Identity],
-        nodes: ReadTable[ClusterNode],
+        self, ipcache: Table[IpcacheEntry], identities: Table[Identity], nodes: ReadTable[ClusterNode]
     ) -> None:
-        self.complete = objects.served
-        """Whether other nodes' pods are known by their CiliumEndpoints."""
-        self.tables: tuple[ReadTable[Any], ...] = (endpoints, remote, identities, nodes)
+        self.tables: tuple[ReadTable[Any], ...] = (ipcache, identities, nodes)
         """What they follow from."""
-        self._endpoints, self._remote, self._identities, self._nodes = endpoints, remote, identities, nodes
+        self._ipcache, self._identities, self._nodes = ipcache, identities, nodes
 
     def nodes(self) -> list[ClusterNode]:
         """Those of this cluster."""
@@ -97,25 +94,27 @@ class GatewayPods:
         own = {node.cluster for node in found if node.local}
         return [node for node in found if node.cluster in own]
 
-    def node_labels(self) -> dict[str, Mapping[str, str]]:
-        """By each address of a node."""
-        found: dict[str, Mapping[str, str]] = {}
+    def node_labels(self) -> dict[IPv4Address, Mapping[str, str]]:
+        """By each address of a node; this one's also by the one that stands for it."""
+        found: dict[IPv4Address, Mapping[str, str]] = {}
         for node in self.nodes():
-            found |= dict.fromkeys((str(each.ip) for each in node.addresses), node.labels)
-            if node.local:
-                found[_HERE] = node.labels
+            own = (each.ip for each in node.addresses if isinstance(each.ip, IPv4Address))
+            found |= dict.fromkeys((*own, _HERE) if node.local else own, node.labels)
         return found
 
     def all(self) -> Iterator[GatewayPod]:
         """Those with an address of IPv4 whose identity's labels are known."""
-        for endpoint in self._endpoints.all():
-            identity = self._identities.get(endpoint.identity)
-            if identity is not None and endpoint.ipv4 is not None and endpoint.pod_name:
-                yield GatewayPod((endpoint.ipv4,), identity.labels, _HERE)
-        for one in self._remote.all():
-            identity = self._identities.get(one.identity)
-            if identity is not None and (ips := one.ipv4):
-                yield GatewayPod(ips, identity.labels, one.node)
+        for row in self._ipcache.all():
+            if not (row.prefix.endswith(_ONE_ADDRESS) and _is_pods(row.identity)):
+                continue
+            identity = self._identities.get(row.identity)
+            if identity is not None and ":" not in row.prefix:
+                ip = IPv4Address(row.prefix.removesuffix(_ONE_ADDRESS))
+                yield GatewayPod(ip, identity.labels, row.tunnel_endpoint)
+
+
+def _is_pods(identity: int) -> bool:
+    return identity == INIT or scope_of(identity) in (Scope.CLUSTER, Scope.WELL_KNOWN)
 
 
 class GatewayDevices:
@@ -193,16 +192,10 @@ class EgressGateways:
         jobs.observe("watch default routes", devices.changes, self._look)
 
     async def _check(self) -> None:
-        asked = "enable-ipv4-egress-gateway=true"
         if not self._masquerades:
             raise UsageError(
-                f"{asked}: egress gateways translate pods' addresses; set enable-ipv4=true and"
-                " enable-ipv4-masquerade=true, or leave it out"
-            )
-        if not self._pods.complete:
-            raise UsageError(
-                f"{asked}: pods of other nodes are known by CiliumEndpoints; set disable-endpoint-crd=false,"
-                " or leave it out"
+                "enable-ipv4-egress-gateway=true: egress gateways translate pods' addresses;"
+                " set enable-ipv4=true and enable-ipv4-masquerade=true, or leave it out"
             )
 
     async def _look(self, _: object) -> None:
@@ -266,6 +259,16 @@ class EgressGateways:
         self._sysctls.keep({_filter_of(each): "2" for each in sorted(devices)})
 
 
+def egress_gateway_metrics(use: EgressGatewayUse) -> Member[Collector]:
+    """Whether there are any, as Cilium's metric."""
+
+    async def collect() -> Iterable[Family]:
+        name = "cilium_feature_adv_connect_and_lb_egress_gateway_enabled"
+        return [gauge(name, "Egress Gateway enabled on the agent", int(use.served))]
+
+    return Collector("egress-gateway", collect)
+
+
 def _value_of(entry: EgressEntry) -> EgressValue:
     return entry.value
 
@@ -277,7 +280,7 @@ def _filter_of(device: str) -> str:
 cell = module(
     "egress-gateway",
     "Ways out of the cluster for chosen pods",
-    provide(EgressGateways),
+    provide(EgressGateways, egress_gateway_metrics),
     provide_private(GatewayPods, GatewayDevices),
     invoke(EgressGateways),
 )

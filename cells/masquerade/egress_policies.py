@@ -129,10 +129,10 @@ def _of_namespace(selector: Selector) -> Selector:
 class GatewayPod(NamedTuple):
     """A pod of the cluster that policies may select."""
 
-    addresses: tuple[IPv4Address, ...]
+    address: IPv4Address
     labels: tuple[str, ...]
     """Of its identity, each with its source."""
-    node: str
+    node: IPv4Address
     """An address of its node."""
 
 
@@ -173,9 +173,21 @@ class Gateway(msgspec.Struct, frozen=True):
 class EgressEntry(msgspec.Struct, frozen=True):
     """A row of the table ``egress-entries``: what becomes of packets of a pod to a network outside."""
 
-    key: EgressKey
-    value: EgressValue
+    source: IPv4Address
+    destination: IPv4Network
+    egress_ip: IPv4Address
+    gateway_ip: IPv4Address
     policy: str
+
+    @property
+    def key(self) -> EgressKey:
+        """Of its row, and in the map."""
+        return EgressKey(self.source, self.destination)
+
+    @property
+    def value(self) -> EgressValue:
+        """What the map has of it."""
+        return EgressValue(self.egress_ip, self.gateway_ip)
 
 
 def gateways(
@@ -233,7 +245,7 @@ def entries(
     policies: Iterable[EgressPolicy],
     gateways: Mapping[str, Gateway],
     pods: Iterable[GatewayPod],
-    nodes: Mapping[str, Mapping[str, str]],
+    nodes: Mapping[IPv4Address, Mapping[str, str]],
 ) -> dict[EgressKey, EgressEntry]:
     """All entries of this node, by key. ``nodes``: their labels, by each of their addresses.
 
@@ -243,35 +255,34 @@ def entries(
     found: dict[EgressKey, EgressEntry] = {}
     for policy in sorted(policies, key=lambda one: one.name):
         gateway = gateways[policy.name]
-        values = {each: EgressValue(gateway.egress_ip, EXCLUDED) for each in policy.excluded}
-        for each in policy.destinations:
-            values.setdefault(each, EgressValue(gateway.egress_ip, gateway.gateway_ip))
-        for source in _selected(policy, several, nodes) if values else ():
-            for network, value in values.items():
-                key = EgressKey(source, network)
-                if key not in found:
-                    found[key] = EgressEntry(key, value, policy.name)
+        ways = dict.fromkeys(policy.destinations, gateway.gateway_ip) | dict.fromkeys(
+            policy.excluded, EXCLUDED
+        )
+        for source in _selected(policy, several, nodes) if ways else ():
+            for network, way in ways.items():
+                entry = EgressEntry(source, network, gateway.egress_ip, way, policy.name)
+                found.setdefault(entry.key, entry)
     return found
 
 
 def _selected(
-    policy: EgressPolicy, pods: Iterable[GatewayPod], nodes: Mapping[str, Mapping[str, str]]
+    policy: EgressPolicy, pods: Iterable[GatewayPod], nodes: Mapping[IPv4Address, Mapping[str, str]]
 ) -> Iterator[IPv4Address]:
     """The addresses of the pods that it selects. Labels are looked at once for all pods of an identity."""
     by_labels: dict[tuple[str, ...], bool] = {}
-    by_node: dict[str, bool] = {}
+    by_node: dict[IPv4Address, bool] = {}
     for pod in pods:
         if pod.labels not in by_labels:
-            by_labels[pod.labels] = policy.selects(dict(map(_label, filter(_is_pods, pod.labels))))
+            by_labels[pod.labels] = policy.selects(dict(map(_label, filter(_is_kubernetes, pod.labels))))
         if not by_labels[pod.labels]:
             continue
         if pod.node not in by_node:
             by_node[pod.node] = policy.selects_on(nodes.get(pod.node, {}))
         if by_node[pod.node]:
-            yield from pod.addresses
+            yield pod.address
 
 
-def _is_pods(label: str) -> bool:
+def _is_kubernetes(label: str) -> bool:
     return label.startswith(_KUBERNETES)
 
 

@@ -16,7 +16,12 @@ import msgspec
 
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.datapath.datapath import TUNNEL_LINK
-from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, TunnelConfig
+from cells.maps.records.cluster import (
+    TUNNEL_GATEWAYS,
+    TUNNEL_NOT_FOR_PODS,
+    TUNNEL_OWN_IDENTITIES,
+    TunnelConfig,
+)
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import routes_over
 from cells.netlink.rows import foreign_routes
@@ -63,8 +68,8 @@ class TunnelFacts(msgspec.Struct, frozen=True):
     port: int
     source: IPv4Address = NO_SOURCE
     """The address packets are sent from; 0.0.0.0: whichever routing chooses."""
-    own_identities: bool = False
-    """Whether nodes give their pods numbers by themselves: then another node's say nothing here."""
+    flags: int = 0
+    """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS."""
 
     @property
     def key(self) -> str:
@@ -86,18 +91,25 @@ def wanted(
     *,
     own_identities: bool = False,
 ) -> dict[str, TunnelObject]:
-    """All of them by key; none in native mode.
+    """All of them by key; none in native mode, unless for egress gateways.
 
     ``own``: the address other nodes know this one by. It counts if it is one of ``local``, those on devices:
     the kernel sends from no other.
     """
-    if not settings.tunnelled:
+    if not settings.has_tunnel:
         return {}
     source = own if own is not None and own in set(local) else NO_SOURCE
     found: list[TunnelObject] = [
         TunnelDevice(settings.port, settings.source_ports, mtu),
         TunnelPrograms(),
-        TunnelFacts(route_mtu, settings.port, source, own_identities),
+        TunnelFacts(
+            route_mtu,
+            settings.port,
+            source,
+            TUNNEL_OWN_IDENTITIES * own_identities
+            | TUNNEL_GATEWAYS * settings.enable_ipv4_egress_gateway
+            | TUNNEL_NOT_FOR_PODS * (not settings.tunnelled),
+        ),
     ]
     return {each.key: each for each in found}
 
@@ -272,8 +284,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
         facts = self._maps.facts()
         if facts != TunnelConfig():
             known = link is not None and facts.ifindex == link.ifindex
-            own = bool(facts.flags & TUNNEL_OWN_IDENTITIES)
-            found.append(TunnelFacts(facts.mtu if known else 0, facts.port, facts.source, own))
+            found.append(TunnelFacts(facts.mtu if known else 0, facts.port, facts.source, facts.flags))
         return {each.key: each for each in found}
 
     async def put(self, batch: Mapping[str, TunnelObject]) -> None:
@@ -308,9 +319,9 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             case TunnelPrograms():
                 self._programs.attach_tunnel((await self._link()).ifindex)
             case TunnelFacts():
-                flags = TUNNEL_OWN_IDENTITIES * wanted.own_identities
                 ifindex = (await self._link()).ifindex
-                self._maps.set_facts(TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, flags))
+                facts = TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, wanted.flags)
+                self._maps.set_facts(facts)
 
     async def _link(self) -> FoundVxlan:
         link = await self._links.find(TUNNEL_LINK)

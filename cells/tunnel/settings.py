@@ -50,12 +50,17 @@ class TunnelSettings(Settings, frozen=True):
     They get to it in the tunnel, also with routing-mode=native."""
 
     egress_gateway_reconciliation_trigger_interval: Duration = seconds(1)
-    """How long changes of policies, pods and nodes may wait for those before, which are followed together."""
+    """How long changes of policies, pods and nodes may wait, to be followed together with others."""
 
     @property
     def tunnelled(self) -> bool:
         """Whether pods' packets go through the tunnel."""
         return self.routing_mode == "tunnel"
+
+    @property
+    def has_tunnel(self) -> bool:
+        """Whether the node has a tunnel, for all of that or for egress gateways alone."""
+        return self.tunnelled or self.enable_ipv4_egress_gateway
 
     @property
     def port(self) -> int:
@@ -73,8 +78,6 @@ class TunnelSettings(Settings, frozen=True):
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:
-        if self.enable_ipv4_egress_gateway:
-            yield "enable-ipv4-egress-gateway=true: not supported yet, expected false, or leave it unset"
         if self.tunnel_protocol == "geneve":
             yield "tunnel-protocol=geneve: not supported, the tunnel is VXLAN: expected vxlan"
         elif self.tunnel_protocol != "vxlan":
@@ -130,7 +133,7 @@ class RouteMtu:
         self._mtu = mtu
         self.devices = mtu.devices
         """What it follows from."""
-        self._overhead = (OVERHEAD if settings.tunnelled else 0) + (encryption.overhead if encryption else 0)
+        self._overhead = (OVERHEAD if settings.has_tunnel else 0) + (encryption.overhead if encryption else 0)
 
     def __call__(self) -> int:
         return self._mtu() - self._overhead

@@ -53,6 +53,11 @@ NO_IPV4: Final = (
     " other nodes are out of reach: give it one, or set routing-mode=native"
 )
 
+NO_IPV4_FOR_GATEWAYS: Final = (
+    "enable-ipv4-egress-gateway=true: this node has no IPv4 address, by which tunnels lead to gateways:"
+    " give it one, or set it to false"
+)
+
 SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
 """What comes out has no route back over the device."""
 
@@ -101,6 +106,7 @@ class Tunnel:
         log: Logger,
     ) -> None:
         self.settings = settings
+        self._no_ipv4 = NO_IPV4 if settings.tunnelled else NO_IPV4_FOR_GATEWAYS
         self._health = health.child("underlay")
         self._direct = direct is not None and direct.auto_direct_node_routes
         self._ipam = ipam
@@ -112,13 +118,13 @@ class Tunnel:
         self._kernel = TunnelKernel(links, datapath, maps, log, write_settings=lambda: sysctls.keep(SYSCTLS))
         self._objects: Derived[TunnelObject] = Derived("tunnel", self._wanted, devices, addresses)
         self._reconciler = Reconciler(
-            self._objects, self._kernel, full_every=INTERVAL if settings.tunnelled else math.inf
+            self._objects, self._kernel, full_every=INTERVAL if settings.has_tunnel else math.inf
         )
         tables.add(self._objects, self._reconciler.statuses)
         lifecycle.append(Hook("set up the tunnel", self._start))
         jobs.observe("reconcile", self._reconciler)
         jobs.observe("watch devices", devices.changes, self._look)
-        if settings.tunnelled:
+        if settings.has_tunnel:
             jobs.observe("watch filters", self._hints, self._look)
 
     def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[str, TunnelObject]:
@@ -143,8 +149,8 @@ class Tunnel:
             )
         if self.settings.tunnelled and self._ipam is not None:
             _refuse_in_tunnel(self._ipam)
-        if self.settings.tunnelled and not self._has_ipv4():
-            self._log.warning(NO_IPV4)
+        if self.settings.has_tunnel and not self._has_ipv4():
+            self._log.warning(self._no_ipv4)
         try:
             await self._reconciler.sweep()
         except ReconcileError as error:
@@ -166,7 +172,7 @@ class Tunnel:
 
     async def _look(self, _: object) -> None:
         self._reconciler.trigger()
-        if self.settings.tunnelled and not self._has_ipv4():
-            self._health.degraded(NO_IPV4)
-        elif self.settings.tunnelled:
+        if self.settings.has_tunnel and not self._has_ipv4():
+            self._health.degraded(self._no_ipv4)
+        elif self.settings.has_tunnel:
             self._health.ok("this node has an IPv4 address")

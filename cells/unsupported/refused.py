@@ -223,7 +223,7 @@ class UnservedGateways(UnservedSettings, frozen=True):
     """Foreign tunnel endpoints are not known yet."""
 
     enable_egress_gateway: bool = False
-    """There are no gateways for traffic to the outside yet."""
+    """A later name: ask for gateways with enable-ipv4-egress-gateway."""
 
     enable_ipip_termination: bool = False
     """Tunnels of other load balancers do not end here."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from ipaddress import AddressValueError, IPv6Address
 from socket import AF_INET, inet_pton
 from sys import intern
 from typing import Any, Final
@@ -211,11 +211,6 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     def prefixes(self) -> list[str]:
         """Its addresses, each as a prefix."""
         return self.addresses.split()
-
-    @property
-    def ipv4(self) -> tuple[IPv4Address, ...]:
-        """Those of IPv4."""
-        return tuple(IPv4Address(each.partition("/")[0]) for each in self.prefixes if ":" not in each)
 
     @property
     def is_reached(self) -> bool:

@@ -17,6 +17,8 @@ from cells.maps.records.endpoints import LxcKey, LxcValue
 __all__ = [
     "AGENT_LIVENESS",
     "L2_RESPONDER_VALUE",
+    "TUNNEL_GATEWAYS",
+    "TUNNEL_NOT_FOR_PODS",
     "TUNNEL_OWN_IDENTITIES",
     "EgressKey",
     "EgressValue",
@@ -113,6 +115,10 @@ class IpcacheValue(msgspec.Struct, frozen=True):
 
 TUNNEL_OWN_IDENTITIES: Final = 1
 """Each node gives its pods numbers of its own: another's mean nothing here."""
+TUNNEL_GATEWAYS: Final = 2
+"""What policies have leave the cluster by egress gateways goes to them in the tunnel."""
+TUNNEL_NOT_FOR_PODS: Final = 4
+"""What is for other nodes' pods does not go in the tunnel: it is routed."""
 
 _config = Layout(
     "tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", flags="I", reserved="12x"
@@ -136,7 +142,7 @@ class TunnelConfig(msgspec.Struct, frozen=True):
     source: IPv4Address = IPv4Address(0)
     """Of the packets outside; 0.0.0.0: whichever routing chooses."""
     flags: int = 0
-    """TUNNEL_OWN_IDENTITIES."""
+    """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS."""
 
     def pack(self) -> bytes:
         return _config.pack(

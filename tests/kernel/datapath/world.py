@@ -152,6 +152,7 @@ class World:
             "cilium_tunnel_map",
             "cilium_node_map_v2",
             "cilium_l2_responder_v4",
+            "cilium_egress_gw_policy_v4",
             *(name for name in self.maps if name.startswith("cilium_lb")),
         ):
             self.maps[name].clear()

@@ -32,7 +32,7 @@ _PLACES: Final = (
 _SWITCHES: Final = (
     ("ENABLE_IPSEC", "IPsec: not built"),
     ("ENABLE_SRV6", "SRv6: not built"),
-    ("ENABLE_EGRESS_GATEWAY", "egress gateway: not built"),
+    ("ENABLE_EGRESS_GATEWAY", "egress gateway: recorded at a device, of pods that are not the node's"),
     ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
     ("ENABLE_HEALTH_CHECK", "probes of backends by IPIP: not built"),
 )

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Address, ip_interface, ip_network
+from ipaddress import IPv4Address, IPv4Network, ip_interface, ip_network
 from typing import Any, Final
 
+import anyio
 import msgspec
+import pytest
 
-from cells.cluster.ipcache.rows import Source
+from cells.cluster.identity.identities import Identity
+from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.cilium_policy import CILIUM_EGRESS_GATEWAYS, CiliumEgressGatewayPolicy
+from cells.kubernetes.resources import Resources
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import EgressKey, EgressValue
+from cells.maps.target import record
+from cells.masquerade import Masquerade
+from cells.masquerade.egress_gateway import EgressGateways, GatewayDevices, GatewayPods
 from cells.masquerade.egress_policies import (
     EgressPolicy,
     GatewayLinks,
@@ -23,6 +32,11 @@ from cells.masquerade.egress_policies import (
     read_policy,
 )
 from cells.node.devices import Device
+from cells.node.sysctl import Sysctls
+from cells.tunnel.settings import EgressGatewayUse
+from lifecycle import Hive, ReadTable, StartError, Table, invoke, module, provide, supply
+from lifecycle.testing import eventually
+from tests.support.fake_map import SPECS, FakeMap
 from tests.support.recordings import recordings
 
 DEVICES: Final = [
@@ -72,7 +86,7 @@ class Recorded:
         self._local = local
         self.policies: dict[str, EgressPolicy] = {}
         self.nodes: dict[str, ClusterNode] = {}
-        self.pods: dict[str, GatewayPod] = {}
+        self.pods: dict[str, list[GatewayPod]] = {}
         self.map: dict[tuple[str, str], tuple[str, str]] = {}
         self.interfaces: set[str] = set()
         self.synced = False
@@ -118,16 +132,22 @@ class Recorded:
         if labels is None or found.status.networking is None:
             return
         pairs = found.status.networking.addressing or ()
-        ips = tuple(IPv4Address(each.ipv4) for each in pairs if each.ipv4)
-        pod = GatewayPod(ips, tuple(labels), found.status.networking.node)
-        self.pods["/".join(found.key)] = pod
+        ips = [IPv4Address(each.ipv4) for each in pairs if each.ipv4]
+        node = IPv4Address(found.status.networking.node)
+        self.pods["/".join(found.key)] = [GatewayPod(ip, tuple(labels), node) for ip in ips]
 
     def reconcile(self) -> None:
         if not self.synced:
             return
         chosen = gateways(self.policies.values(), self.nodes.values(), LINKS)
-        labels = {str(each.ip): node.labels for node in self.nodes.values() for each in node.addresses}
-        found = entries(self.policies.values(), chosen, self.pods.values(), labels).values()
+        labels = {
+            IPv4Address(int(each.ip)): node.labels
+            for node in self.nodes.values()
+            for each in node.addresses
+            if each.ip.version == 4
+        }
+        pods = [pod for several in self.pods.values() for pod in several]
+        found = entries(self.policies.values(), chosen, pods, labels).values()
         self.map = {
             (str(one.key.source), str(one.key.destination)): (
                 str(one.value.egress_ip),
@@ -165,3 +185,130 @@ def test_entries_are_those_that_were_recorded() -> None:
     assert wrong.keys() == NOT_AS_RECORDED.keys(), {
         name: what for name, what in wrong.items() if name not in NOT_AS_RECORDED
     }
+
+
+def part(kind: type[object], **attributes: object) -> Any:
+    """An object of the class with these attributes alone."""
+    found = object.__new__(kind)
+    for name, value in attributes.items():
+        setattr(found, name, value)
+    return found
+
+
+class RecordedSysctls(Sysctls):
+    """What is asked of the kernel."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def keep(self, settings: Mapping[str, str]) -> None:
+        self.kept |= settings
+
+    def release(self, names: Iterable[str]) -> None:
+        for name in names:
+            del self.kept[name]
+
+
+def object_of(**spec: Any) -> CiliumEgressGatewayPolicy:
+    whole = {
+        "selectors": [{"podSelector": {"matchLabels": {"app": "a"}}}],
+        "destinationCIDRs": ["198.51.100.0/24"],
+        "egressGateway": {"nodeSelector": {"matchLabels": {"gw": "yes"}}, "interface": "egw1"},
+        **spec,
+    }
+    body = {"metadata": {"name": "leave"}, "spec": whole}
+    found: CiliumEgressGatewayPolicy = CILIUM_EGRESS_GATEWAYS.decoder.decode(json.dumps(body))
+    return found
+
+
+@pytest.mark.anyio
+async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_what_goes() -> None:
+    policies: Table[Any] = Table("policies", key=lambda row: row.name)
+    pods: Table[IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
+    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    identities: Table[Identity] = Table("identities", key=lambda row: row.id)
+    devices: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+    first = policies.initializer("reflector")
+    known = EgressKey(IPv4Address("10.0.1.11"), IPv4Network("198.51.100.0/24"))
+    stale = EgressKey(IPv4Address("10.0.9.9"), IPv4Network("198.51.100.0/24"))
+    here = ClusterNode(
+        cluster="kind",
+        name="n1",
+        source=Source.LOCAL,
+        addresses=(NodeIP("InternalIP", IPv4Address("192.168.1.1")),),
+        labels={"gw": "yes"},
+    )
+    held: FakeMap[EgressKey, EgressValue] = FakeMap(
+        SPECS["egress_gateway4"], record(EgressKey), record(EgressValue)
+    )
+    held.rows[stale] = EgressValue(IPv4Address(0), IPv4Address("192.168.1.9"))
+    known_first: tuple[tuple[Table[Any], list[Any]], ...] = (
+        (pods, [IpcacheEntry(prefix="10.0.1.11/32", identity=4711, source=Source.LOCAL, resource="ep//1")]),
+        (identities, [Identity(4711, ("k8s:app=a",))]),
+        (nodes, [here]),
+        (devices, DEVICES),
+    )
+    for table, rows in known_first:
+        with table.txn() as txn:
+            for row in rows:
+                txn.put(row)
+    maps = part(Maps, egress_gateway4=held, use=lambda *_: None)
+    sysctls = RecordedSysctls()
+    hive = Hive(
+        module(
+            "egress-gateway",
+            "As in the agent",
+            provide(EgressGateways, GatewayPods, GatewayDevices),
+            invoke(EgressGateways),
+        ),
+        supply(EgressGatewayUse(served=True, every=0.01)),
+        supply(maps, Maps),
+        supply(part(Resources, table=lambda _: policies)),
+        supply(part(Masquerade, ipv4=True)),
+        supply(sysctls, Sysctls),
+        supply(pods, Table[IpcacheEntry]),
+        supply(identities, Table[Identity]),
+        supply(nodes, ReadTable[ClusterNode]),
+        supply(devices, Table[Device]),
+    )
+    async with hive.started():
+        with policies.txn() as txn:
+            txn.put(object_of())
+        await anyio.wait_all_tasks_blocked()
+        assert set(held.rows) == {stale}, "a list that is not complete removes nothing"
+        first.done()
+        await eventually(lambda: set(held.rows) == {known})
+        assert held.rows[known].egress_ip == IPv4Address("192.168.101.1")
+        assert [what for what, _ in held.writes] == ["update", "delete"]
+        assert sysctls.kept == {"net/ipv4/conf/egw1/rp_filter": "2"}
+        with policies.txn() as txn:
+            txn.put(object_of(destinationCIDRs=["nowhere"]))
+        await eventually(lambda: any("nowhere" in one.message for one in hive.health.snapshot()))
+        assert set(held.rows) == {known}, "a change that is none leaves the policy as it was"
+        with devices.txn() as rows_of_devices:
+            rows_of_devices.delete(2)
+        await eventually(lambda: held.rows[known].egress_ip == IPv4Address(0))
+        assert sysctls.kept == {}
+        with policies.txn() as txn:
+            txn.delete("leave")
+        await eventually(lambda: not held.rows)
+
+
+@pytest.mark.anyio
+async def test_gateways_need_masquerading() -> None:
+    hive = Hive(
+        provide(EgressGateways, GatewayPods, GatewayDevices),
+        invoke(EgressGateways),
+        supply(EgressGatewayUse(served=True, every=1)),
+        supply(part(Maps, use=lambda *_: None)),
+        supply(part(Resources, table=lambda _: Table("policies", key=lambda row: row))),
+        supply(part(Masquerade, ipv4=False)),
+        supply(RecordedSysctls(), Sysctls),
+        supply(Table("ipcache", key=lambda row: row.prefix), Table[IpcacheEntry]),
+        supply(Table("identities", key=lambda row: row.id), Table[Identity]),
+        supply(Table("nodes", key=lambda row: row.name), ReadTable[ClusterNode]),
+        supply(Table("devices", key=lambda row: row.ifindex), Table[Device]),
+    )
+    with pytest.raises(StartError, match="set enable-ipv4=true and enable-ipv4-masquerade=true"):
+        async with hive.started():
+            pass

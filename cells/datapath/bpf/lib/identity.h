@@ -58,6 +58,17 @@ static __always_inline bool is_cidr(__u32 identity)
 	return identity >> 24 == 1;
 }
 
+static __always_inline bool is_world(__u32 identity)
+{
+	return identity == IDENTITY_WORLD || identity == IDENTITY_WORLD_IPV4 || identity == IDENTITY_WORLD_IPV6;
+}
+
+/* Whether it is outside the cluster, known by its address or a name of it at most. */
+static __always_inline bool is_outside(__u32 identity)
+{
+	return is_world(identity) || is_cidr(identity);
+}
+
 /* Whether it is another node: 6, 7, or a number of its own, where labels of nodes count. */
 static __always_inline bool is_remote_node(__u32 identity)
 {

@@ -33,9 +33,11 @@
 #define DROP_POLICY_DENY 181
 #define DROP_VLAN 182
 #define DROP_AUTH_REQUIRED 189
+#define DROP_NO_EGRESS_GATEWAY 194 /* a policy has the pod leave by a node, and there is none */
 #define DROP_UNENCRYPTED 195 /* it would leave the node in clear text */
 #define DROP_TTL_EXCEEDED 196
 #define DROP_ENDPOINT_NOT_READY 203
+#define DROP_NO_EGRESS_IP 204 /* this node is the gateway, and has no address to be one */
 
 /* Which way a packet was going, seen from the pod. */
 enum direction {

@@ -6,6 +6,7 @@
 
 #include "lib/mark.h"
 #include "netdev/announce.h"
+#include "netdev/gateway.h"
 #include "nodeport/dsr.h"
 #include "nodeport/forward.h"
 #include "overlay/tunnel.h"
@@ -99,10 +100,21 @@ static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
-/* What was for this node is translated: it may be a pod's now. */
+/* What was for this node is translated, and may be another node's pod's now: the verdict. */
+static __always_inline int device_answers_gateway(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+{
+	int verdict = family == FAMILY_IPV4 ? gateway_returns(ctx, flow, now) : UNDECIDED;
+
+	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
+}
+
+/* The same, or a pod's of this one. */
 static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
-	int verdict = device_delivers(ctx, flow, now, family);
+	int verdict = family == FAMILY_IPV4 ? gateway_returns(ctx, flow, now) : UNDECIDED;
+
+	if (verdict == UNDECIDED)
+		verdict = device_delivers(ctx, flow, now, family);
 
 	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }

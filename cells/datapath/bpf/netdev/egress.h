@@ -13,6 +13,7 @@
 #include "lib/metrics.h"
 #include "lib/network.h"
 #include "nat/error.h"
+#include "netdev/gateway.h"
 #include "netdev/maps.h"
 #include "nodeport/leaves.h"
 
@@ -145,19 +146,26 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	return refused;
 }
 
+/* `parsed`: `refused` is what reading the transport header has given. `gateway`: a policy has the packet leave by this node,
+ * and from its own address.
+ */
 static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow *flow,
-					      const struct device_config *device, bool serves, int refused,
-					      __u8 family)
+					      const struct device_config *device, bool parsed, bool gateway,
+					      int refused, __u8 family)
 {
-	enum masquerade kind;
+	enum masquerade kind = MASQUERADE_POD;
 	struct address own;
 
-	if (!device_address(device, &own, family))
-		return TC_ACT_OK;
-	kind = masquerade_of(flow, device, &own, family);
-	if (kind == MASQUERADE_NONE)
-		return TC_ACT_OK;
-	if (!serves)
+	if (gateway) {
+		gateway_source(flow, &own);
+	} else {
+		if (!device_address(device, &own, family))
+			return TC_ACT_OK;
+		kind = masquerade_of(flow, device, &own, family);
+		if (kind == MASQUERADE_NONE)
+			return TC_ACT_OK;
+	}
+	if (!parsed)
 		refused = parse_payload(skb, flow, true, family);
 	if (kind == MASQUERADE_NODE) {
 		/* Whatever the node sends that no pod can send collides with nothing. */
@@ -173,7 +181,7 @@ static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow
 static __always_inline int device_sends_ip(struct __sk_buff *skb, struct flow *flow,
 					   const struct device_config *device, __u8 family)
 {
-	bool serves = nodeport_facts();
+	bool serves = nodeport_facts(), gateway = false;
 	int verdict, refused = 0;
 
 	if (parse_network(skb, flow, family))
@@ -187,7 +195,17 @@ static __always_inline int device_sends_ip(struct __sk_buff *skb, struct flow *f
 				return verdict;
 		}
 	}
-	return device_masquerades(skb, flow, device, serves, refused, family);
+	if (family == FAMILY_IPV4 && unlikely(gateway_tunnel())) {
+		if (!serves)
+			refused = parse_payload(skb, flow, true, family);
+		serves = true; /* read, by now */
+		verdict = gateway_device(skb, flow);
+		if (verdict != UNDECIDED && verdict != GATEWAY_HERE)
+			return verdict;
+		gateway = verdict == GATEWAY_HERE;
+	}
+	verdict = device_masquerades(skb, flow, device, serves, gateway, refused, family);
+	return gateway && verdict == TC_ACT_OK ? gateway_leaves(skb, flow) : verdict;
 }
 
 /* Whether what is to be done for the packet is done: it was translated, or is inside a tunnel. */

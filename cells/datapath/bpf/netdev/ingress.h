@@ -54,7 +54,7 @@ static __always_inline bool brings_tunnel(const struct flow *flow)
 
 	if (flow->protocol != IPPROTO_UDP)
 		return false;
-	tunnel = tunnel_facts();
+	tunnel = tunnel_any();
 	return tunnel && flow->dport == tunnel->port && flow->daddr.words[0] == tunnel->source &&
 	       !nat_in_range(bpf_ntohs(tunnel->port));
 }
@@ -104,8 +104,10 @@ static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u
 	verdict = family == FAMILY_IPV4 ? nat4_return(ctx, flow) : nat6_return(ctx, flow);
 	if (verdict < 0)
 		return DROP(INGRESS, -verdict);
-	if (!verdict || !own)
+	if (!verdict)
 		return VERDICT_PASS;
+	if (!own)
+		return device_answers_gateway(ctx, flow, now, family);
 	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
 	verdict = nodeport_returns(ctx, flow, INGRESS, now, family);
 	return verdict == UNDECIDED ? device_done(ctx, flow, now, family) : verdict;

@@ -14,20 +14,16 @@
 #include "lib/mark.h"
 #include "lib/network.h"
 #include "nat/error.h"
+#include "netdev/gateway.h"
 #include "nodeport/answer.h"
 #include "overlay/tunnel.h"
 #include "pod/deliver.h"
 #include "proxy/redirect.h"
 
-static __always_inline bool is_world(__u32 identity)
-{
-	return identity == IDENTITY_WORLD || identity == IDENTITY_WORLD_IPV4 || identity == IDENTITY_WORLD_IPV6;
-}
-
 /* Whether this node has to say itself who it is: where nodes have not agreed upon numbers, all but reserved ones. */
 static __always_inline bool means_nothing(__u32 identity)
 {
-	const struct tunnel_config *tunnel = tunnel_facts();
+	const struct tunnel_config *tunnel = tunnel_any();
 
 	return identity >= IDENTITY_FIRST && (!tunnel || tunnel->flags & TUNNEL_OWN_IDENTITIES);
 }
@@ -97,6 +93,8 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 		return DROP(INGRESS, refused);
 	flow->source_identity = sender_in_tunnel(flow, identity, family);
 	local = address_lookup(&flow->daddr, family);
+	if (!local && family == FAMILY_IPV4)
+		return gateway_takes(skb, flow);
 	if (!local)
 		return DROP(INGRESS, DROP_UNROUTABLE); /* gone, or never here: the stack might send it back */
 	if (local->flags & ADDRESS_IS_HOST) {

@@ -17,6 +17,8 @@ struct tunnel_config {
 	__u32 reserved[3];
 };
 
+#define TUNNEL_GATEWAYS 2 /* what policies have leave by gateways goes to them in it */
+#define TUNNEL_NOT_FOR_PODS 4 /* what is for other nodes' pods does not: it is routed */
 #define TUNNEL_OWN_IDENTITIES 1 /* each node gives its pods numbers of its own: another's mean nothing here */
 
 /* cilium_tunnel_map: which node has these pods, for those that the ipcache does not know. */

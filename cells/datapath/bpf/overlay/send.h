@@ -29,14 +29,18 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 	return bpf_redirect(tunnel->ifindex, 0);
 }
 
+#define GATEWAY_NOWHERE 0xffffffff /* in place of a node: a policy has the packet, and no node is its gateway */
+
 /* What a pod sends. A packet that does not fit is answered here, for the stack never sees it. */
 VERIFIED_ALONE pod_sends_tunnelled(struct __sk_buff *skb, const struct flow *flow, __be32 node, __u32 status,
 				   __u32 family)
 {
-	const struct tunnel_config *tunnel = tunnel_facts();
+	const struct tunnel_config *tunnel = tunnel_any();
 
 	if (!flow || !tunnel)
 		return DROP(EGRESS, DROP_NO_CONFIG);
+	if (unlikely(node == GATEWAY_NOWHERE))
+		return DROP(EGRESS, DROP_NO_EGRESS_GATEWAY);
 	if (unlikely(skb->len > LINK_HLEN + tunnel->mtu) && exceeds(skb, flow, tunnel->mtu, family))
 		return family == FAMILY_IPV4 ? too_big4(skb, flow, tunnel->mtu) : too_big6(skb, flow, tunnel->mtu);
 	return tunnel_send(skb, flow, tunnel, node, status, family);
@@ -49,7 +53,7 @@ static __always_inline bool forges_tunnel(const struct flow *flow)
 
 	if (flow->protocol != IPPROTO_UDP)
 		return false;
-	tunnel = tunnel_facts();
+	tunnel = tunnel_any();
 	return tunnel && flow->dport == tunnel->port;
 }
 

@@ -39,7 +39,7 @@ struct {
 #define TUNNEL_TTL 64
 
 /* The node's tunnel, or NULL if it has none. */
-static __always_inline const struct tunnel_config *tunnel_facts(void)
+static __always_inline const struct tunnel_config *tunnel_any(void)
 {
 	__u32 zero = 0;
 	const struct tunnel_config *tunnel = bpf_map_lookup_elem(&hive_tunnel, &zero);
@@ -47,10 +47,26 @@ static __always_inline const struct tunnel_config *tunnel_facts(void)
 	return tunnel && tunnel->ifindex ? tunnel : NULL;
 }
 
+/* The same if what is for other nodes' pods goes in it. */
+static __always_inline const struct tunnel_config *tunnel_facts(void)
+{
+	const struct tunnel_config *tunnel = tunnel_any();
+
+	return tunnel && !(tunnel->flags & TUNNEL_NOT_FOR_PODS) ? tunnel : NULL;
+}
+
+/* The same if what is for egress gateways does. */
+static __always_inline const struct tunnel_config *gateway_tunnel(void)
+{
+	const struct tunnel_config *tunnel = tunnel_any();
+
+	return tunnel && tunnel->flags & TUNNEL_GATEWAYS ? tunnel : NULL;
+}
+
 /* The tunnel, if these are the low bits of its device's index: as a flow's entry remembers its way. */
 static __always_inline const struct tunnel_config *tunnel_at(__u16 ifindex)
 {
-	const struct tunnel_config *tunnel = tunnel_facts();
+	const struct tunnel_config *tunnel = tunnel_any();
 
 	return tunnel && (__u16)tunnel->ifindex == ifindex ? tunnel : NULL;
 }
@@ -142,6 +158,6 @@ static __always_inline bool answers_into_tunnel(const struct flow *flow)
 
 	if (flow->protocol != IPPROTO_UDP)
 		return false;
-	tunnel = tunnel_facts();
+	tunnel = tunnel_any();
 	return tunnel && flow->sport == tunnel->port;
 }

@@ -8,6 +8,7 @@
 #include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/network.h"
+#include "netdev/gateway.h"
 #include "nodeport/answer.h"
 #include "overlay/send.h"
 #include "pod/arp.h"
@@ -76,7 +77,7 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 			flow->destination_identity = link->endpoint.identity;
 			epochs += link->epoch;
 		} else {
-			node = tunnel ? tunnel_node(flow, family) : 0;
+			node = tunnel ? pod_node(flow, status, family) : 0;
 			if (!node)
 				return UNDECIDED;
 		}
@@ -223,8 +224,8 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	if (local) {
 		flow->destination_identity = identity_of_local(local);
 	} else {
-		node = tunnel_node(flow, family);
-		tunnel = node && takes_short_cuts(self, status, entry) ? tunnel_facts() : NULL;
+		node = pod_node(flow, status, family);
+		tunnel = node && takes_short_cuts(self, status, entry) ? tunnel_any() : NULL;
 	}
 	leaves = host_routing() && !local && !tunnel && takes_short_cuts(self, status, entry);
 	if (!to_pod && !tunnel && unlikely(forges_tunnel(flow)))

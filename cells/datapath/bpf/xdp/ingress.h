@@ -41,6 +41,13 @@ static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __
 	return UNDECIDED;
 }
 
+/* The driver's program serves clients outside alone: without those there is none. */
+static __always_inline int device_answers_gateway(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+{
+	(void)ctx, (void)flow, (void)now, (void)family;
+	return VERDICT_PASS;
+}
+
 static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	(void)flow, (void)now, (void)family;
