@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cells.cluster.identity.numbers import HEALTH
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
@@ -44,7 +45,8 @@ def pod(name: str, pool: str) -> dict[str, Any]:
 
 
 def test_pods_of_two_pools_reach_each_other_and_keep_their_addresses(node: Lab, tmp_path: Path) -> None:
-    settings = ("--ipam=multi-pool", "--routing-mode=native", f"--manifests-dir={tmp_path}")
+    settings = ("--ipam=multi-pool", "--routing-mode=native", "--enable-health-checking=true")
+    settings += (f"--manifests-dir={tmp_path}",)
     write(tmp_path, "node", node_object(default="10.40.0.0/28"))
     write(tmp_path, "red", pod("red", "red"))
     known_pods(tmp_path, "client")
@@ -55,6 +57,9 @@ def test_pods_of_two_pools_reach_each_other_and_keep_their_addresses(node: Lab, 
         write(tmp_path, "node", node_object(default="10.40.0.0/28", red="10.49.0.0/28"))
         server = red.result(60)
     client = pods.add(node, "client")
+    eventually(lambda: health_address(pid))
+    health = health_address(pid)
+    assert ip_address(health) in ip_network("10.40.0.0/28")
     assert ip_address(server.ipv4) in ip_network("10.49.0.0/28")
     assert ip_address(client.ipv4) in ip_network("10.40.0.0/28")
     with node.open_pod("client") as inside:
@@ -62,11 +67,22 @@ def test_pods_of_two_pools_reach_each_other_and_keep_their_addresses(node: Lab, 
         agent_process.crash(node)
         write(tmp_path, "node", node_object(default="10.40.0.0/28 10.41.0.0/28"))  # red is taken back
         pid = serving(node, *settings)
+        eventually(lambda: health_address(pid) == health)
         assert inside.run(ping, server.ipv4, 1)
+        assert inside.run(ping, health, 1)
         states = {one["obj"]["network"]: one["obj"]["state"] for one in _rows(pid)}
         assert states["10.49.0.0/28"] == "retired"
         pods.delete(node, "red")
         eventually(lambda: "10.49.0.0/28" not in {one["obj"]["network"] for one in _rows(pid)})
+
+
+def health_address(pid: int) -> str:
+    """That of the node's health endpoint; empty while there is none."""
+    for one in ask("/v1/endpoint", api_socket(pid)) or ():
+        if one["status"]["identity"]["id"] == HEALTH:
+            found: str = one["status"]["networking"]["addressing"][0]["ipv4"]
+            return found
+    return ""
 
 
 def _rows(pid: int) -> list[dict[str, Any]]:
