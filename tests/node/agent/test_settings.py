@@ -124,3 +124,15 @@ def test_every_mistake_has_its_line(node: Lab, tmp_path: Path) -> None:
             " leave one of them true"
         ),
     ]
+
+
+def test_a_health_endpoint_needs_addresses_that_the_agent_gives(node: Lab) -> None:
+    delegated = (
+        "--ipam=delegated-plugin",
+        "--local-router-ipv4=169.254.23.1",
+        "--enable-endpoint-routes=true",
+        "--routing-mode=native",
+    )
+    ended = run_agent(node, *delegated, "--enable-health-checking=true")
+    assert ended.code == 2
+    assert ended.line.endswith("set enable-endpoint-health-checking=false")
