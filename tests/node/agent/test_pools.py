@@ -45,8 +45,8 @@ def pod(name: str, pool: str) -> dict[str, Any]:
 
 
 def test_pods_of_two_pools_reach_each_other_and_keep_their_addresses(node: Lab, tmp_path: Path) -> None:
-    settings = ("--ipam=multi-pool", "--routing-mode=native", "--enable-health-checking=true")
-    settings += (f"--manifests-dir={tmp_path}",)
+    settings = ["--ipam=multi-pool", "--routing-mode=native", "--enable-health-checking=true"]
+    settings.append(f"--manifests-dir={tmp_path}")
     write(tmp_path, "node", node_object(default="10.40.0.0/28"))
     write(tmp_path, "red", pod("red", "red"))
     known_pods(tmp_path, "client")
