@@ -3,12 +3,14 @@
 
     python3 configs/image/build.py hive-agent.tar          # or --folder rootfs, the files alone
     python3 configs/image/build.py --envoy --tag localhost/hive-agent:0.1.0-envoy hive-envoy.tar
+    python3 configs/image/build.py --bgp --tag localhost/hive-agent:0.1.0-bgp hive-bgp.tar
 
 For:    who deploys; ``ctr images import``, ``podman load`` and ``skopeo`` take the archive.
 Needs:  a Debian whose release is the image's, with apt-get and dpkg-deb; Python with pip and venv, and what
         compiles the package (``make install``); readelf.
 Gives:  an OCI image layout in a tar file: three layers (Debian's files, the libraries, ours), one more with
-        Envoy; the same bytes for the same sources and packages; a bill of materials in /usr/share/sbom.
+        Envoy, one more with gobgpd; the same bytes for the same sources and packages; a bill of materials in
+        /usr/share/sbom.
 Source: OCI image specification 1.1; SPDX 2.3; reproducible-builds.org on SOURCE_DATE_EPOCH.
 """
 
@@ -108,11 +110,8 @@ def call(*command: str | Path, cwd: Path = PROJECT, env: Mapping[str, str] | Non
     return done.stdout
 
 
-def debian(part: Part, work: Path) -> None:
-    """Unpack the packages; no script of theirs is run."""
-    lines = (HERE / "packages").read_text().splitlines()
-    names = [line.split()[0] for line in lines if line and not line.startswith("#")]
-    archives = work / "debs"
+def unpack(part: Part, archives: Path, names: Iterable[str]) -> None:
+    """Unpack packages of Debian, all of their files."""
     archives.mkdir()
     call("apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", *names, cwd=archives)
     for archive in sorted(archives.glob("*.deb")):
@@ -120,6 +119,24 @@ def debian(part: Part, work: Path) -> None:
         of = fields(call("dpkg-deb", "--field", archive, "Package", "Version", "Architecture"))
         purl = f"pkg:deb/debian/{of['Package']}@{of['Version'].replace(':', '%3A')}?arch={of['Architecture']}"
         part.materials.append({"name": of["Package"], "version": of["Version"], "purl": purl})
+
+
+def speaker(part: Part, work: Path) -> None:
+    """gobgpd alone, of Debian's package, with its copyright."""
+    unpack(part, work / "speaker", ["gobgpd"])
+    for path in ("lib", "usr/bin/gobgp", "usr/share/bash-completion", "usr/share/zsh"):
+        found = part.folder / path
+        shutil.rmtree(found) if found.is_dir() else found.unlink(missing_ok=True)
+    for document in (part.folder / "usr/share/doc/gobgpd").iterdir():
+        if document.name != "copyright":
+            document.unlink()
+
+
+def debian(part: Part, work: Path) -> None:
+    """Unpack the packages; no script of theirs is run."""
+    lines = (HERE / "packages").read_text().splitlines()
+    names = [line.split()[0] for line in lines if line and not line.startswith("#")]
+    unpack(part, work / "debs", names)
     for pattern in TRIMMED:
         for path in part.folder.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -335,7 +352,9 @@ def archive_of(parts: list[Part], out: Path, tag: str, epoch: int) -> Iterator[t
             archive.addfile(entry, io.BytesIO(data))
 
 
-def build(work: Path, wheel: Path | None, epoch: int, *, with_envoy: bool) -> list[Part]:
+def build(
+    work: Path, wheel: Path | None, epoch: int, *, with_envoy: bool, with_speaker: bool = False
+) -> list[Part]:
     """The parts, each in its folder below ``work``."""
     if sys.version_info[:2] != (3, 11):
         raise BuildError(
@@ -363,6 +382,9 @@ def build(work: Path, wheel: Path | None, epoch: int, *, with_envoy: bool) -> li
     if with_envoy:
         parts.insert(1, Part("envoy", work / "layers/envoy"))
         envoy(parts[1], work)
+    if with_speaker:
+        parts.insert(1, Part("speaker", work / "layers/speaker"))
+        speaker(parts[1], work)
     complete(parts)
     ours.put("usr/share/sbom/hive-agent.spdx.json", bill(parts, epoch))
     return parts
@@ -386,6 +408,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="put the image's files into this new folder, too")
     parser.add_argument("--tag", default="localhost/hive-agent:0.1.0", help="name of the image")
     parser.add_argument("--envoy", action="store_true", help="put Envoy's program into it, too")
+    parser.add_argument("--bgp", action="store_true", help="put gobgpd, which speaks BGP, into it, too")
     parser.add_argument("--wheel", type=Path, help="a wheel that is built already")
     given = parser.parse_args()
     if given.out is None and given.folder is None:
@@ -395,7 +418,7 @@ def main() -> None:
     try:
         epoch = date_of_sources()
         with tempfile.TemporaryDirectory() as work:
-            parts = build(Path(work), given.wheel, epoch, with_envoy=given.envoy)
+            parts = build(Path(work), given.wheel, epoch, with_envoy=given.envoy, with_speaker=given.bgp)
             for part in parts if given.folder else ():
                 shutil.copytree(part.folder, given.folder, symlinks=True, dirs_exist_ok=True)
             sizes = list(archive_of(parts, given.out, given.tag, epoch)) if given.out else []

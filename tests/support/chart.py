@@ -68,6 +68,9 @@ OPEN: Final = (
     "operator.nodeSelector",
     "operator.affinity",
     "operator.updateStrategy",
+    "bgpControlPlane.speaker.resources",
+    "bgpControlPlane.speaker.nodeSelector",
+    "bgpControlPlane.speaker.updateStrategy",
     "envoy.resources",
     "envoy.annotations",
     "envoy.podAnnotations",
@@ -100,6 +103,7 @@ UNSET: Final = {
     "image.override": "string",
     "envoy.enabled": "boolean",
     "envoy.image.override": "string",
+    "bgpControlPlane.speaker.image.override": "string",
     "envoy.log.defaultLevel": "string",
     "operator.image.override": "string",
     "prometheus.metrics": "array",
@@ -134,6 +138,7 @@ UNSET: Final = {
 }
 """The types of values that have no default."""
 NEEDED: Final = (
+    "bgpControlPlane.secretsNamespace.name",
     "cgroup.hostRoot",
     "cni.binPath",
     "cni.confFileMountPath",

@@ -57,6 +57,7 @@ for _of_objects in (apply, delete, get, check):
 )
 @click.option("--tunnel", is_flag=True, help="Nodes reach each other's pods through VXLAN, not by routes.")
 @click.option("--etcd", is_flag=True, help="Share nodes, identities and pods through etcd.")
+@click.option("--bgp", is_flag=True, help="Put a router (FRR) beside the nodes, to which they announce pods.")
 def up(
     lab: Lab,
     count: int,
@@ -64,6 +65,7 @@ def up(
     segments: int,
     tunnel: bool,
     etcd: bool,
+    bgp: bool,
     settings: tuple[str, ...],
 ) -> int:
     """Make a node with a running agent and pods; what is there already stays.
@@ -79,11 +81,13 @@ def up(
         raise LabError("--segments is of a cluster: say how many nodes it has with --nodes")
     if etcd and nodes is None:
         raise LabError("--etcd is of a cluster: say how many nodes it has with --nodes")
+    if bgp and nodes is None:
+        raise LabError("--bgp is of a cluster: say how many nodes it has with --nodes")
     if tunnel:
         settings = (TUNNEL, *settings)
     with orderly(), exclusive():
         if nodes is not None:
-            up_cluster(Cluster.of(lab), nodes, segments, count, settings, etcd=etcd)
+            up_cluster(Cluster.of(lab), nodes, segments, count, settings, etcd=etcd, bgp=bgp)
         else:
             _up(lab, count, settings)
     return 0

@@ -15,7 +15,7 @@ from tests.support.pages import ROOT, blocks, play, shell
 pytestmark = pytest.mark.node
 
 
-@pytest.mark.parametrize("page", ["start/two-nodes.md", "operate/check.md"])
+@pytest.mark.parametrize("page", ["start/two-nodes.md", "operate/check.md", "operate/bgp-lab.md"])
 def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
     need_root()
     path = ROOT / "docs" / page

@@ -56,6 +56,15 @@ ODD_SERVICE: dict[str, Any] = {
     "spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 80, "protocol": "TCP"}]},
 }
 
+BGP_NODE_CONFIG: dict[str, Any] = {
+    "apiVersion": "cilium.io/v2alpha1",
+    "kind": "CiliumBGPNodeConfig",
+    "metadata": {"name": "node1"},
+    "spec": {"bgpInstances": [{"name": "without-an-asn"}]},
+    "status": {"bgpInstances": [{"name": "of-an-earlier-agent"}]},
+}
+"""No speaker is started for it, and its status is written."""
+
 NODE_CONFIG = {
     "apiVersion": "cilium.io/v2",
     "kind": "CiliumNodeConfig",
@@ -70,7 +79,7 @@ def roles(**values: object) -> list[dict[str, Any]]:
         one
         for one in chart.objects(values).values()
         if one["apiVersion"].startswith("rbac.")
-        and one["metadata"]["name"] in {"cilium", "cilium-config-agent"}
+        and one["metadata"]["name"] in {"cilium", "cilium-config-agent", "cilium-bgp-control-plane-secrets"}
     ]
 
 
@@ -158,6 +167,40 @@ async def test_nothing_is_denied_and_no_right_is_unused(
             assert calls is not None
             assert {status for _, _, status in calls.returned} & {"401", "403"} == set()
     assert unused(given, server.requests) == set(), "rights that are not used"
+
+
+async def test_bgp_needs_the_rights_that_it_adds(
+    tmp_path: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K8S_NODE_NAME", "node1")
+    given = roles(bgpControlPlane={"enabled": True})
+    added = set(rights(given)) - set(rights(roles()))
+    assert ("", "secrets", "list") in added
+    wanted = definitions(
+        endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True, bgp=True
+    )
+    server = ApiServer({TOKEN: User(ACCOUNT)})
+    server.crd_delay = 0
+    for body in [*given, *(one.body for one in wanted)]:
+        server.add(body)
+    async with server.serving() as url:
+        there = Cluster(server, url)
+        await eventually(lambda: all(there.serves(one.plural) for one in wanted))
+        server.definitions.fresh.clear()  # their storage is ready at once
+        for body in (NODE, namespace("default"), BGP_NODE_CONFIG):
+            there.put(body)
+        options = {
+            **settings,
+            "ipam": "kubernetes",
+            "k8s-kubeconfig-path": kubeconfig(tmp_path, url),
+            "enable-bgp-control-plane": "true",
+            "bgp-secrets-namespace": "kube-system",
+        }
+        async with started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=options) as hive:
+            await eventually(lambda: not added & unused(given, server.requests), 20)
+            calls = hive.get(KubernetesAPI).calls
+            assert calls is not None
+            assert {status for _, _, status in calls.returned} & {"401", "403"} == set()
 
 
 def test_node_objects_are_written_to_only_where_it_is_asked_for() -> None:

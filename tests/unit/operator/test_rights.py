@@ -210,6 +210,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"operator": {"removeNodeTaints": False, "unmanagedPodWatcher": {"restart": False}}},
     {"operator": {"setNodeNetworkStatus": False, "nodeGCInterval": "0s", "identityGCInterval": "0s"}},
     {"ipam": {"mode": "kubernetes"}, "disableEndpointCRD": True},
+    {"bgpControlPlane": {"enabled": True}},
 ]
 
 
@@ -227,6 +228,7 @@ async def test_rights_follow_what_the_values_switch_on(values: dict[str, Any], t
     operators = Operators(server, tmp_path)
     async with server.serving():
         registered = {"ipam": "kubernetes", "enable-cilium-endpoint-slice": "true"}
+        registered |= {"enable-bgp-control-plane": config.get("enable-bgp-control-plane", "false")}
         async with operators.running(registered):  # with every right, for the definitions
             pass
         server.store.delete(Resource("coordination.k8s.io", "leases"), LEASE)
@@ -240,6 +242,9 @@ async def test_rights_follow_what_the_values_switch_on(values: dict[str, Any], t
                     path = f"/api/v1/namespaces/kube-system/pods/{name}/status"
                     await client.raw("PATCH", path, None, json.dumps({"status": READY}).encode(), MERGE)
 
+            if "enable-bgp-control-plane" in config:
+                for body in routers():
+                    server.add(body)
             if "enable-cilium-endpoint-slice" in config:
                 await slices_come_and_go(server)
 
@@ -251,6 +256,30 @@ async def test_rights_follow_what_the_values_switch_on(values: dict[str, Any], t
                 await eventually(all_used, 30)
         assert unused(rights, server.requests) == set(), "rights that are not used"
         assert not [one for one in degraded if "orbidden" in one or "403" in one], "nothing is denied"
+
+
+def routers() -> list[dict[str, Any]]:
+    """Something to do for BGP: one NodeConfig is made and changed, one is deleted, conditions are written."""
+
+    def made(kind: str, name: str, spec: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+        whole = {"name": name, **metadata}
+        return {
+            "apiVersion": "cilium.io/v2alpha1",
+            "kind": f"CiliumBGP{kind}",
+            "metadata": whole,
+            "spec": spec,
+        }
+
+    kind = {"apiVersion": "cilium.io/v2alpha1", "kind": "CiliumBGPClusterConfig"}
+    owner = {**kind, "name": "racks", "uid": "u"}
+    instances = {"bgpInstances": [{"name": "i", "localASN": 65001}]}
+    return [
+        made("NodeConfig", "absent", instances, ownerReferences=[owner]),
+        made("NodeConfig", "a", instances, ownerReferences=[owner]),
+        made("PeerConfig", "tor", {"authSecretRef": "absent"}),
+        made("NodeConfigOverride", "a", {"bgpInstances": [{"name": "i", "localPort": 1179}]}),
+        made("ClusterConfig", "racks", instances),
+    ]
 
 
 async def slices_come_and_go(server: ApiServer) -> None:

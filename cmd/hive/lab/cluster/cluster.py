@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from hive.lab import agent_process, pods
 from hive.lab.cluster.manifests import Manifests, namespace_object, node_objects, pod_object
 from hive.lab.cluster.network import LabNetwork, Place, make_network, remove_network
+from hive.lab.cluster.router import Router, bgp_objects
 from hive.lab.cluster.store import Store
 from hive.lab.node import Lab, LabError, create, destroy, labs
 
@@ -43,6 +44,11 @@ class Cluster:
         """The etcd that the nodes share, if they were made with one."""
         return Store(self.network)
 
+    @property
+    def router(self) -> Router:
+        """The BGP router beside the nodes, if they were made with one."""
+        return Router(self.network)
+
     def node(self, number: int) -> Lab:
         """Node `number`, from 1, whether it exists or not."""
         return Lab(f"{self.name}-{number}")
@@ -65,22 +71,13 @@ class Cluster:
         """Where one of its nodes stands."""
         return self.network.place(self.number(lab))
 
-    def make(self, count: int, segments: int, *, etcd: bool = False) -> list[Lab]:
+    def make(self, count: int, segments: int, *, etcd: bool = False, bgp: bool = False) -> list[Lab]:
         """Make what is missing of the network and of nodes 1 to `count`; those that were made.
 
-        With `etcd` the nodes tell each other of themselves by it; objects tell each of its own.
+        With `etcd` the nodes tell each other of themselves by it; objects tell each of its own. With `bgp`
+        the nodes announce their pods to a router, and nothing else leads there from outside.
         """
-        if not self.network.exists:
-            remove_network(self.network)
-            make_network(self.network, segments)
-            if etcd:
-                self.store.start()
-        elif etcd and not self.store.exists:
-            raise LabError(f"the nodes of {self.name} share no etcd: take them down first")
-        elif self.network.segments != segments:
-            raise LabError(
-                f"the network of {self.name} has {self.network.segments} segments: take it down first"
-            )
+        self._make_network(segments, etcd=etcd, bgp=bgp)
         made = []
         for number in range(1, count + 1):
             lab = self.node(number)
@@ -89,16 +86,37 @@ class Cluster:
             if not lab.exists:
                 destroy(lab)  # half of one
                 create(lab, self.network)
-                self.network.route(self.place(lab))
+                if not self.router.exists:
+                    self.network.route(self.place(lab))
                 self.manifests.join(lab)
                 made.append(lab)
         self.manifests.write("namespaces", [namespace_object()])
         self._announce_nodes()
         return made
 
+    def _make_network(self, segments: int, *, etcd: bool, bgp: bool) -> None:
+        """With what stands in it. Raises LabError where there is another one."""
+        if not self.network.exists:
+            remove_network(self.network)
+            make_network(self.network, segments)
+            if etcd:
+                self.store.start()
+            if bgp:
+                self.router.start()
+        elif bgp and not self.router.exists:
+            raise LabError(f"the nodes of {self.name} have no router beside them: take them down first")
+        elif etcd and not self.store.exists:
+            raise LabError(f"the nodes of {self.name} share no etcd: take them down first")
+        elif self.network.segments != segments:
+            raise LabError(
+                f"the network of {self.name} has {self.network.segments} segments: take it down first"
+            )
+
     def _announce_nodes(self) -> None:
         """All objects to every node; with etcd, to each node only its own."""
         objects = {lab: node_objects(lab, self.place(lab)) for lab in self.nodes()}
+        for lab in objects if self.router.exists else ():
+            Manifests([lab]).write("bgp", bgp_objects(lab.name, self.place(lab)))
         if self.store.exists:
             for lab, own in objects.items():
                 Manifests([lab]).write("nodes", own)
@@ -107,7 +125,7 @@ class Cluster:
 
     def settings(self, more: Sequence[str] = ()) -> list[str]:
         """The settings of every agent of the cluster; ``more`` is added."""
-        found = ["--ipam=kubernetes", *self.store.settings]
+        found = ["--ipam=kubernetes", *self.store.settings, *self.router.settings]
         if TUNNEL in more:
             return [*found, *more]
         found += ["--routing-mode=native", "--auto-direct-node-routes=true"]
@@ -132,6 +150,7 @@ class Cluster:
                 self._announce_nodes()
         if not self.nodes():
             self.store.remove()
+            self.router.remove()
             remove_network(self.network)
 
 

@@ -13,15 +13,26 @@ from hive.lab.node import Lab
 
 
 def up_cluster(
-    cluster: Cluster, count: int, segments: int, pods: int, settings: tuple[str, ...], *, etcd: bool = False
+    cluster: Cluster,
+    count: int,
+    segments: int,
+    pods: int,
+    settings: tuple[str, ...],
+    *,
+    etcd: bool = False,
+    bgp: bool = False,
 ) -> None:
     """Make nodes 1 to `count` with running agents and pods; what is there already stays."""
     made: list[Lab] = []
     try:
-        made += cluster.make(count, segments, etcd=etcd)
+        made += cluster.make(count, segments, etcd=etcd, bgp=bgp)
         if cluster.store.exists:
             cluster.store.start()
             click.echo(f"{cluster.name}    etcd at {cluster.store.address}, pid {cluster.store.pid}")
+        if cluster.router.exists:
+            cluster.router.start()
+            address = cluster.place(cluster.nodes()[0]).routers[0]
+            click.echo(f"{cluster.name}    BGP router at {address}, pid {cluster.router.pid()}")
         _start_agents(cluster, settings)
         _add_pods(cluster, pods)
     except BaseException:

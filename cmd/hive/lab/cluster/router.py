@@ -1,0 +1,180 @@
+"""The BGP router of a lab's cluster: Debian's FRR, in the network between the nodes.
+
+Needs: root; bgpd and zebra (frr).   Gives: Router, bgp_objects.
+Source: FRR's manual, "BGP" and "Basic commands"; RFC 4271.
+
+It takes sessions from every node's address, and writes what nodes announce into the network's routes: from
+outside, pods and services are reached without NAT, by as many nodes as announce them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hive.lab.agent_process import birth
+from hive.lab.children import undisturbed
+from hive.lab.cluster.network import LabNetwork, Place
+from hive.lab.node import LabError, wait_exited
+
+ROUTER_AS, NODES_AS = 65000, 65001
+READY_WITHIN = 30.0
+_PLACES = "/usr/lib/frr:/usr/sbin"
+"""Where distributions have FRR's programs."""
+_SHARED = Path("/run/frr")
+_DAEMONS = ("zebra", "bgpd")
+"""In the order in which they start."""
+_SETTLE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The FRR of a cluster's network, whether it runs or not."""
+
+    network: LabNetwork
+
+    @property
+    def directory(self) -> Path:
+        """Its configuration, sockets, logs and pids."""
+        return self.network.directory / "router"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cluster was made with one."""
+        return self.directory.is_dir()
+
+    @property
+    def settings(self) -> list[str]:
+        """What agents are started with."""
+        return ["--enable-bgp-control-plane=true"] if self.exists else []
+
+    def pid(self, daemon: str = "bgpd") -> int | None:
+        """The pid of one of its programs, if it runs."""
+        try:
+            pid, born = (self.directory / f"{daemon}.running").read_text().split()
+        except (FileNotFoundError, ValueError):
+            return None
+        return int(pid) if birth(int(pid)) == born else None
+
+    def start(self) -> None:
+        """Have it run. Raises LabError."""
+        programs = {name: shutil.which(name, path=_PLACES) for name in _DAEMONS}
+        if None in programs.values() or shutil.which("gobgpd") is None:
+            raise LabError("--bgp needs FRR and gobgpd: install them (Debian: apt install frr gobgpd)")
+        self.directory.mkdir(exist_ok=True)
+        (self.directory / "zebra.conf").write_text("hostname router\n")
+        (self.directory / "bgpd.conf").write_text(self._configuration())
+        for path in (self.directory, *self.directory.iterdir()):
+            shutil.chown(path, "frr", "frr")  # as whom they run
+        shared = _SHARED.exists()
+        for name in _DAEMONS:
+            if self.pid(name) is None:
+                self._begin(name, str(programs[name]))
+        if not shared:
+            with suppress(OSError):
+                _SHARED.rmdir()  # each makes it, and has its sockets elsewhere
+
+    def _begin(self, name: str, program: str) -> None:
+        directory, listening = self.directory, self.directory / f"{name}.vty"
+        listening.unlink(missing_ok=True)
+        command = [program, "-P", "0", "-z", directory / "zserv.api", "--vty_socket", directory]
+        command += ["-i", directory / f"{name}.pid", "-f", directory / f"{name}.conf"]
+        with self.network.open() as network, (directory / f"{name}.log").open("ab") as log:
+            process = network.popen(
+                list(map(str, command)),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        process.returncode = 0  # it is found again by its pid
+        (directory / f"{name}.running").write_text(f"{process.pid} {birth(process.pid)}")
+        began = time.monotonic()
+        while not listening.exists():
+            if wait_exited(process.pid, _SETTLE) or time.monotonic() - began > READY_WITHIN:
+                lines = (directory / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
+                raise LabError(f"{name} does not serve:\n" + "\n".join(f"  {line}" for line in lines))
+
+    def _configuration(self) -> str:
+        segments = [Place(0, number) for number in range(self.network.segments)]
+        ranges = [f"{one.routers[0].rpartition('.')[0]}.0/24" for one in segments]
+        lines = [
+            "hostname router",
+            f"router bgp {ROUTER_AS}",
+            f" bgp router-id {segments[0].routers[0]}",
+            " no bgp ebgp-requires-policy",
+            " bgp bestpath as-path multipath-relax",
+            " bgp graceful-restart",
+            " neighbor nodes peer-group",
+            f" neighbor nodes remote-as {NODES_AS}",
+            *(f" bgp listen range {each} peer-group nodes" for each in ranges),
+            " address-family ipv4 unicast",
+            "  maximum-paths 8",
+            " exit-address-family",
+        ]
+        return "\n".join((*lines, ""))
+
+    def remove(self) -> None:
+        """End it, with all it knows; nothing to do is fine."""
+        with undisturbed():
+            for name in reversed(_DAEMONS):
+                self._end(name)
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end(self, name: str) -> None:
+        """Raises LabError when it survives SIGKILL."""
+        pid = self.pid(name)
+        if pid is None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        if not wait_exited(pid, 10.0):
+            raise LabError(f"{name} survives SIGKILL")
+        with suppress(ChildProcessError):  # another process started it
+            os.waitpid(pid, 0)
+
+
+def bgp_objects(node: str, place: Place) -> list[dict[str, Any]]:
+    """What has a node announce its pods, and services with the label ``announce: "yes"``, to the router."""
+    peer = {
+        "name": "router",
+        "peerAddress": place.routers[0],
+        "peerASN": ROUTER_AS,
+        "peerConfigRef": {"name": "router"},
+    }
+    family = {"afi": "ipv4", "safi": "unicast", "advertisements": {"matchLabels": {"to": "router"}}}
+    services = {
+        "advertisementType": "Service",
+        "service": {"addresses": ["ClusterIP", "ExternalIP", "LoadBalancerIP"]},
+        "selector": {"matchLabels": {"announce": "yes"}},
+    }
+    specs: dict[str, tuple[str, dict[str, Any]]] = {
+        "CiliumBGPNodeConfig": (
+            node,
+            {"bgpInstances": [{"name": "lab", "localASN": NODES_AS, "peers": [peer]}]},
+        ),
+        "CiliumBGPPeerConfig": (
+            "router",
+            {"gracefulRestart": {"enabled": True}, "families": [family]},
+        ),
+        "CiliumBGPAdvertisement": (
+            "router",
+            {"advertisements": [{"advertisementType": "PodCIDR"}, services]},
+        ),
+    }
+    return [
+        {
+            "apiVersion": "cilium.io/v2alpha1",
+            "kind": kind,
+            "metadata": {"name": name, "labels": {"to": "router"}},
+            "spec": spec,
+        }
+        for kind, (name, spec) in specs.items()
+    ]
