@@ -131,12 +131,17 @@ VERIFIED_ALONE host_asks(struct __sk_buff *skb, struct flow *flow, __u32 family)
 	return host_judge(skb, flow, INGRESS, true, family);
 }
 
+VERIFIED_ALONE host_reached(struct __sk_buff *skb, struct flow *flow, __u32 family)
+{
+	return flow && host_takes(skb, flow, family);
+}
+
 #define NOT_THE_HOSTS 0x100
 
 /* The same; NOT_THE_HOSTS if the node does not take it. */
-VERIFIED_ALONE host_guards(struct __sk_buff *skb, struct flow *flow, __u32 family)
+static __always_inline int host_guards(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
-	if (!flow || !host_takes(skb, flow, family))
+	if (!host_reached(skb, flow, family))
 		return NOT_THE_HOSTS;
 	if (unlikely(flow->related) && is_about_flow(skb, flow, INGRESS, ct_now(), family))
 		return 0;

@@ -75,14 +75,15 @@ struct flow {
 	__be16 rev_nat_index; /* of the service it was addressed to */
 	bool fragmented;
 	bool later_fragment; /* not the first: its ports are in another packet */
-	__be32 fragment_id;
 	__u16 l4; /* where the transport header begins */
+	__be32 fragment_id;
 	__u16 source; /* endpoint, 0 if it is none of ours */
 	__u16 destination; /* the same */
 	__u32 source_identity;
 	__u32 destination_identity;
 	__u32 lifetime; /* of its conntrack entry before this packet: a reply that is dropped does not prolong it */
 	__u32 report; /* bytes to capture for an event of the flow; 0: nothing new */
+	__u32 device; /* by which it leaves the node; 0: by the stack */
 };
 
 /* The IPv4 header without its options, or NULL. */

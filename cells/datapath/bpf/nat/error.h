@@ -70,20 +70,19 @@ static __always_inline int nat_error_return(context_t *ctx, struct flow *flow, _
 {
 	struct quote quote = {};
 	const struct flow *about = &quote.about;
-	struct nat_entry entry;
-	union nat_key key;
+	union nat_query query;
 	int refused;
 
 	if (!quote_read(ctx, flow, &quote, family))
 		return 0;
-	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_IN,
-		      family);
-	if (!nat_lookup(&key, &entry, family))
+	nat_key_write(&query.key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol,
+		      NAT_KEY_IN, family);
+	if (!nat_lookup(&query.key, &query.entry, family))
 		return 0;
-	refused = nat_quote_rewrite(ctx, flow, &quote, SOURCE, &entry, family);
+	refused = nat_quote_rewrite(ctx, flow, &quote, SOURCE, &query.entry, family);
 	if (!refused)
-		refused = translate_address(ctx, flow, DESTINATION, &flow->daddr, &entry.address, family);
-	flow->daddr = entry.address;
+		refused = translate_address(ctx, flow, DESTINATION, &flow->daddr, &query.entry.address, family);
+	flow->daddr = query.entry.address;
 	return refused ? -refused : NAT_TRANSLATED;
 }
 
@@ -92,20 +91,19 @@ static __always_inline int nat_error_leave(context_t *ctx, struct flow *flow, __
 {
 	struct quote quote = {};
 	const struct flow *about = &quote.about;
-	struct nat_entry entry;
-	union nat_key key;
+	union nat_query query;
 	int refused;
 
 	if (!quote_read(ctx, flow, &quote, family))
 		return DROP_NAT_UNSUPPORTED;
-	nat_key_write(&key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol, NAT_KEY_OUT,
-		      family);
-	if (!nat_lookup(&key, &entry, family))
+	nat_key_write(&query.key, &about->daddr, about->dport, &about->saddr, about->sport, about->protocol,
+		      NAT_KEY_OUT, family);
+	if (!nat_lookup(&query.key, &query.entry, family))
 		return DROP_NAT_NO_MAPPING;
-	refused = nat_quote_rewrite(ctx, flow, &quote, DESTINATION, &entry, family);
+	refused = nat_quote_rewrite(ctx, flow, &quote, DESTINATION, &query.entry, family);
 	if (!refused)
-		refused = translate_address(ctx, flow, SOURCE, &flow->saddr, &entry.address, family);
-	flow->saddr = entry.address;
+		refused = translate_address(ctx, flow, SOURCE, &flow->saddr, &query.entry.address, family);
+	flow->saddr = query.entry.address;
 	return refused;
 }
 

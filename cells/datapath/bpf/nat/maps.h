@@ -58,6 +58,12 @@ union nat_key {
 	struct ct6_key v6;
 };
 
+/* What is asked, then what is answered: one place for both, as there is little stack. */
+union nat_query {
+	union nat_key key;
+	struct nat_entry entry;
+};
+
 /* Keyed as the packet is. */
 static __always_inline void nat_key_write(union nat_key *key, const struct address *saddr, __be16 sport,
 					  const struct address *daddr, __be16 dport, __u8 protocol, __u8 flags,

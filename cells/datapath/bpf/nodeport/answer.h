@@ -26,19 +26,14 @@ static __always_inline bool asked_outside(const struct ct_entry *entry)
 
 #define NODEPORT_TRANSLATED 1
 
-/* Have an answer, or an error about what a client outside has asked, come from the service: NODEPORT_TRANSLATED, 0 if
- * nobody outside has asked, or minus the reason to drop.
+/* Have an answer come from the service: NODEPORT_TRANSLATED, 0 if nobody outside has asked, or minus the reason to drop.
  */
-static __always_inline int nodeport_answer(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int nodeport_reply(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	struct nat_entry service = {};
 	const struct ct_entry *entry;
 	int refused;
 
-	if (flow->related) {
-		refused = lb_error(ctx, flow, family);
-		return refused ? -refused : flow->translated;
-	}
 	entry = ct_find(flow, INGRESS, true, now, family);
 	if (!entry || !asked_outside(entry))
 		return 0;
@@ -50,21 +45,43 @@ static __always_inline int nodeport_answer(context_t *ctx, struct flow *flow, __
 	return NODEPORT_TRANSLATED;
 }
 
-VERIFIED_ALONE nodeport4_answer(context_t *ctx, struct flow *flow, __u32 now)
+/* The same of an error about what a client outside has asked, too. */
+static __always_inline int nodeport_answer(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
-	return flow ? nodeport_answer(ctx, flow, now, FAMILY_IPV4) : 0;
+	int refused;
+
+	if (!flow->related)
+		return nodeport_reply(ctx, flow, now, family);
+	refused = lb_error(ctx, flow, family);
+	return refused ? -refused : flow->translated;
 }
 
-VERIFIED_ALONE nodeport6_answer(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE nodeport4_reply(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? nodeport_answer(ctx, flow, now, FAMILY_IPV6) : 0;
+	return flow ? nodeport_reply(ctx, flow, now, FAMILY_IPV4) : 0;
+}
+
+VERIFIED_ALONE nodeport6_reply(context_t *ctx, struct flow *flow, __u32 now)
+{
+	return flow ? nodeport_reply(ctx, flow, now, FAMILY_IPV6) : 0;
+}
+
+/* nodeport_answer() for programs that have no stack left for both of its cases at once. */
+static __always_inline int nodeport_answer_apart(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+{
+	int refused;
+
+	if (!flow->related)
+		return family == FAMILY_IPV4 ? nodeport4_reply(ctx, flow, now) : nodeport6_reply(ctx, flow, now);
+	refused = family == FAMILY_IPV4 ? lb4_error(ctx, flow) : lb6_error(ctx, flow);
+	return refused ? -refused : flow->translated;
 }
 
 /* What answers a client outside goes to it past the stack, as the question came: the verdict, or UNDECIDED. */
 static __always_inline int nodeport_returns(context_t *ctx, struct flow *flow, enum direction direction, __u32 now,
 					    __u8 family)
 {
-	int done = family == FAMILY_IPV4 ? nodeport4_answer(ctx, flow, now) : nodeport6_answer(ctx, flow, now);
+	int done = nodeport_answer_apart(ctx, flow, now, family);
 	__be32 node;
 
 	if (done < 0)

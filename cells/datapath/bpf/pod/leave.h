@@ -17,14 +17,19 @@
 
 #define WAY_OUT 0xffff /* in a flow's entry, where others have a link: past the stack, and by a native device */
 
-static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status,
-				    __u8 family)
+static __always_inline int give_to_stack(struct __sk_buff *skb, const struct flow *flow)
 {
 	mark_identity(skb, flow->source_identity);
 	count(skb, REASON_FORWARDED, EGRESS);
+	return TC_ACT_OK;
+}
+
+static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *flow, enum ct_status status,
+				    __u8 family)
+{
 	if (unlikely(flow->report))
 		tell_trace(skb, flow, TRACE_TO_STACK, 0, TRACED(status, family));
-	return TC_ACT_OK;
+	return give_to_stack(skb, flow);
 }
 
 /* Whether addresses of this kind mean something on one link only, of which routes do not know. */
@@ -33,8 +38,10 @@ static __always_inline bool stays_on_link(const struct flow *flow, __u8 family)
 	return family == FAMILY_IPV6 && link_scoped(&flow->daddr);
 }
 
-/* Send the packet out past the stack if that will do, else to it; the verdict. */
-VERIFIED_ALONE pod_leaves(struct __sk_buff *skb, const struct flow *flow, __u32 status, __u32 family)
+/* Send the packet out past the stack if that will do, else to it; the verdict. No event is sent from here: of a chain
+ * of calls kernels before 6.8 count 32 bytes of stack for each that is begun, and 512 are all there are.
+ */
+VERIFIED_ALONE pod_routes(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
 	struct bpf_fib_lookup fib;
 	long found;
@@ -42,17 +49,26 @@ VERIFIED_ALONE pod_leaves(struct __sk_buff *skb, const struct flow *flow, __u32 
 	if (!flow)
 		return DROP(EGRESS, DROP_INVALID);
 	if (unlikely(flow->ttl <= 1 || stays_on_link(flow, family)))
-		return to_stack(skb, flow, status, family);
+		return give_to_stack(skb, flow);
 	found = fib_ask(skb, &fib, &flow->saddr, &flow->daddr, family);
 	if (found != BPF_FIB_LKUP_RET_SUCCESS && found != BPF_FIB_LKUP_RET_NO_NEIGH)
-		return to_stack(skb, flow, status, family);
+		return give_to_stack(skb, flow);
 	if (!bpf_map_lookup_elem(&hive_devices, &fib.ifindex))
-		return to_stack(skb, flow, status, family);
+		return give_to_stack(skb, flow);
 	mark_identity(skb, flow->source_identity); /* for the device's program: who sends is judged already */
 	if (!fib_hop(skb, &fib, family))
 		return DROP(EGRESS, DROP_INVALID);
+	flow->device = fib.ifindex;
 	count(skb, REASON_FORWARDED, EGRESS);
-	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_NETWORK, fib.ifindex, TRACED(status, family));
 	return fib_redirect(&fib, found, family);
+}
+
+static __always_inline int pod_leaves(struct __sk_buff *skb, struct flow *flow, enum ct_status status, __u8 family)
+{
+	int verdict = pod_routes(skb, flow, family);
+
+	if (unlikely(flow->report) && verdict >= 0)
+		tell_trace(skb, flow, flow->device ? TRACE_TO_NETWORK : TRACE_TO_STACK, flow->device,
+			   TRACED(status, family));
+	return verdict;
 }
