@@ -134,7 +134,7 @@ class WireguardAgent:
         self._key = key
         self._device = device
         self._sources = sources
-        self._accelerated = datapath.accelerates
+        self._datapath = datapath
         self._sysctls = sysctls
         self._health = health.child("peers")
         self._log = log
@@ -191,7 +191,7 @@ class WireguardAgent:
         if not self.settings.enable_wireguard:
             await to_thread.run_sync(self._device.remove)
             return
-        if self.settings.encrypt_node and self._accelerated:
+        if self.settings.encrypt_node and self._datapath.accelerates:
             raise UsageError(
                 "encrypt-node=true: programs in devices' drivers would send past it; set"
                 " bpf-lb-acceleration=disabled, or encrypt-node=false"
