@@ -168,7 +168,12 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(ProxyRoutes, fake(ProxyRoutes, there=there)),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Maps, Router}),
         replace(
-            Maps, fake(Maps, use=any_maps, **{name: FakeMap(SPECS[name]) for name in ("nodes", "tunnels")})
+            Maps,
+            fake(
+                Maps,
+                use=any_maps,
+                **{name: FakeMap(SPECS[name]) for name in ("nodes", "tunnels", "encryption")},
+            ),
         ),
     ]
 
