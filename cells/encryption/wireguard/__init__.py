@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+import anyio
 from anyio import to_thread
 
 from cells.api import (
@@ -144,6 +145,8 @@ class WireguardAgent:
         """Nodes that have changed, and those that were refused; None: gone."""
         self._refused: dict[str, str] = {}
         self._all_known = False
+        self._made = anyio.Event()
+        """Set when there is another device."""
         self._compared = 0.0
         self._trouble = ""
         """Why the device is not as it should be."""
@@ -179,11 +182,14 @@ class WireguardAgent:
         await self._look(None)
 
     async def _watch_program(self) -> None:
-        """While there is a process of ours; it is started again when it ends. Raises HiveError then."""
-        if pid := self._device.program.pid:
-            await process_ended(pid)
-            await self._look(None)
-            raise HiveError(f"wireguard-go ended, pid {pid}{exit_text(pid)}: it is started again")
+        """Have wireguard-go started again when it ends."""
+        while True:
+            if pid := self._device.program.pid:
+                await process_ended(pid)
+                self._log.error(f"wireguard-go ended, pid {pid}{exit_text(pid)}: it is started again")
+                await self._look(None)
+            await self._made.wait()
+            self._made = anyio.Event()
 
     # Having it so
 
@@ -207,8 +213,10 @@ class WireguardAgent:
         now = time.monotonic()
         compare = not self._compared or now - self._compared >= INTERVAL
         try:
-            if compare and await to_thread.run_sync(self._device.ensure):
+            made = compare and await to_thread.run_sync(self._device.ensure)
+            if made:
                 self._sysctls.keep(SYSCTLS)
+                self._made.set()
             changes = list(self._changed)
             self._changed.clear()
             pending = dict(self._pending)
@@ -218,7 +226,7 @@ class WireguardAgent:
                     del self._pending[name]
             if failed is not None:
                 raise failed
-            if compare and self._all_known:
+            if made or (compare and self._all_known):
                 healed = await to_thread.run_sync(self._peers.heal)
                 self._compared = now
                 if healed:
@@ -310,7 +318,7 @@ class WireguardAgent:
         )
 
     def collect(self) -> list[MetricFamily]:
-        """WireguardPeers, and bytes to and from all of them."""
+        """Peers, and bytes to and from all of them."""
         if not self.settings.enable_wireguard:
             return []
         peers = self._device.state.peers.values()
