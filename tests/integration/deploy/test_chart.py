@@ -132,6 +132,9 @@ def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, coun
 def known_keys() -> set[str]:
     table = yaml.safe_load((chart.CHART / "files" / "settings.yaml").read_text())
     return {one["key"] for one in table} | {
+        "enable-wireguard",
+        "encrypt-node",
+        "wireguard-persistent-keepalive",
         "ces-rate-limits",
         "ces-slice-mode",
         "cni-chaining-mode",
