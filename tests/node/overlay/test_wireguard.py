@@ -45,6 +45,10 @@ def encryption(lab: Lab) -> dict[str, object]:
     return dict(interface)
 
 
+def has_peer(lab: Lab) -> bool:
+    return encryption(lab)["peer-count"] == 1
+
+
 def address(lab: Lab) -> str:
     """Of its pod."""
     endpoints = [one["status"] for one in asked(lab, "/v1/endpoint")]
@@ -72,7 +76,7 @@ def captured(stop: Stop) -> list[bytes]:
 def test_pods_exchange_packets_that_nobody_between_the_nodes_can_read(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     for lab in (first, second):
-        eventually(lambda lab=lab: encryption(lab)["peer-count"] == 1)
+        eventually(partial(has_peer, lab))
     target = address(second)
     with first.open() as node:
         capture: Child[list[bytes]] = node.start(captured)
