@@ -27,11 +27,9 @@ def each_hook() -> Choice:
 
     def chosen(failure: Failure) -> bool:
         turn = seen.setdefault((failure.module, failure.hook), len(seen))
-        if turn // 2 % ROUNDS != turn_of_run:
-            return False
         if failure.phase == "interrupt":
-            return turn % 3 == 0 and failure.suspension == 1
-        if turn % 2:
+            return turn % 3 == 0 and turn // 3 % ROUNDS == turn_of_run and failure.suspension == 1
+        if turn % 2 or turn // 2 % ROUNDS != turn_of_run:
             return False
         return (failure.phase, failure.sequential) == (("start", "stop")[turn // 2 % 2], turn % 8 > 3)
 
