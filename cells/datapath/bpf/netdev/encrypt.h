@@ -24,7 +24,8 @@ static __always_inline bool encrypts_from(const struct encryption_config *encryp
 	__u32 kind = mark & MARK_KIND;
 
 	if (identity == IDENTITY_HOST)
-		return encryption->flags & ENCRYPTION_NODES || kind == MARK_INGRESS_PROXY || kind == MARK_EGRESS_PROXY;
+		return encryption->flags & ENCRYPTION_NODES || kind == MARK_INGRESS_PROXY ||
+		       kind == MARK_EGRESS_PROXY;
 	return identity != IDENTITY_WORLD && identity != IDENTITY_WORLD_IPV4 && identity != IDENTITY_WORLD_IPV6 &&
 	       !is_cidr(identity) && !is_remote_node(identity);
 }
@@ -58,8 +59,8 @@ static __always_inline bool strict_allows(const struct encryption_config *encryp
 	return identity == IDENTITY_HOST || is_remote_node(identity);
 }
 
-static __always_inline int encrypt_ip(struct __sk_buff *skb, struct flow *flow, const struct encryption_config *encryption,
-				      __u32 mark, __u8 family)
+static __always_inline int encrypt_ip(struct __sk_buff *skb, struct flow *flow,
+				      const struct encryption_config *encryption, __u32 mark, __u8 family)
 {
 	const struct ipcache_info *to;
 	bool strict = encryption->flags & ENCRYPTION_STRICT && family == FAMILY_IPV4;
