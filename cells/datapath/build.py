@@ -21,8 +21,8 @@ SOURCES = Path(__file__).resolve().parent / "bpf"
 OBJECTS = Path(__file__).resolve().parent / "objects"
 PROGRAMS = ("dispatch", "datapath", "l3", "xdp", "gc", "sock")
 
-NEWEST, OLDEST = 18, 14
-"""Versions of clang that are tested. Of what clang 19 makes the kernel's verifier has too much to look at."""
+NEWEST, OLDEST = 17, 14
+"""Versions of clang that are tested. What clang 18 makes takes more stack than the kernel gives."""
 
 FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 

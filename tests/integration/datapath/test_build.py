@@ -47,7 +47,7 @@ def test_a_tag_that_would_not_fit_is_refused(tmp_path: Path, tag: str) -> None:
 def test_without_a_compiler_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(
-        ObjectBuildError, match=r"no clang found: .*apt-get install one of clang-14 to clang-18"
+        ObjectBuildError, match=r"no clang found: .*apt-get install one of clang-14 to clang-17"
     ):
         find_clang()
 
@@ -67,7 +67,7 @@ def compilers(monkeypatch: pytest.MonkeyPatch, folder: Path, **versions: str) ->
         ({"clang": "14.0.6"}, "clang"),
         ({"clang": "14.0.6", "clang_16": "16.0.6"}, "clang"),
         ({"clang_14": "14.0.6", "clang_16": "16.0.6", "clang_19": "19.1.7"}, "clang-16"),
-        ({"clang": "19.1.7", "clang_18": "18.1.8"}, "clang-18"),
+        ({"clang": "19.1.7", "clang_17": "17.0.6"}, "clang-17"),
     ],
 )
 def test_a_tested_version_of_the_compiler_is_chosen(
@@ -81,7 +81,7 @@ def test_a_compiler_that_is_too_new_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     compilers(monkeypatch, tmp_path, clang="19.1.7")
-    with pytest.raises(ObjectBuildError, match=r"is clang 19: .*apt-get install one of clang-14 to clang-18"):
+    with pytest.raises(ObjectBuildError, match=r"is clang 19: .*apt-get install one of clang-14 to clang-17"):
         find_clang()
 
 

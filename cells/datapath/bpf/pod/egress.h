@@ -53,9 +53,44 @@ static __always_inline bool own_source(const struct flow *flow, const struct end
 	return address_equals(&flow->saddr, &self->ipv6);
 }
 
-/* Pass on a packet of a flow that was let through just now, or leave it UNDECIDED. `entry` is the flow's. */
+enum way_kind {
+	WAY_STACK,
+	WAY_OUTSIDE, /* past the stack */
+	WAY_TUNNEL,
+	WAY_POD,
+};
+
+/* How what a pod may send goes on. */
+struct way {
+	enum way_kind kind;
+	enum ct_status status;
+	__u32 ifindex; /* of the pod's link */
+	__be32 node; /* at the tunnel's other end */
+	mac_t host_mac;
+	mac_t pod_mac;
+};
+
+#define GOES_ON 0x200
+
+/* Send the packet its way: in one place for all that decide it, or the verifier would follow each to the end. */
+static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const struct way *way, __u8 family)
+{
+	switch (way->kind) {
+	case WAY_TUNNEL:
+		return pod_sends_tunnelled(skb, flow, way->node, way->status, family);
+	case WAY_OUTSIDE:
+		return pod_leaves(skb, flow, way->status, family);
+	case WAY_POD:
+		return hand_over(skb, flow, way->ifindex, way->host_mac, way->pod_mac, way->status, BY_PEER,
+				 family);
+	default:
+		return to_stack(skb, flow, way->status, family);
+	}
+}
+
+/* GOES_ON if the packet is of a flow that was let through just now, else UNDECIDED. `entry` is the flow's. */
 static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow *flow, struct ct_entry *entry,
-					     bool reply, __u32 epochs, __u32 now, __u8 family)
+					     bool reply, __u32 epochs, __u32 now, struct way *way, __u8 family)
 {
 	const enum ct_status status = reply ? CT_REPLY : CT_ESTABLISHED;
 	const struct tunnel_config *tunnel = NULL;
@@ -84,37 +119,38 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 	}
 	if (unlikely(!verdict_holds(entry, verdict_tag(epochs, now), flow, reply, skb->len)))
 		return UNDECIDED;
-	if (tunnel)
-		return pod_sends_tunnelled(skb, flow, node, status, family);
-	if (leaves)
-		return pod_leaves(skb, flow, status, family);
-	if (!link)
-		return to_stack(skb, flow, status, family);
-	return hand_over(skb, flow, link->ifindex, link->endpoint.host_mac, link->endpoint.pod_mac, status, BY_PEER,
-			 family);
+	way->kind = tunnel ? WAY_TUNNEL : leaves ? WAY_OUTSIDE : link ? WAY_POD : WAY_STACK;
+	way->status = status;
+	way->node = node;
+	if (link) {
+		way->ifindex = link->ifindex;
+		way->host_mac = link->endpoint.host_mac;
+		way->pod_mac = link->endpoint.pod_mac;
+	}
+	return GOES_ON;
 }
 
 /* The same by the flow's entry in either direction, the likely one first. ICMP errors are rare, and not cached; of what
  * begins or ends a connection no verdict holds, so its entry is not looked for.
  */
 static __always_inline int verdict_known(struct __sk_buff *skb, struct flow *flow, bool reply, __u32 epoch,
-					 __u32 now, __u8 family)
+					 __u32 now, struct way *way, __u8 family)
 {
 	struct ct_entry *entry;
 
 	if (flow->tcp_flags & NEVER_SPARED)
 		return UNDECIDED;
 	entry = ct_entry_of(flow, EGRESS, reply, family);
-	return entry ? verdict_fast_path(skb, flow, entry, reply, epoch, now, family) : UNDECIDED;
+	return entry ? verdict_fast_path(skb, flow, entry, reply, epoch, now, way, family) : UNDECIDED;
 }
 
 static __always_inline int verdict_cached(struct __sk_buff *skb, struct flow *flow, __u32 epoch, __u32 now,
-					  __u8 family)
+					  struct way *way, __u8 family)
 {
 	if (unlikely(flow->related))
 		return UNDECIDED;
-	return flow->reply_likely ? verdict_known(skb, flow, true, epoch, now, family)
-				  : verdict_known(skb, flow, false, epoch, now, family);
+	return flow->reply_likely ? verdict_known(skb, flow, true, epoch, now, way, family)
+				  : verdict_known(skb, flow, false, epoch, now, way, family);
 }
 
 /* What a proxy has: the stack gets it, unless another plugin's bridge stands between. */
@@ -166,9 +202,9 @@ static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now
 	return status;
 }
 
-/* Where a pod's packet goes, and whether it may. `flow` is read already; `epoch` is the pod's. */
-static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow,
-					  const struct endpoint_config *self, __u32 epoch, __u8 family)
+/* Where a pod's packet goes, and whether it may: GOES_ON, or the verdict. `flow` is read already; `epoch` is the pod's. */
+static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
+				       __u32 epoch, struct way *way, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct tunnel_config *tunnel = NULL;
@@ -182,12 +218,12 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	__u64 tag;
 
 	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
-	verdict = verdict_cached(skb, flow, epoch, now, family);
+	verdict = verdict_cached(skb, flow, epoch, now, way, family);
 	if (likely(verdict != UNDECIDED))
 		return verdict;
 	verdict = balance(skb, flow, self, now, family);
 	if (verdict == LB_TRANSLATED)
-		verdict = verdict_known(skb, flow, false, epoch, now, family);
+		verdict = verdict_known(skb, flow, false, epoch, now, way, family);
 	else if (!verdict)
 		verdict = UNDECIDED;
 	if (verdict != UNDECIDED)
@@ -195,7 +231,7 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	status = egress_lookup(flow, now, family, &entry);
 	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely &&
 	    !flow->related) { /* the guess was wrong */
-		verdict = verdict_fast_path(skb, flow, entry, status == CT_REPLY, epoch, now, family);
+		verdict = verdict_fast_path(skb, flow, entry, status == CT_REPLY, epoch, now, way, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
@@ -241,10 +277,10 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	if (unlikely(flow->only_by_proxy))
 		return DROP(EGRESS, DROP_NO_PROXY);
 	verdict = !to_pod && !tunnel && unlikely(host_endpoint()) ? host_guards(skb, flow, family) : NOT_THE_HOSTS;
-	if (verdict != NOT_THE_HOSTS) {
-		return verdict ? DROP(INGRESS, verdict)
-			       : to_stack(skb, flow, status, family); /* asked every time */
-	}
+	way->kind = WAY_STACK;
+	way->status = status;
+	if (verdict != NOT_THE_HOSTS)
+		return verdict ? DROP(INGRESS, verdict) : GOES_ON; /* asked every time */
 	if (to_pod && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	if (unlikely(self->flags & ENDPOINT_ROUTED_BY_HOST) && local && !(local->flags & ADDRESS_IS_HOST)) {
@@ -273,14 +309,24 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 				 : leaves ? WAY_OUT
 					  : 0,
 				 flow);
-	if (tunnel)
-		return pod_sends_tunnelled(skb, flow, node, status, family);
-	if (leaves)
-		return pod_leaves(skb, flow, status, family);
-	if (!to_pod)
-		return to_stack(skb, flow, status, family);
-	link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */
-	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
+	way->node = node;
+	if (to_pod) {
+		link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */
+		way->ifindex = local->ifindex;
+		way->host_mac = local->host_mac;
+		way->pod_mac = local->pod_mac;
+	}
+	way->kind = tunnel ? WAY_TUNNEL : leaves ? WAY_OUTSIDE : to_pod ? WAY_POD : WAY_STACK;
+	return GOES_ON;
+}
+
+static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow,
+					  const struct endpoint_config *self, __u32 epoch, __u8 family)
+{
+	struct way way = {};
+	int verdict = pod_decides(skb, flow, self, epoch, &way, family);
+
+	return verdict == GOES_ON ? go_on(skb, flow, &way, family) : verdict;
 }
 
 static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow,
