@@ -85,7 +85,8 @@ lint: .make/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
+	@echo "$(BIN)/clang-format --dry-run -Werror: $(words $(C_SOURCES)) files"
+	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 
 # Paths on which the C reads or writes what it may not; a minute of processor time.
 analyze: install-test
