@@ -141,10 +141,8 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
         host_endpoint=u16,
     ),
     NodeKey: st.builds(NodeKey, addresses),
-    EncryptionConfig: st.builds(
-        EncryptionConfig, ifindexes, st.sampled_from((0, ENCRYPTION_NODE)), st.none(), ipv4, u16
-    )
-    | st.builds(EncryptionConfig, ifindexes, st.just(ENCRYPTION_STRICT), networks4, ipv4, u16),
+    EncryptionConfig: st.builds(EncryptionConfig, ifindexes, st.sampled_from((0, 1)), st.none(), ipv4, u16)
+    | st.builds(EncryptionConfig, ifindexes, st.just(2), networks4, ipv4, u16),
     NodePortConfig: st.builds(NodePortConfig, u32, ipv4, ipv6, st.tuples(u32, u32)),
     NodeValue: st.builds(NodeValue, u16, u8),
     PolicyKey: st.builds(PolicyKey, identities, st.booleans(), st.integers(1, 255), u16, st.just(16)),
