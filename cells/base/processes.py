@@ -1,6 +1,7 @@
 """Processes that outlive the agent: started in a session of their own, and watched.
 
-For:    Envoy, wireguard-go. Needs: nothing.   Gives: detached(), process_ended(), exit_text().
+For:    Envoy, wireguard-go, gobgpd. Needs: nothing.
+Gives:  detached(), process_ended(), pidfd_ended(), exit_code(), exit_text().
 Source: pidfd_open(2), posix_spawn(3), setsid(2).
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import anyio
 
-__all__ = ["detached", "exit_text", "process_ended"]
+__all__ = ["detached", "exit_code", "exit_text", "pidfd_ended", "process_ended"]
 
 
 def detached(
@@ -51,6 +52,14 @@ async def process_ended(pid: int) -> None:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
+    try:
+        await pidfd_ended(handle)
+    finally:
+        os.close(handle)
+
+
+async def pidfd_ended(handle: int) -> None:
+    """Return once the process of a pidfd has ended."""
     loop = asyncio.get_running_loop()
     over = anyio.Event()
     try:
@@ -58,13 +67,18 @@ async def process_ended(pid: int) -> None:
         await over.wait()
     finally:
         loop.remove_reader(handle)
-        os.close(handle)
+
+
+def exit_code(pid: int) -> int | None:
+    """How a child ended; None for one that runs, and for another agent's."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def exit_text(pid: int) -> str:
-    """How a child ended, as ``, status 1``; empty for another agent's child."""
-    try:
-        _, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return ""
-    return f", status {os.waitstatus_to_exitcode(status)}"
+    """The same as ``, status 1``; empty for None."""
+    code = exit_code(pid)
+    return "" if code is None else f", status {code}"

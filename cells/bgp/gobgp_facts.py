@@ -62,7 +62,7 @@ RULE: Final = "hive-"
 
 
 class RuleFacts(msgspec.Struct, frozen=True):
-    """A policy of one statement: what it adds to which routes for whom."""
+    """A policy of one statement: the peers, the prefixes, and what it adds to their routes."""
 
     neighbors: frozenset[IPAddress] = frozenset()
     """Empty: for all."""

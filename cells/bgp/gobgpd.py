@@ -6,7 +6,7 @@ Why:    the calls are a few hundred lines over h2, which the agent has for Hubbl
         Each process outlives the agent, so that no session ends with it. There is one for each BGP instance:
         a gobgpd has one AS, one router ID, one port and one set of policies, and so has an instance; what
         goes wrong in one leaves the others alone.
-Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md), RFC 9113; posix_spawn(3), setsid(2); gobgp 3.10.
+Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md), RFC 9113; gobgp 3.10.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import h2.exceptions
 import h2.settings
 import msgspec
 
+from cells.base.processes import detached, exit_code, pidfd_ended
 from cells.bgp import FOLDER, SpeakerSettings
 from cells.bgp import gobgp_messages as api
 from cells.hubble.codec import DecodeError, WireMessage, decode, encode
@@ -450,7 +451,7 @@ class Speakers:
                     await self._ended(handle)
                 finally:
                     os.close(handle)
-            _reap(found.pid)
+            exit_code(found.pid)
         for suffix in (".json", ".sock", ".log"):
             _place(self._folder, instance, suffix).unlink(missing_ok=True)
 
@@ -460,7 +461,7 @@ class Speakers:
             started = msgspec.json.decode(_place(self._folder, instance, ".json").read_bytes(), type=_Started)
         except (OSError, msgspec.MsgspecError):
             return
-        if (status := _reap(started.pid)) is not None:
+        if (status := exit_code(started.pid)) is not None:
             log = _place(self._folder, instance, ".log")
             self._log.warning("gobgpd ended", instance=instance, pid=started.pid, status=status, see=str(log))
 
@@ -484,13 +485,11 @@ class Speakers:
         socket, log = self.socket(instance), _place(self._folder, instance, ".log")
         socket.unlink(missing_ok=True)
         command = [str(program), "--api-hosts", f"unix://{socket}", "--pprof-disable", "-p"]
-        files = [
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.fspath(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-            *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited()),
-        ]
-        pid = os.posix_spawn(program, command, os.environ, file_actions=files, setsid=True)
+        logged = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            pid = detached(program, command, os.environ, {1: logged, 2: logged})
+        finally:
+            os.close(logged)
         started = _Started(instance, pid, _began(pid))
         _place(self._folder, instance, ".json").write_bytes(msgspec.json.encode(started))
         self._log.info("gobgpd was started", instance=instance, pid=pid, program=str(program))
@@ -514,10 +513,10 @@ class Speakers:
     async def _ended(handle: int) -> None:
         signal.pidfd_send_signal(handle, signal.SIGTERM)
         with anyio.move_on_after(PATIENCE):
-            await _over(handle)
+            await pidfd_ended(handle)
             return
         signal.pidfd_send_signal(handle, signal.SIGKILL)
-        await _over(handle)
+        await pidfd_ended(handle)
 
 
 def end_speakers(state_dir: Path) -> list[str]:
@@ -553,33 +552,3 @@ def _began(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]
-
-
-def _inherited() -> list[int]:
-    """Inherited descriptors that a child would inherit too."""
-    found = []
-    for number in (int(one.name) for one in Path("/proc/self/fd").iterdir()):
-        with suppress(OSError):  # the listing's own is closed by now
-            if number > 2 and os.get_inheritable(number):
-                found.append(number)
-    return found
-
-
-def _reap(pid: int) -> int | None:
-    """Its exit code if it has ended and was started by this process."""
-    try:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return os.waitstatus_to_exitcode(status) if ended else None
-
-
-async def _over(handle: int) -> None:
-    """Return once the process of a pidfd has ended."""
-    loop = asyncio.get_running_loop()
-    over = anyio.Event()
-    try:
-        loop.add_reader(handle, over.set)
-        await over.wait()
-    finally:
-        loop.remove_reader(handle)

@@ -378,7 +378,7 @@ class ListedRoute(msgspec.Struct, frozen=True):
 
 
 class RouteListing(Protocol):
-    """Whoever can list the routes of speakers."""
+    """Lists the routes of speakers."""
 
     async def listed_routes(
         self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None

@@ -3,7 +3,7 @@
 Controller: the addresses it has (claimed before the node is published) in; a network namespace with a
             link, an endpoint with the identity health, and a listening socket out.
 Source:     Cilium 1.17, cilium-health/launch and the controller cilium-health-ep.
-Why:        a socket belongs to the network namespace it was opened in, whoever serves it. So the namespace
+Why:        a socket belongs to the network namespace it was opened in, in whichever process. So the namespace
             needs no process and no name: the agent's sockets inside hold it, the agent's loop answers there,
             and an agent that ends, however it does, leaves neither namespace nor link behind.
 """

@@ -79,7 +79,7 @@ _ONE_ADDRESS: Final = "/32"
 
 
 class GatewayPods:
-    """The cluster's pods that policies may select: by their addresses in the ipcache, whoever has said so."""
+    """The cluster's pods that policies may select: by their addresses in the ipcache, whatever the source."""
 
     def __init__(
         self, ipcache: Table[IpcacheEntry], identities: Table[Identity], nodes: ReadTable[ClusterNode]

@@ -29,7 +29,7 @@ Found = dict[str, Any]
 
 
 def cluster_options(command: F) -> F:
-    """The options of every command that asks an API server: which one, as whom, where the agents run."""
+    """Options of commands that ask an API server: which server, which credentials, where agents run."""
     for option in (
         click.option(
             "-n",

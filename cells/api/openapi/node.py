@@ -273,7 +273,7 @@ NOT_BUILT_OPERATIONS = (
 NO_BGP = error(501, "BGP is off.")
 BGP_ANSWERS = (
     NO_BGP,
-    problem(422, "A parameter is missing, or is none of the known words."),
+    problem(422, "A parameter is missing, or is not one of its allowed values."),
     error(500, "There is no such router or peer, or the speaker does not answer."),
 )
 ROUTER = query("router_asn", "Only of this router.", kind=INT64)

@@ -65,7 +65,7 @@ class DevicePeer(msgspec.Struct):
 
 
 class DeviceState(msgspec.Struct):
-    """What the device has been told, but for private keys of others."""
+    """The configuration of the device, as read from it."""
 
     private: bytes = bytes(32)
     port: int = 0

@@ -1,4 +1,4 @@
-"""The six kinds of the BGP control plane: who peers with whom, what is announced, and how sessions are.
+"""The six kinds of the BGP control plane: peers, announcements, and settings of sessions.
 
 Source: Cilium 1.17, custom resources of group cilium.io, v2alpha1; RFC 4271, 1997, 4724, 8092 for their
         numbers.

@@ -74,7 +74,7 @@ class Cluster:
     def make(self, count: int, segments: int, *, etcd: bool = False, bgp: bool = False) -> list[Lab]:
         """Make what is missing of the network and of nodes 1 to `count`; those that were made.
 
-        With `etcd` the nodes tell each other of themselves by it; objects tell each of its own. With `bgp`
+        With `etcd` the nodes publish themselves in it; objects tell each of its own. With `bgp`
         the nodes announce their pods to a router, and nothing else leads there from outside.
         """
         self._make_network(segments, etcd=etcd, bgp=bgp)
