@@ -137,12 +137,15 @@ def _operation(one: Described, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _parameter(one: Parameter, schemas: _Schemas) -> dict[str, Any]:
+    schema = schemas[one.kind]
+    if one.required and one.kind is str:
+        schema = {**schema, "minLength": 1}  # an empty text is as none
     described = {
         "name": one.name,
         "in": one.place,
         "description": one.text,
         "required": one.required,
-        "schema": schemas[one.kind],
+        "schema": schema,
     }
     return described if one.example is None else described | {"example": one.example}
 

@@ -1,6 +1,6 @@
 """Requests that the API's own document allows, and some that it does not, sent to a node's socket.
 
-Needs: schemathesis, a node.   Gives: SCHEMA, LINKED, Socket, example, check.
+Needs: schemathesis, a node.   Gives: LINKED, Socket, example, requests_test, check.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -17,6 +17,8 @@ import msgspec
 import schemathesis
 from requests import PreparedRequest, Request
 from schemathesis.core import NotSet
+from schemathesis.generation import derive_operation_seed
+from schemathesis.generation.hypothesis.builder import HypothesisTestConfig, HypothesisTestMode, create_test
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -118,6 +120,28 @@ def example(operation_id: str) -> schemathesis.Case[Any]:
     made = operation.Case(path_parameters=given["path"], query=given["query"])
     if one.body is not None:
         made.body, made.media_type = cast("dict[str, Any]", one.body.example), JSON
+    return made
+
+
+def requests_test(one: Described, answers: Callable[[schemathesis.Case[Any]], None]) -> Callable[[], None]:
+    """The test of an operation: its example, the edges of what is allowed, what is not, and some at random.
+
+    It is what schemathesis's plugin makes of each operation while tests are collected. In every process that
+    takes some seconds.
+    """
+    operation = SCHEMA[one.path][one.method]
+    config = SCHEMA.config
+    made: Callable[[], None] = create_test(
+        operation=operation,
+        test_func=answers,
+        config=HypothesisTestConfig(
+            project=config,
+            modes=list(HypothesisTestMode),
+            settings=config.get_hypothesis_settings(operation=operation, phase="fuzzing"),
+            explicit_setting_names=config.explicit_hypothesis_settings(operation=operation, phase="fuzzing"),
+            seed=derive_operation_seed(config.seed, operation.label),
+        ),
+    )
     return made
 
 

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from cells.api.openapi import DESCRIBED, Described
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from lifecycle.process.loop_lag import measured_loop
-from tests.unit.api.described_requests import LINKED, SCHEMA, Socket, check, example
+from tests.unit.api.described_requests import LINKED, Socket, check, example, requests_test
 from tests.unit.api.node import BY_RULES, ROUTER, UNLIMITED, running_node
 from tests.unit.fuzz.inputs import bounded
 
@@ -52,10 +52,13 @@ def ask(served: Socket) -> Socket:
     return served
 
 
-@SCHEMA.parametrize()
-@settings(bounded(15), suppress_health_check=list(HealthCheck))  # a busy machine is no fault of the API
-def test_every_answer_is_described(case: schemathesis.Case[Any], ask: Socket) -> None:
-    check(case, ask(case))
+@pytest.mark.parametrize("one", DESCRIBED, ids=lambda one: f"{one.method} {one.path}")
+def test_every_answer_is_described(one: Described, ask: Socket) -> None:
+    @settings(bounded(15), suppress_health_check=list(HealthCheck))  # a busy machine is no fault of the API
+    def answers(case: schemathesis.Case[Any]) -> None:
+        check(case, ask(case))
+
+    requests_test(one, answers)()
 
 
 @pytest.mark.parametrize("one", [one for one in DESCRIBED if not one.alias], ids=lambda one: one.id)
