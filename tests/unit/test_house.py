@@ -10,10 +10,10 @@ import inspect
 import re
 import sys
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -61,6 +61,13 @@ class Facts(NamedTuple):
     """Every identifier that it writes down."""
     texts: frozenset[str]
     """Every text that is no docstring: logs, errors, help."""
+    writes: tuple[tuple[int, ast.Attribute], ...]
+    """Lines and methods of calls that change a map, or void verdicts."""
+    callbacks: tuple[str, ...]
+    """Assignments of a function to an attribute of another object."""
+
+
+WRITES = {"update", "delete", "update_batch", "update_all", "delete_batch", "clear", "advance"}
 
 
 @functools.cache
@@ -69,26 +76,21 @@ def facts(path: Path) -> Facts:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     begin = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
-    pairs: set[tuple[str, str]] = set()
-    found: list[ast.Attribute] = []
-    texts: dict[ast.Constant, str] = {}
-    documented: set[ast.Constant] = set()
+    nodes: dict[type[ast.AST], list[Any]] = defaultdict(list)
     written: set[str] = set()
     for node in ast.walk(tree):
+        nodes[type(node)].append(node)
         for field in ("id", "attr", "arg", "name", "asname"):
             value = getattr(node, field, None)
             written |= set(value.split(".")) if isinstance(value, str) else set()
-        if isinstance(node, ast.Import):
-            pairs |= {(alias.name, "") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            pairs |= {(node.module or "", alias.name) for alias in node.names}
-        elif isinstance(node, ast.Attribute):
-            found.append(node)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            documented.add(node.value)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts[node] = node.value
+    assert all(node.level == 0 for node in nodes[ast.ImportFrom]), f"{path}: relative import"
+    pairs = {(alias.name, "") for node in nodes[ast.Import] for alias in node.names}
+    pairs |= {(node.module or "", alias.name) for node in nodes[ast.ImportFrom] for alias in node.names}
+    found: list[ast.Attribute] = nodes[ast.Attribute]
+    documented = {node.value for node in nodes[ast.Expr]}
+    texts = {node: node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
+    methods = {node.name for node in nodes[ast.FunctionDef] + nodes[ast.AsyncFunctionDef]}
+    calls = [node for node in nodes[ast.Call] if isinstance(node.func, ast.Attribute)]
     own = [node for node in found if isinstance(node.value, ast.Name) and node.value.id == "self"]
     stored = {node.attr for node in own if isinstance(node.ctx, ast.Store) and node.attr.startswith("_")}
     loaded = {node.attr for node in found if isinstance(node.ctx, ast.Load)}
@@ -110,7 +112,27 @@ def facts(path: Path) -> Facts:
         ),
         frozenset(written),
         frozenset(text for node, text in texts.items() if node not in documented),
+        tuple((node.lineno, node.func) for node in calls if node.func.attr in WRITES),
+        tuple(
+            f"{node.lineno}: {ast.unparse(node)}" for node in nodes[ast.Assign] if _is_callback(node, methods)
+        ),
     )
+
+
+def _is_callback(node: ast.Assign, methods: set[str]) -> bool:
+    foreign = any(
+        isinstance(target, ast.Attribute)
+        and not (isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"})
+        for target in node.targets
+    )
+    value = node.value
+    method = (
+        isinstance(value, ast.Attribute)
+        and isinstance(value.value, ast.Name)
+        and value.value.id == "self"
+        and value.attr in methods
+    )
+    return foreign and (isinstance(value, ast.Lambda) or method)
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
@@ -607,25 +629,13 @@ def test_tests_wait_by_one_function() -> None:
     assert own == ["tests/support/waiting.py"]
 
 
-@functools.cache
-def cell_trees() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for room, path in MODULES if room == "cells"}
-
-
-def calls_in(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Every call of a method, by its name."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func.attr, node
-
-
 def test_verdicts_are_voided_by_the_maps_alone() -> None:
     """Who changes a map need not remember it: docs/design/0005-one-way-to-write-a-map.md."""
     found = [
-        f"{path.relative_to(ROOT)}:{call.lineno}"
-        for path, tree in cell_trees().items()
-        for name, call in calls_in(tree)
-        if name == "advance" and "epochs" in ast.unparse(call.func) and path.parts[-2] != "maps"
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in CELL_FILES.values()
+        for line, call in facts(path).writes
+        if call.attr == "advance" and "epochs" in ast.unparse(call) and path.parts[-2] != "maps"
     ]
     assert found == []
 
@@ -676,11 +686,14 @@ WRITTEN_TWICE = {"endpoints"}
 def test_each_map_has_one_writer() -> None:
     """The attribute of Maps is named where its target is made, and nowhere else is it written."""
     found: dict[str, set[str]] = {}
-    for path, tree in cell_trees().items():
-        for name, call in calls_in(tree):
-            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            written = name in {"update", "delete", "update_batch", "update_all", "delete_batch", "clear"}
-            if written and isinstance(owner, ast.Attribute) and "maps" in ast.unparse(owner.value):
+    for path in CELL_FILES.values():
+        for _, call in facts(path).writes:
+            owner = call.value
+            if (
+                call.attr != "advance"
+                and isinstance(owner, ast.Attribute)
+                and "maps" in ast.unparse(owner.value)
+            ):
                 found.setdefault(owner.attr, set()).add(str(path.relative_to(ROOT)))
     assert {name for name, paths in found.items() if len(paths) > 1} <= WRITTEN_TWICE
     assert not found.keys() & WRITTEN_BY_TARGETS, "by their MapTarget alone"
@@ -688,25 +701,7 @@ def test_each_map_has_one_writer() -> None:
 
 def test_nobody_sets_a_callback_of_another_object() -> None:
     """A dependency comes with the constructor, news by a table: the graph shows both."""
-    found = []
-    for path, tree in cell_trees().items():
-        methods = {
-            node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Assign):
-                continue
-            for target in node.targets:
-                foreign = isinstance(target, ast.Attribute) and not (
-                    isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}
-                )
-                value = node.value
-                method = (
-                    isinstance(value, ast.Attribute)
-                    and isinstance(value.value, ast.Name)
-                    and value.value.id == "self"
-                    and value.attr in methods
-                )
-                if foreign and (isinstance(value, ast.Lambda) or method):
-                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    found = [
+        f"{path.relative_to(ROOT)}:{each}" for path in CELL_FILES.values() for each in facts(path).callbacks
+    ]
     assert found == []
