@@ -216,7 +216,7 @@ def queue_items() -> float:
 TABLE_FIGURES: tuple[tuple[str, Callable[[], float], str, Callable[[], float]], ...] = (
     ("table: writes, 1 in a transaction", lambda: table_writes(1), "dict", dict_writes),
     ("table: writes, 100 in a transaction", lambda: table_writes(100), "dict", dict_writes),
-    ("table: changes told, 100 at a time", table_changes, "asyncio.Queue", queue_items),
+    ("table: changes sent, 100 at a time", table_changes, "asyncio.Queue", queue_items),
 )
 
 

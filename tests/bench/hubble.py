@@ -79,7 +79,7 @@ def measure(_folder: Path, rounds: int) -> list[Figure]:
         taken.append(raw())
         given.append(anyio.run(followed))
     return [
-        Figure("Hubble, an event nobody reads", "µs", Sample(tuple(taken)), 1e6 / RAW),
+        Figure("Hubble, an event read by none", "µs", Sample(tuple(taken)), 1e6 / RAW),
         Figure("Hubble, an event one client follows", "µs", Sample(tuple(given)), 1e6 / FOLLOWED),
         *(
             Figure(f"Hubble, a ring full of {capacity:,} events", "MiB", Sample((full(capacity),)), most)

@@ -1,4 +1,4 @@
-"""Adding pods while clients poll the API, against adding them while nobody asks.
+"""Adding pods while clients poll the API, against adding them while there are none.
 
 Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
 Ten clients ask for health, endpoints and configuration in turn: each ten times a second, as monitoring does,
@@ -23,7 +23,7 @@ PODS, CLIENTS = 200, 10
 PATHS = ("/v1/healthz", "/v1/endpoint", "/v1/config")
 PAUSES = {"each 10 times a second": 100, "without a pause": 0}
 TARGET = 1.5
-"""Times the p99 of an agent that nobody asks."""
+"""Times the p99 of an agent without requests."""
 
 
 @contextlib.contextmanager
@@ -83,6 +83,6 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
                 Sample(tuple(getattr(batch, name) for batch in side[1:])) for side in (busy[what], idle)
             )
             told = f"ADD while {CLIENTS} clients ask {what}, {name}"
-            rows.append(Row(told, "ms", ours, "nobody asks", peer, target, faster=False))
+            rows.append(Row(told, "ms", ours, "no requests", peer, target, faster=False))
         rows.append(Figure(f"answers to {CLIENTS} clients {what}", "", Sample(tuple(answers[what][1:]))))
     return rows

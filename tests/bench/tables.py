@@ -160,7 +160,7 @@ WORK: dict[str, Callable[[int], float]] = {
     "writes, a transaction each, one index": _writes_indexed,
     "writes, a transaction each, ten watchers that do not look": _writes_watched,
     "writes in one transaction": _writes_at_once,
-    "writes and changes told": _changes,
+    "writes and changes sent": _changes,
     "rows replayed to who comes late": _replay,
     "rows derived": _derived,
     "objects reconciled": _reconciled,
