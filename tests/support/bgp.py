@@ -150,8 +150,8 @@ class Routers:
         listed = self.frr(f"show bgp {family} unicast json detail")["routes"]
         return {
             prefix: path
-            for prefix, (_, *paths) in listed.items()
-            for path in paths
+            for prefix, found in listed.items()
+            for path in (found["paths"] if isinstance(found, dict) else found[1:])  # FRR 10, FRR 8
             if path["peer"]["peerId"] in {NODE, NODE6}
         }
 
