@@ -1,10 +1,11 @@
 """A hive as a command of its own: runs it, checks it, shows what it is made of, completes its flags.
 
 Needs:  a hive.
-Gives:  main(); shell(), which talks to one that runs.
+Gives:  main(); shell(), which talks to one that runs; hive_at(), which imports one.
 """
 
+from lifecycle.command.imported import hive_at
 from lifecycle.command.main import main
 from lifecycle.command.shell import shell
 
-__all__ = ["main", "shell"]
+__all__ = ["hive_at", "main", "shell"]

@@ -9,13 +9,14 @@ Gives:  main(), and run_command(), which tests call.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import anyio
 
 from lifecycle.command import completion, help_page
+from lifecycle.command.checking import check_all, check_graph, faulty
 from lifecycle.errors import GraphError, HiveError, SettingsError, UsageError
 from lifecycle.graph import circles, views
 from lifecycle.hive.hive import Hive
@@ -25,15 +26,17 @@ __all__ = ["COMMANDS", "main", "run_command"]
 
 COMMANDS: dict[str, str] = {
     "run": "Run until a signal ends it; the default command.",
-    "check": "Say whether it could run with these settings, without starting anything.",
+    "check": "Check that it could run with these settings; starts nothing: check [--graph] [--json].",
     "inspect": f"Show what it is made of: inspect [{'|'.join(views.VIEWS)}] [NAME].",
     "shell": "Talk to one that runs, by its admin socket: shell [--socket=PATH] [COMMAND...].",
     "completion": f"Print what makes a shell complete this: completion {'|'.join(completion.SHELLS)}.",
 }
 """What may stand before the settings."""
 
-_OK, _FOUND, _USAGE, _INTERRUPTED = 0, 1, 2, 130
+_OK, _FOUND, _INTERRUPTED = 0, 1, 130
 _SOCKET = "--socket="
+_GRAPH, _JSON = "--graph", "--json"
+"""Flags of check; --json also of inspect. A setting of that name comes first."""
 
 
 def main(hive: Hive, argv: Sequence[str] | None = None, *, version: str = "") -> NoReturn:
@@ -52,20 +55,37 @@ def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, vers
     command, rest = (argv[0], list(argv[1:])) if argv and argv[0] in COMMANDS else ("run", list(argv))
     try:
         return _run(hive, command, rest, env, version)
-    except SettingsError as error:
-        for fault in error.faults:
-            late = fault.text.startswith(tuple(f"{one}: not expected here" for one in COMMANDS))
-            _report(hive, f"{fault.text}; a command comes first" if late else fault.text)
-        return _USAGE
     except HiveError as error:
-        _report(hive, str(error))
-        return error.exit_code
+        if command == "check" and _JSON in _own_flags(hive, rest):
+            _print(faulty(hive, error).json())
+            return error.exit_code
+        return _failed(hive, error)
     except KeyboardInterrupt:
         _report(hive, "interrupted")
         return _INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has gone: it has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its exit
         return _OK
+
+
+def _failed(hive: Hive, error: HiveError) -> int:
+    """A line for each fault; the exit code."""
+    if isinstance(error, SettingsError):
+        for fault in error.faults:
+            late = fault.text.startswith(tuple(f"{one}: not expected here" for one in COMMANDS))
+            _report(hive, f"{fault.text}; a command comes first" if late else fault.text)
+    else:
+        _report(hive, str(error))
+    return error.exit_code
+
+
+def _own_flags(hive: Hive, words: Sequence[str]) -> set[str]:
+    """The words that are flags of the command, not settings of the hive."""
+    try:
+        settings = {f"--{option.name}" for option in hive.options()}
+    except GraphError:
+        settings = set()
+    return set(words) - settings
 
 
 def _run(hive: Hive, command: str, words: list[str], env: Mapping[str, str], version: str) -> int:
@@ -85,13 +105,27 @@ def _run(hive: Hive, command: str, words: list[str], env: Mapping[str, str], ver
         words = [word for word in words if word != "--strict"]
     if command == "completion":
         return _completion(hive, words, version)
+    return _on_settings(hive, command, words, env, strict=strict)
+
+
+def _on_settings(hive: Hive, command: str, words: list[str], env: Mapping[str, str], *, strict: bool) -> int:
+    """What needs the settings: run, check and inspect."""
+    flags = _own_flags(hive, words) & {"check": {_GRAPH, _JSON}, "inspect": {_JSON}}.get(command, set())
+    words = [word for word in words if word not in flags]
     view, words = _view(words) if command == "inspect" else ([], words)
     if (stray := next((word for word in words[:1] if not word.startswith("-")), None)) is not None:
         raise UsageError(f"{stray}: no such command{_near(stray)} (see: {hive.name} --help)")
-    hive.read_settings(words, env, strict=strict)
+    if _GRAPH in flags and words:
+        raise UsageError(f"check --graph: {words[0]}: expected no settings: none are read")
+    if hive.reads_settings:
+        hive.read_settings(words, env, strict=strict)
+    elif words:
+        raise UsageError(f"{words[0]}: {hive.name} has its settings already: no flags are read")
     if command == "run":
         return _start(hive)
-    return _check(hive) if command == "check" else _inspect(hive, view)
+    if command == "check":
+        return _check(hive, flags)
+    return _inspect(hive, view, as_json=_JSON in flags)
 
 
 def _start(hive: Hive) -> int:
@@ -101,23 +135,20 @@ def _start(hive: Hive) -> int:
     return anyio.run(hive.run_to_the_end)
 
 
-def _check(hive: Hive) -> int:
-    hive.check()
-    graph = hive.graph()  # constructors may fail, too
-    for warning in hive.warnings():
+def _check(hive: Hive, flags: Collection[str]) -> int:
+    verdict = check_graph(hive) if _GRAPH in flags else check_all(hive)
+    for warning in () if _GRAPH in flags else hive.warnings():
         _report(hive, warning)
-    given = sum(setting.origin != "default" for setting in graph.settings)
-    built = sum(node.built for node in graph.constructors)
-    _print(f"{hive.name} is sound: {built} constructors, {len(graph.hooks)} hooks, {given} settings given")
+    _print(verdict.json() if _JSON in flags else str(verdict))
     return _OK
 
 
-def _inspect(hive: Hive, view: Sequence[str]) -> int:
+def _inspect(hive: Hive, view: Sequence[str], *, as_json: bool) -> int:
     graph = hive.graph()
     for warning in hive.warnings():
         _report(hive, warning)
     try:
-        _print(views.show(graph, *view))
+        _print(views.show(graph, *view, as_json=as_json))
     except ValueError as error:
         raise UsageError(str(error)) from error
     if unset := views.unset(graph):

@@ -69,14 +69,25 @@ class Composition(ABC):
         """
         if "_loaded" in self.__dict__:
             raise RuntimeError(f"the settings of {self.name} have been read already")
-        if self._sources is not None and not isinstance(self._sources, Sources):
+        if self._sources is not None and self.sources is None:
             raise TypeError(f"the settings of {self.name} are given in code: give Sources, or none")
-        self._sources = (self._sources or Sources()).with_input(argv, env, "refuse" if strict else None)
+        self._sources = (self.sources or Sources()).with_input(argv, env, "refuse" if strict else None)
 
     @property
     def sources(self) -> Sources | None:
         """Where its settings come from; None when from nowhere, or given in code."""
         return self._sources if isinstance(self._sources, Sources) else None
+
+    @property
+    def reads_settings(self) -> bool:
+        """Whether read_settings() is possible: they are no values given in code, and not read yet."""
+        return (self._sources is None or self.sources is not None) and "_loaded" not in self.__dict__
+
+    @property
+    def needed(self) -> int:
+        """How many constructors a start would run. Raises GraphError when the graph has faults."""
+        self.options()
+        return len({*self._resolution.order()} & {*self._resolution.assembly.providers})
 
     def option_groups(self) -> list[tuple[str, str, tuple[Option, ...]]]:
         """The options of every struct of settings, with id and title of its module. Raises GraphError."""

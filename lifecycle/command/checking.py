@@ -1,0 +1,73 @@
+"""Whether a hive could run: as a line for people, as JSON for programs.
+
+Needs:  a hive whose settings have been read.
+Gives:  check_graph(), check_all(), Verdict; faulty(), the verdict of an error.
+"""
+
+import msgspec
+
+from lifecycle.errors import GraphError, HiveError, SettingsError, UsageError
+from lifecycle.graph.parts import FaultInfo
+from lifecycle.hive.hive import Hive
+
+__all__ = ["Verdict", "check_all", "check_graph", "faulty"]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found."""
+
+    name: str
+    """Of the hive."""
+    sound: bool
+    whole: bool = True
+    """Whether settings and constructors were looked at, beside the wiring."""
+    constructors: int = 0
+    """Those that are needed."""
+    hooks: int = 0
+    settings: int = 0
+    """Those given, by flags, variables or files."""
+    faults: tuple[FaultInfo, ...] = ()
+    """Of the kinds of a graph's faults, or setting, usage or failure."""
+
+    def __str__(self) -> str:
+        hooks = f", {self.hooks} hooks, {self.settings} settings given" if self.whole else ""
+        return f"{self.name} is sound: {self.constructors} constructors{hooks}"
+
+    def json(self) -> str:
+        """One JSON object."""
+        return msgspec.json.format(msgspec.json.encode(self).decode(), indent=2)
+
+
+def check_graph(hive: Hive) -> Verdict:
+    """Look at the wiring alone: no setting is read, nothing is built. Raises GraphError with every fault."""
+    hive.options()
+    return Verdict(name=hive.name, sound=True, whole=False, constructors=hive.needed)
+
+
+def check_all(hive: Hive) -> Verdict:
+    """Look at the wiring and the settings, and build everything: constructors may fail, too.
+
+    Raises what Hive.check() raises, BuildError.
+    """
+    hive.check()
+    graph = hive.graph()
+    return Verdict(
+        name=hive.name,
+        sound=True,
+        constructors=sum(node.built for node in graph.constructors),
+        hooks=len(graph.hooks),
+        settings=sum(setting.origin != "default" for setting in graph.settings),
+    )
+
+
+def faulty(hive: Hive, error: HiveError) -> Verdict:
+    """The verdict of what a check raised."""
+    faults: tuple[FaultInfo, ...]
+    if isinstance(error, SettingsError):
+        faults = tuple(FaultInfo(one.kind, one.text, one.details, (), one.lacks) for one in error.faults)
+    elif isinstance(error, GraphError):
+        faults = hive.graph(faulty=True).faults
+    else:
+        kind = "usage" if isinstance(error, UsageError) else "failure"
+        faults = (FaultInfo(kind, str(error), (), ()),)
+    return Verdict(name=hive.name, sound=False, faults=faults)
