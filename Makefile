@@ -35,6 +35,9 @@ ANALYZE := $(firstword $(foreach n,18 17 16 15 14,$(shell command -v clang-$(n))
 # A process that dies is not replaced: the replacement would wait for tests without end.
 SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
+# Python keeps what it compiles: pytest would rewrite every module of the tests in every process otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help root docs analyze demo test unit integration browser kernel node soak lint bench fresh install install-test clean
 .DELETE_ON_ERROR:
 

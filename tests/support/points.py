@@ -16,12 +16,15 @@ EVERY = os.environ.get("CRASH_POINTS") == "0"
 Choice = Callable[[Failure], bool]
 
 
-ROUNDS = 3
-"""In so many runs, each of another commit, the hooks chosen for one all have their turn."""
+ROUNDS = 5
+"""In so many runs, each of another commit, the hooks chosen for one all have their turn.
+
+Odd, so that each run has both phases.
+"""
 
 
 def each_hook() -> Choice:
-    """A third, by the commit's hash, of: every second hook at start or stop, every third interrupted too."""
+    """A fifth, by the commit's hash, of: every second hook at start or stop, every third interrupted too."""
     seen: dict[tuple[str, str], int] = {}
     turn_of_run = int(commit()[:12] or "0", 16) % ROUNDS
 

@@ -277,8 +277,10 @@ async def test_whichever_hook_fails_the_agent_ends_cleanly(
             within=30,
             only=each_hook(),
         )
-    assert {one.phase for one in failed} >= {"start", "stop"}, "of a run's third few hooks can be interrupted"
-    assert len({one.hook for one in failed}) > 12
+    assert {one.phase for one in failed} >= {"start", "stop"}, (
+        "of the few hooks of a run some can be interrupted"
+    )
+    assert len({one.hook for one in failed}) > 8
 
 
 async def test_nothing_of_the_start_takes_time(tmp_path: Path, settings: dict[str, object]) -> None:
