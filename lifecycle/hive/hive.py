@@ -278,7 +278,8 @@ class Hive(Composition):
     async def stop(self) -> None:
         """Stop every hook, users before what they use. Raises StopError if some failed; all are over then.
 
-        Who is cancelled meanwhile still waits for all. Raises HiveError in a hook or a job of this hive.
+        A run() of this hive ends with it. Who is cancelled meanwhile still waits for all. Raises HiveError in
+        a hook or a job of this hive.
         """
         if self._supervisor is None:
             return
@@ -289,6 +290,7 @@ class Hive(Composition):
                 "a hook or job ends its hive with Shutdown.request()"
             )
         supervisor.stop()
+        self.shutdown.request()
         cancelled = await self._over(supervisor)
         self._supervisor = None
         if failures := supervisor.failures:

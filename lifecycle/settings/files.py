@@ -42,6 +42,10 @@ def directory(
             many = yaml_file(path / yaml_name, names, seen, place=place)
         found = _files(path, generation, names, seen, yaml_name)
         if _generation(path) == generation:
+            if generation and not (path / _DATA).exists():
+                seen.fault(
+                    f"{path / _DATA}: it leads to {generation}, which is missing; expected a directory"
+                )
             findings.faults += seen.faults
             findings.warnings += seen.warnings
             return many, found
@@ -74,21 +78,32 @@ def _files(
     found: Layer = {}
     for entry, place in sorted(entries.items()):
         name, shown_path = entry.lower(), path / entry
+        if name in found:
+            findings.fault(f"{shown_path}: {found[name].place} gives {name} too; expected each setting once")
+            continue
         if name not in names:
             hidden = entry.startswith(".") or entry.endswith("~")  # a mounted ConfigMap's own, an editor's
             if not hidden and entry != yaml_name and findings.unknown != "ignore" and shown_path.is_file():
                 findings.stranger(f"file {shown_path}", name, names)
             continue
-        try:
-            text = read_regular(place / entry).decode().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            if isinstance(error, FileNotFoundError) and not os.path.lexists(place / entry):
-                continue  # removed since the directory was listed
-            findings.fault(f"{shown_path}: {_reason(error)}; expected a file that can be read")
+        if (text := _text(place / entry, shown_path, findings)) is None:
             continue
-        shown = f"{shown_path}: {HIDDEN if hides(name, names[name]) else quoted(text)}"
+        hidden = hides(name, names[name])
+        if hidden and not text and names[name].file_name:  # who was to write it has not: fail closed
+            findings.fault(f"{shown_path}: it is empty; expected the value, or no such file")
+        shown = f"{shown_path}: {HIDDEN if hidden else quoted(text)}"
         found[name] = Given(text, name, f"file {shown_path}", shown, unitless=True)
     return found
+
+
+def _text(place: Path, shown: Path, findings: Findings) -> str | None:
+    """What the file of a setting says; None when it has gone meanwhile or, with a fault, cannot be read."""
+    try:
+        return read_regular(place).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        if not isinstance(error, FileNotFoundError) or os.path.lexists(place):  # else removed meanwhile
+            findings.fault(f"{shown}: {_reason(error)}; expected a file that can be read")
+        return None
 
 
 def _swapped(

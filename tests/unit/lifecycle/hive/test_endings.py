@@ -380,6 +380,23 @@ async def test_a_hive_may_stop_another_in_a_hook() -> None:
         pass
 
 
+async def test_a_run_ends_when_the_hive_is_stopped_from_outside() -> None:
+    async def start() -> None:
+        up.set()
+
+    def build(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("own", start))
+
+    up = anyio.Event()
+    hive = Hive(invoke(build))
+    with anyio.fail_after(30):
+        running = asyncio.ensure_future(hive.run())
+        await up.wait()
+        await anyio.lowlevel.checkpoint()
+        await hive.stop()
+        assert await running == 0
+
+
 async def test_who_is_cancelled_twice_still_waits_for_the_stop() -> None:
     stopping, go_on = anyio.Event(), anyio.Event()
     done = []

@@ -254,6 +254,18 @@ def test_a_mounted_config_map_that_cannot_be_read_is_a_fault(tmp_path: Path) -> 
     assert faults(config_dir=tmp_path) == [
         f"{tmp_path}/..data: not a directory; expected a directory that can be read"
     ]
+    (tmp_path / "..1").unlink()
+    assert faults(config_dir=tmp_path) == [
+        f"{tmp_path}/..data: it leads to ..1, which is missing; expected a directory"
+    ]
+
+
+def test_two_files_of_one_setting_are_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "Any-Max").write_text("1")
+    (tmp_path / "any-max").write_text("2")
+    assert faults(config_dir=tmp_path) == [
+        f"{tmp_path}/any-max: file {tmp_path}/Any-Max gives any-max too; expected each setting once"
+    ]
 
 
 def from_yaml(directory: Path, text: str, *argv: str) -> Loaded:

@@ -78,6 +78,13 @@ def test_a_file_of_a_secret_that_is_empty_is_refused(tmp_path: Path) -> None:
         assert told(f"--{name}-file={file}") == [
             f"--{name}-file={file}: it is empty; expected a file that holds the value"
         ]
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "token").write_text(" \n")
+    (tmp_path / "config" / "keys").write_text("")
+    found = load([Login], Sources(config_dir=tmp_path / "config"))
+    assert [fault.text for fault in found.faults] == [
+        f"{tmp_path}/config/token: it is empty; expected the value, or no such file"
+    ]
 
 
 def test_the_place_that_counts_more_wins_whether_it_gives_the_secret_or_its_file(tmp_path: Path) -> None:
