@@ -28,7 +28,6 @@ from lifecycle.errors import (
     exit_code,
     explain,
 )
-from lifecycle.health import Health, HealthStatus, HealthTree
 from lifecycle.hints import Member, Named, results
 from lifecycle.hive import Hive, HiveView, InnerHive, Modules, nest
 from lifecycle.hooks import (
@@ -60,6 +59,7 @@ from lifecycle.injection import (
     supply,
 )
 from lifecycle.jobs import Backoff, JobMetrics, Jobs, JobStats, Observer, Stretch, Timer
+from lifecycle.process.health import Health, HealthStatus, HealthTree
 from lifecycle.settings import (
     MAC,
     Duration,

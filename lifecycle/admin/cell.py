@@ -11,12 +11,12 @@ from lifecycle.admin.hive_commands import HiveCommands
 from lifecycle.admin.script import Commands
 from lifecycle.admin.server import AdminServer, AdminSocket
 from lifecycle.admin.table_commands import TableCommands
-from lifecycle.health import HealthTree
 from lifecycle.hints import Member
 from lifecycle.hive.switch import Modules
 from lifecycle.hive.view import HiveView
 from lifecycle.injection import Cell, ModuleId, config, group, invoke, module, provide_private
 from lifecycle.jobs import JobMetrics
+from lifecycle.process.health import HealthTree
 from lifecycle.settings import Settings
 from lifecycle.tables import Tables
 

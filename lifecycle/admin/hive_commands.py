@@ -20,12 +20,12 @@ from lifecycle.admin.script import (
     State,
 )
 from lifecycle.errors import HiveError
-from lifecycle.health import HealthTree
 from lifecycle.hive.switch import Modules
 from lifecycle.hive.view import HiveView
 from lifecycle.injection import ModuleId
 from lifecycle.jobs import JobMetrics
 from lifecycle.process import log_level, process_age, set_log_level
+from lifecycle.process.health import HealthTree
 from lifecycle.settings import Duration
 from lifecycle.tables import Tables
 

@@ -28,11 +28,11 @@ from lifecycle.admin.script import (
     help_command,
 )
 from lifecycle.errors import explain
-from lifecycle.health import Health
 from lifecycle.hints import Member
 from lifecycle.hooks import Lifecycle
 from lifecycle.process import Logger, listen
 from lifecycle.process.acceptor import Acceptor
+from lifecycle.process.health import Health
 
 __all__ = ["CONFIRM", "END", "FAILED", "AdminServer", "AdminSocket"]
 

@@ -20,7 +20,6 @@ from lifecycle.errors import (
     StopError,
     as_failure,
 )
-from lifecycle.health import Health, HealthTree
 from lifecycle.hints.keys import Key, is_member, plain, type_name, wanted
 from lifecycle.hints.places import caller
 from lifecycle.hive.composition import Composition
@@ -33,6 +32,7 @@ from lifecycle.hooks.events import Events
 from lifecycle.hooks.hooks import Lifecycle
 from lifecycle.hooks.nodes import HookFailure, HookNode, State, sentence
 from lifecycle.hooks.pending import awaiting
+from lifecycle.hooks.phase import Phase
 from lifecycle.hooks.shutdown import Shutdown
 from lifecycle.hooks.supervisor import (
     DEFAULT_START_TIMEOUT,
@@ -47,6 +47,7 @@ from lifecycle.injection.profile import Profile
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs
 from lifecycle.jobs.metrics import JobMetrics
+from lifecycle.process.health import Health, HealthTree
 from lifecycle.process.logs import Logger, logger_for
 from lifecycle.process.loop_faults import LoopFaults
 from lifecycle.settings.sources import Sources
@@ -104,6 +105,8 @@ class Hive(Composition):
         self.health = HealthTree()
         self.jobs = JobMetrics()
         """Runs, failures and durations of every job."""
+        self.phase = Phase()
+        """Whether it starts, runs or stops."""
         self.shutdown = Shutdown()
         self.tables = Tables(self._built)
         """Every table, by name."""
@@ -251,6 +254,7 @@ class Hive(Composition):
             profile=self.profile,
             log=self.log,
             events=self.events,
+            phase=self.phase,
             on_crash=self._on_crash,
             stop_budget=self._stop_budget,
         )
@@ -497,6 +501,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     ModuleId: lambda _, node: node.scope.id,
     Modules: lambda hive, _: hive.modules,
     Nesting: Hive._nesting,  # noqa: SLF001
+    Phase: lambda hive, _: hive.phase,
     Profile: lambda hive, _: hive.profile,
     Shutdown: lambda hive, _: hive.shutdown,
     Tables: lambda hive, _: hive.tables,
@@ -507,6 +512,7 @@ _OF_THE_HIVE: dict[object, str] = {
     HealthTree: "health",
     JobMetrics: "jobs",
     Modules: "modules",
+    Phase: "phase",
     Shutdown: "shutdown",
     Tables: "tables",
 }

@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from lifecycle.health import Health
 from lifecycle.hints.keys import Key
 from lifecycle.hints.places import Place, caller
 from lifecycle.hive.hive import Hive
 from lifecycle.hive.inner import Inner
 from lifecycle.hive.nesting import PLAN, Findings, Holder, Nesting
 from lifecycle.injection.cells import Cell, ModuleCell, ProvideCell, SupplyCell
+from lifecycle.process.health import Health
 
 if TYPE_CHECKING:
     from lifecycle.graph.value import Graph

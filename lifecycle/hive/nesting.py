@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lifecycle.errors import Fault
-from lifecycle.health import HealthTree
 from lifecycle.hooks.events import Events
 from lifecycle.injection.constructors import Scope
 from lifecycle.injection.profile import Profile
 from lifecycle.jobs.metrics import JobMetrics
+from lifecycle.process.health import HealthTree
 from lifecycle.process.logs import Logger
 from lifecycle.settings.options import Group
 from lifecycle.settings.sources import Loaded

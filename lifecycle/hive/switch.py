@@ -15,7 +15,6 @@ from typing import Any
 import anyio
 
 from lifecycle.errors import HiveError, ShutdownRequestedError, StartError, StopError
-from lifecycle.health import HealthTree
 from lifecycle.hive.wiring import Wiring
 from lifecycle.hooks.events import Events, ModuleEvent
 from lifecycle.hooks.hooks import Lifecycle
@@ -26,6 +25,7 @@ from lifecycle.injection.constructors import Constructor, Scope
 from lifecycle.injection.profile import Profile
 from lifecycle.injection.resolve import Resolution
 from lifecycle.jobs.jobs import Jobs
+from lifecycle.process.health import HealthTree
 from lifecycle.tables.read_table import ReadTable
 from lifecycle.tables.table import sources_return
 

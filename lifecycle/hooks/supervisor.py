@@ -24,6 +24,7 @@ from lifecycle.errors import HookTimeoutError, as_failure, thrown_away
 from lifecycle.hooks.events import Events, HookEvent, HookStep
 from lifecycle.hooks.nodes import HookFailure, HookNode, State, Wave
 from lifecycle.hooks.pending import hook_stack, pending_tree
+from lifecycle.hooks.phase import Phase, Progress
 from lifecycle.injection.profile import Profile
 from lifecycle.process.logs import Logger
 
@@ -58,10 +59,12 @@ class Supervisor:
         profile: Profile,
         log: Logger,
         events: Events,
+        phase: Phase,
         on_crash: Callable[[HookFailure], None],
         stop_budget: float = DEFAULT_STOP_BUDGET,
     ) -> None:
         self._events = events
+        self._phase = phase
         self._profile = profile
         self._log = log
         self._on_crash = on_crash
@@ -87,8 +90,11 @@ class Supervisor:
         Lasts longer than `over` when hooks are left behind. Someone who cancels its task stops the hooks.
         """
         self._task = asyncio.current_task()
+        self._phase.look = self._progress
+        self._phase.reach("starting")
         try:
             self._begin(self.first)
+            self._runs_if_started()
             while not self.over.is_set():
                 try:
                     await self.over.wait()
@@ -104,6 +110,7 @@ class Supervisor:
         self.stopping = True
         self.over.set()
         self.first.settled.set()
+        self._phase.reach("stopped")
 
     def start_more(self, nodes: Sequence[HookNode]) -> Wave:
         """Start hooks beside those that run. When one fails, those that started with it are stopped."""
@@ -117,6 +124,7 @@ class Supervisor:
         if self.stopping:
             return
         self.stopping = True
+        self._phase.reach("stopping")
         self._budget = asyncio.get_running_loop().call_later(self._stop_budget, self._budget_spent)
         self.end(self._alive, self.failures)
         self._end_if_over()
@@ -144,6 +152,18 @@ class Supervisor:
     def pending(self) -> list[str]:
         """Who waits for whom, indented as a part of a message."""
         return [f"    {line}" for line in pending_tree(self._alive)]
+
+    def _progress(self) -> Progress:
+        busy = [node for node in self._alive if node.running]
+        limits = [node.limits[node.state is State.STOPPING] for node in busy]
+        started = sum(node.state is State.STARTED for node in self._alive)
+        return Progress(
+            len(self._alive), started, tuple(node.name for node in busy), max(limits, default=0.0)
+        )
+
+    def _runs_if_started(self) -> None:
+        if self.first.started and not self.stopping:
+            self._phase.reach("running")
 
     def _begin(self, wave: Wave) -> None:
         for node in wave.nodes:
@@ -232,6 +252,8 @@ class Supervisor:
                 user.ready.set()
         node.wave.unstarted -= 1
         node.wave.settle()
+        if node.wave is self.first:
+            self._runs_if_started()
 
     def _stopped(self, node: HookNode) -> None:
         if node.state is State.STARTED:  # its context swallowed the cancellation by one of its own tasks
@@ -256,6 +278,7 @@ class Supervisor:
         if self._budget is not None and not self._alive:
             self._budget.cancel()
             self.over.set()
+            self._phase.reach("stopped")
 
     def _fail(self, node: HookNode, error: Exception) -> None:
         failure = HookFailure(node, node.state, error)
@@ -281,6 +304,7 @@ class Supervisor:
     def _record(
         self, node: HookNode, step: HookStep, took: float | None = None, error: BaseException | None = None
     ) -> None:
+        self._phase.moved()
         if error is None and step != "left behind" and not self._events.notices(took):
             return
         source = node.owner.call if node.spec.source is None else node.spec.source

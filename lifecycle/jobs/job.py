@@ -15,12 +15,12 @@ import anyio
 import msgspec
 
 from lifecycle.errors import BodyError, ExitRequestedError, HiveError, StopError, as_failure, thrown_away
-from lifecycle.health import Health
 from lifecycle.hints.places import caller
 from lifecycle.hooks.checks import check_seconds
 from lifecycle.hooks.events import Events, JobEvent, JobStep
 from lifecycle.hooks.pending import task_stack
 from lifecycle.jobs.metrics import Meter
+from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
 
 __all__ = ["Backoff", "Job", "Work", "log_fields"]

@@ -17,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar, cast, overload, runtime_chec
 import anyio
 import anyio.abc
 
-from lifecycle.health import Health
 from lifecycle.hints.places import Place, caller
 from lifecycle.hooks.checks import check_async, check_iterates, check_seconds
 from lifecycle.hooks.events import Events
@@ -25,6 +24,7 @@ from lifecycle.hooks.pending import awaiting
 from lifecycle.hooks.shutdown import Shutdown
 from lifecycle.jobs.job import Backoff, Job, Work, log_fields
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats
+from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
 
 __all__ = ["Jobs", "Observer", "Timer"]

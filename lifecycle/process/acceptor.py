@@ -14,7 +14,7 @@ import resource
 import socket
 from collections.abc import Callable, Hashable
 
-from lifecycle.health import Health
+from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
 
 SHARE_SECONDS = 0.0005

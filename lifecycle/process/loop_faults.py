@@ -10,7 +10,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
-from lifecycle.health import HealthTree
+from lifecycle.process.health import HealthTree
 from lifecycle.process.logs import Logger
 
 __all__ = ["LoopFaults"]

@@ -19,9 +19,9 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
-from lifecycle.health import Health
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.stretch import Stretch
+from lifecycle.process.health import Health
 from lifecycle.tables.changes import Changes
 from lifecycle.tables.rate_limit import RateLimit, TokenBucket
 from lifecycle.tables.read_table import ReadTable

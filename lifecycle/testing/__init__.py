@@ -1,7 +1,7 @@
 """What tests of a hive need: fakes, a started hive, a clock of one's own, order, failures, leaks.
 
-Needs:  lifecycle and the standard library; no test framework. Imported by tests only.
-Gives:  fake, started, VirtualClock, eventually, Recorder, fail_each_hook, no_leaks and their errors;
+Needs:  lifecycle and the standard library; no test framework, but for the plugin pytest_plugin.
+Gives:  fake, started, HiveStarter, VirtualClock, eventually, Recorder, fail_each_hook, no_leaks, their errors;
         unused_parameters, which finds what constructors ask for in vain;
         simulate and explore, which run anything in thousands of orders, with crashes.
 """
@@ -14,12 +14,14 @@ from lifecycle.testing.observed import started
 from lifecycle.testing.recorder import Event, Recorder
 from lifecycle.testing.script import ScriptError, run_script, scripts
 from lifecycle.testing.simulation import Simulation, StuckError, explore, simulate
+from lifecycle.testing.starter import HiveStarter
 from lifecycle.testing.unused import unused_parameters
 from lifecycle.testing.waiting import eventually
 
 __all__ = [
     "Event",
     "Failure",
+    "HiveStarter",
     "InjectedError",
     "LeakError",
     "Recorder",

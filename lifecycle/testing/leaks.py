@@ -7,6 +7,7 @@ Gives:  no_leaks(), LeakError.
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ __all__ = ["LeakError", "no_leaks"]
 
 _TURNS = 10
 """Turns of the loop that what has just ended gets to go away."""
+_PAUSE = 0.01
+"""Seconds between two looks at what is left."""
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -38,10 +41,11 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def no_leaks() -> AsyncIterator[None]:
+async def no_leaks(patience: float = 0.0) -> AsyncIterator[None]:
     """Raise LeakError when the block leaves a task, a descriptor, a thread or a busy worker behind.
 
-    What was there before may go. A block that raises is not looked at: its own error says more.
+    What was there before may go, and what is closed late has `patience` seconds. A block that raises is not
+    looked at: its own error says more.
     """
     before = _snapshot()
     yield
@@ -51,7 +55,10 @@ async def no_leaks() -> AsyncIterator[None]:
         return
     gc.collect()  # what only a cycle still holds is no leak
     await asyncio.sleep(0)
-    if left := list(_left(before)):
+    deadline = time.monotonic() + patience
+    while (left := list(_left(before))) and time.monotonic() < deadline:  # noqa: ASYNC110  # they wake no one
+        await asyncio.sleep(_PAUSE)
+    if left:
         raise LeakError("\n- ".join(("left behind:", *left)))
 
 

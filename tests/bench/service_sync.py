@@ -32,7 +32,7 @@ from cells.services.control.target import KernelServices, ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevBackend, fill
 from lifecycle import Reconciler, Table
-from lifecycle.health import HealthTree
+from lifecycle.process.health import HealthTree
 from tests.bench.peers import namespaces
 from tests.bench.service_rules import (
     BACKENDS,

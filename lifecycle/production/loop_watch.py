@@ -1,0 +1,105 @@
+"""A thread that looks whether the event loop turns, and logs what blocks it, with the stack.
+
+Needs:  a running event loop.
+Gives:  loop_watchdog(), LoopWatchdog, LoopWatchdogSettings.
+Why:    while something blocks the loop nothing on it can say so: time-outs, signals and probes wait as well.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+
+from lifecycle.hooks import Hook, Lifecycle
+from lifecycle.injection import Cell, config, invoke, module, provide
+from lifecycle.process import Logger
+from lifecycle.settings import Duration, Settings, seconds
+
+__all__ = ["LoopWatchdog", "LoopWatchdogSettings", "loop_watchdog"]
+
+FRAMES = 20
+"""Innermost frames of a stack that are logged."""
+
+
+class LoopWatchdogSettings(Settings, frozen=True):
+    """Settings of the watchdog over the event loop."""
+
+    loop_watchdog: Duration = seconds(1)
+    """Log the stack of what blocks the event loop for longer; 0s for no watchdog."""
+
+    def validate(self) -> None:
+        """Refuse a limit below that of ordinary work; raises ValueError with one line."""
+        if 0 < self.loop_watchdog < 0.05:
+            raise ValueError(f"loop-watchdog={self.loop_watchdog}: expected 0s, or 50ms and more")
+
+
+class LoopWatchdog:
+    """Asks the loop for a sign of life four times in the limit; what leaves no sign for three is logged.
+
+    So what blocks for the whole limit is always found, and from three quarters of it on it may be.
+    """
+
+    def __init__(self, settings: LoopWatchdogSettings, lifecycle: Lifecycle, log: Logger) -> None:
+        self._limit = float(settings.loop_watchdog)
+        self._log = log
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.blocked = 0
+        """How often something blocked the loop for too long."""
+        self.longest = 0.0
+        """Seconds."""
+        if self._limit:
+            lifecycle.append(Hook("watch the event loop", self._start, self._stop))
+
+    async def _start(self) -> None:
+        self._over.clear()
+        loop, ident = asyncio.get_running_loop(), threading.get_ident()
+        self._thread = threading.Thread(
+            target=self._watch, args=(loop, ident), name="loop watchdog", daemon=True
+        )
+        self._thread.start()
+
+    async def _stop(self) -> None:
+        self._over.set()
+        if (thread := self._thread) is not None:
+            await asyncio.to_thread(thread.join)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
+        while not self._over.wait(self._limit / 4):
+            sign, asked = threading.Event(), time.monotonic()
+            try:
+                loop.call_soon_threadsafe(sign.set)
+            except RuntimeError:  # the loop is closed
+                return
+            if sign.wait(self._limit * 3 / 4):
+                continue
+            stack = _stack(ident)
+            self._log.error(
+                "the event loop is blocked", since=f"{time.monotonic() - asked:.1f}s", stack=stack
+            )
+            while not sign.wait(self._limit):
+                if self._over.is_set() or loop.is_closed():
+                    return
+            took = time.monotonic() - asked
+            self.blocked += 1
+            self.longest = max(self.longest, took)
+            self._log.warning("the event loop turns again", after=f"{took:.1f}s")
+
+
+def _stack(ident: int) -> str:
+    """What the loop's thread does at this moment, outermost first."""
+    frame = sys._current_frames().get(ident)  # noqa: SLF001  # the documented way
+    lines = traceback.format_stack(frame)[-FRAMES:] if frame is not None else ["its thread has ended"]
+    return "".join(lines).rstrip()
+
+
+def loop_watchdog() -> Cell:
+    """The module ``loop-watchdog``: logs what blocks the event loop for longer than a second."""
+    return module(
+        "loop-watchdog",
+        "Logs what blocks the event loop",
+        config(LoopWatchdogSettings),
+        provide(LoopWatchdog),
+        invoke(LoopWatchdog),
+    )

@@ -1,0 +1,69 @@
+"""Hives that a test starts in passing: they stop at its end, and may leave nothing behind.
+
+Needs:  Hive.
+Gives:  HiveStarter.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from lifecycle.hive.hive import Hive
+from lifecycle.injection.cells import Cell
+from lifecycle.settings.sources import Sources
+from lifecycle.testing.leaks import no_leaks
+
+__all__ = ["HiveStarter"]
+
+_LIMITS = {"start_timeout": 5.0, "stop_timeout": 5.0}
+
+
+class HiveStarter:
+    """``await hive(*cells, settings={...})`` is a hive that runs; the options are those of Hive.
+
+    A hook has five seconds, unless an option says otherwise: a test that hangs should fail soon.
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
+        self.patience = patience
+        """Seconds in which what was open at the end of the test may still be closed."""
+        self._hives: list[Hive] = []
+
+    async def __call__(
+        self, *cells: Cell, settings: Sources | Mapping[str, object] | None = None, **options: Any
+    ) -> Hive:
+        """Start a hive. Raises as Hive.start() does."""
+        hive = Hive(*cells, settings=settings, **(_LIMITS | options))
+        await hive.start()
+        self._hives.append(hive)
+        return hive
+
+    @asynccontextmanager
+    async def around(self, *, settle: float = 0.0) -> AsyncIterator[None]:
+        """Around the test: the hives stop, the last one first, `settle` seconds pass, and nothing is left.
+
+        Raises LeakError, and what a hive has failed with while it ran or stopped.
+        """
+        async with no_leaks(patience=self.patience):
+            try:
+                yield
+            except BaseException as error:
+                for failure in await self._stop():
+                    error.add_note(f"and at the end of the test: {failure}")
+                raise
+            if failures := await self._stop():
+                raise failures[0]
+            await asyncio.sleep(settle)
+
+    async def _stop(self) -> list[BaseException]:
+        failures: list[BaseException] = []
+        while self._hives:
+            hive = self._hives.pop()
+            try:
+                await hive.stop()
+            except Exception as error:  # noqa: BLE001  # the others stop all the same
+                failures.append(error)
+            else:
+                failures += [] if hive.shutdown.error is None else [hive.shutdown.error]
+        return failures
