@@ -15,6 +15,8 @@
 # make bench    the numbers, side by side with the peers (root)
 # make docs     the documentation as a site, in build/site
 # make fresh    demo and test on newly installed Debian systems, made with debootstrap (root); SUITES names them
+# make wheel    the framework alone, as a wheel and a source distribution in build/wheel
+# make interpreters  the framework's tests with every Python from 3.11 to 3.14 that is here
 # make install  what the others call first: Debian packages, .venv, compiled objects
 # make help     this text
 #
@@ -38,7 +40,7 @@ SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile 
 # Python keeps what it compiles: pytest would rewrite every module of the tests in every process otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help root docs analyze demo test unit integration browser kernel node soak lint bench fresh install install-test clean
+.PHONY: wheel interpreters help root docs analyze demo test unit integration browser kernel node soak lint bench fresh install install-test clean
 .DELETE_ON_ERROR:
 
 # Before anything is installed. Without a Python that can try it, the installation comes first.
@@ -74,6 +76,20 @@ node: root install-test
 
 docs: .make/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: .make/installed-dev
+	rm -rf build/wheel
+	cd lifecycle && ../$(BIN)/python -m hatchling build -d ../build/wheel
+
+# A virtual environment for each, from the wheel and packages of the index; the tests that need the framework alone.
+interpreters: wheel
+	@for version in 3.11 3.12 3.13 3.14; do \
+		python=$$(command -v python$$version) && "$$python" -c '' 2>/dev/null || { echo "python$$version: not here"; continue; }; \
+		home=build/python$$version; rm -rf $$home; "$$python" -m venv $$home || exit 1; \
+		$$home/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo build/wheel/*.whl)[http]" \
+			'pytest>=9.2,<10' hypothesis pytest-timeout trio uvloop || exit 1; \
+		echo "python$$version:"; $$home/bin/python -P -m pytest -q -p no:cacheprovider --noconftest -c lifecycle/pyproject.toml --rootdir . \
+			--import-mode=importlib -o pythonpath= $(or $(TESTS),tests/unit/lifecycle) || exit 1; done
 
 fresh:
 	@configs/debian/fresh $(SUITES)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 PACKAGES = (
     "lifecycle",
     "lifecycle.testing",
+    "lifecycle.production",
     "lifecycle.admin",
     "lifecycle.command",
     "lifecycle.graph",
