@@ -9,6 +9,7 @@ Everything runs on one event loop, so reads between awaits are consistent and no
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import islice, takewhile
+from types import NoneType
 from typing import TypeVar
 from weakref import ref
 
@@ -44,8 +45,8 @@ class TableCore(Rows[Row]):
         self._snapshot: ref[Snapshot[Row]] | None = None
         self._waits: KeyWaits[Row] | None = None
         self._closed = ""
-        self._is_frozen = False
-        """Whether the rows that were written first are of frozen types; asking for each costs too much."""
+        self._frozen: set[type] = {NoneType}
+        """The types of rows that were looked at."""
 
     @property
     def revision(self) -> int:
@@ -174,7 +175,7 @@ class TableCore(Rows[Row]):
     def _commit(self, writes: Mapping[Hashable, Row | None]) -> None:
         """Write all that is new, or raise and write nothing."""
         changed: dict[Hashable, Row | None] = {}  # key -> the row before
-        if not self._is_frozen:
+        if not self._frozen.issuperset(map(type, writes.values())):
             self._check_frozen(writes.values())
         for key, row in writes.items():
             found = self._rows.get(key)
@@ -203,10 +204,10 @@ class TableCore(Rows[Row]):
 
     def _check_frozen(self, rows: Iterable[object]) -> None:
         """Raise TypeError for a row that may change in place."""
-        for kind in {*map(type, rows)} - {type(None)}:
+        for kind in {*map(type, rows)} - self._frozen:
             if (why := unfrozen(kind)) is not None:
                 raise TypeError(f"table {self.name}: a row of type {why}")
-            self._is_frozen = True
+            self._frozen.add(kind)
 
     def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
         if self._snapshot is not None:

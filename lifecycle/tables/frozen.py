@@ -16,6 +16,9 @@ from lifecycle.hints.keys import is_union, origin_class
 
 __all__ = ["unfrozen", "unfrozen_rows"]
 
+_ANY = (object, typing.Any)
+"""Rows of any type: each is looked at when it is written."""
+
 _ADVICE = "a frozen dataclass or msgspec Struct, a NamedTuple, a tuple or a plain value"
 
 
@@ -33,7 +36,7 @@ def unfrozen_rows(hint: object) -> str | None:
     for row in typing.get_args(hint):
         kinds = typing.get_args(row) if is_union(row) else (row,)
         for kind in (origin_class(one) for one in kinds):
-            if isinstance(kind, type) and kind is not object and (why := unfrozen(kind)) is not None:
+            if isinstance(kind, type) and kind not in _ANY and (why := unfrozen(kind)) is not None:
                 return why
     return None
 
