@@ -79,10 +79,14 @@ static __always_inline long redirect(__u32 ifindex, __u64 flags)
 	return REDIRECTED;
 }
 
-static __always_inline long fib_lookup(struct bpf_fib_lookup *fib)
+/* It reads the context as the kernel does: clang 17 hands no function what nothing in it reads, and the verifier expects
+ * the context of each.
+ */
+static __always_inline long fib_lookup(void *ctx, struct bpf_fib_lookup *fib)
 {
 	struct recorded *note = recorded();
 
+	asm volatile("" : : "r"(ctx));
 	if (!note)
 		return -1;
 	fib->ifindex = note->fib_ifindex;
@@ -96,7 +100,7 @@ static __always_inline long fib_lookup(struct bpf_fib_lookup *fib)
 	return note->fib_answer;
 }
 
-#define bpf_fib_lookup(skb, fib, size, flags) fib_lookup(fib)
+#define bpf_fib_lookup(skb, fib, size, flags) fib_lookup(skb, fib)
 #define bpf_skb_set_tunnel_key(skb, key, size, flags) set_tunnel_key(key, size, flags)
 #define bpf_skb_get_tunnel_key(skb, key, size, flags) get_tunnel_key(key)
 #define bpf_redirect(ifindex, flags) redirect(ifindex, flags)
