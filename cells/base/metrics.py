@@ -1,13 +1,12 @@
-"""What a metric is: a cell shows what it counts by contributing a Collector of Family values.
+"""The agent's metrics: Families that the setting ``metrics`` may leave out, as Cilium's may.
 
-Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets).
+A cell shows what it counts by contributing a Collector of them.
 """
 
-from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable
 
-import msgspec
+from lifecycle.process import BUCKETS, Collector, Histogram, Kind, Series, Value, keyed
+from lifecycle.process import Family as PlainFamily
 
 __all__ = [
     "BUCKETS",
@@ -23,52 +22,21 @@ __all__ = [
     "one_of",
 ]
 
-Kind = Literal["counter", "gauge", "histogram"]
 
-BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds in seconds where a metric has none of its own; those of Prometheus's client libraries."""
-
-
-class Histogram:
-    """How often a value was within which bound, and all values together."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: Sequence[float] = BUCKETS) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        """One for each bound, a value counted at the first it does not exceed; last those above all."""
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count a value: 0.3 µs."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self.counts)
-
-
-Value = float | Histogram
-Series = Mapping[Any, Value]
-"""Values by what their labels say, in the order of the family's labels: texts, or one text for one label."""
-
-
-class Family(msgspec.Struct, frozen=True):
+class Family(PlainFamily, frozen=True):
     """One metric: a value for each combination of labels."""
 
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...]
-    series: Mapping[tuple[str, ...], Value]
-    """Every key has as many parts as there are labels."""
     on: bool = True
     """Whether it is served if the setting ``metrics`` does not name it."""
     fixed: bool = False
-    """Told whatever the setting says: Cilium's own collectors of these ask no one either."""
+    """Served whatever the setting names: Cilium's own collectors of these ask no one either."""
+
+    @classmethod
+    def of(cls, family: PlainFamily) -> "Family":
+        """A family of the framework as one of the agent: served unless the setting leaves it out."""
+        if isinstance(family, cls):
+            return family
+        return cls(family.name, family.kind, family.help, family.labels, family.series)
 
 
 def counter(
@@ -125,19 +93,4 @@ def _family(
     on: bool,
     fixed: bool,
 ) -> Family:
-    found: Series = value if isinstance(value, Mapping) else {(): value}
-    series = {(key,) if isinstance(key, str) else key: each for key, each in found.items()}
-    return Family(name, kind, help, tuple(labels.split()), series, on, fixed)
-
-
-class Collector:
-    """Tells the families of one cell as they are now, on the event loop; what takes long it does in a thread.
-
-    An error is logged, and the cell's families are left out of that answer.
-    """
-
-    __slots__ = ("collect", "name")
-
-    def __init__(self, name: str, collect: Callable[[], Awaitable[Iterable[Family]]]) -> None:
-        self.name = name
-        self.collect = collect
+    return Family(name, kind, help, *keyed(value, labels), on, fixed)

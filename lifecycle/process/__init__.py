@@ -2,7 +2,7 @@
 
 Needs:  structlog, asyncio.
 Gives:  Logger and its configuration; LoopLag, measured_loop(); process_age(); listen(), clear_socket();
-        Acceptor.
+        Acceptor; Collector and exposition() of metrics; Health.
 """
 
 from lifecycle.process.logs import (  # first: it imports structlog without rich
@@ -16,18 +16,52 @@ from lifecycle.process.logs import (  # first: it imports structlog without rich
 # isort: split
 from lifecycle.process.acceptor import Acceptor
 from lifecycle.process.age import process_age
+from lifecycle.process.health import Health, HealthStatus, HealthTree
 from lifecycle.process.loop_lag import BOUNDS, LoopLag, Stretches, measured_loop
+from lifecycle.process.metrics import (
+    BUCKETS,
+    CONTENT_TYPE,
+    Collector,
+    Family,
+    Histogram,
+    InconsistentError,
+    Kind,
+    Series,
+    Value,
+    counter,
+    exposition,
+    gauge,
+    histogram,
+    keyed,
+)
 from lifecycle.process.socket_path import clear_socket
 from lifecycle.process.unix_socket import listen
 
 __all__ = [
     "BOUNDS",
+    "BUCKETS",
+    "CONTENT_TYPE",
     "Acceptor",
+    "Collector",
+    "Family",
+    "Health",
+    "HealthStatus",
+    "HealthTree",
+    "Histogram",
+    "InconsistentError",
+    "Kind",
     "Logger",
     "LoopLag",
+    "Series",
     "Stretches",
+    "Value",
     "clear_socket",
     "configure_logging",
+    "counter",
+    "exposition",
+    "gauge",
+    "histogram",
+    "keyed",
     "listen",
     "log_level",
     "measured_loop",

@@ -1,19 +1,27 @@
-"""What a hive has around it in production, as cells: the service manager, probes, metrics, reload, traces.
+"""What a hive has around it in production, as cells: the service manager, probes and metrics, its watchdog.
 
-Needs:  a hive; for probes() the extra ``http``, for traces() the extra ``otel``.
-Gives:  systemd(), loop_watchdog(); Phase, which says whether a hive starts, runs or stops.
+Needs:  a hive; for probes() the extra ``http``.
+Gives:  systemd(), probes(), loop_watchdog(); Phase, which shows whether a hive starts, runs or stops;
+        hive_families(), what the framework counts in every hive.
 """
 
 from lifecycle.hooks.phase import Phase, Progress
+from lifecycle.production.facts import hive_families
 from lifecycle.production.loop_watch import LoopWatchdog, LoopWatchdogSettings, loop_watchdog
+from lifecycle.production.probes import ProbeServer, ProbeSettings, Readiness, probes
 from lifecycle.production.systemd import ServiceManager, systemd
 
 __all__ = [
     "LoopWatchdog",
     "LoopWatchdogSettings",
     "Phase",
+    "ProbeServer",
+    "ProbeSettings",
     "Progress",
+    "Readiness",
     "ServiceManager",
+    "hive_families",
     "loop_watchdog",
+    "probes",
     "systemd",
 ]

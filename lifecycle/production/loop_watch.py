@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 
+from lifecycle.hints import Member
 from lifecycle.hooks import Hook, Lifecycle
 from lifecycle.injection import Cell, config, invoke, module, provide
-from lifecycle.process import Logger
+from lifecycle.process import Collector, Family, Logger, counter, gauge
 from lifecycle.settings import Duration, Settings, seconds
 
 __all__ = ["LoopWatchdog", "LoopWatchdogSettings", "loop_watchdog"]
@@ -94,12 +96,25 @@ def _stack(ident: int) -> str:
     return "".join(lines).rstrip()
 
 
+def loop_metrics(watchdog: LoopWatchdog) -> Member[Collector]:
+    """What the watchdog has found, as metrics."""
+
+    async def collect() -> Iterable[Family]:
+        text = "Times that something blocked the event loop for too long."
+        return [
+            counter("lifecycle_loop_blocked_total", text, watchdog.blocked),
+            gauge("lifecycle_loop_blocked_longest_seconds", "The longest of these times.", watchdog.longest),
+        ]
+
+    return Collector("loop watchdog", collect)
+
+
 def loop_watchdog() -> Cell:
     """The module ``loop-watchdog``: logs what blocks the event loop for longer than a second."""
     return module(
         "loop-watchdog",
         "Logs what blocks the event loop",
         config(LoopWatchdogSettings),
-        provide(LoopWatchdog),
+        provide(LoopWatchdog, loop_metrics),
         invoke(LoopWatchdog),
     )

@@ -20,8 +20,8 @@ from cells.endpoint import Endpoint
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer
 from cells.observe.metrics import ListenAddress, listen
-from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
 from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table
+from lifecycle.process import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
     from cells.hubble.metrics.kinds import FlowMetrics

@@ -30,7 +30,6 @@ import msgspec
 
 from cells.base.metrics import Collector, Family
 from cells.config import AgentConfig
-from cells.observe.metrics.exposition import CONTENT_TYPE, exposition
 from lifecycle import (
     HealthTree,
     HiveError,
@@ -48,13 +47,13 @@ from lifecycle import (
     module,
     provide,
 )
+from lifecycle.process import CONTENT_TYPE, InconsistentError, exposition
 
 if TYPE_CHECKING:
-    from cells.observe.metrics.exposition import Choice
+    from cells.observe.metrics.own import Choice
     from lifecycle.http import HttpServer, Request, Response
 
 __all__ = [
-    "CONTENT_TYPE",
     "Exposition",
     "ListenAddress",
     "Metrics",
@@ -62,7 +61,6 @@ __all__ = [
     "MetricsServer",
     "MetricsSettings",
     "cell",
-    "exposition",
     "listen",
 ]
 
@@ -161,7 +159,7 @@ class Metrics:
 
     @cached_property
     def _choice(self) -> Choice:
-        from cells.observe.metrics.exposition import Choice
+        from cells.observe.metrics.own import Choice
 
         return Choice(self._words)
 
@@ -190,7 +188,7 @@ class Metrics:
         found: list[Family] = []
         for collector in list(self._collectors):
             try:
-                found += await collector.collect()
+                found += map(Family.of, await collector.collect())
             except Exception as error:  # noqa: BLE001  # one cell's failure must not hide the others' metrics
                 if collector in self._collectors:  # else it has stopped
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)
@@ -306,7 +304,6 @@ class Exposition:
         return await self._text.get()
 
     async def _collect(self) -> Response:
-        from cells.observe.metrics.exposition import CONTENT_TYPE, InconsistentError, exposition
         from lifecycle.http import Response
 
         try:

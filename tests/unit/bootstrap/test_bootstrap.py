@@ -13,8 +13,8 @@ from cells.config import AgentConfig
 from cells.observe import bootstrap, metrics
 from cells.observe.bootstrap import EARLY, OVERALL, SCOPES, Bootstrap, Scopes, families, scopes_of
 from cells.observe.health import HealthServer
-from cells.observe.metrics.exposition import exposition
 from lifecycle import Hive, Hook, Lifecycle, Profile, Timing, module, provide, supply
+from lifecycle.process import exposition
 
 DOCUMENTED = {
     *("overall", "earlyInit", "k8sInit", "restore", "healthCheck", "ingressIPAM", "initAPI", "initDaemon"),

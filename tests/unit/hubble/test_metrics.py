@@ -14,7 +14,7 @@ from cells.hubble.flow import Flow
 from cells.hubble.metrics.contexts import MetricOptionsError
 from cells.hubble.metrics.kinds import FlowMetrics
 from cells.hubble.metrics.series import openmetrics
-from cells.observe.metrics import exposition
+from lifecycle.process import exposition
 from tests.support.recordings import recordings
 
 RECORDED = json.loads((recordings("hubble") / "metrics.json").read_text())

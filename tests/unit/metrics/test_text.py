@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cells.base.metrics import Family, Histogram, counter, gauge, histogram, one_of
 from cells.observe.metrics import MetricsSettings
-from cells.observe.metrics.exposition import Choice, InconsistentError, exposition
+from cells.observe.metrics.own import Choice
+from lifecycle.process import InconsistentError, exposition
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=8)
 

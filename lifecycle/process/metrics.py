@@ -1,0 +1,195 @@
+"""What a metric is, and its text form: a cell shows what it counts by contributing a Collector of Families.
+
+Needs:  nothing.
+Gives:  Family with counter(), gauge(), histogram(); Histogram, Collector; exposition().
+Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets) and its text exposition
+        format, version 0.0.4.
+Why:    prometheus-client adds ``_total`` to every counter, also where a name is another; it takes 25 ms and
+        1.7 MB to import.
+"""
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, Literal
+
+import msgspec
+
+__all__ = [
+    "BUCKETS",
+    "CONTENT_TYPE",
+    "Collector",
+    "Family",
+    "Histogram",
+    "InconsistentError",
+    "Kind",
+    "Series",
+    "Value",
+    "counter",
+    "exposition",
+    "gauge",
+    "histogram",
+    "keyed",
+    "number",
+]
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds in seconds where a metric has none of its own; those of Prometheus's client libraries."""
+
+
+class Histogram:
+    """How often a value was within which bound, and all values together."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float] = BUCKETS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """One for each bound, a value counted at the first it does not exceed; last those above all."""
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value: 0.3 µs."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+
+Value = float | Histogram
+Series = Mapping[Any, Value]
+"""Values by what their labels say, in the order of the family's labels: texts, or one text for one label."""
+
+
+class Family(msgspec.Struct, frozen=True):
+    """One metric: a value for each combination of labels."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+    series: Mapping[tuple[str, ...], Value]
+    """Every key has as many parts as there are labels."""
+
+
+def counter(
+    name: str,
+    help: str,  # noqa: A002  # Prometheus's word
+    value: float | Series,
+    labels: str = "",
+) -> Family:
+    """What only grows. ``labels`` are names with blanks between; without any, ``value`` is a number."""
+    return Family(name, "counter", help, *keyed(value, labels))
+
+
+def gauge(
+    name: str,
+    help: str,  # noqa: A002
+    value: float | Series,
+    labels: str = "",
+) -> Family:
+    """What goes up and down; as counter()."""
+    return Family(name, "gauge", help, *keyed(value, labels))
+
+
+def histogram(
+    name: str,
+    help: str,  # noqa: A002
+    value: Histogram | Series,
+    labels: str = "",
+) -> Family:
+    """How values are spread; as counter(), of Histograms."""
+    return Family(name, "histogram", help, *keyed(value, labels))
+
+
+def keyed(value: Value | Series, labels: str) -> tuple[tuple[str, ...], dict[tuple[str, ...], Value]]:
+    """The labels of a family and its series, as a Family holds them."""
+    found: Series = value if isinstance(value, Mapping) else {(): value}
+    return tuple(labels.split()), {
+        (key,) if isinstance(key, str) else key: each for key, each in found.items()
+    }
+
+
+class Collector:
+    """Gives the families of one cell as they are now, on the event loop; what takes long it does in a thread.
+
+    An error is logged, and the cell's families are left out of that answer.
+    """
+
+    __slots__ = ("collect", "name")
+
+    def __init__(self, name: str, collect: Callable[[], Awaitable[Iterable[Family]]]) -> None:
+        self.name = name
+        self.collect = collect
+
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_IN_HELP: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_IN_LABEL: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+class InconsistentError(Exception):
+    """Raised when a series occurs twice, or one name has different labels or kinds."""
+
+
+def exposition(families: Iterable[Family]) -> str:
+    """All families with their series, sorted by name; those without series are left out.
+
+    Several cells may contribute series of one family. Raises InconsistentError.
+    """
+    by_name: dict[str, Family] = {}
+    for family in families:
+        if any(len(values) != len(family.labels) for values in family.series):
+            raise InconsistentError(f"{family.name} has series with other labels than {list(family.labels)}")
+        known = by_name.get(family.name)
+        by_name[family.name] = family if known is None else _joined(known, family)
+    return "".join(line for name in sorted(by_name) for line in _lines(by_name[name]))
+
+
+def _joined(one: Family, other: Family) -> Family:
+    if (one.kind, one.labels) != (other.kind, other.labels):
+        raise InconsistentError(f"{one.name} is the name of two different metrics")
+    if twice := one.series.keys() & other.series.keys():
+        which = dict(zip(one.labels, min(twice), strict=True))
+        raise InconsistentError(f"{one.name} occurs twice for {which}")
+    return msgspec.structs.replace(one, series={**one.series, **other.series})
+
+
+def _lines(family: Family) -> Iterator[str]:
+    if not family.series:
+        return
+    name = family.name
+    yield f"# HELP {name} {family.help.translate(_IN_HELP)}\n# TYPE {name} {family.kind}\n"
+    for values, value in sorted(family.series.items()):
+        labels = [
+            f'{key}="{text.translate(_IN_LABEL)}"' for key, text in zip(family.labels, values, strict=True)
+        ]
+        if isinstance(value, Histogram):
+            yield from _buckets(name, labels, value)
+        else:
+            yield f"{name}{_braced(labels)} {number(value)}\n"
+
+
+def _buckets(name: str, labels: list[str], value: Histogram) -> Iterator[str]:
+    for bound, reached in zip((*value.bounds, float("inf")), accumulate(value.counts), strict=True):
+        within = f'le="{number(bound)}"'
+        yield f"{name}_bucket{_braced([*labels, within])} {reached}\n"
+    yield f"{name}_sum{_braced(labels)} {number(value.sum)}\n"
+    yield f"{name}_count{_braced(labels)} {value.count}\n"
+
+
+def _braced(labels: list[str]) -> str:
+    return f"{{{','.join(labels)}}}" if labels else ""
+
+
+def number(value: float) -> str:
+    """A number as the format has it: whole ones without a fraction, infinity as ``+Inf``."""
+    if value in {float("inf"), float("-inf")}:
+        return "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

@@ -1,0 +1,78 @@
+"""What the framework counts and measures in every hive, as metrics.
+
+Needs:  the hive's health, jobs, timings and tables.
+Gives:  hive_families().
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from lifecycle.injection import Profile
+from lifecycle.jobs import JobMetrics
+from lifecycle.process import Family, HealthTree, counter, gauge, process_age, trouble_logged
+from lifecycle.tables import Reconciler, Tables
+
+__all__ = ["hive_families"]
+
+JOB_LABELS = "module job kind"
+
+
+def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables) -> Iterator[Family]:
+    """Health, hooks, jobs, reconcilers, tables, the log, the process."""
+    statuses = health.snapshot()
+    levels = Counter(status.level for status in statuses)
+    yield gauge(
+        "lifecycle_health",
+        "Modules and their parts by health.",
+        {level: levels[level] for level in ("ok", "degraded", "stopped", "unknown")},
+        "level",
+    )
+    degraded = {status.module: float(status.level == "degraded") for status in statuses}
+    yield gauge("lifecycle_degraded", "Whether it is degraded.", degraded, "module")
+    took = {(one.module, one.name): one.took for one in profile.timings if one.kind == "start"}
+    yield gauge("lifecycle_hook_start_seconds", "What each hook took to start.", took, "module hook")
+    yield from _jobs(jobs)
+    yield from _tables(jobs, tables)
+    lines = dict(trouble_logged())
+    yield counter("lifecycle_log_trouble_total", "Lines logged at warning and above.", lines, "level module")
+    yield gauge("lifecycle_process_age_seconds", "Since the process began.", process_age())
+    yield counter("lifecycle_process_cpu_seconds_total", "Processor time it has used.", time.process_time())
+
+
+def _jobs(jobs: JobMetrics) -> Iterator[Family]:
+    """N stands for any number in the name of a job: there may be one for each of many things."""
+    totals = jobs.totals()
+    for name, text, values in (
+        (
+            "runs",
+            "Runs of jobs that have ended, failed ones included.",
+            [one.runs for one in totals.values()],
+        ),
+        ("failures", "Runs of jobs that have failed.", [one.failures for one in totals.values()]),
+        ("seconds", "Time that jobs have run for.", [one.seconds for one in totals.values()]),
+    ):
+        series = dict(zip(totals, values, strict=True))
+        yield counter(f"lifecycle_job_{name}_total", text, series, JOB_LABELS)
+    running = {what: total.running for what, total in totals.items()}
+    yield gauge("lifecycle_job_running", "Jobs that run at this moment.", running, JOB_LABELS)
+
+
+def _tables(jobs: JobMetrics, tables: Tables) -> Iterator[Family]:
+    known = tables.all()
+    names = Counter(table.name for table in known)
+    rows = {table.name: len(table) for table in known if names[table.name] == 1}
+    yield gauge("lifecycle_table_rows", "Rows of each table.", rows, "table")
+    found = [(module, one) for module, _, one in jobs.observers() if isinstance(one, Reconciler)]
+    for name, text, values in (
+        ("batches", "Batches written.", {module: one.statistics.batches for module, one in found}),
+        ("failures", "Objects that failed.", {module: one.statistics.failures for module, one in found}),
+        (
+            "drift",
+            "Objects changed by someone else.",
+            {module: one.statistics.drift for module, one in found},
+        ),
+    ):
+        yield counter(f"lifecycle_reconciler_{name}_total", text, values, "module")
+    failing = {module: one.failing for module, one in found}
+    yield gauge("lifecycle_reconciler_failing", "Objects that differ from their rows.", failing, "module")
