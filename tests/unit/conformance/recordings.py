@@ -21,6 +21,7 @@ STUB_FAULT: Final = "the recorded agent answers what ours never does"
 BROKEN: Final = "the recorded answer is broken on purpose, to see what the client makes of it"
 MONITOR: Final = "the monitor socket: replayed in tests/unit/monitor"
 SERVICES: Final = "changes services: replayed in tests/integration/services"
+BGP: Final = "routes and peers are those of a speaker: tests/unit/bgp/test_rest.py"
 NO_SUBSYSTEM: Final = "of a subsystem that is not built yet: answered as if it had nothing"
 HEALTH_DAEMON: Final = "our table of health is there, and never empty"
 NO_TABLE: Final = "a table of what is not built: 404, and the reason"
@@ -60,12 +61,12 @@ EXCLUDED_DBG: Final = {
     "metrics_list_404": "metrics are always listed",
     "monitor": MONITOR,
     "monitor_json": MONITOR,
-    "bgp_peers": NO_SUBSYSTEM,
-    "bgp_peers_500": NO_SUBSYSTEM,
-    "bgp_route_policies": NO_SUBSYSTEM,
-    "bgp_routes_advertised": NO_SUBSYSTEM,
-    "bgp_routes_default": NO_SUBSYSTEM,
-    "bgp_route_policies_client1.19": NO_SUBSYSTEM,
+    "bgp_peers": BGP,
+    "bgp_peers_500": BGP,
+    "bgp_route_policies": BGP,
+    "bgp_routes_advertised": BGP,
+    "bgp_routes_default": BGP,
+    "bgp_route_policies_client1.19": BGP,
     "identity_list_520": "there is no cluster-wide allocator that could fail",
     "policy_delete_all": BY_OBJECTS,
     "policy_import": BY_OBJECTS,

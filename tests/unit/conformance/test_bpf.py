@@ -14,7 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 from cells.maps.bpf import BpfError
-from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.cluster import (
+    EgressKey,
+    EgressValue,
+    IpcacheKey,
+    IpcacheValue,
+    NodeKey,
+    NodeValue,
+    TunnelKey,
+    TunnelValue,
+)
 from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
 from cells.maps.records.flows import CtEntry, CtKey, MetricsKey, MetricsValue, NatEntry
 from cells.maps.specs import MapSizes, map_specs, policy_spec
@@ -45,6 +54,11 @@ ROWS: dict[str, Callable[[bytes, bytes], tuple[bytes, bytes]]] = {
         [name for name in SPECS if name.startswith("cilium_snat")],
         lambda key, value: _packed(CtKey.unpack(key), NatEntry.unpack(value)),
     ),
+    "cilium_egress_gw_policy_v4": lambda key, value: _packed(
+        EgressKey.unpack(key), EgressValue.unpack(value)
+    ),
+    "cilium_node_map_v2": lambda key, value: _packed(NodeKey.unpack(key), NodeValue.unpack(value)),
+    "cilium_tunnel_map": lambda key, value: _packed(TunnelKey.unpack(key), TunnelValue.unpack(value)),
     "cilium_ipcache": lambda key, value: _packed(IpcacheKey.unpack(key), IpcacheValue.unpack(value)),
     "cilium_lxc": lambda key, value: _packed(LxcKey.unpack(key), LxcValue.unpack(value)),
     "cilium_metrics": lambda key, value: _packed(MetricsKey.unpack(key), MetricsValue.unpack(value)),

@@ -21,8 +21,8 @@ DEFINITIONS = definitions(
     endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True, bgp=True
 )
 NOT_REGISTERED = {
-    "ciliumenvoyconfigs": "Envoy is not built",
-    "ciliumclusterwideenvoyconfigs": "Envoy is not built",
+    "ciliumenvoyconfigs": "listeners of users' own are not built",
+    "ciliumclusterwideenvoyconfigs": "listeners of users' own are not built",
 }
 
 DIFFERENCES = {
