@@ -9,16 +9,27 @@ events/test_records.py, monitor/test_payload.py), marks of sockets in the kernel
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv6Address, ip_network
+from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext, suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 
+from cells.bgp import gobgp_messages
+from cells.encryption.wireguard.device import KernelControl
+from cells.encryption.wireguard.peers import LISTEN_PORT, PeerCall
+from cells.hubble import flow, observer
+from cells.hubble.codec import WireMessage, members_of
+from cells.hubble.codec import decode as read_message
+from cells.hubble.codec import encode as write_message
+from cells.hubble.scalars import EnumType
 from cells.maps.records import cluster, endpoints, flows
 from cells.maps.records.cluster import (
     EgressKey,
@@ -52,6 +63,19 @@ from cells.netlink import messages, vxlan
 from cells.netlink.network import Marked, rule
 from cells.netlink.wire import Request, attributes, encode
 from cells.netlink.wire import messages as in_datagram
+from cells.netlink.xfrm import (
+    Algorithm,
+    Direction,
+    KeyOctets,
+    XfrmMark,
+    XfrmPolicy,
+    XfrmState,
+    XfrmTemplate,
+    add_state,
+    read_policy,
+    read_state,
+    set_policy,
+)
 from cells.observe.events.gob import INT, Type
 from cells.observe.events.gob import decode as read_gob
 from cells.observe.events.gob import encode as write_gob
@@ -261,3 +285,124 @@ def test_requests_of_netlink(
 def test_numbers_in_events_of_requests(number: int) -> None:
     types = {65: Type("Numbers", {"Number": INT})}
     assert read_gob(write_gob(types, {"Number": number})) == ({"Number": number} if number else {})
+
+
+keys = st.builds(KeyOctets, st.binary(min_size=1, max_size=36))
+marks = st.builds(XfrmMark, u32, u32)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> XfrmState:
+    family = draw(st.sampled_from([ipv4, ipv6]))
+    aead = draw(st.none() | st.builds(Algorithm, st.just("rfc4106(gcm(aes))"), keys, u32))
+    plain = st.builds(Algorithm, st.sampled_from(["hmac(sha256)", "cbc(aes)"]), keys)
+    return XfrmState(
+        source=draw(family),
+        destination=draw(family),
+        spi=draw(u32),
+        mark=draw(marks),
+        output_mark=draw(marks),
+        aead=aead,
+        auth=None if aead else draw(plain),
+        crypt=None if aead else draw(plain),
+        extended=draw(st.booleans()),
+    )
+
+
+@st.composite
+def xfrm_policies(draw: st.DrawFn) -> XfrmPolicy:
+    family, network = draw(st.sampled_from([(ipv4, networks4), (ipv6, networks6)]))
+    ends = st.none() | family.filter(int)
+    return XfrmPolicy(
+        direction=draw(st.sampled_from(Direction)),
+        source=draw(network),
+        destination=draw(network),
+        mark=draw(st.none() | marks.filter(lambda one: one.value or one.mask)),
+        priority=draw(u32),
+        block=draw(st.booleans()),
+        templates=tuple(
+            draw(st.lists(st.builds(XfrmTemplate, ends, ends, u32, u32, st.booleans()), max_size=2))
+        ),
+    )
+
+
+@given(states(), xfrm_policies())
+def test_states_and_policies_of_xfrm_are_read_as_they_were_written(
+    state: XfrmState, policy: XfrmPolicy
+) -> None:
+    assert read_state(add_state(state).body) == state
+    assert read_policy(set_policy(policy).body) == policy
+
+
+class Overheard(AsyncWireGuard):  # type: ignore[misc]  # of a library without hints
+    """What pyroute2 would send to the kernel."""
+
+    prid, pid = 0x1F, 1
+    sent: ClassVar[list[bytes]] = []
+
+    def __init__(self) -> None:
+        """There is no socket."""
+
+    def sendto(self, data: bytes, _: object) -> None:
+        self.sent.append(bytes(data))
+
+    async def get(self) -> AsyncIterator[Any]:
+        yield {"header": {"error": None}}
+
+
+@given(
+    *(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32), u16, u32),
+    *(addresses, st.frozensets(networks4 | networks6, max_size=5), unsigned(16)),
+)
+def test_a_device_of_wireguard_is_read_as_it_was_written(
+    private: bytes, key: bytes, port: int, mark: int, endpoint: Any, allowed: Any, keepalive: int
+) -> None:
+    def info(_: str) -> Iterator[Any]:
+        for data in Overheard.sent:
+            found = wgmsg(data)
+            found.decode()
+            yield found
+
+    control, overheard = KernelControl(), Overheard()
+
+    def change(*args: object, **given: object) -> None:
+        with suppress(StopIteration):  # it waits for nothing
+            overheard.set(*args, **given).send(None)
+
+    wireguard = SimpleNamespace(set=change, info=info)
+    Overheard.sent.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cells.encryption.wireguard.device._generic", lambda: nullcontext(wireguard))
+        control.configure_self(private, port, mark)
+        control.configure(PeerCall(key, endpoint, allowed, keepalive))
+        state = control.read()
+    (peer,) = state.peers.values()
+    assert (state.private, state.port, state.mark, list(state.peers)) == (private, port, mark, [key])
+    host, _, number = peer.endpoint.rpartition(":")
+    assert (ip_address(host.strip("[]")), int(number), peer.allowed) == (endpoint, LISTEN_PORT, allowed)
+
+
+def edges(kind: Any) -> Iterator[int]:
+    """The ends and the middle of the range of a number of a message."""
+    bits = int(kind.name.lstrip("uint")) if kind.name else 32
+    signed = isinstance(kind, EnumType) or not kind.name.startswith("u")
+    yield from {-1 << bits - 1, -1, (1 << bits - 1) - 1} if signed else {1 << bits - 1, (1 << bits) - 1}
+    yield from (1, 127, 128, (1 << bits - 1) - 1)
+
+
+def test_numbers_of_messages_of_hubble_and_gobgpd() -> None:
+    """Each field of each message that has a number in it."""
+    drawn = 0
+    for module in (flow, observer, gobgp_messages):
+        for message in vars(module).values():
+            if not (isinstance(message, type) and issubclass(message, WireMessage) and message.protobuf):
+                continue
+            for member in members_of(message):
+                if not member.type.name.startswith(("int", "uint")) and not isinstance(member.type, EnumType):
+                    continue
+                for number in edges(member.type):
+                    value = (number, number) if member.repeated else number
+                    made = message(**{member.name: value})
+                    assert read_message(message, write_message(made)) == made, (message, member.name, number)
+                    drawn += 1
+    assert drawn > 500
