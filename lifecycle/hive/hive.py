@@ -24,6 +24,7 @@ from lifecycle.hints.keys import Key, is_member, plain, type_name, wanted
 from lifecycle.hints.places import caller
 from lifecycle.hive.composition import Composition
 from lifecycle.hive.nesting import Holder, Nesting
+from lifecycle.hive.reload import Reload
 from lifecycle.hive.switch import Modules, Site, find_scope
 from lifecycle.hive.view import HiveView
 from lifecycle.hive.wiring import Wiring
@@ -50,7 +51,7 @@ from lifecycle.jobs.metrics import JobMetrics
 from lifecycle.process.health import Health, HealthTree
 from lifecycle.process.logs import Logger, logger_for
 from lifecycle.process.loop_faults import LoopFaults
-from lifecycle.settings.sources import Sources
+from lifecycle.settings.sources import Loaded, Sources
 from lifecycle.tables.registry import Tables
 
 if TYPE_CHECKING:
@@ -119,6 +120,10 @@ class Hive(Composition):
         """Events of hooks, jobs and modules, for subscribers."""
         self.modules = Modules(name, self.health, self.events)
         """Switches modules off and on."""
+        self.reload = Reload(
+            name, self.modules, lambda: self._resolution, lambda: self._loaded, self._load, self._take
+        )
+        """Reads the settings again, and restarts modules whose settings changed."""
         self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
         self._lifecycles: dict[Constructor, Lifecycle] = {}
         self._jobs: dict[Constructor, Jobs] = {}
@@ -372,6 +377,11 @@ class Hive(Composition):
     def _build(self) -> Build:
         return Build(self._resolution, self._loaded.filled, self._inject, self.profile)
 
+    def _take(self, loaded: Loaded) -> None:
+        """Put settings in force, for what is constructed from now on."""
+        self.__dict__["_loaded"] = loaded
+        self._build.take(loaded.filled)
+
     def _construct(self, *, unset: bool = False) -> Build:
         """Build what there is to build; where required settings may be `unset`, not what needs them."""
         self._check(unset=unset)
@@ -496,13 +506,14 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Health: lambda hive, node: hive.health.reporter(node.scope.id),
     HealthTree: lambda hive, _: hive.health,
     JobMetrics: lambda hive, _: hive.jobs,
-    HiveView: lambda hive, _: HiveView(hive.graph, hive.profile, hive._loaded, hive._load),  # noqa: SLF001
+    HiveView: lambda hive, _: HiveView(hive.graph, hive.profile, lambda: hive._loaded, hive._load),  # noqa: SLF001
     Logger: Hive._logger,  # noqa: SLF001
     ModuleId: lambda _, node: node.scope.id,
     Modules: lambda hive, _: hive.modules,
     Nesting: Hive._nesting,  # noqa: SLF001
     Phase: lambda hive, _: hive.phase,
     Profile: lambda hive, _: hive.profile,
+    Reload: lambda hive, _: hive.reload,
     Shutdown: lambda hive, _: hive.shutdown,
     Tables: lambda hive, _: hive.tables,
 }
@@ -513,6 +524,7 @@ _OF_THE_HIVE: dict[object, str] = {
     JobMetrics: "jobs",
     Modules: "modules",
     Phase: "phase",
+    Reload: "reload",
     Shutdown: "shutdown",
     Tables: "tables",
 }

@@ -14,6 +14,7 @@ from typing import Protocol
 import anyio
 
 from lifecycle.errors import ExitRequestedError, ShutdownRequestedError, exit_code, leaves, texts
+from lifecycle.hive.reload import Reload
 from lifecycle.hive.signals import leave, signals
 from lifecycle.hooks.shutdown import Shutdown
 from lifecycle.process.logs import Logger
@@ -30,6 +31,7 @@ class Process(Protocol):
     name: str
     log: Logger
     shutdown: Shutdown
+    reload: Reload
     left_behind: list[str]
 
     def started(self) -> AbstractAsyncContextManager[object]:
@@ -40,9 +42,9 @@ class Process(Protocol):
 async def run(hive: Process) -> int:
     """Start, wait for a signal or a Shutdown, stop; the exit code.
 
-    SIGINT, SIGTERM and SIGHUP stop it, a second one while it stops ends the process with 1, even while
-    something blocks the loop. On its return they are handled as before. Raises RuntimeError outside the main
-    thread.
+    SIGINT, SIGTERM and SIGHUP stop it, SIGHUP only where nothing reloads at it; a second one while it stops
+    ends the process with 1, even while something blocks the loop. On its return they are handled as before.
+    Raises RuntimeError outside the main thread.
     """
 
     def stop(number: signal.Signals) -> None:
@@ -52,7 +54,7 @@ async def run(hive: Process) -> int:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        with signals(hive.name, stop):
+        with signals(hive.name, stop, hive.reload.request):
             return await _run(hive)
     finally:
         sys.setswitchinterval(interval)

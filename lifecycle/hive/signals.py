@@ -33,9 +33,12 @@ END_SECONDS = 5.0
 class _Listener:
     """A hive that runs, and whether it has had its first signal."""
 
-    def __init__(self, name: str, call: Callable[[signal.Signals], None]) -> None:
+    def __init__(
+        self, name: str, call: Callable[[signal.Signals], None], reload: Callable[[], bool] | None
+    ) -> None:
         self.name = name
         self.call = call
+        self.reload = reload
         self.asked_at: float | None = None
         """By the loop's clock."""
         self.loop = asyncio.get_running_loop()
@@ -46,8 +49,12 @@ _before: dict[signal.Signals, Any] = {}
 
 
 @contextmanager
-def signals(name: str, call: Callable[[signal.Signals], None]) -> Iterator[None]:
+def signals(
+    name: str, call: Callable[[signal.Signals], None], reload: Callable[[], bool] | None = None
+) -> Iterator[None]:
     """Inside the block the first signal is handed to `call`, in this event loop; a second ends the process.
+
+    SIGHUP asks `reload` first, at once: where that gives True, it is no signal to end.
 
     Several may listen at once: each gets the signal. Afterwards signals are handled as they were before.
     SIGHUP stays ignored where it is (nohup). Raises RuntimeError outside the main thread.
@@ -57,7 +64,7 @@ def signals(name: str, call: Callable[[signal.Signals], None]) -> Iterator[None]
             f"{name}: run() handles signals, which only the main thread can; "
             "in another one use `async with hive.started()`"
         )
-    listener = _Listener(name, call)
+    listener = _Listener(name, call, reload)
     if not _listeners:
         _before.update({number: signal.signal(number, _on_signal) for number in _handled()})
     _listeners.append(listener)
@@ -119,6 +126,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _on_signal(number: int, _frame: FrameType | None) -> None:
+    reloads = (
+        [each.reload() for each in _listeners if each.reload is not None] if number == signal.SIGHUP else []
+    )
+    if any(reloads):
+        return
     for listener in _listeners:
         if listener.asked_at is not None and listener.loop.time() - listener.asked_at >= ONE_REQUEST:
             leave(listener.name, "second signal, leaving at once", 1)

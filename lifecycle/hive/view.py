@@ -21,20 +21,24 @@ __all__ = ["HiveView"]
 class HiveView:
     """What the hive is made of and how its start went. Reading it starts and changes nothing."""
 
-    __slots__ = ("_graph", "_load", "_profile", "loaded")
+    __slots__ = ("_graph", "_load", "_loaded", "_profile")
 
     def __init__(
         self,
         graph: "Callable[[], Graph]",
         profile: Profile,
-        loaded: Loaded,
+        loaded: Callable[[], Loaded],
         load: Callable[[Sequence[Path]], Loaded],
     ) -> None:
         self._graph = graph
         self._profile = profile
         self._load = load
-        self.loaded = loaded
+        self._loaded = loaded
+
+    @property
+    def loaded(self) -> Loaded:
         """The settings that are in force, with their origins."""
+        return self._loaded()
 
     def load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
         """The settings as a new start would load them now; reads files, changes nothing.

@@ -44,7 +44,9 @@ class Wiring:
                 continue
             specs = list(lifecycles[owner].specs) if owner in lifecycles else []
             if owner in jobs:
-                specs.append(HookSpec(f"jobs of {owner.name}", jobs[owner].running))
+                drain = jobs[owner].drain
+                limit = self._limits[1] + drain if drain else None
+                specs.append(HookSpec(f"jobs of {owner.name}", jobs[owner].running, stop_timeout=limit))
             below = [self._last[need] for need in owner.needs.values() if self._last[need]]
             needs = below[0] if len(below) == 1 else frozenset().union(*below)
             for spec in specs:

@@ -66,6 +66,15 @@ class Build:
             if node not in self.instances and node not in without:
                 self.instances[node] = self.providers[node]()
 
+    def take(self, settings: Mapping[Group, Settings]) -> None:
+        """Give these to what is constructed from now on."""
+        for node, provider in self.providers.items():
+            if node.kind == "config":
+                value = settings.get(Group(node.call, node.prefix))  # type: ignore[arg-type]  # its struct
+                cast("Object[Any]", provider).set_provides(value)
+                if node in self.instances:
+                    self.instances[node] = value
+
     def discard(self, nodes: Iterable[Constructor]) -> None:
         """Throw away what these have built, with all that was built with it: they can be built afresh."""
         for node in nodes:

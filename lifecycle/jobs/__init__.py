@@ -1,12 +1,13 @@
 """Jobs: work in the background that may fail and is tried again, and how often it did.
 
 Needs:  health, Shutdown, logs.
-Gives:  Jobs, Timer, Observer, Backoff, Stretch; JobMetrics, JobStats.
+Gives:  Jobs, Timer, Pool, Observer, Backoff, Stretch; JobMetrics, JobStats.
 """
 
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs, Observer, Timer
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, JobTotals
+from lifecycle.jobs.pool import Pool
 from lifecycle.jobs.stretch import Stretch
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "JobTotals",
     "Jobs",
     "Observer",
+    "Pool",
     "Stretch",
     "Timer",
 ]

@@ -78,6 +78,10 @@ class Job:
         self.failures = 0
         """In a row."""
         self.started = False
+        self.drain = 0.0
+        """Seconds it may go on after the stop has begun."""
+        self._scope: anyio.CancelScope | None = None
+        self._ending = False
         self._run = run
         self._parent = health
         self._log = log
@@ -92,7 +96,10 @@ class Job:
         self.health, self.started = self._parent.child(self.name), True
         self._task = asyncio.current_task()
         try:
-            await self._run(self)
+            with anyio.CancelScope() as self._scope:
+                if self._ending:
+                    self.end_soon()
+                await self._run(self)
         except _EndOfHive as end:
             failure = end.__cause__
             assert isinstance(failure, Exception)  # noqa: S101  # as it was raised
@@ -101,6 +108,16 @@ class Job:
             self.health.degraded("ended the hive", failure)
             self._log.error("job ends the hive", job=self.name, **log_fields(failure))
             self._end_hive(failure)
+
+    def end_soon(self) -> None:
+        """The stop has begun: it ends within its drain, or is cancelled now."""
+        self._ending = True
+        if self._scope is None:  # it has not begun
+            return
+        if self.drain:
+            self._scope.deadline = anyio.current_time() + self.drain
+        else:
+            self._scope.cancel()
 
     def unended(self) -> list[str]:
         """While it runs, a line that says so, and what it awaits."""
@@ -159,10 +176,11 @@ class Job:
         finally:
             timer.cancel()
 
-    async def pause(self, error: Exception) -> None:
-        """Tell of the failure, and wait before the next try."""
+    async def pause(self, error: Exception, stopping: anyio.Event | None = None) -> None:
+        """Report the failure, and wait before the next try; not any longer when `stopping` is set."""
         self.report(error)
-        await anyio.sleep(self.backoff.pause(self.failures))
+        with anyio.move_on_after(self.backoff.pause(self.failures)):
+            await (anyio.sleep_forever() if stopping is None else stopping.wait())
 
     def _record(self, step: JobStep, failures: int = 0, error: BaseException | None = None) -> None:
         self._events.emit(JobEvent(step, self.name, self.meter.module, failures, error))
@@ -179,6 +197,13 @@ class Job:
         self.health.degraded("failed, will be tried again", error)
         self._log.warning(
             "job failed, will be tried again", job=self.name, failures=self.failures, **log_fields(error)
+        )
+
+    def report_item(self, error: Exception, failures: int, failing: int) -> None:
+        """Report that the work on one item failed, which will be tried again; `failing` items do."""
+        self.health.degraded(f"{failing} failed, will be tried again", error)
+        self._log.warning(
+            "item failed, will be tried again", job=self.name, failures=failures, **log_fields(error)
         )
 
     def done(self, message: str) -> None:

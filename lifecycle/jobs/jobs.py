@@ -10,7 +10,15 @@ marked fatal ends the hive, and so does any that raises what is not an Exception
 
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+)
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast, overload, runtime_checkable
 
@@ -24,6 +32,7 @@ from lifecycle.hooks.pending import awaiting
 from lifecycle.hooks.shutdown import Shutdown
 from lifecycle.jobs.job import Backoff, Job, Work, log_fields
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats
+from lifecycle.jobs.pool import Pool
 from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
 
@@ -101,6 +110,7 @@ class Jobs:
         self._known: dict[Job, None] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._over = False
+        self._stopping: anyio.Event | None = None
         self._forgotten = False
 
     def one_shot(
@@ -111,8 +121,12 @@ class Jobs:
         retries: int | None = None,
         fatal: bool = False,
         backoff: Backoff | None = None,
+        drain: float = 0.0,
     ) -> None:
         """Run `work` until it returns once.
+
+        At the stop it is cancelled; with `drain` it has so many seconds to return before, which it learns of
+        by awaiting stopping(). The stop of the hooks waits for it, within the budget of the hive.
 
         It is tried again after every failure, at most `retries` times; None is without end, or not at all
         for a fatal job. When the tries are used up the job stays degraded, or, fatal, ends the hive. A try
@@ -120,6 +134,7 @@ class Jobs:
         """
         place = caller()
         check_async(work, f"job {name!r} of {self._owner}", place)
+        check_seconds(drain, f"the drain of job {name!r} of {self._owner}", place, zero=True)
         if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
             text = f"retries of job {name!r} of {self._owner} at {place} are {retries!r}"
             raise ValueError(f"{text}: expected a whole number, 0 or more")
@@ -136,11 +151,66 @@ class Jobs:
                     if fatal:
                         self._shutdown.request(error)
                     return
-                await job.pause(error)
+                await job.pause(error, self._stop_event())
+                if self._over:
+                    job.health.degraded("failed, and not tried again: the hive stops", error)
+                    return
                 error = await job.attempt_again(work, forgive=tries is None)
             job.done("done")
 
-        self._add("one_shot", name, run, backoff, place)
+        self._add("one_shot", name, run, backoff, place).drain = drain
+
+    def pool(
+        self,
+        name: str,
+        work: Callable[[Item], Awaitable[object]],
+        *,
+        at_once: int = 8,
+        key: Callable[[Item], Hashable] | None = None,
+        backoff: Backoff | None = None,
+        drain: float = 0.0,
+    ) -> "Pool[Item]":
+        """Run `work(item)` for each item that is put into the pool, up to `at_once` of them at a time.
+
+        Items of the same `key` run one after the other, in order. One that fails is tried again after a pause
+        that grows, and holds up those of its key alone. At the stop the pool has `drain` seconds to work off
+        what it holds; without, what runs is cancelled. Raises ValueError for less than one at once.
+        """
+        place, what = caller(), f"job {name!r} of {self._owner}"
+        check_async(work, what, place)
+        check_seconds(drain, f"the drain of {what}", place, zero=True)
+        if isinstance(at_once, bool) or not isinstance(at_once, int) or at_once < 1:
+            raise ValueError(
+                f"at_once of {what} at {place} is {at_once!r}: expected a whole number from 1 on"
+            )
+        made: Pool[Item] = Pool(work, at_once, key, backoff or self._backoff)
+
+        async def run(job: Job) -> None:
+            job.health.ok("waiting")
+            while (
+                error := await job.attempt(lambda: made.run(job, self._stop_event()), metered=False)
+            ) is not None:
+                await job.pause(error, self._stop_event())
+            job.done("worked off")
+
+        self._add("observe", name, run, backoff, place).drain = drain
+        return made
+
+    async def stopping(self) -> None:
+        """Wait until the hive, or the module, stops: for work that has a `drain`."""
+        await self._stop_event().wait()
+
+    @property
+    def drain(self) -> float:
+        """Seconds that the slowest of the jobs may take after the stop has begun."""
+        return max((job.drain for job in self._known), default=0.0)
+
+    def _stop_event(self) -> anyio.Event:
+        if self._stopping is None:
+            self._stopping = anyio.Event()
+            if self._over:
+                self._stopping.set()
+        return self._stopping
 
     def timer(
         self,
@@ -259,7 +329,12 @@ class Jobs:
                     finally:
                         self._over = True
                         self._group = None
-                        group.cancel_scope.cancel()
+                        if not self.drain:
+                            group.cancel_scope.cancel()
+                        else:
+                            self._stop_event().set()
+                            for job in self._known:
+                                job.end_soon()
         except BaseExceptionGroup as errors:
             if len(errors.exceptions) == 1:  # a hive in a job that did not stop well
                 raise errors.exceptions[0] from None

@@ -29,7 +29,7 @@ class JobStats(msgspec.Struct, frozen=True):
     """Runs that have ended, failed ones included."""
     failures: int
     running: int
-    """Runs going on: 0 or 1."""
+    """Runs going on: 0 or 1, of a pool as many as there are."""
     seconds: float
     """Duration of all runs that have ended."""
     last_seconds: float
@@ -71,7 +71,7 @@ class Meter:
 
     __slots__ = (
         "_began", "_in_a_row", "_kind", "_last", "_last_error", "_last_failed", "_last_succeeded", "_longest",
-        "_runs", "_seconds", "_stats", "failures", "interval", "module", "name", "over", "place",
+        "_running", "_runs", "_seconds", "_stats", "failures", "interval", "module", "name", "over", "place",
         "retry_first",
     )  # fmt: skip
 
@@ -83,7 +83,8 @@ class Meter:
         self.over = False
         """Whether it has ended by itself."""
         self._kind: JobKind = kind
-        self._began: float | None = None
+        self._began = 0.0
+        self._running = 0
         self._runs = self.failures = 0
         self._seconds = self._last = self._longest = 0.0
         self._in_a_row = 0
@@ -96,12 +97,24 @@ class Meter:
 
     def __enter__(self) -> None:
         self._stats = None
+        self._running += 1
         self._began = asyncio.get_running_loop().time()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        began, self._began, self._stats = self._began or 0.0, None, None
+        self.ended(self._began, error)
+
+    def begin(self) -> float:
+        """Count a run that begins beside others; gives its beginning, for ended()."""
+        self._stats = None
+        self._running += 1
+        return asyncio.get_running_loop().time()
+
+    def ended(self, began: float, error: BaseException | None) -> None:
+        """Count a run that has ended, by a failure or well."""
+        self._stats = None
+        self._running -= 1
         if error is not None and not isinstance(error, Exception):  # cancelled: neither a run nor a failure
             return
         self._last = asyncio.get_running_loop().time() - began
@@ -130,7 +143,7 @@ class Meter:
                 self._kind,
                 self._runs,
                 self.failures,
-                int(self._began is not None),
+                self._running,
                 self._seconds,
                 self._last,
                 self._longest,

@@ -1,0 +1,157 @@
+"""The settings read again while the hive runs: modules that need what changed restart with it.
+
+Needs:  the settings, the graph, modules that can be switched.
+Gives:  Reload (injectable, whole hive), Reloaded, ChangedSetting.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from lifecycle.errors import HiveError, SettingsError, StopError
+from lifecycle.hive.switch import Modules
+from lifecycle.injection.resolve import Resolution
+from lifecycle.settings.options import Group
+from lifecycle.settings.sources import Loaded
+
+__all__ = ["ChangedSetting", "Reload", "Reloaded"]
+
+
+class ChangedSetting(msgspec.Struct, frozen=True):
+    """An option whose value is another one now. Of secrets the texts show nothing."""
+
+    name: str
+    before: str
+    after: str
+    origin: str
+    """Where the value comes from now, in words."""
+
+
+class Reloaded(msgspec.Struct, frozen=True):
+    """What came of reading the settings again."""
+
+    changed: tuple[ChangedSetting, ...] = ()
+    restarted: tuple[str, ...] = ()
+    """Modules that need what changed; what needs them has restarted with them."""
+    at_restart: tuple[str, ...] = ()
+    """Options that are needed outside of modules: they are in force once the process has restarted."""
+
+
+class Reload:
+    """Calling it reads the settings again and puts in force what changed. SIGHUP asks for that."""
+
+    def __init__(
+        self,
+        name: str,
+        modules: Modules,
+        resolution: Callable[[], Resolution],
+        loaded: Callable[[], Loaded],
+        load: Callable[[], Loaded],
+        put: Callable[[Loaded], None],
+    ) -> None:
+        self._name = name
+        self._modules = modules
+        self._resolution = resolution
+        self._loaded = loaded
+        self._load = load
+        self._put = put
+        self._busy = False
+        self._asked: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def request(self) -> bool:
+        """Ask for it, from any thread and by a signal handler; False when nothing in the hive listens."""
+        loop, asked = self._loop, self._asked
+        if loop is None or asked is None:
+            return False
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the hive has ended
+            loop.call_soon_threadsafe(asked.set)
+        return True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, request() is heard: await requested()."""
+        self._loop, self._asked = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            yield
+        finally:
+            self._loop = self._asked = None
+
+    async def requested(self) -> None:
+        """Wait for the next request; several before are one. For inside of listening()."""
+        assert self._asked is not None  # noqa: S101  # as documented
+        await self._asked.wait()
+        self._asked.clear()
+
+    async def __call__(self) -> Reloaded:
+        """Read the settings, restart the modules that need what changed.
+
+        Raises SettingsError when they have faults, and HiveError when a module does not start with them: the
+        settings before are in force then. HiveError, too, when it is under way already.
+        """
+        if self._busy:
+            raise HiveError(f"the settings of {self._name} are being read again already")
+        self._busy = True
+        try:
+            return await self._reload()
+        finally:
+            self._busy = False
+
+    async def _reload(self) -> Reloaded:
+        old, new = self._loaded(), self._load()
+        if new.faults:
+            raise SettingsError(self._name, new.faults)
+        before = {one.option.name: one for one in old.settings}
+        changed = tuple(
+            ChangedSetting(one.option.name, before[one.option.name].text, one.text, one.origin)
+            for one in new.settings
+            if one.value != before[one.option.name].value
+        )
+        groups = {group for group, filled in new.filled.items() if filled != old.filled.get(group)}
+        modules, outside = self._affected(groups)
+        off = set(self._modules.disabled)  # someone has disabled them
+        failures = await self._restart(modules, new, off)
+        if failures:
+            again = await self._restart(modules, old, off)
+            end = (
+                f", and not with those before: {'; '.join(again)}" if again else "; those before are in force"
+            )
+            raise HiveError(f"{self._name} does not run with its new settings: {'; '.join(failures)}{end}")
+        names = {option.name for group in outside for option in group.options}
+        at_restart = tuple(one.name for one in changed if one.name in names)
+        return Reloaded(changed, tuple(modules), at_restart)
+
+    def _affected(self, groups: set[Group]) -> tuple[list[str], set[Group]]:
+        """The modules that need these settings, outermost only, and what is needed outside of any."""
+        resolution = self._resolution()
+        root = resolution.assembly.root
+        found: dict[str, None] = {}
+        outside: set[Group] = set()
+        for node in resolution.order():
+            for need in node.needs.values():
+                if need.kind != "config" or (group := Group(need.call, need.prefix)) not in groups:  # type: ignore[arg-type]  # its struct
+                    continue
+                if node.scope is root:
+                    outside.add(group)
+                else:
+                    found[node.scope.id] = None
+        inner = [one for one in found if any(one.startswith(f"{other}.") for other in found)]
+        return [one for one in found if one not in inner], outside
+
+    async def _restart(self, modules: list[str], settings: Loaded, off: set[str]) -> list[str]:
+        """Stop the modules, put the settings in force, start them; what failed to start."""
+        for module in modules:
+            with contextlib.suppress(StopError):  # it is logged, and disabled all the same
+                await self._modules.disable(module)
+        self._put(settings)
+        failures = []
+        for module in modules:
+            try:
+                if module not in off:
+                    await self._modules.enable(module)
+            except Exception as error:  # noqa: BLE001  # it is reported, and the settings go back
+                failures.append(f"{module}: {error}")
+        return failures

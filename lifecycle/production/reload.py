@@ -1,0 +1,76 @@
+"""SIGHUP reads the settings again; what changed is logged, and modules whose settings changed restart.
+
+Needs:  settings with Sources, and run() or main(), which handle signals.
+Gives:  reload().
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from lifecycle.errors import HiveError, explain
+from lifecycle.hive.reload import Reload
+from lifecycle.hooks import Lifecycle
+from lifecycle.injection import Cell, invoke, module, provide
+from lifecycle.jobs import Jobs
+from lifecycle.process import Logger
+from lifecycle.production.systemd import ServiceManager
+
+__all__ = ["Reloader", "reload"]
+
+
+class Reloader:
+    """Reloads at SIGHUP. Settings with faults change nothing; the log has every fault."""
+
+    def __init__(
+        self,
+        reload: Reload,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        log: Logger,
+        manager: ServiceManager | None = None,
+    ) -> None:
+        self._reload = reload
+        self._log = log
+        self._manager = manager
+        lifecycle.enter("listen for SIGHUP", self._listening)
+        jobs.one_shot("reload the settings", self._run)
+
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        with self._reload.listening():
+            yield
+
+    async def _run(self) -> None:
+        while True:
+            await self._reload.requested()
+            await self._once()
+
+    async def _once(self) -> None:
+        if self._manager is not None:
+            self._manager.reloading()
+        try:
+            found = await self._reload()
+        except HiveError as error:
+            status = "the settings are as they were: see the log"
+            self._log.error("settings not reloaded", error=explain(error))
+        else:
+            for one in found.changed:
+                later = {"in_force": "after a restart"} if one.name in found.at_restart else {}
+                self._log.info(
+                    "setting changed",
+                    name=one.name,
+                    before=one.before,
+                    after=one.after,
+                    origin=one.origin,
+                    **later,
+                )
+            restarted = ", ".join(found.restarted)
+            status = f"settings reloaded: {len(found.changed)} changed"
+            self._log.info("settings reloaded", changed=len(found.changed), restarted=restarted)
+        if self._manager is not None:
+            self._manager.reloaded(status)
+
+
+def reload() -> Cell:
+    """The module ``reload``: SIGHUP reads the settings again instead of ending the process."""
+    return module("reload", "Reads the settings again at SIGHUP", provide(Reloader), invoke(Reloader))
