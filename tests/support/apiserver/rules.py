@@ -161,6 +161,7 @@ VALUES: Mapping[Resource, Mapping[str, Check]] = {
     SERVICES: {
         "spec.clusterIPs[*]": _cluster_ip,
         "spec.externalIPs[*]": endpoint_ip_problem,
+        "spec.loadBalancerClass": qualified_name_problem,
         "spec.ports[*].name": label_problem,
         "spec.ports[*].port": port_problem,
         "spec.ports[*].targetPort": target_problem,

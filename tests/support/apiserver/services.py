@@ -352,6 +352,8 @@ def _type_errors(spec: Obj) -> Iterator[FieldError]:
         yield invalid("spec.clusterIPs", addresses, "must be empty when `clusterIP` is not specified")
     if spec.get("loadBalancerClass") and kind != "LoadBalancer":
         yield forbidden("spec.loadBalancerClass", "may only be used when `type` is 'LoadBalancer'")
+    if spec.get("loadBalancerSourceRanges") and kind != "LoadBalancer":
+        yield forbidden("spec.LoadBalancerSourceRanges", "may only be used when `type` is 'LoadBalancer'")
     if policy and not (external or spec.get("externalIPs")):
         why = "may only be set for externally-accessible services"
         yield invalid("spec.externalTrafficPolicy", policy, why)

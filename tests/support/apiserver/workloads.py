@@ -115,7 +115,7 @@ class Pods(Strategy):
     def validate(self, obj: Obj, server: Any) -> list[FieldError]:
         if obj["spec"].get("dnsPolicy") == "None" and not obj["spec"].get("dnsConfig"):
             return [required("spec.dnsConfig", "must provide `dnsConfig` when `dnsPolicy` is None")]
-        return []
+        return list(_host_port_errors(obj["spec"]))
 
     def validate_update(self, obj: Obj, old: Obj, server: Any) -> list[FieldError]:
         found: list[FieldError] = []
@@ -149,6 +149,17 @@ def _fixed(spec: Obj) -> Obj:
 def _containers(spec: Obj) -> Iterator[Obj]:
     for name in ("initContainers", "containers", "ephemeralContainers"):
         yield from spec.get(name) or ()
+
+
+def _host_port_errors(spec: Obj) -> Iterator[FieldError]:
+    """A pod in the node's network has no other ports there."""
+    for name in ("initContainers", "containers"):
+        for number, container in enumerate(spec.get(name) or () if spec.get("hostNetwork") else ()):
+            for place, port in enumerate(container.get("ports") or ()):
+                if port["hostPort"] != port["containerPort"]:
+                    at = f"spec.{name}[{number}].ports[{place}].containerPort"
+                    why = "must match `hostPort` when `hostNetwork` is true"
+                    yield invalid(at, port["containerPort"], why)
 
 
 def _default_container(container: Obj, *, host_network: bool) -> None:

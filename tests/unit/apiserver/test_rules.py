@@ -225,6 +225,26 @@ async def test_protocols_of_one_service_share_a_node_port_and_services_do_not(as
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"loadBalancerSourceRanges": ["10.0.0.0/8"]}, "spec.LoadBalancerSourceRanges"),
+        ({"type": "LoadBalancer", "loadBalancerClass": "no name"}, "spec.loadBalancerClass"),
+        ({"loadBalancerClass": "example.com/a"}, "spec.loadBalancerClass"),
+    ],
+)
+async def test_what_load_balancers_alone_have(spec: Obj, field: str) -> None:
+    assert problem(service(**spec)) == field
+
+
+async def test_ports_of_a_pod_in_the_network_of_the_node_are_those_of_the_node() -> None:
+    container = {"name": "c", "image": "x", "ports": [{"containerPort": 1, "hostPort": 2}]}
+    made = {"apiVersion": "v1", "kind": "Pod", **pod("a", containers=[container])}
+    assert problem(made) == ""
+    made["spec"]["hostNetwork"] = True
+    assert problem(made) == "spec.containers[0].ports[0].containerPort"
+
+
 async def test_the_class_of_a_load_balancer_stays(ask: Caller) -> None:
     await ask("POST", SERVICES, service(type="LoadBalancer", loadBalancerClass="example.com/a"))
     for change in ("example.com/b", None):
