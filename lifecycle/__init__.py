@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from lifecycle.process import (  # first: it imports structlog without rich
     Logger,
     configure_logging,
-    log_level,
-    set_log_level,
 )
 
 # isort: split
@@ -31,13 +29,9 @@ from lifecycle.errors import (
 from lifecycle.hints import Member, Named, results
 from lifecycle.hive import Hive, HiveView, InnerHive, Modules, nest
 from lifecycle.hooks import (
-    Event,
     Events,
     Hook,
-    HookEvent,
-    JobEvent,
     Lifecycle,
-    ModuleEvent,
     Promise,
     Shutdown,
 )
@@ -45,7 +39,6 @@ from lifecycle.injection import (
     Cell,
     ModuleId,
     Profile,
-    Timing,
     after,
     config,
     config_private,
@@ -58,17 +51,11 @@ from lifecycle.injection import (
     replace,
     supply,
 )
-from lifecycle.jobs import Backoff, JobMetrics, Jobs, JobStats, Observer, Stretch, Timer
+from lifecycle.jobs import Backoff, JobMetrics, Jobs, Timer
 from lifecycle.process.health import Health, HealthStatus, HealthTree
 from lifecycle.settings import (
-    MAC,
     Duration,
-    Loaded,
-    Option,
-    Quantity,
-    RenamedFrom,
     Secret,
-    Setting,
     Settings,
     Sources,
     milliseconds,
@@ -77,47 +64,29 @@ from lifecycle.settings import (
     seconds,
 )
 from lifecycle.tables import (
-    LPM,
     BatchError,
-    BatchFailures,
     Change,
     Derived,
-    Initializer,
-    ObjectStatus,
-    PatchTarget,
-    RateLimit,
     ReadTable,
-    ReconcileError,
     Reconciler,
-    Snapshot,
-    Snapshots,
-    Sorted,
-    Statistics,
     Table,
     Tables,
     Target,
-    snapshot,
 )
 
 if TYPE_CHECKING:
     from lifecycle.command import main
-    from lifecycle.graph import Graph
 
 __all__ = [
-    "LPM",
-    "MAC",
     "Backoff",
     "BatchError",
-    "BatchFailures",
     "BuildError",
     "Cell",
     "Change",
     "Derived",
     "Duration",
-    "Event",
     "Events",
     "Fault",
-    "Graph",
     "GraphError",
     "Health",
     "HealthStatus",
@@ -126,53 +95,32 @@ __all__ = [
     "HiveError",
     "HiveView",
     "Hook",
-    "HookEvent",
     "HookTimeoutError",
-    "Initializer",
     "InnerHive",
-    "JobEvent",
     "JobMetrics",
-    "JobStats",
     "Jobs",
     "Lifecycle",
-    "Loaded",
     "Logger",
     "Member",
-    "ModuleEvent",
     "ModuleId",
     "Modules",
     "Named",
     "NotStartedError",
-    "ObjectStatus",
-    "Observer",
-    "Option",
-    "PatchTarget",
     "Profile",
     "Promise",
-    "Quantity",
-    "RateLimit",
     "ReadTable",
-    "ReconcileError",
     "Reconciler",
-    "RenamedFrom",
     "Secret",
-    "Setting",
     "Settings",
     "SettingsError",
     "Shutdown",
-    "Snapshot",
-    "Snapshots",
-    "Sorted",
     "Sources",
     "StartError",
-    "Statistics",
     "StopError",
-    "Stretch",
     "Table",
     "Tables",
     "Target",
     "Timer",
-    "Timing",
     "UsageError",
     "after",
     "config",
@@ -183,7 +131,6 @@ __all__ = [
     "explain",
     "group",
     "invoke",
-    "log_level",
     "main",
     "milliseconds",
     "minutes",
@@ -195,20 +142,35 @@ __all__ = [
     "replace",
     "results",
     "seconds",
-    "set_log_level",
-    "snapshot",
     "supply",
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Graph and main, when asked for: an agent that starts has no use for them."""
-    if name == "Graph":
-        from lifecycle.graph import Graph
+_MOVED = {
+    "lifecycle.graph": "Graph",
+    "lifecycle.hooks": "Event HookEvent JobEvent ModuleEvent",
+    "lifecycle.injection": "Timing",
+    "lifecycle.jobs": "JobStats Observer Stretch",
+    "lifecycle.process": "log_level set_log_level",
+    "lifecycle.settings": "Loaded MAC Option Quantity RenamedFrom Setting",
+    "lifecycle.tables": "BatchFailures Initializer LPM ObjectStatus PatchTarget RateLimit ReconcileError"
+    " Snapshot Snapshots Sorted Statistics snapshot",
+}
+"""Names that were here in version 0.1, by the package that has them. They go from here with 0.3."""
 
-        return Graph
+
+def __getattr__(name: str) -> object:
+    """main, when asked for: an agent that starts has no use for it; and what has moved."""
     if name == "main":
         from lifecycle.command import main
 
         return main
+    for package, names in _MOVED.items():
+        if name in names.split():
+            import warnings
+            from importlib import import_module
+
+            text = f"lifecycle.{name} is {package}.{name} since version 0.2"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return getattr(import_module(package), name)
     raise AttributeError(f"module 'lifecycle' has no attribute {name!r}")

@@ -48,7 +48,6 @@ from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import PodRange
 from cells.services.model.reserved import RefusedAddress
 from lifecycle import (
-    BatchFailures,
     Change,
     Derived,
     Health,
@@ -56,7 +55,6 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
-    RateLimit,
     ReadTable,
     Reconciler,
     Table,
@@ -71,6 +69,7 @@ from lifecycle import (
     provide_private,
     seconds,
 )
+from lifecycle.tables import BatchFailures, RateLimit
 
 if TYPE_CHECKING:
     from cells.bgp.controller import InstancePlan

@@ -64,17 +64,8 @@ from cells.bgp.speaker_state import (
 )
 from cells.config import AgentConfig
 from cells.hubble.codec import decode
-from lifecycle import (
-    Backoff,
-    BatchFailures,
-    Derived,
-    Jobs,
-    Logger,
-    ReadTable,
-    Reconciler,
-    Table,
-    Tables,
-)
+from lifecycle import Backoff, Derived, Jobs, Logger, ReadTable, Reconciler, Table, Tables
+from lifecycle.tables import BatchFailures
 
 __all__ = ["BGPSpeakers"]
 

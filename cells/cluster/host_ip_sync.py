@@ -17,13 +17,11 @@ from cells.node.devices import Device
 from cells.node.local_addresses import LocalAddresses
 from cells.node.router import Router
 from lifecycle import (
-    BatchFailures,
     HiveError,
     Hook,
     Jobs,
     Lifecycle,
     Logger,
-    ReconcileError,
     Reconciler,
     Settings,
     Table,
@@ -35,6 +33,7 @@ from lifecycle import (
     module,
     provide,
 )
+from lifecycle.tables import BatchFailures, ReconcileError
 
 __all__ = ["HostIPSync", "cell"]
 

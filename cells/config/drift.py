@@ -18,20 +18,8 @@ from anyio import to_thread
 from cells.base.metrics import Collector, Family, gauge
 from cells.config import AgentConfig
 from cells.unsupported import WithoutEffect
-from lifecycle import (
-    Health,
-    HiveView,
-    Hook,
-    Jobs,
-    Lifecycle,
-    Loaded,
-    Logger,
-    Member,
-    Setting,
-    invoke,
-    module,
-    provide,
-)
+from lifecycle import Health, HiveView, Hook, Jobs, Lifecycle, Logger, Member, invoke, module, provide
+from lifecycle.settings import Loaded, Setting
 
 __all__ = ["Change", "ConfigDrift", "cell"]
 

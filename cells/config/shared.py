@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal, NamedTuple
 
-from lifecycle import Duration, RenamedFrom, Settings, config, module, provide, refuse, seconds
+from lifecycle import Duration, Settings, config, module, provide, refuse, seconds
+from lifecycle.settings import RenamedFrom
 
 __all__ = [
     "DEFAULT_SEED",

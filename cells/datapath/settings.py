@@ -17,7 +17,8 @@ from cells.maps.records.endpoints import (
     NODE_NOTIFY_SOCK,
     NODE_NOTIFY_TRACE,
 )
-from lifecycle import Duration, Hook, Lifecycle, Logger, RenamedFrom, Settings, seconds
+from lifecycle import Duration, Hook, Lifecycle, Logger, Settings, seconds
+from lifecycle.settings import RenamedFrom
 
 __all__ = [
     "AGGREGATION",

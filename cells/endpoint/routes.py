@@ -26,7 +26,6 @@ from cells.netlink.links import HostLinks, all_routes
 from cells.netlink.rows import RouteInfo
 from cells.node.sysctl import Sysctls
 from lifecycle import (
-    BatchFailures,
     Hook,
     Jobs,
     Lifecycle,
@@ -42,6 +41,7 @@ from lifecycle import (
     provide,
     provide_private,
 )
+from lifecycle.tables import BatchFailures
 
 __all__ = ["EndpointRoute", "EndpointRouteKeeper", "EndpointRouteKernel", "cell", "wanted"]
 

@@ -32,7 +32,7 @@ from cells.kubernetes.client.errors import (
 from cells.kubernetes.objects.kind import Kind, Object
 from cells.kubernetes.objects.nulls import decode
 from cells.kubernetes.sink import Sink
-from lifecycle import Stretch
+from lifecycle.jobs import Stretch
 
 __all__ = ["Reflector"]
 

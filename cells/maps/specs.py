@@ -39,7 +39,8 @@ from cells.maps.records.flows import (
     NodePortConfig,
     SockConfig,
 )
-from lifecycle import RenamedFrom, Settings, refuse
+from lifecycle import Settings, refuse
+from lifecycle.settings import RenamedFrom
 
 __all__ = ["MapSettings"]
 

@@ -50,7 +50,6 @@ from lifecycle import (
     Lifecycle,
     Logger,
     Member,
-    ReconcileError,
     Reconciler,
     Table,
     Tables,
@@ -61,6 +60,7 @@ from lifecycle import (
     provide,
     seconds,
 )
+from lifecycle.tables import ReconcileError
 
 __all__ = ["Masquerade", "cell"]
 

@@ -26,7 +26,8 @@ from cells.maps.records.flows import (
 from cells.netlink.connection import NetlinkError
 from cells.node.addresses import device_addresses, masquerade_address, node_addresses
 from cells.node.devices import Device, matches, native_uplinks
-from lifecycle import BatchError, BatchFailures, HiveError, Logger, Settings
+from lifecycle import BatchError, HiveError, Logger, Settings
+from lifecycle.tables import BatchFailures
 
 __all__ = ["MasqueradeSettings", "NativeDevice"]
 

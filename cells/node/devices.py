@@ -23,7 +23,6 @@ from cells.netlink.messages import IPAddress, IPInterface
 from lifecycle import (
     Health,
     Hook,
-    Initializer,
     Jobs,
     Lifecycle,
     Logger,
@@ -34,6 +33,7 @@ from lifecycle import (
     provide,
     provide_private,
 )
+from lifecycle.tables import Initializer
 
 __all__ = [
     "OURS",

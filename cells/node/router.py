@@ -37,7 +37,6 @@ from lifecycle import (
     Lifecycle,
     Logger,
     NotStartedError,
-    ReconcileError,
     Reconciler,
     Table,
     Tables,
@@ -47,6 +46,7 @@ from lifecycle import (
     seconds,
 )
 from lifecycle.settings import read_regular
+from lifecycle.tables import ReconcileError
 
 __all__ = ["Addressing", "RestoredPods", "Router", "cell"]
 

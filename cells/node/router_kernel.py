@@ -13,7 +13,8 @@ import msgspec
 from cells.maps.records.endpoints import NodeConfig
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.netlink.rows import LinkInfo, RouteInfo, random_mac
-from lifecycle import BatchError, BatchFailures, HiveError, Logger, Target
+from lifecycle import BatchError, HiveError, Logger, Target
+from lifecycle.tables import BatchFailures
 
 HOST = "cilium_host"
 NET = "cilium_net"

@@ -16,7 +16,8 @@ import msgspec
 
 from cells.base.metrics import Collector, Family, Histogram, histogram
 from cells.observe.health import HealthServer
-from lifecycle import Hook, Lifecycle, Logger, Member, Profile, Timing, after, invoke, module, provide
+from lifecycle import Hook, Lifecycle, Logger, Member, Profile, after, invoke, module, provide
+from lifecycle.injection import Timing
 
 __all__ = ["Bootstrap", "cell"]
 

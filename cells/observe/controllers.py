@@ -17,7 +17,8 @@ import anyio
 import msgspec
 
 from cells.base.metrics import Collector, Family, Histogram, counter, gauge, histogram
-from lifecycle import Health, HealthTree, JobMetrics, Jobs, JobStats, Logger, Member, module, provide
+from lifecycle import Health, HealthTree, JobMetrics, Jobs, Logger, Member, module, provide
+from lifecycle.jobs import JobStats
 
 __all__ = ["ControllerStatus", "Controllers", "Rules", "cell"]
 

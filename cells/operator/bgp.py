@@ -43,7 +43,6 @@ from lifecycle import (
     Health,
     Jobs,
     Logger,
-    PatchTarget,
     Reconciler,
     Settings,
     Table,
@@ -54,6 +53,7 @@ from lifecycle import (
     module,
     provide,
 )
+from lifecycle.tables import PatchTarget
 
 __all__ = ["BGPNodeConfigs", "BGPOperatorSettings", "NodeConfigPatch", "cell"]
 

@@ -24,7 +24,6 @@ from cells.operator.options import OperatorOptions
 from lifecycle import (
     BatchError,
     Jobs,
-    PatchTarget,
     ReadTable,
     Reconciler,
     Settings,
@@ -34,6 +33,7 @@ from lifecycle import (
     module,
     provide,
 )
+from lifecycle.tables import PatchTarget
 
 __all__ = ["NodeMark", "OperatorNodeSettings", "cell"]
 

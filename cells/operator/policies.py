@@ -34,7 +34,6 @@ from lifecycle import (
     Change,
     Jobs,
     Logger,
-    PatchTarget,
     Reconciler,
     Settings,
     Table,
@@ -44,6 +43,7 @@ from lifecycle import (
     module,
     provide,
 )
+from lifecycle.tables import PatchTarget
 
 __all__ = ["OperatorPolicySettings", "PolicyVerdict", "PolicyVerdicts", "cell"]
 

@@ -27,7 +27,8 @@ from cells.netlink.links import routes_over
 from cells.netlink.rows import foreign_routes
 from cells.netlink.vxlan import FoundVxlan, VxlanLinks
 from cells.tunnel.settings import TunnelSettings
-from lifecycle import BatchError, BatchFailures, HiveError, Logger, Target
+from lifecycle import BatchError, HiveError, Logger, Target
+from lifecycle.tables import BatchFailures
 
 __all__ = ["TunnelLinks", "TunnelMaps", "TunnelRoute", "TunnelRoutes"]
 

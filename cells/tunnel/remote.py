@@ -22,19 +22,8 @@ from cells.node.router import Router
 from cells.tunnel.kernel import TunnelRoute, TunnelRoutes
 from cells.tunnel.settings import RouteMtu, TunnelSettings
 from cells.tunnel.tunnel import Tunnel
-from lifecycle import (
-    BatchFailures,
-    Derived,
-    Health,
-    HiveError,
-    Jobs,
-    ReadTable,
-    Reconciler,
-    Tables,
-    Target,
-    after,
-    seconds,
-)
+from lifecycle import Derived, Health, HiveError, Jobs, ReadTable, Reconciler, Tables, Target, after, seconds
+from lifecycle.tables import BatchFailures
 
 __all__ = ["RemoteNetwork", "RemoteNetworks"]
 

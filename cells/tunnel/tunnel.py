@@ -31,13 +31,13 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
-    ReconcileError,
     Reconciler,
     Table,
     Tables,
     UsageError,
     seconds,
 )
+from lifecycle.tables import ReconcileError
 
 __all__ = ["Tunnel"]
 

@@ -8,6 +8,11 @@ from collections.abc import Iterable, Iterator
 
 PACKAGES = (
     "lifecycle",
+    "lifecycle.settings",
+    "lifecycle.injection",
+    "lifecycle.hooks",
+    "lifecycle.jobs",
+    "lifecycle.tables",
     "lifecycle.testing",
     "lifecycle.production",
     "lifecycle.admin",

@@ -20,10 +20,11 @@ from cells.base.metrics import Family, Histogram
 from cells.config.drift import ConfigDrift
 from cells.observe.health import StatusCollector
 from cells.observe.metrics import Metrics
-from lifecycle import HiveView, Member, ReadTable, Tables, snapshot
+from lifecycle import HiveView, Member, ReadTable, Tables
 from lifecycle.admin import Follower, rows, tables_info
 from lifecycle.http import Request, Response
 from lifecycle.process import BOUNDS, LoopLag
+from lifecycle.tables import snapshot
 
 # The agent's metrics as JSON: ``cilium-dbg metrics list`` asks for them, up to 1.16.
 #

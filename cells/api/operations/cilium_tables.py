@@ -37,8 +37,9 @@ from cells.netlink.connection import NetlinkError
 from cells.netlink.rows import LinkRow, list_addresses, list_links, list_routes, mac_text
 from cells.node.addresses import NodeAddresses, device_addresses, node_addresses
 from cells.node.devices import Device
-from lifecycle import HealthStatus, HealthTree, Member, ObjectStatus, Table, Tables
+from lifecycle import HealthStatus, HealthTree, Member, Table, Tables
 from lifecycle.http import Request, Response
+from lifecycle.tables import ObjectStatus
 
 BY_ID, BY_REVISION = "identifier", "__revision__"
 MODULE_PARTS = 2

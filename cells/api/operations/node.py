@@ -32,8 +32,9 @@ from cells.maps.map import Map, MapChange, MapLog
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import row_text
 from cells.observe.health import StatusCollector
-from lifecycle import Member, Stretch, Table
+from lifecycle import Member, Table
 from lifecycle.http import Request, Response
+from lifecycle.jobs import Stretch
 
 # The node's maps as the API shows them.
 

@@ -34,7 +34,8 @@ from cells.node.ipam import Ipam
 from cells.node.router import Addressing, Router
 from cells.observe.health import agent_version
 from cells.tunnel.settings import RouteMtu, TunnelSettings
-from lifecycle import Member, ReadTable, Table, log_level, set_log_level
+from lifecycle import Member, ReadTable, Table
+from lifecycle.process import log_level, set_log_level
 
 CLIENT_SECONDS: Final = 900.0
 """How long a client that watches the nodes is remembered."""

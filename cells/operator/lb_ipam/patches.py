@@ -23,7 +23,8 @@ from cells.operator.lb_ipam.allocation import (
     LoadBalancerPool,
 )
 from cells.operator.objects import CLUSTER_SERVICES, ClusterService
-from lifecycle import BatchError, PatchTarget
+from lifecycle import BatchError
+from lifecycle.tables import PatchTarget
 
 CONFLICT = "cilium.io/PoolConflict"
 COUNTS = ("cilium.io/IPsTotal", "cilium.io/IPsAvailable", "cilium.io/IPsUsed")

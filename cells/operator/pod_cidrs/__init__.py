@@ -38,7 +38,6 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
-    PatchTarget,
     Reconciler,
     Settings,
     Table,
@@ -49,6 +48,7 @@ from lifecycle import (
     provide,
     refuse,
 )
+from lifecycle.tables import PatchTarget
 
 __all__ = [
     "AGAIN",

@@ -35,7 +35,8 @@ from cells.policy.labels import (
 from cells.policy.maps import EndpointPolicies, EndpointPolicy
 from cells.policy.rules import PolicyOptions
 from cells.policy.selectors import ALL
-from lifecycle import Initializer, Jobs
+from lifecycle import Jobs
+from lifecycle.tables import Initializer
 
 # Waiting until the policy maps have what policies became.
 

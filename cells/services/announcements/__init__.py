@@ -36,7 +36,6 @@ from cells.services.announcements.policies import L2Candidate, PolicyConditions,
 from cells.services.model.reserved import RefusedAddress
 from lifecycle import (
     BatchError,
-    BatchFailures,
     Derived,
     HiveError,
     Hook,
@@ -51,6 +50,7 @@ from lifecycle import (
     provide,
     seconds,
 )
+from lifecycle.tables import BatchFailures
 
 __all__ = [
     "Announcements",

@@ -14,7 +14,8 @@ import click
 from hive.output import QUIET
 
 if TYPE_CHECKING:
-    from lifecycle import GraphError, Hive, Option
+    from lifecycle import GraphError, Hive
+    from lifecycle.settings import Option
 
 HELP = {"--help", "-h"}
 USAGE, BROKEN = 2, 2

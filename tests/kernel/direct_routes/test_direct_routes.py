@@ -16,7 +16,8 @@ from cells.cluster import direct_routes
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
-from lifecycle import Hive, ObjectStatus, ReadTable, Table, Tables, supply
+from lifecycle import Hive, ReadTable, Table, Tables, supply
+from lifecycle.tables import ObjectStatus
 from lifecycle.testing import eventually
 from tests.support.namespaces import in_node
 from tests.unit.remote_nodes.test_claims import node

@@ -13,7 +13,8 @@ from cells.config import AgentConfig
 from cells.observe import bootstrap, metrics
 from cells.observe.bootstrap import EARLY, OVERALL, SCOPES, Bootstrap, Scopes, families, scopes_of
 from cells.observe.health import HealthServer
-from lifecycle import Hive, Hook, Lifecycle, Profile, Timing, module, provide, supply
+from lifecycle import Hive, Hook, Lifecycle, Profile, module, provide, supply
+from lifecycle.injection import Timing
 from lifecycle.process import exposition
 
 DOCUMENTED = {

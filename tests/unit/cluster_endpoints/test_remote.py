@@ -27,19 +27,8 @@ from cells.kubernetes.resources import Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
 from cells.remote import endpoints
-from lifecycle import (
-    Cell,
-    Hive,
-    Initializer,
-    Lifecycle,
-    Member,
-    ReadTable,
-    Table,
-    invoke,
-    provide,
-    replace,
-    supply,
-)
+from lifecycle import Cell, Hive, Lifecycle, Member, ReadTable, Table, invoke, provide, replace, supply
+from lifecycle.tables import Initializer
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules

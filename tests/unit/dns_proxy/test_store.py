@@ -19,8 +19,9 @@ from cells.policy.control import NameFilter
 from cells.proxy.dns.settings import AddressClass, DNSProxySettings
 from cells.proxy.dns.store import FILE, Journal, NameStore
 from cells.proxy.dns.wire import Answer
-from lifecycle import Initializer, Lifecycle, Table
+from lifecycle import Lifecycle, Table
 from lifecycle.jobs.jobs import Timer
+from lifecycle.tables import Initializer
 from tests.unit.ciliumendpoint.test_objects import endpoint
 
 pytestmark = pytest.mark.anyio

@@ -22,7 +22,6 @@ from cells.node.router import Router
 from lifecycle import (
     HealthTree,
     Hive,
-    ReconcileError,
     Reconciler,
     StartError,
     Table,
@@ -33,6 +32,7 @@ from lifecycle import (
     provide,
     replace,
 )
+from lifecycle.tables import ReconcileError
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 from tests.unit.local_addresses.fakes import FakeLxcMap, LocalAddressesOver
 

@@ -30,18 +30,8 @@ from cells.policy.maps import ALLOW_ALL, EndpointPolicies, PolicyMapPool, Realiz
 from cells.policy.rules import SERVED
 from cells.policy.rules.peers import World
 from cells.policy.rules.translate import translate
-from lifecycle import (
-    Cell,
-    HealthStatus,
-    Hive,
-    Initializer,
-    Lifecycle,
-    Table,
-    invoke,
-    provide,
-    replace,
-    supply,
-)
+from lifecycle import Cell, HealthStatus, Hive, Lifecycle, Table, invoke, provide, replace, supply
+from lifecycle.tables import Initializer
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
 from tests.unit.policy_maps.test_endpoint_policies import FakeMaps

@@ -12,7 +12,8 @@ from cells.base.addresses import IPAddress, IPNetwork
 from cells.maps.records.endpoints import NodeConfig
 from cells.netlink.rows import RouteInfo
 from cells.node.router_kernel import RouterKernel, RouterObject, wanted
-from lifecycle import BatchError, ReconcileError, Reconciler, Table
+from lifecycle import BatchError, Reconciler, Table
+from lifecycle.tables import ReconcileError
 from tests.unit.router.fakes import HOST, NET, FakeLinks
 
 pytestmark = pytest.mark.anyio

@@ -19,8 +19,9 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from lifecycle import HealthStatus, Hive, StartError, Table, invoke, log_level, module, provide, set_log_level
+from lifecycle import HealthStatus, Hive, StartError, Table, invoke, module, provide
 from lifecycle.admin import AdminSocket, admin
+from lifecycle.process import log_level, set_log_level
 from lifecycle.testing import eventually, started
 from tests.unit.lifecycle.testing.script import shop
 from tests.unit.lifecycle.testing.script.shop import Order

@@ -24,11 +24,10 @@ from lifecycle import (
     Table,
     configure_logging,
     invoke,
-    log_level,
     module,
     provide,
-    set_log_level,
 )
+from lifecycle.process import log_level, set_log_level
 from lifecycle.process.logs import logger_for, trouble_logged
 from lifecycle.process.loop_lag import LoopLag, measured_loop
 from lifecycle.testing import eventually

@@ -15,22 +15,19 @@ import structlog
 
 from lifecycle import (
     Backoff,
-    Event,
     Events,
     Hive,
     Hook,
-    HookEvent,
-    JobEvent,
     Jobs,
     Lifecycle,
     Logger,
-    ModuleEvent,
     StartError,
     StopError,
     invoke,
     module,
     provide,
 )
+from lifecycle.hooks import Event, HookEvent, JobEvent, ModuleEvent
 from lifecycle.testing import VirtualClock, eventually
 
 pytestmark = pytest.mark.anyio

@@ -18,13 +18,13 @@ from lifecycle import (
     Hive,
     JobMetrics,
     Jobs,
-    JobStats,
     Table,
     invoke,
     module,
     provide,
 )
 from lifecycle.hooks.shutdown import Shutdown
+from lifecycle.jobs import JobStats
 from lifecycle.process.logs import logger_for
 from lifecycle.tables.changes import Changes
 from lifecycle.testing import VirtualClock

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from lifecycle import Duration, GraphError, Hive, RenamedFrom, Secret, Settings, Sources, config, seconds
+from lifecycle import Duration, GraphError, Hive, Secret, Settings, Sources, config, seconds
 from lifecycle.command.help_page import page
 from lifecycle.command.main import COMMANDS
 from lifecycle.graph.reference import markdown, sections
+from lifecycle.settings import RenamedFrom
 from lifecycle.settings.options import options_of
 from lifecycle.settings.schema import schema
 

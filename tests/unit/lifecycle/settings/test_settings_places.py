@@ -11,19 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle import (
-    Duration,
-    GraphError,
-    Hive,
-    RenamedFrom,
-    Secret,
-    Settings,
-    SettingsError,
-    Sources,
-    config,
-    module,
-)
+from lifecycle import Duration, GraphError, Hive, Secret, Settings, SettingsError, Sources, config, module
 from lifecycle.command.main import run_command
+from lifecycle.settings import RenamedFrom
 from lifecycle.settings.sources import Loaded, load
 
 

@@ -13,21 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle import (
-    MAC,
-    Cell,
-    Duration,
-    Quantity,
-    RenamedFrom,
-    Secret,
-    Settings,
-    Sources,
-    config,
-    group,
-    module,
-    seconds,
-)
+from lifecycle import Cell, Duration, Secret, Settings, Sources, config, group, module, seconds
 from lifecycle.graph.reference import json_schema, markdown, sections
+from lifecycle.settings import MAC, Quantity, RenamedFrom
 from lifecycle.settings.options import options_of
 from lifecycle.settings.schema import plain, schema
 from lifecycle.settings.sources import load

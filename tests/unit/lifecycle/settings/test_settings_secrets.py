@@ -11,7 +11,8 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lifecycle import Hive, RenamedFrom, Secret, Settings, SettingsError, Sources, config, module
+from lifecycle import Hive, Secret, Settings, SettingsError, Sources, config, module
+from lifecycle.settings import RenamedFrom
 from lifecycle.settings.durations import Duration
 from lifecycle.settings.options import options_of
 from lifecycle.settings.sources import load

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle import MAC, Duration, GraphError, Hive, Quantity, Secret, Settings, config
+from lifecycle import Duration, GraphError, Hive, Secret, Settings, config
+from lifecycle.settings import MAC, Quantity
 from lifecycle.settings.values import accept, known, parse, parse_all, show, type_text
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import anyio
 import pytest
 
-from lifecycle import Change, Sorted, Table, Tables
+from lifecycle import Change, Table, Tables
+from lifecycle.tables import Sorted
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle import LPM, Sorted, Table
+from lifecycle import Table
+from lifecycle.tables import LPM, Sorted
 from lifecycle.tables.indexes.sorted_values import SortedValues
 
 Network = IPv4Network | IPv6Network

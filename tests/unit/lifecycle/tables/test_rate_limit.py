@@ -8,8 +8,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lifecycle import Hive, Jobs, RateLimit, Reconciler, Table, invoke, module
+from lifecycle import Hive, Jobs, Reconciler, Table, invoke, module
 from lifecycle.jobs.job import Backoff
+from lifecycle.tables import RateLimit
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio

@@ -4,16 +4,8 @@ import math
 
 import pytest
 
-from lifecycle import (
-    BatchError,
-    BatchFailures,
-    Hive,
-    Jobs,
-    ObjectStatus,
-    Reconciler,
-    invoke,
-    module,
-)
+from lifecycle import BatchError, Hive, Jobs, Reconciler, invoke, module
+from lifecycle.tables import BatchFailures, ObjectStatus
 from lifecycle.testing import VirtualClock
 from tests.unit.lifecycle.tables.reconciled import FakeTarget, Row, rows, world
 

@@ -14,8 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from lifecycle import BatchError, HealthTree, Promise, RateLimit, Reconciler, Table
+from lifecycle import BatchError, HealthTree, Promise, Reconciler, Table
 from lifecycle.jobs.job import Backoff
+from lifecycle.tables import RateLimit
 from lifecycle.testing import VirtualClock
 from tests.support.examples import scaled
 

@@ -5,10 +5,8 @@ import math
 import anyio
 import pytest
 
-from lifecycle import (
-    ReconcileError,
-    Reconciler,
-)
+from lifecycle import Reconciler
+from lifecycle.tables import ReconcileError
 from tests.unit.lifecycle.tables.reconciled import FakeTarget, Row, rows, world
 
 pytestmark = pytest.mark.anyio

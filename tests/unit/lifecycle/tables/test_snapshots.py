@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from lifecycle import Sorted, Table, snapshot
+from lifecycle import Table
+from lifecycle.tables import Sorted, snapshot
 
 
 def numbers(name: str, *rows: int) -> Table[int]:

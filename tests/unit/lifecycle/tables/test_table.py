@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lifecycle import LPM, Change, Promise, Table
+from lifecycle import Change, Promise, Table
+from lifecycle.tables import LPM
 from lifecycle.tables import core as table_module
 
 

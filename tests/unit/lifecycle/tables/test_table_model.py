@@ -12,7 +12,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from lifecycle import Derived, ReadTable, Snapshot, Table
+from lifecycle import Derived, ReadTable, Table
+from lifecycle.tables import Snapshot
 from lifecycle.tables.changes import Changes
 
 R = TypeVar("R")

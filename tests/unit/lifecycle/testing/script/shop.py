@@ -6,7 +6,6 @@ from ipaddress import IPv4Address
 import msgspec
 
 from lifecycle import (
-    MAC,
     Derived,
     Duration,
     Jobs,
@@ -20,6 +19,7 @@ from lifecycle import (
     provide,
 )
 from lifecycle.admin import Arguments, Command, Commands, State
+from lifecycle.settings import MAC
 
 
 class ShopSettings(Settings, frozen=True):
