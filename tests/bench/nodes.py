@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cells.health.endpoint import LINK, OWNER
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
@@ -70,10 +71,11 @@ class PluginNode:
         root = Path(f"/proc/{self.agent}/root")
         endpoints = ask("/v1/endpoint", agent_process.api_socket(self.agent))
         ready = [one for one in endpoints if one["status"]["state"] == "ready"]
+        own = sum(one["status"]["networking"]["interface-name"] == LINK for one in endpoints)
         saved = list((root / "run/cilium/state").glob("*/ep_config.json"))
         policies = list((root / "sys/fs/bpf/tc/globals").glob("cilium_policy_*"))
         programs = self.attached(links)
-        if not len(ready) == len(saved) == len(policies) == programs == count:
+        if not len(ready) == len(saved) == len(policies) == programs + own == count + own:
             raise AssertionError(
                 f"{self.name}: {len(ready)} ready, {len(saved)} saved, {len(policies)} policy maps,"
                 f" {programs} programs instead of {count}"
@@ -90,12 +92,12 @@ class PluginNode:
         assert self.agent is not None
         status = ask("/v1/healthz", agent_process.api_socket(self.agent))
         owners: list[str] = list(status["ipam"]["allocations"].values())
-        return [owner for owner in owners if owner not in {"router", "node-ip"}]
+        return [owner for owner in owners if owner not in {"router", "node-ip", OWNER}]
 
     def host_links(self) -> list[dict[str, Any]]:
-        """The pods' links on the node."""
+        """The pods' links on the node, without that of its health endpoint."""
         listed = json.loads(self.output("ip", "-json", "link", "show"))
-        return [link for link in listed if link["ifname"].startswith(self.links)]
+        return [link for link in listed if link["ifname"].startswith(self.links) and link["ifname"] != LINK]
 
     def attached(self, links: list[dict[str, Any]]) -> int:
         """How many of the links have our program at their ingress."""
