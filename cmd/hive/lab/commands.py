@@ -276,13 +276,13 @@ def path(lab: Lab, number: int | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print only the result, as JSON.")
 @click.option(
     "--part",
-    type=click.Choice(["1", "2", "3", "4"]),
-    help="Only this part: 1, one node; 2, two nodes; 3, services; 4, policies.",
+    type=click.Choice(["1", "2", "3", "4", "5"]),
+    help="Only this part: 1, one node; 2, two nodes; 3, services; 4, policies; 5, a BGP router (needs FRR).",
 )
 def demo(lab: Lab, as_json: bool, part: str | None) -> None:
     """Show it at work, in less than a minute. Exits 0 only if every check held."""
     need_root()
-    from hive.lab.demo import node, pair, policies, services
+    from hive.lab.demo import node, pair, policies, routers, services
     from hive.lab.demo.story import Story
 
     story = Story(quiet=as_json)
@@ -296,6 +296,8 @@ def demo(lab: Lab, as_json: bool, part: str | None) -> None:
             services.run(Cluster(f"{lab.name}-services"), story)
         if part in {None, "4"} and story.error is None:
             policies.run(Cluster(f"{lab.name}-policies"), story)
+        if part == "5":
+            routers.run(Cluster(f"{lab.name}-routers"), story)
     story.end("It works:", "Something does not work:")
     if as_json:
         click.echo(json_text(story.account()))

@@ -203,6 +203,15 @@ def test_up_brings_a_crashed_agent_back_to_its_pods(lab: Lab) -> None:
     assert "attached" not in again.stdout
 
 
+def test_a_node_that_dies_takes_no_connection_with_it_in_the_demo_of_routers(lab: Lab) -> None:
+    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", "5")
+    account = json.loads(done.stdout)
+    assert [check for check in account["checks"] if not check["ok"]] == []
+    assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    found = account["measured"]["bgp_connections"]
+    assert found["unchanged"] == found["of"] > 0
+
+
 def test_an_interrupted_demo_clears_up(lab: Lab) -> None:
     command = [sys.executable, "-m", "hive", "lab", "demo", "--name", lab.name]
     with subprocess.Popen(

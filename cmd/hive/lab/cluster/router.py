@@ -63,11 +63,23 @@ class Router:
             return None
         return int(pid) if birth(int(pid)) == born else None
 
+    @staticmethod
+    def installed() -> bool:
+        """Whether this machine has FRR, and what nodes speak BGP with."""
+        return all(shutil.which(name, path=_PLACES) for name in _DAEMONS) and bool(shutil.which("gobgpd"))
+
+    def drop_session(self, address: str) -> None:
+        """End the session with a node, as when its hold time is over. Raises LabError."""
+        command = ["vtysh", "--vty_socket", str(self.directory), "-c", f"clear bgp {address}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LabError(f"the router keeps its session with {address}: {done.stdout}{done.stderr}")
+
     def start(self) -> None:
         """Have it run. Raises LabError."""
+        if not self.installed():
+            raise LabError("BGP in a lab needs FRR and gobgpd: install them (Debian: apt install frr gobgpd)")
         programs = {name: shutil.which(name, path=_PLACES) for name in _DAEMONS}
-        if None in programs.values() or shutil.which("gobgpd") is None:
-            raise LabError("--bgp needs FRR and gobgpd: install them (Debian: apt install frr gobgpd)")
         self.directory.mkdir(exist_ok=True)
         (self.directory / "zebra.conf").write_text("hostname router\n")
         (self.directory / "bgpd.conf").write_text(self._configuration())

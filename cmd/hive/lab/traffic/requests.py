@@ -1,13 +1,15 @@
-"""Requests that each take a connection of their own, and servers that answer with their name.
+"""Requests, and servers that answer with their name.
 
 For child processes inside pods: a function that goes on takes the :class:`Stop` of its child first.
-Needs: sockets only.   Gives: answer, ask, ask_on, Asked.
+Needs: sockets only.   Gives: answer, answer_on, ask, ask_on, say, Asked.
 """
 
 from __future__ import annotations
 
+import selectors
 import socket
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hive.lab.children import Stop
@@ -43,6 +45,41 @@ def answer(stop: Stop, listener: socket.socket, name: str) -> int:
                 connection.sendall(f"{name} {peer[0]}".encode())
                 count += 1
     return count
+
+
+def answer_on(stop: Stop, listener: socket.socket, name: str) -> int:
+    """Answer every byte on any number of connections, until told to stop; how many."""
+    count = 0
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as open_:
+        open_.register(listener, selectors.EVENT_READ, None)
+        while not stop.wait(0):
+            for key, _ in open_.select(0.02):
+                if key.data is None:
+                    connection, peer = listener.accept()
+                    open_.register(connection, selectors.EVENT_READ, (connection, peer[0]))
+                    continue
+                connection, seen = key.data
+                with suppress(OSError):  # it is gone
+                    if connection.recv(1):
+                        connection.sendall(f"{name} {seen}\n".encode())
+                        count += 1
+                        continue
+                open_.unregister(connection)
+                connection.close()
+    return count
+
+
+def say(connection: socket.socket) -> tuple[str, str]:
+    """Ask on an open connection: the server's name, and the client's address that it sees. Raises OSError."""
+    connection.sendall(b"?")
+    heard = b""
+    while not heard.endswith(b"\n"):
+        if not (part := connection.recv(100)):
+            raise ConnectionResetError("the server has closed the connection")
+        heard += part
+    name, _, seen = heard.decode().strip().partition(" ")
+    return name, seen
 
 
 def ask(target: tuple[str, int], count: int) -> Asked:
