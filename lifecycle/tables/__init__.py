@@ -5,7 +5,7 @@ Gives:  Table, Derived, Tables, Reconciler and what they are used with.
 """
 
 from lifecycle.tables.changes import Change, Changes
-from lifecycle.tables.indexes import LPM, Index, Sorted
+from lifecycle.tables.indexes import LPM, Index, Lookup, Sorted
 from lifecycle.tables.rate_limit import RateLimit
 from lifecycle.tables.read_table import Derived, ReadTable
 from lifecycle.tables.reconciler import Reconciler
@@ -33,6 +33,7 @@ __all__ = [
     "Derived",
     "Index",
     "Initializer",
+    "Lookup",
     "ObjectStatus",
     "PatchTarget",
     "RateLimit",

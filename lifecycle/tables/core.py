@@ -16,7 +16,7 @@ from weakref import ref
 from lifecycle.errors import TableClosedError
 from lifecycle.tables.changes import Changes, Only
 from lifecycle.tables.frozen import unfrozen
-from lifecycle.tables.indexes import Index, IndexSpec, Plan, index_of
+from lifecycle.tables.indexes import Index, IndexSpec, Lookup, Plan, index_of
 from lifecycle.tables.key_waits import KeyWaits
 from lifecycle.tables.rows import Listener, Rows, Stored
 from lifecycle.tables.snapshot import Snapshot
@@ -24,6 +24,7 @@ from lifecycle.tables.snapshot import Snapshot
 __all__ = ["TableCore"]
 
 Row = TypeVar("Row")
+Value = TypeVar("Value", bound=Hashable)
 
 REMEMBERED_DELETIONS = 1024
 """How many deletions a table can still tell someone who comes back with a revision."""
@@ -53,6 +54,21 @@ class TableCore(Rows[Row]):
         """Counts the transactions that changed something."""
         self._current()
         return self._revision
+
+    def lookup(self, name: str, values: Callable[[Row], Iterable[Value]]) -> Lookup[Value, Row]:
+        """Add an index, as a value with types: ``pods.lookup("address", lambda pod: pod.addresses)``.
+
+        `values` gives the values that a row is found by: none, one or many; it is pure. by(name) finds it, too.
+        Raises ValueError when the table has an index of this name, and what `values` raises for a row.
+        """
+        if name in self._specs:
+            raise ValueError(f"table {self.name} has an index {name!r} already: choose another name")
+        rows = self._current()
+        index = index_of(self, name, values)
+        index.apply(index.plan({key: row for key, (row, _) in rows.items()}))
+        self._specs[name] = values
+        self._indexes[name] = index
+        return Lookup(index)
 
     def snapshot(self) -> Snapshot[Row]:
         """The rows as they are now, to keep across awaits. Free; the first write while it is held copies."""

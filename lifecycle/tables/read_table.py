@@ -76,6 +76,18 @@ class ReadTable(TableCore[Row]):
         name = name or _name(self, fn, "flat-mapped")
         return Incremental(name, FlatMapRows(fn, key).plan, self, indexes=indexes)
 
+    def rekey(
+        self,
+        key: Callable[[Row], Hashable],
+        *,
+        name: str = "",
+        indexes: Mapping[str, IndexSpec[Row]] | None = None,
+    ) -> "ReadTable[Row]":
+        """The same rows under another key. No two may have the same: reading raises ValueError then."""
+        return self.flat_map(
+            lambda row: (row,), key=key, name=name or _name(self, key, "rekeyed"), indexes=indexes
+        )
+
     def group(
         self,
         by: Callable[[Row], Value],

@@ -57,6 +57,11 @@ class Index(Generic[Row]):
         rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
         return [rows[key][0] for key in self._keys.get(value, ())]
 
+    def rows(self, keys: Iterable[Hashable]) -> list[Row]:
+        """The rows with these keys, which are all there."""
+        rows = self._source._current()  # noqa: SLF001
+        return [rows[key][0] for key in keys]
+
     def keys(self, value: Hashable) -> list[Hashable]:
         """The keys of every row with this value, in no particular order."""
         self._source._current()  # noqa: SLF001

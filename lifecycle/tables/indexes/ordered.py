@@ -5,16 +5,24 @@ Gives:  SortedIndex, what ``table.sorted_by(name)`` returns.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from itertools import takewhile
-from typing import Any, TypeVar
+from itertools import islice, takewhile
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from lifecycle.tables.indexes.hashed import Index, Plan, RowSource, Values
 from lifecycle.tables.indexes.sorted_values import SortedValues
 
-__all__ = ["OrderedKeys", "SortedIndex"]
+__all__ = ["OrderedKeys", "Page", "SortedIndex"]
 
 Row = TypeVar("Row")
 Prefix = str | bytes | tuple[Any, ...]
+
+
+class Page(NamedTuple, Generic[Row]):
+    """Some rows, in order."""
+
+    rows: list[Row]
+    after: Any
+    """For the next page; None when this is the last one."""
 
 
 class OrderedKeys(Index[Row]):
@@ -86,6 +94,19 @@ class SortedIndex(OrderedKeys[Row]):
         self._source._current()  # noqa: SLF001
         found, length = self._order.starting_at(prefix), len(prefix)
         return self._rows_with(takewhile(lambda value: value[:length] == prefix, found))
+
+    def page(self, size: int, after: Any = None) -> "Page[Row]":
+        """The next rows by value: those of the first `size` values above `after`, or from the beginning.
+
+        Give `after` of one page to get the next: rows that come and go meanwhile move nothing. Rows of one
+        value stay together. Raises ValueError for a size below 1.
+        """
+        if size < 1:
+            raise ValueError(f"{self._described}: a page of {size}: expected 1 or more")
+        self._source._current()  # noqa: SLF001
+        found = iter(self._order) if after is None else self._order.starting_at(after)
+        values = list(islice((value for value in found if after is None or value > after), size + 1))
+        return Page(self._rows_with(iter(values[:size])), values[size - 1] if len(values) > size else None)
 
     def values(self) -> list[Hashable]:
         """Every value that some row has, in order."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle import Table
-from lifecycle.tables import LPM, Sorted
+from lifecycle.tables import LPM, Lookup, Sorted
 from lifecycle.tables.indexes.sorted_values import SortedValues
 
 Network = IPv4Network | IPv6Network
@@ -222,3 +222,68 @@ def test_lpm_and_sorted_equal_a_plain_search(
         assert ip_address(address) in by_network or not any(
             one.prefixlen == 32 and address in one for found in every.values() for one in found
         )
+
+
+def test_a_page_follows_on_the_one_before_whatever_comes_and_goes() -> None:
+    table = routes(*(to(f"r{number:02}") for number in range(10)))
+    by_name = table.sorted_by("name")
+    seen, after = [], None
+    for _ in range(3):
+        page = by_name.page(4, after)
+        seen.append(names(page.rows))
+        after = page.after
+        with table.txn() as txn:
+            txn.delete(page.rows[-1].name)
+            txn.put(to("r00a"))
+    assert [name for page in seen for name in page] == [f"r{number:02}" for number in range(10)]
+    assert after is None
+    assert by_name.page(20) == (table.sorted_by("name").range(), None)
+    with pytest.raises(ValueError, match="expected 1 or more"):
+        by_name.page(0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5))), st.integers(1, 7))
+def test_pages_are_the_whole_range(rows: list[tuple[int, int]], size: int) -> None:
+    table = routes(*(Route(f"r{number}", (), metric) for number, metric in rows))
+    by_name, found, after = table.sorted_by("name"), [], None
+    while True:
+        page = by_name.page(size, after)
+        found += page.rows
+        if (after := page.after) is None:
+            break
+    assert found == by_name.range()
+
+
+def test_an_index_is_a_value_that_is_up_to_date() -> None:
+    table = routes(to("a+b"), to("b"))
+    by_part: Lookup[str, Route] = table.lookup("part", lambda route: route.name.split("+"))
+    assert names(by_part.get("a")) == ["a+b"]
+    assert sorted(names(by_part.any(["a", "b", "c"]))) == ["a+b", "b"]
+    write(table, to("c"))
+    assert by_part.one("c") == to("c")
+    assert (sorted(by_part.values()), "c" in by_part, by_part.keys("c")) == (["a", "b", "c"], True, ["c"])
+    assert names(table.by("part").get("c")) == names(table.snapshot().by("part").get("c")) == ["c"]
+    with pytest.raises(LookupError, match="2 rows have part 'b'"):
+        by_part.one("b")
+    with pytest.raises(ValueError, match="has an index 'part' already"):
+        table.lookup("part", lambda route: route.networks)
+
+
+def test_a_derived_table_has_lookups_and_other_keys() -> None:
+    table = routes(Route("a", (), 1), Route("b", (), 2))
+    by_metric = table.rekey(lambda route: route.metric)
+    by_name = by_metric.lookup("name", lambda route: [route.name])
+    write(table, Route("c", (), 3))
+    assert by_metric.get(3) == by_name.one("c") == Route("c", (), 3)
+    write(table, Route("d", (), 3))
+    with pytest.raises(ValueError, match="3"):
+        by_metric.all()
+
+
+def test_a_lookup_whose_function_fails_is_not_there() -> None:
+    table = routes(Route("a", ()))
+    with pytest.raises(ZeroDivisionError):
+        table.lookup("part", lambda route: [1 // 0])
+    write(table, Route("b", ()))
+    with pytest.raises(LookupError, match="no index 'part'"):
+        table.by("part")

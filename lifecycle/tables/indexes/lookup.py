@@ -1,0 +1,48 @@
+"""An index as a value: what it finds rows by, and the rows, have types.
+
+Needs:  an index of a table.
+Gives:  Lookup, which ``table.lookup(name, values)`` makes.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar, cast
+
+from lifecycle.tables.indexes.hashed import Index
+
+__all__ = ["Lookup"]
+
+Value = TypeVar("Value", bound=Hashable)
+Row = TypeVar("Row")
+
+
+class Lookup(Generic[Value, Row]):
+    """The rows of a table by each of the values that a function gives for a row, always up to date."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, index: Index[Row]) -> None:
+        self._index = index
+
+    def get(self, value: Value) -> list[Row]:
+        """Every row with this value, in no particular order."""
+        return self._index.get(value)
+
+    def any(self, values: Iterable[Value]) -> list[Row]:
+        """Every row with one of these values, each row once."""
+        found = {key: None for value in values for key in self._index.keys(value)}
+        return self._index.rows(found)
+
+    def one(self, value: Value) -> Row | None:
+        """The row with this value. Raises LookupError when there are several."""
+        return self._index.one(value)
+
+    def keys(self, value: Value) -> list[Hashable]:
+        """The keys of every row with this value, in no particular order."""
+        return self._index.keys(value)
+
+    def values(self) -> list[Value]:
+        """Every value that some row has."""
+        return cast("list[Value]", self._index.values())
+
+    def __contains__(self, value: Value) -> bool:
+        return value in self._index
