@@ -35,6 +35,7 @@ from lifecycle.hooks.nodes import HookFailure, HookNode, State, sentence
 from lifecycle.hooks.pending import awaiting
 from lifecycle.hooks.phase import Phase
 from lifecycle.hooks.shutdown import Shutdown
+from lifecycle.hooks.spans import Spans, in_force
 from lifecycle.hooks.supervisor import (
     DEFAULT_START_TIMEOUT,
     DEFAULT_STOP_BUDGET,
@@ -109,6 +110,8 @@ class Hive(Composition):
         self.phase = Phase()
         """Whether it starts, runs or stops."""
         self.shutdown = Shutdown()
+        self.spans = Spans()
+        """Who traces it."""
         self.tables = Tables(self._built)
         """Every table, by name."""
         self.log = logger_for(name, log)
@@ -270,7 +273,9 @@ class Hive(Composition):
         self.modules.open(self._resolution, site, supervisor)
         self.shutdown.listen(self._on_shutdown)
         # a task of its own, so that no cancel scope around the caller reaches it
+        around = in_force.set(in_force.get() if self.spans.opener is None else self.spans)
         self._supervision = asyncio.create_task(supervisor.run(), name=f"{self.name}: hooks")
+        in_force.reset(around)
         self._supervision.add_done_callback(lambda _: supervisor.abandon())
         try:
             with awaiting(supervisor.pending):
@@ -515,6 +520,7 @@ _INJECTED: dict[Key, Callable[[Hive, Constructor], object]] = {
     Profile: lambda hive, _: hive.profile,
     Reload: lambda hive, _: hive.reload,
     Shutdown: lambda hive, _: hive.shutdown,
+    Spans: lambda hive, _: hive.spans,
     Tables: lambda hive, _: hive.tables,
 }
 

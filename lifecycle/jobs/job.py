@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lifecycle.hints.places import caller
 from lifecycle.hooks.checks import check_seconds
 from lifecycle.hooks.events import Events, JobEvent, JobStep
 from lifecycle.hooks.pending import task_stack
+from lifecycle.hooks.spans import span
 from lifecycle.jobs.metrics import Meter
 from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
@@ -109,6 +111,10 @@ class Job:
             self._log.error("job ends the hive", job=self.name, **log_fields(failure))
             self._end_hive(failure)
 
+    def span(self) -> AbstractContextManager[object]:
+        """Around one run."""
+        return span(f"job {self.name}", {"lifecycle.module": self.meter.module, "lifecycle.job": self.name})
+
     def end_soon(self) -> None:
         """The stop has begun: it ends within its drain, or is cancelled now."""
         self._ending = True
@@ -133,7 +139,7 @@ class Job:
         counted = self.meter.failures
         try:
             if metered:
-                with self.meter:
+                with self.meter, self.span():
                     await work()
             else:
                 await work()

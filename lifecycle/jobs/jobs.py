@@ -416,7 +416,7 @@ class _Iterations(Generic[Item]):
         async with _closing(made) as found:
             async for item in found:
                 try:
-                    with job.meter:
+                    with job.meter, job.span():
                         await self._work(item)
                 except BaseException:
                     if isinstance(made, _Returning):

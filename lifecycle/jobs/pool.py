@@ -93,7 +93,8 @@ class Pool(Generic[Item]):
     async def _attempt(self, item: Item, job: Job) -> Exception | None:
         began = job.meter.begin()
         try:
-            await self._work(item)
+            with job.span():
+                await self._work(item)
         except BaseException as error:  # containing them is what a job is for
             job.meter.ended(began, error)
             if isinstance(error, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:

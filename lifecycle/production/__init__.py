@@ -1,8 +1,9 @@
 """What a hive has around it in production, as cells: the service manager, probes and metrics, its watchdog.
 
-Needs:  a hive; for probes() the extra ``http``.
-Gives:  systemd(), probes(), reload(), loop_watchdog(); Phase, which shows whether a hive starts, runs or
-        stops; Reload, which reads settings again; hive_families(), what the framework counts in every hive.
+Needs:  a hive; for probes() the extra ``http``, for traces() the extra ``otel``.
+Gives:  systemd(), probes(), reload(), traces(), loop_watchdog(); Phase, which shows whether a hive starts,
+        runs or stops; Reload, which reads settings again; hive_families(), what the framework counts in
+        every hive.
 """
 
 from lifecycle.hive.reload import ChangedSetting, Reload, Reloaded
@@ -12,6 +13,7 @@ from lifecycle.production.loop_watch import LoopWatchdog, LoopWatchdogSettings, 
 from lifecycle.production.probes import ProbeServer, ProbeSettings, Readiness, probes
 from lifecycle.production.reload import reload
 from lifecycle.production.systemd import ServiceManager, systemd
+from lifecycle.production.traces import traces
 
 __all__ = [
     "ChangedSetting",
@@ -30,4 +32,5 @@ __all__ = [
     "probes",
     "reload",
     "systemd",
+    "traces",
 ]

@@ -58,7 +58,7 @@ class TableCore(Rows[Row]):
     def lookup(self, name: str, values: Callable[[Row], Iterable[Value]]) -> Lookup[Value, Row]:
         """Add an index, as a value with types: ``pods.lookup("address", lambda pod: pod.addresses)``.
 
-        `values` gives the values that a row is found by: none, one or many; it is pure. by(name) finds it, too.
+        `values` gives the values that a row is found by: none, one or many; it is pure. by(name) finds it.
         Raises ValueError when the table has an index of this name, and what `values` raises for a row.
         """
         if name in self._specs:
@@ -66,8 +66,9 @@ class TableCore(Rows[Row]):
         rows = self._current()
         index = index_of(self, name, values)
         index.apply(index.plan({key: row for key, (row, _) in rows.items()}))
-        self._specs[name] = values
+        self._specs = {**self._specs, name: values}  # what snapshots hold stays as it is
         self._indexes[name] = index
+        self._snapshot = None
         return Lookup(index)
 
     def snapshot(self) -> Snapshot[Row]:

@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
+from lifecycle.hooks.spans import span
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.stretch import Stretch
 from lifecycle.process.health import Health
@@ -387,10 +388,11 @@ class Reconciler(Generic[Key, Row]):
         if self._bucket is not None:
             self._bucket.take()
         try:
-            if action == "put":
-                await self._target.put(batch)  # type: ignore[arg-type]  # no row is None here
-            else:
-                await self._target.drop(list(batch))
+            with span("reconcile", {"lifecycle.table": source.name, "lifecycle.objects": len(batch)}):
+                if action == "put":
+                    await self._target.put(batch)  # type: ignore[arg-type]  # no row is None here
+                else:
+                    await self._target.drop(list(batch))
         except BatchError as error:
             failures = {key: error.failures[key] for key in batch if key in error.failures}
         except Exception as error:  # noqa: BLE001  # any error of the target is kept in the object's status

@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_framework_and_nothing_else(wheel: Path) -> None:
     assert (SOURCE / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
-def test_it_needs_five_libraries_and_one_more_for_http(wheel: Path) -> None:
+def test_it_needs_five_libraries_and_one_more_for_http_and_for_traces(wheel: Path) -> None:
     needs = [Requirement(text) for text in described(wheel).get_all("Requires-Dist", [])]
     assert {one.name for one in needs if one.marker is None} == {
         "anyio",
@@ -62,7 +62,7 @@ def test_it_needs_five_libraries_and_one_more_for_http(wheel: Path) -> None:
         "pyyaml",
         "structlog",
     }
-    assert {one.name for one in needs if one.marker is not None} == {"h11"}
+    assert {one.name for one in needs if one.marker is not None} == {"h11", "opentelemetry-api"}
     agent = metadata.requires("hive-agent") or []
     assert {str(one) for one in needs if one.marker is None} <= {str(Requirement(text)) for text in agent}
 
@@ -143,7 +143,8 @@ def test_the_hive_of_the_tutorial_runs_with_it_alone(python: Path, tmp_path: Pat
 def test_everything_but_http_is_imported_without_more(python: Path, tmp_path: Path) -> None:
     packages = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py") if path.parent.name != "http")
     script = "import sys\n" + "".join(f"import lifecycle.{name}\n" for name in packages)
-    script += "print([name for name in ('h11', 'cells', 'hive', 'click', 'pytest') if name in sys.modules])\n"
+    others = ("h11", "cells", "hive", "click", "opentelemetry", "pytest")
+    script += f"print([name for name in {others} if name in sys.modules])\n"
     ran = run(python, tmp_path, "-c", script)
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
     assert "No module named 'h11'" in run(python, tmp_path, "-c", "import lifecycle.http").stderr

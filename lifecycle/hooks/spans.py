@@ -1,0 +1,35 @@
+"""Spans around work, for whoever traces a hive; nothing where no one does.
+
+Needs:  nothing.
+Gives:  Spans (injectable, whole hive), span(), in_force.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+
+__all__ = ["Opener", "Spans", "in_force", "span"]
+
+Opener = Callable[[str, Mapping[str, str | int]], AbstractContextManager[object]]
+"""Makes the context of a span of this name, with these attributes; what passes through it has failed."""
+
+_NOTHING = contextlib.nullcontext()
+
+
+class Spans:
+    """Who traces the hive. A constructor sets it; it holds for what the hive starts."""
+
+    __slots__ = ("opener",)
+
+    def __init__(self) -> None:
+        self.opener: Opener | None = None
+
+
+in_force: ContextVar[Spans | None] = ContextVar("spans of the hive around", default=None)
+
+
+def span(name: str, attributes: Mapping[str, str | int]) -> AbstractContextManager[object]:
+    """Around a run of a job, a batch of a reconciler: 0.1 µs where no one traces."""
+    spans = in_force.get()
+    return _NOTHING if spans is None or spans.opener is None else spans.opener(name, attributes)

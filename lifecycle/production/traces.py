@@ -1,0 +1,84 @@
+"""OpenTelemetry spans of the start, of runs of jobs and of batches of reconcilers.
+
+Needs:  the extra ``otel`` of the distribution.
+Gives:  traces().
+Source: OpenTelemetry's API for Python; ``code.function`` and the like are of its semantic conventions.
+"""
+
+import importlib.util
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from lifecycle.errors import HiveError
+from lifecycle.hooks.phase import Phase
+from lifecycle.hooks.spans import Spans
+from lifecycle.injection import Cell, Profile, invoke, module, provide
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer, TracerProvider
+
+__all__ = ["Traces", "traces"]
+
+SCOPE = "lifecycle"
+
+
+class Traces:
+    """Opens spans. They are children of what is current: those of a job's own work become its children."""
+
+    def __init__(self, tracer: "Tracer", spans: Spans, phase: Phase, profile: Profile) -> None:
+        self._tracer = tracer
+        self._phase = phase
+        self._profile = profile
+        self._unfollow = phase.follow(self._moved)
+        spans.opener = self._open
+
+    def _open(self, name: str, attributes: Mapping[str, str | int]) -> AbstractContextManager[object]:
+        opened: AbstractContextManager[object] = self._tracer.start_as_current_span(
+            name, attributes=dict(attributes)
+        )
+        return opened
+
+    def _moved(self) -> None:
+        if self._phase.stage in {"running", "stopping", "stopped"}:
+            self._unfollow()
+            self._show_start(failed=self._phase.stage != "running")
+
+    def _show_start(self, *, failed: bool) -> None:
+        """The start, which is over, as a span with one for each constructor and hook."""
+        from opentelemetry.trace import StatusCode, set_span_in_context
+
+        offset = time.time_ns() - time.perf_counter_ns()
+
+        def at(seconds: float) -> int:
+            return offset + int((self._profile.origin + seconds) * 1e9)
+
+        whole = self._tracer.start_span("start", start_time=at(0.0))
+        inside = set_span_in_context(whole)
+        for one in (*self._profile.timings, *self._profile.failed):
+            attributes = {"lifecycle.module": one.module, "lifecycle.step": one.kind}
+            part = self._tracer.start_span(
+                f"{one.kind} {one.name}", context=inside, start_time=at(one.began), attributes=attributes
+            )
+            if one in self._profile.failed:
+                part.set_status(StatusCode.ERROR)
+            part.end(at(one.began + one.took))
+        if failed:
+            whole.set_status(StatusCode.ERROR)
+        whole.end()
+
+
+def traces(provider: "TracerProvider | None" = None) -> Cell:
+    """The module ``traces``: spans by this provider, or by the global one, which the process configures.
+
+    Raises HiveError where the API of OpenTelemetry is not installed.
+    """
+    if importlib.util.find_spec("opentelemetry") is None:
+        raise HiveError("traces() needs opentelemetry-api: pip install 'hive-lifecycle[otel]'")
+    from opentelemetry.trace import get_tracer
+
+    def make(spans: Spans, phase: Phase, profile: Profile) -> Traces:
+        return Traces(get_tracer(SCOPE, tracer_provider=provider), spans, phase, profile)
+
+    return module("traces", "OpenTelemetry spans", provide(make), invoke(Traces))
