@@ -1,8 +1,9 @@
 """A control group for a lab node: services at sockets are served to its processes, not to the machine's.
 
-Needs: root; cgroup v2, mounted anywhere.   Gives: settings_of(), remove().
+Needs: root; cgroup v2, mounted anywhere.   Gives: settings_of(), join(), remove().
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +17,7 @@ _SOCKETS = {text for each in _OPTIONS for text in (each, f"{each}=true")}
 def settings_of(name: str, settings: Sequence[str]) -> list[str]:
     """What else to tell an agent with these settings, so that it leaves the machine's processes alone.
 
-    Who is to reach services at sockets joins the group: ``echo $$ > .../hive-lab-NAME/cgroup.procs``. Raises
-    click.ClickException where there can be none.
+    Who is to reach services at sockets joins the group. Raises click.ClickException where there can be none.
     """
     asked = any(each in _SOCKETS for each in settings)
     if not asked or any(each.startswith("--cgroup-root") for each in settings):
@@ -28,9 +28,17 @@ def settings_of(name: str, settings: Sequence[str]) -> list[str]:
             "no cgroup v2 is mounted, in which the node could have a group of its own: mount it on"
             " /sys/fs/cgroup/unified"
         )
-    group = root / f"hive-lab-{name}"
+    group = _group(root, name)
     group.mkdir(exist_ok=True)
     return [f"--cgroup-root={group}"]
+
+
+def join(name: str) -> None:
+    """Put this process into the group of a node, if it has one. Raises OSError."""
+    root = _root()
+    if root is not None:
+        with suppress(FileNotFoundError):
+            (_group(root, name) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
 
 def remove(name: str) -> None:
@@ -38,7 +46,11 @@ def remove(name: str) -> None:
     root = _root()
     if root is not None:
         with suppress(OSError):
-            (root / f"hive-lab-{name}").rmdir()
+            _group(root, name).rmdir()
+
+
+def _group(root: Path, name: str) -> Path:
+    return root / f"hive-lab-{name}"
 
 
 def _root() -> Path | None:

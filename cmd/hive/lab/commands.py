@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from hive.agent.command import pass_settings, settings_argument
+from hive.lab import cgroups
 from hive.lab.check import check
 from hive.lab.cluster import MOST_NODES, TUNNEL, Cluster, add_pod
 from hive.lab.cluster.commands import up_cluster
@@ -186,6 +187,8 @@ def execute(lab: Lab, number: int | None, pod: str | None, outside: bool, argume
         namespaces = Cluster(node.cluster).network.open() if node.cluster else node.open_outside()
     else:
         namespaces = node.open_pod(pod) if pod else node.open()
+    if not pod and not outside:  # as a process of the node, which services at sockets are served to
+        cgroups.join(node.name)
     directory = Path.cwd()
     namespaces.enter()
     if directory.is_dir():

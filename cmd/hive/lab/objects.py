@@ -212,7 +212,10 @@ def _until(condition: Callable[[], bool], one: Object) -> None:
     deadline = time.monotonic() + WITHIN
     while not condition():
         if time.monotonic() > deadline:
-            raise LabError(f"{_title(one)} did not take hold within {WITHIN:g} s: see hive policy list")
+            where = "policy list" if one["kind"] in POLICIES else "service list"
+            raise LabError(
+                f"{_title(one)} did not take hold within {WITHIN:g} s: see hive status, hive {where}"
+            )
         time.sleep(_SETTLE)
 
 

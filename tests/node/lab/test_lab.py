@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
+from hive.lab import cgroups
 from hive.lab.cluster import Cluster
 from hive.lab.kernel import lab_links
 from hive.lab.node import ROOT, Lab, destroy, wait_exited
@@ -160,6 +161,9 @@ def test_commands_run_inside_the_node_and_its_pods(lab: Lab) -> None:
     wrong = hive("lab", "exec", "--name", lab.name, "--pod", "pod-9", "--", "true")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (1, 1)
     assert "it has: pod-1" in wrong.stderr
+    (option,) = cgroups.settings_of(lab.name, ["--bpf-lb-sock=true"])
+    joined = hive("lab", "exec", "--name", lab.name, "--", "cat", "/proc/self/cgroup")
+    assert f"0::/{Path(option).name}\n" in joined.stdout, "services at sockets are served to it"
     missing = hive("lab", "exec", "--name", lab.name, "--", "no-such-command")
     assert (missing.returncode, missing.stderr) == (127, "hive: no-such-command: no such command\n")
 
