@@ -3,7 +3,7 @@
 For:    the package build, ``make``, tests and the lab.
 Needs:  clang, libbpf's headers, the kernel's UAPI headers; of Python only the standard library, for this runs
         before the package exists.
-Gives:  compile_objects(); run as a program it compiles into ``objects`` beside this file.
+Gives:  compile_objects(), tagged(); run as a program it compiles into ``objects`` beside this file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -24,6 +25,9 @@ PROGRAMS = ("dispatch", "datapath", "l3", "xdp", "gc", "sock")
 NEWEST, OLDEST = 17, 14
 """Versions of clang that are tested. What clang 18 makes takes more stack than the kernel gives."""
 
+CONSTANTS, TAG = b".rodata.cfg", 32
+"""The section of what the loader writes into an object, and the bytes of its tag."""
+
 FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 
 
@@ -31,25 +35,43 @@ class ObjectBuildError(RuntimeError):
     """The objects cannot be compiled; the text says what is missing, or what the compiler said."""
 
 
-def compile_objects(out_dir: Path, *, build_tag: str = "") -> list[Path]:
+def compile_objects(out_dir: Path) -> list[Path]:
     """Compile every object, such as ``datapath.o``, into ``out_dir`` and return their paths.
 
-    ``build_tag`` (at most 31 characters) makes a generation of its own of the same source: it ends up in the
-    object, so its digest differs, and the running program's ``.rodata.cfg`` shows it. Raises BuildError.
+    Raises ObjectBuildError.
     """
-    if not re.fullmatch(r"[\w.+-]{0,31}", build_tag, re.ASCII):
-        raise ObjectBuildError(
-            f"build tag {build_tag!r}: expected at most 31 of the characters A-Z a-z 0-9 _ . + -"
-        )
     clang = find_clang()
     out_dir.mkdir(parents=True, exist_ok=True)
-    return [compile_one(clang, SOURCES / f"{name}.c", out_dir / f"{name}.o", build_tag) for name in PROGRAMS]
+    return [compile_one(clang, SOURCES / f"{name}.c", out_dir / f"{name}.o") for name in PROGRAMS]
+
+
+def tagged(source: Path, target: Path, tag: str) -> Path:
+    """Write a compiled object once more, with a tag (at most 31 characters): a generation of its own.
+
+    The digest of the file differs, and the running programs' ``.rodata.cfg`` shows the tag. It is written
+    into that section, whose last field it is (``struct config`` of ``bpf/lib/config.h``); sections are found
+    as elf(5) has them. Raises ObjectBuildError.
+    """
+    if not re.fullmatch(rf"[\w.+-]{{0,{TAG - 1}}}", tag, re.ASCII):
+        raise ObjectBuildError(
+            f"build tag {tag!r}: expected at most {TAG - 1} of the characters A-Z a-z 0-9 _ . + -"
+        )
+    data = bytearray(source.read_bytes())
+    (table,) = struct.unpack_from("<Q", data, 40)  # e_shoff
+    size, number, names = struct.unpack_from("<3H", data, 58)  # e_shentsize, e_shnum, e_shstrndx
+    headers = [struct.unpack_from("<I20x2Q", data, table + size * each) for each in range(number)]
+    for name, offset, length in headers:
+        if data.startswith(CONSTANTS + b"\0", headers[names][1] + name):
+            data[offset + length - TAG : offset + length] = tag.encode().ljust(TAG, b"\0")
+            target.write_bytes(data)
+            return target
+    raise ObjectBuildError(f"{source}: expected an object with constants of the datapath, in .rodata.cfg")
 
 
 def find_clang() -> str:
     """The compiler: ``clang`` if it is of a tested version, else the newest versioned one that is.
 
-    Raises BuildError.
+    Raises ObjectBuildError.
     """
     plain = shutil.which("clang")
     if plain is not None and OLDEST <= major_version(plain) <= NEWEST:
@@ -70,7 +92,7 @@ def major_version(clang: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def compile_one(clang: str, source: Path, target: Path, build_tag: str, *headers: Path) -> Path:
+def compile_one(clang: str, source: Path, target: Path, *headers: Path) -> Path:
     """Compile one file, with more folders of headers. The result does not depend on where the sources lie.
 
     It is renamed into place, so concurrent builds are safe: a starting agent finds one or the other.
@@ -78,7 +100,7 @@ def compile_one(clang: str, source: Path, target: Path, build_tag: str, *headers
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         fresh = Path(folder) / target.name
         command = [
-            *(clang, *FLAGS, f"-I{arch_headers()}", f"-I{source.parent}", f'-DBUILD_TAG="{build_tag}"'),
+            *(clang, *FLAGS, f"-I{arch_headers()}", f"-I{source.parent}"),
             *(f"-I{folder}" for folder in headers),
             *("-fdebug-compilation-dir", ".", f"-ffile-prefix-map={source.parent}=."),
             *("-c", str(source), "-o", str(fresh)),

@@ -61,7 +61,7 @@ class Constants:
     build: str
     """Digest of the object, 12 hexadecimal digits."""
     tag: str
-    """What the compilation was called."""
+    """What this build is called; empty as it was compiled."""
 
     def pack(self) -> bytes:
         """The bytes of ``.rodata.cfg``."""

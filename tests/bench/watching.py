@@ -102,7 +102,7 @@ async def highest(folder: Path, emitter: bytes) -> float:
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
     """A value a round."""
-    emitter = compile_one(find_clang(), EMITTER, folder / "emit.o", "").read_bytes()
+    emitter = compile_one(find_clang(), EMITTER, folder / "emit.o").read_bytes()
     rates = []
     for _ in range(rounds):
         with new_node() as node:

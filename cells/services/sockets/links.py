@@ -165,10 +165,16 @@ class SocketPrograms:
                 replace_pin(link, path)
                 changed = True
             return changed
-        if link is not None:
-            os.close(link)
-        link = self._links[name] = attach_cgroup(program, group, HOOKS[name])
+        previous, link = link, attach_cgroup(program, group, HOOKS[name])
+        self._links[name] = link
         replace_pin(link, path)
+        if previous is not None:
+            try:
+                if info is not None:
+                    # What nothing refers to is taken off some time later: clients there would be served.
+                    detach_link(previous)
+            finally:
+                os.close(previous)
         return True
 
     def _is_right(self, name: str, root: CgroupRoot) -> bool:

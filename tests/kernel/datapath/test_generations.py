@@ -5,15 +5,17 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cells.datapath import programs as known
-from cells.datapath.build import SOURCES, compile_objects, compile_one, find_clang
+from cells.datapath.build import SOURCES
 from cells.datapath.generation import in_force, read_constants, set_entry
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES
+from cells.datapath.settings import PACKAGED_OBJECTS
 from cells.maps.bpf import open_program, program_by_id, program_info
 from cells.maps.bpf import test_run as run
 from cells.maps.map import open_map, possible_cpus
@@ -21,6 +23,7 @@ from cells.maps.records.flows import MetricsKey
 from lifecycle import HiveError, StartError
 from tests.kernel.datapath.node import LiveNode, running
 from tests.kernel.datapath.traffic import Flow, flow, lost
+from tests.support.compiled import another_build, compiled
 from tests.support.namespaces import in_node
 from tests.support.waiting import eventually
 
@@ -37,7 +40,7 @@ ON_A_NODE_ALONE = ("hive_from_pod", "hive_to_pod", "hive_from_host", "hive_to_ho
 @pytest.fixture(scope="module")
 def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another build of the same source."""
-    return compile_objects(tmp_path_factory.mktemp("other"), build_tag="other")[1]
+    return another_build(tmp_path_factory.mktemp("other"))
 
 
 def map_ids(node: LiveNode) -> dict[str, int]:
@@ -203,38 +206,43 @@ async def test_programs_of_two_generations_forward_side_by_side(in_node: None, o
             os.close(descriptor)
 
 
-def broken(path: Path, fault: tuple[str, str, str]) -> Path:
-    """An object of changed source, compiled with the same flags."""
+def unbounded(_: Path) -> Path:
+    """All programs, of which one reads what may be outside of the packet."""
+    return compiled(Path(__file__).with_name("unbounded.c"), SOURCES)
+
+
+def opened(path: Path) -> Path:
+    """The datapath without its test of where a pod's packets come from."""
     copy = path / "bpf"
     shutil.copytree(SOURCES, copy)
-    where, before, after = fault
-    text = (copy / where).read_text(encoding="ascii")
-    assert before in text
-    (copy / where).write_text(text.replace(before, after))
-    return compile_one(find_clang(), copy / "datapath.c", path / "broken.o", "")
+    text = (copy / "pod/egress.h").read_text(encoding="ascii")
+    refusal = "return DROP(EGRESS, DROP_INVALID_SOURCE);"
+    assert refusal in text
+    (copy / "pod/egress.h").write_text(text.replace(refusal, "{}"))
+    return compiled(copy / "datapath.c")
 
 
-UNBOUNDED = ("datapath.c", "skb->queue_mapping = 0;", "skb->queue_mapping = *(__u32 *)packet_start(skb);")
-OPEN = ("pod/egress.h", "return DROP(EGRESS, DROP_INVALID_SOURCE);", "{}")
-RENAMED = ("datapath.c", "int hive_to_host", "int hive_elsewhere")
+def of_drivers(_: Path) -> Path:
+    """An object with the same constants and other programs."""
+    return PACKAGED_OBJECTS / "xdp.o"
 
 
 @pytest.mark.parametrize(
-    ("fault", "complaint"),
+    ("build", "complaint"),
     [
-        (UNBOUNDED, "refused by the kernel: Permission denied: .*outside of the packet"),
-        (OPEN, "hive_from_pod fails its self-check, a source that is not the pod's: .*expected .132."),
-        (RENAMED, "has no program hive_to_host"),
+        (unbounded, "refused by the kernel: Permission denied: .*outside of the packet"),
+        (opened, "hive_from_pod fails its self-check, a source that is not the pod's: .*expected .132."),
+        (of_drivers, "has no program hive_from_pod"),
     ],
     ids=["verifier", "self-check", "missing program"],
 )
 async def test_a_build_that_fails_leaves_the_former_in_force(
-    in_node: None, tmp_path: Path, fault: tuple[str, str, str], complaint: str
+    in_node: None, tmp_path: Path, build: Callable[[Path], Path], complaint: str
 ) -> None:
     async with running():
         before = entries()
     with pytest.raises(StartError) as caught:
-        async with running(datapath_object=broken(tmp_path, fault)):
+        async with running(datapath_object=build(tmp_path)):
             pass
     (error,) = caught.value.exceptions
     assert isinstance(error, LoadError)
@@ -262,7 +270,7 @@ async def test_the_first_build_is_tried_on_the_nodes_maps_which_are_empty_afterw
     in_node: None, tmp_path: Path
 ) -> None:
     with pytest.raises(StartError) as caught:
-        async with running(datapath_object=broken(tmp_path, OPEN)):
+        async with running(datapath_object=opened(tmp_path)):
             pass
     assert caught.group_contains(LoadError, match="hive_from_pod fails its self-check")
     assert entries() == {}

@@ -12,7 +12,6 @@ import anyio
 import pytest
 
 from cells.datapath import trial
-from cells.datapath.build import compile_objects
 from cells.datapath.libbpf import LoadedObject
 from cells.maps import bpf
 from cells.maps import map as maps_map
@@ -22,6 +21,7 @@ from cells.netlink.links import HostLinks
 from hive.lab.children import Child, ChildDiedError
 from tests.kernel.datapath.node import LivePod, running
 from tests.kernel.datapath.traffic import flow, lost
+from tests.support.compiled import another_build
 from tests.support.namespaces import in_node
 from tests.support.points import EVERY
 from tests.support.waiting import eventually
@@ -130,7 +130,7 @@ def finish(settings: dict[str, object]) -> None:
 @pytest.fixture(scope="module")
 def other_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another build of the same source."""
-    return compile_objects(tmp_path_factory.mktemp("other"), build_tag="other")[1]
+    return another_build(tmp_path_factory.mktemp("other"))
 
 
 @pytest.mark.timeout(3600 if EVERY else 600)  # some twenty starts; two for every step in a soak

@@ -9,11 +9,11 @@ import struct
 from functools import cache
 from ipaddress import IPv4Address
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from cells.datapath.build import SOURCES, compile_one, find_clang
+from cells.datapath.build import SOURCES
 from cells.maps.map import Map, MapSpec, MapType, create_map
+from tests.support.compiled import compiled
 
 _TUNNEL = struct.Struct("<10I")
 _ROUTE = struct.Struct("<iI6s2x6s2x16s")
@@ -26,10 +26,8 @@ _SPEC = MapSpec("hive_recorded", MapType.ARRAY, 4, _SIZE, 1)
 
 @cache
 def recorded_object(name: str = "recorded") -> bytes:
-    """The object, or with ``recorded_xdp`` that of drivers, compiled once a process."""
-    with TemporaryDirectory() as folder:
-        source = Path(__file__).with_name(f"{name}.c")
-        return compile_one(find_clang(), source, Path(folder) / f"{name}.o", "", SOURCES).read_bytes()
+    """The object, or with ``recorded_xdp`` that of drivers."""
+    return compiled(Path(__file__).with_name(f"{name}.c"), SOURCES).read_bytes()
 
 
 class Tunnelled(NamedTuple):

@@ -54,7 +54,7 @@ def root(_events: Events) -> None:
 def emitter(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The object of emit.c."""
     target = tmp_path_factory.mktemp("emit") / "emit.o"
-    return compile_one(find_clang(), Path(__file__).with_name("emit.c"), target, "").read_bytes()
+    return compile_one(find_clang(), Path(__file__).with_name("emit.c"), target).read_bytes()
 
 
 @asynccontextmanager

@@ -53,7 +53,7 @@ def set_feature(device: str, feature: int, on: int) -> None:
 def like_a_wire(lab: Lab, folder: Path) -> None:
     """The other end of the node's device: it writes checksums, and takes packets that a driver sends."""
     source = Path(__file__).with_name("wire.c")
-    program = compile_one(find_clang(), source, folder / "wire.o", "")
+    program = compile_one(find_clang(), source, folder / "wire.o")
     with lab.open_outside() as outside:
         outside.run(set_feature, "node", ETHTOOL_STXCSUM, 0)
         outside.run(command, f"link set dev node xdpdrv obj {program} sec xdp")

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from cells.cluster.identity.numbers import HEALTH
-from cells.datapath.build import compile_objects
 from cells.proxy.envoy import end_envoy
 from hive.lab import agent_process, pods
 from hive.lab.children import Stop
@@ -38,6 +37,7 @@ from hive.lab.traffic.flows import (
 )
 from tests.node.agent.test_node_port import FAR_PORT, NODE_PORT, service, slices
 from tests.node.overlay.test_services import OUTSIDE, by_udp
+from tests.support.compiled import another_build
 from tests.support.dns import Looked, dnsmasq, lookup
 from tests.support.modes import DIMENSIONS, Mode, chosen
 from tests.support.namespaces import need_root
@@ -64,8 +64,7 @@ def cluster_ip(name: str, version: int) -> str:
 @pytest.fixture(scope="module")
 def second_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same datapath, as a generation of its own."""
-    objects = compile_objects(tmp_path_factory.mktemp("datapath"), build_tag="matrix")
-    return next(path for path in objects if path.name == "datapath.o")
+    return another_build(tmp_path_factory.mktemp("datapath"))
 
 
 @dataclass

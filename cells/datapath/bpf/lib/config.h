@@ -7,10 +7,6 @@
 
 #include "lib/bpf.h"
 
-#ifndef BUILD_TAG
-#define BUILD_TAG ""
-#endif
-
 #define CONFIG_MAGIC 0x48495645 /* "HIVE" */
 
 #define FEATURE_SCTP 1
@@ -34,11 +30,10 @@ struct config {
 	__u16 nat_port_max;
 	__u32 maglev_size; /* numbers in a lookup table of backends */
 	char build[16]; /* digest of the object, text */
-	char tag[32]; /* of the compilation: tells two builds of one source apart */
+	char tag[32]; /* written into a compiled object: tells two of one source apart */
 };
 
 _Static_assert(sizeof(struct config) == 100, ".rodata.cfg");
-_Static_assert(sizeof(BUILD_TAG) <= 32, "BUILD_TAG is at most 31 characters");
 
 volatile const struct config config SEC(".rodata.cfg") = {
 	.magic = CONFIG_MAGIC,
@@ -52,7 +47,6 @@ volatile const struct config config SEC(".rodata.cfg") = {
 	.nat_port_min = 32768,
 	.nat_port_max = 65535,
 	.maglev_size = 16381,
-	.tag = BUILD_TAG,
 };
 
 static __always_inline bool host_routing(void)

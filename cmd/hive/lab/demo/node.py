@@ -1,6 +1,6 @@
 """``hive lab demo``: the whole thing once, for a person to watch; every claim is checked while it is made.
 
-Needs: root, clang, the compiled plugin and objects.   Gives: make_room, run.
+Needs: root, the compiled plugin and objects.   Gives: make_room, run.
 """
 
 from dataclasses import asdict

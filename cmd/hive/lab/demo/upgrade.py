@@ -1,6 +1,6 @@
 """The agent killed and started again with another build of the datapath, under traffic that counts.
 
-Needs: a node with a running agent and two attached pods; clang.   Gives: second_build, upgrade, tell.
+Needs: a node with a running agent and two attached pods.   Gives: second_build, upgrade, tell.
 """
 
 import time
@@ -12,7 +12,7 @@ from hive.lab import agent_process
 from hive.lab.demo.story import Story
 from hive.lab.kernel import Kernel, look
 from hive.lab.namespaces import inside
-from hive.lab.node import Lab, LabError
+from hive.lab.node import Lab
 from hive.lab.pods import Attached
 from hive.lab.traffic.flows import (
     Received,
@@ -53,14 +53,11 @@ class Upgrade:
 
 
 def second_build(lab: Lab) -> Path:
-    """Compile the datapath once more, as a generation of its own, into the lab. Raises LabError."""
-    from cells.datapath.build import ObjectBuildError, compile_objects
+    """Write the datapath once more into the lab, with a tag that makes it a generation of its own."""
+    from cells.datapath.build import tagged
+    from cells.datapath.settings import PACKAGED_OBJECTS
 
-    try:
-        objects = compile_objects(lab.directory / "datapath", build_tag=f"lab-{lab.name}"[:31])
-    except ObjectBuildError as error:
-        raise LabError(str(error)) from error
-    return next(path for path in objects if path.name == "datapath.o")
+    return tagged(PACKAGED_OBJECTS / "datapath.o", lab.directory / "datapath.o", f"lab-{lab.name}"[:31])
 
 
 def upgrade(
