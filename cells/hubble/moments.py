@@ -2,13 +2,23 @@
 
 A flow may be read long after its event. So the answers that it needs are asked for when the first event of
 its two addresses comes, and are shared by all that follow until one of the agent's tables changes.
+
+Socket traces name the process's control group by its number alone, which leads to its pod by
+open_by_handle_at(2), whose handle of a group (FILEID_KERNFS) is that number, and by kubelet's names of them:
+``kubepods/burstable/pod<uid>``, or ``kubepods-burstable-pod<uid>.slice`` with underscores in the UID.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
 import socket
+import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final
 
 from cells.cluster.ipcache.rows import prefix_of
@@ -17,7 +27,6 @@ from cells.hubble.codec import share
 from cells.hubble.flow import FlowEndpoint, FlowService, Workload
 from cells.hubble.hubble import KnownNames
 from cells.hubble.parser import EventError, Parser, Stamp
-from cells.hubble.parser.cgroups import pod_of_cgroup
 from cells.hubble.parser.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
 from cells.observe.events import Sample
 from cells.services.control import ServedFrontend
@@ -25,6 +34,9 @@ from lifecycle import Change, NotStartedError
 
 _MOST_MOMENTS: Final = 1 << 16
 _NO_STAMP: Final = Stamp(0, "")
+MOUNTS: Final = Path("/proc/self/mountinfo")
+_FILEID_KERNFS = 0xFE
+_UID = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?")
 
 
 class FrontendIndex:
@@ -305,3 +317,46 @@ class Moments:
             self._parser.read(sample.data, sample.cpu, _NO_STAMP, moment)
         except EventError:
             return
+
+
+def cgroup2_mount(mounts: str) -> str:
+    """Where cgroup v2 is mounted, by the text of a mountinfo; empty where it is not."""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            return before.split()[4]
+    return ""
+
+
+def pod_uid(path: str) -> str:
+    """The UID of the pod that a control group's path is of; empty for another group."""
+    for part in path.split("/"):
+        if part.startswith(("pod", "kubepods")) and (match := _UID.search(part)):
+            return match[1].replace("_", "-")
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def pod_of_cgroup(number: int) -> str:
+    """The UID of the pod with this control group; empty where there is no such group, or it is no pod's."""
+    root = cgroup2_mount(MOUNTS.read_text())
+    return pod_uid(cgroup_path(root, number)) if root else ""
+
+
+def cgroup_path(root: str, number: int) -> str:
+    """The path of the control group with this number below cgroup v2's mount; empty where there is none."""
+    handle = ctypes.create_string_buffer(struct.pack("=IiQ", 8, _FILEID_KERNFS, number))
+    try:
+        mount = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        found = ctypes.CDLL(None, use_errno=True).open_by_handle_at(mount, handle, os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(mount)
+    if found < 0:
+        return ""
+    try:
+        return str(Path(f"/proc/self/fd/{found}").readlink())
+    finally:
+        os.close(found)

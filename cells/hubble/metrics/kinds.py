@@ -14,8 +14,7 @@ from typing import Final
 from cells.base.metrics import Family
 from cells.hubble.enums import DropReason, FlowVerdict, IPVersion, L7FlowType, TrafficDirection
 from cells.hubble.flow import Flow, Layer4, Layer7
-from cells.hubble.metrics.contexts import DIRECTIONS, Contexts, MetricOptionsError
-from cells.hubble.metrics.series import FlowSeries
+from cells.hubble.metrics.series import DIRECTIONS, Contexts, FlowSeries, MetricOptionsError
 from cells.hubble.parser.l7 import ACCESS_LOG, DNS_CODES
 from cells.hubble.parser.packet import ICMPV4_CODES, ICMPV4_TYPES, ICMPV6_CODES, ICMPV6_TYPES, icmp_text
 from cells.observe.events import MATCH_TYPES, OBSERVATION_POINTS

@@ -11,9 +11,8 @@ import pytest
 
 from cells.hubble.codec import from_json
 from cells.hubble.flow import Flow
-from cells.hubble.metrics.contexts import MetricOptionsError
 from cells.hubble.metrics.kinds import FlowMetrics
-from cells.hubble.metrics.series import openmetrics
+from cells.hubble.metrics.series import MetricOptionsError, openmetrics
 from lifecycle.process import exposition
 from tests.support.recordings import recordings
 

@@ -20,9 +20,9 @@ from cells.hubble.codec import decode, to_json
 from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowService, HubbleEvent, LostEvent
 from cells.hubble.hubble import KnownNames
+from cells.hubble.moments import cgroup2_mount, pod_uid
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.parser import Origin
-from cells.hubble.parser.cgroups import cgroup2_mount, pod_uid
 from cells.hubble.settings import HubbleSettings
 from cells.hubble.sources import EventSources, origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
