@@ -129,6 +129,8 @@ class Hive(Composition):
         """Reads the settings again, and restarts modules whose settings changed."""
         self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
         self._lifecycles: dict[Constructor, Lifecycle] = {}
+        self._found: dict[object, object] = {}
+        """What get() has found by a type alone, where nothing else provides that."""
         self._jobs: dict[Constructor, Jobs] = {}
         self.left_behind: list[str] = []
         """Hooks that ran on, cancelled as they were, when the hive had stopped."""
@@ -178,6 +180,8 @@ class Hive(Composition):
 
         Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
         """
+        if module is None and kind in self._found:
+            return self._found[kind]
         if (own := _OF_THE_HIVE.get(kind)) is not None:
             return getattr(self, own)
         asked = wanted(kind)
@@ -188,6 +192,8 @@ class Hive(Composition):
             grouped = len(held) != 1 or is_member(held[0].key)
             return asked.collect([built[node] for node in held] if grouped else built[held[0]])
         if len(held) == 1:
+            if module is None and len(found) == 1:  # there is no other to choose from, ever
+                self._found[kind] = built[held[0]]
             return built[held[0]]
         name = type_name(kind)
         self._choose("get", name, held, found)
@@ -380,7 +386,7 @@ class Hive(Composition):
 
     @functools.cached_property
     def _build(self) -> Build:
-        return Build(self._resolution, self._loaded.filled, self._inject, self.profile)
+        return Build(self._resolution, self._loaded.filled, self._inject, self.profile, self._found.clear)
 
     def _take(self, loaded: Loaded) -> None:
         """Put settings in force, for what is constructed from now on."""

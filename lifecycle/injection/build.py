@@ -41,7 +41,10 @@ class Build:
         settings: Mapping[Group, Settings],
         inject: Callable[[Key, Constructor], object],
         profile: Profile,
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
+        """`changed` is called when what was built is thrown away, or is another."""
+        self._changed = changed
         self._resolution = resolution
         self._settings = settings
         self._inject = inject
@@ -68,6 +71,7 @@ class Build:
 
     def take(self, settings: Mapping[Group, Settings]) -> None:
         """Give these to what is constructed from now on."""
+        self._changed()
         for node, provider in self.providers.items():
             if node.kind == "config":
                 value = settings.get(Group(node.call, node.prefix))  # type: ignore[arg-type]  # its struct
@@ -77,6 +81,7 @@ class Build:
 
     def discard(self, nodes: Iterable[Constructor]) -> None:
         """Throw away what these have built, with all that was built with it: they can be built afresh."""
+        self._changed()
         for node in nodes:
             del self.instances[node]
             provider = self.providers[node]

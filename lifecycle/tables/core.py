@@ -68,7 +68,7 @@ class TableCore(Rows[Row]):
         index.apply(index.plan({key: row for key, (row, _) in rows.items()}))
         self._specs = {**self._specs, name: values}  # what snapshots hold stays as it is
         self._indexes[name] = index
-        self._snapshot = None
+        self._part_with_snapshot()  # it has the indexes that were there
         return Lookup(index)
 
     def snapshot(self) -> Snapshot[Row]:
@@ -226,11 +226,15 @@ class TableCore(Rows[Row]):
                 raise TypeError(f"table {self.name}: a row of type {why}")
             self._frozen.add(kind)
 
-    def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
+    def _part_with_snapshot(self) -> None:
+        """The next snapshot is another; the rows of one that is held are its own from now on."""
         if self._snapshot is not None:
             if self._snapshot() is not None:
                 self._rows = self._rows.copy()
             self._snapshot = None
+
+    def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
+        self._part_with_snapshot()
         rows, deleted = self._rows, self._deleted
         self._revision = revision = self._revision + 1
         for key, old in changed.items():

@@ -337,8 +337,94 @@ def running(rounds: int) -> Iterable[Row]:
     yield Row(f"lifecycle: memory while {HOOKS:,} hooks run", "MB", mine, "asyncio by hand", peer, None)
 
 
+KEPT = 100_000
+TARGETS: tuple[tuple[str, str, float], ...] = (
+    ("cold import above Python's", "ms", 60),
+    ("memory of the import above Python's", "MiB", 12),
+    ("get one again", "µs", 0.3),
+    ("start of a hook", "µs", 15),
+    ("memory of a hook", "KB", 4),
+    ("snapshot and put at 100,000 rows", "µs", 5),
+    ("memory of 100,000 rows with three derived tables", "MiB", 120),
+)
+"""What is wanted of the framework, whatever the peers take."""
+
+DERIVED = f"""
+
+from lifecycle import Table
+from tests.bench.framework import Item
+def held():
+    with open("/proc/self/smaps_rollup", encoding="ascii") as memory:
+        return sum(int(line.split()[1]) for line in memory if line.startswith(("Private_", "Shared_"))) / 1024
+before = held()
+table = Table("items", key=lambda item: item.key)
+with table.txn() as txn:
+    for number in range({KEPT}):
+        txn.put(Item(number, number % 1000))
+derived = [table.filter(lambda item: item.value), table.map(lambda item: item.value),
+           table.group(by=lambda item: item.value, into=lambda value, rows: len(rows))]
+print(sum(map(len, derived)) and held() - before)
+"""
+
+
+def kept_writes() -> float:
+    """Microseconds of a snapshot and a put, in a table of many rows, while the snapshot is held."""
+    table: Table[Item] = Table("items", key=lambda item: item.key)
+    with table.txn() as txn:
+        for number in range(KEPT):
+            txn.put(Item(number, 0))
+    began = time.perf_counter()
+    for number in range(20):
+        held = table.snapshot()
+        table.put(Item(number, 1))
+        assert held.get(number) != table.get(number)
+    return (time.perf_counter() - began) / 20 * 1e6
+
+
+def got_again() -> float:
+    """Microseconds of Hive.get() of what was got before."""
+    hive = Hive(provide(Item0), invoke(Item0))
+    hive.build()
+    get = hive.get
+    get(Item0)
+    began = time.perf_counter()
+    for _ in range(100_000):
+        get(Item0)
+    return (time.perf_counter() - began) * 10
+
+
+class Item0:
+    """Something to get."""
+
+
+def wanted(rounds: int) -> Iterable[Row]:
+    """Each figure beside what is wanted of it: 1 and more is reached."""
+    probes = {
+        row.what: row for row in (*imports(rounds), *running(rounds)) if row.peer_name.startswith("asyncio")
+    }
+    imported, remembered = probes["lifecycle: cold import"], probes["lifecycle: memory after the import"]
+    live = probes[f"lifecycle: memory while {HOOKS:,} hooks run"]
+    started = [asyncio.run(hive_with_siblings())[0] for _ in range(rounds)]
+    found = (
+        [mine - peer for mine, peer in zip(imported.ours.values, imported.peer.values, strict=True)],
+        [mine - peer for mine, peer in zip(remembered.ours.values, remembered.peer.values, strict=True)],
+        [got_again() for _ in range(rounds)],
+        [each * 1000 / HOOKS for each in started],
+        [(each - remembered.ours.median) * 1024 / HOOKS for each in live.ours.values],
+        [kept_writes() for _ in range(rounds)],
+        [
+            float(subprocess.run([sys.executable, "-c", DERIVED], capture_output=True, check=True).stdout)
+            for _ in range(rounds)
+        ],
+    )
+    for (what, unit, most), values in zip(TARGETS, found, strict=True):
+        yield Row(f"lifecycle: {what}", unit, Sample(tuple(values)), "wanted", Sample((most,) * rounds), None)
+
+
 def measure(folder: Path, rounds: int) -> list[Row]:
     """Every figure of the framework."""
     del folder
     configure_logging("warning")
-    return [row for part in (graphs, hooks, tables, imports, help_page, running) for row in part(rounds)]
+    return [
+        row for part in (graphs, hooks, tables, imports, help_page, running, wanted) for row in part(rounds)
+    ]

@@ -287,3 +287,14 @@ def test_a_lookup_whose_function_fails_is_not_there() -> None:
     write(table, Route("b", ()))
     with pytest.raises(LookupError, match="no index 'part'"):
         table.by("part")
+
+
+def test_a_snapshot_that_is_held_stays_as_it_was_when_an_index_is_added() -> None:
+    table = routes(to("a"))
+    held = table.snapshot()
+    table.lookup("part", lambda route: [route.name])
+    write(table, to("b"))
+    assert names(held.all()) == ["a"]
+    assert names(table.snapshot().by("part").get("b")) == ["b"]
+    with pytest.raises(LookupError, match="no index 'part'"):
+        held.by("part")
