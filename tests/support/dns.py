@@ -27,7 +27,7 @@ def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
     """A server on every address of a namespace; a record is ``NAME/ADDRESS``, any name below NAME has it."""
     program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"
     if not shutil.which(program):
-        pytest.skip("dnsmasq is not there: install Debian's dnsmasq-base")
+        pytest.fail("dnsmasq is not there: install Debian's dnsmasq-base")
     quiet = [
         "--no-resolv",
         "--no-hosts",

@@ -24,10 +24,10 @@ SETTINGS: Final = (TUNNEL, _GRACE)
 
 @contextmanager
 def joined_by_etcd(name: str, *settings: str) -> Iterator[Cluster]:
-    """Nodes ``<name>-1`` and ``<name>-2`` with these settings, too; skips where etcd is not installed."""
+    """Nodes ``<name>-1`` and ``<name>-2`` with these settings, too."""
     need_root()
     if not installed():
-        pytest.skip("etcd is not installed (etcd-server)")
+        pytest.fail("etcd is not installed: install Debian's etcd-server")
     cluster = Cluster(name)
     up = ["lab", "up", "--name", f"{name}-1", "--nodes", "2", "--pods", "1", "--tunnel", "--etcd"]
     try:

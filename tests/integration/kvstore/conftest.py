@@ -33,7 +33,7 @@ async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
     if not installed():
-        pytest.skip("etcd is not installed (etcd-server)")
+        pytest.fail("etcd is not installed: install Debian's etcd-server")
     found = Etcd(tmp_path / "etcd")
     found.start()
     yield found
