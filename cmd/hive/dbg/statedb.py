@@ -67,6 +67,7 @@ TABLES: Final[dict[str, dict[str, Cell]]] = {
         "Count": "Count",
     },
     "ipsets": {**{name: name for name in ("Name", "Family", "Addr")}, "Status": _status},
+    "l2-announce": {name: name for name in ("IP", "NetworkInterface")},
     "nat-stats": {
         "IPFamily": "Type",
         "Proto": "Proto",
@@ -81,6 +82,7 @@ TABLES: Final[dict[str, dict[str, Cell]]] = {
         "Gateway": "Gw",
         **{name: name for name in ("LinkIndex", "Table", "Scope")},
     },
+    "sysctl": {"Name": lambda row: ".".join(row.get("Name") or ()), "Value": "Val", "Status": _status},
 }
 """Tables that have a command, with their columns: a key of the row, or what makes the cell of it."""
 _WATCH: Final = click.option(

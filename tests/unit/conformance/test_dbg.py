@@ -95,6 +95,33 @@ def test_bgp_is_printed_as_recorded(
     assert [one[:2] for one in asked] == [(one["method"], one["path"]) for one in recording["requests"]]
 
 
+@pytest.mark.parametrize(
+    ("table", "row", "printed"),
+    [
+        ("l2-announce", {"IP": "192.0.2.1", "NetworkInterface": "eth0"}, "192.0.2.1   eth0"),
+        (
+            "sysctl",
+            {"Name": ["net", "ipv4", "ip_forward"], "Val": "1", "Status": {"Kind": "done"}},
+            "net.ipv4.ip_forward   1       done (never)",
+        ),
+    ],
+)
+def test_tables_without_a_recording_have_the_columns_of_cilium_s(
+    table: str,
+    row: dict[str, Any],
+    printed: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    request = {"method": "GET", "path": "/statedb/query"}
+    answer = {"status": 200, "body_text": json.dumps({"rev": 1, "obj": row}) + "\n"}
+    with replaying(tmp_path / "cilium.sock", [{"request": request, "response": answer}]):
+        assert run(["statedb", table]) == 0
+    assert capfd.readouterr().out.splitlines()[1] == printed
+
+
 def _body(body: Any) -> dict[str, Any]:
     return {"body_text": body} if isinstance(body, str) else {"body": body}
 
