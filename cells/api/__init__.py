@@ -26,7 +26,7 @@ from cells.api.operations import (
     ApiPart,
     Operation,
     Route,
-    absent,
+    absent_part,
     addresses,
     agent,
     cilium_tables,
@@ -173,7 +173,7 @@ _api = module(
     "REST API on cilium.sock",
     config(AccessSettings),
     provide(api, api_served, StartedDaemon),
-    provide(absent.part, addresses.part, endpoints.part, node.part, node.config_part),
+    provide(absent_part, addresses.part, endpoints.part, node.part, node.config_part),
     provide(node.maps_part, node.identities_part),
     provide(
         agent.part,

@@ -1,4 +1,4 @@
-"""The operations of the REST API: how a cell contributes them, and which are switched off."""
+"""The operations of the REST API: how a cell contributes them, which are off, those of what is not built."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Final
 import msgspec
 
 from cells.api.wire import answer, empty
-from lifecycle import Settings, UsageError
+from lifecycle import Member, Settings, UsageError
 from lifecycle.http import Refusal, Request, Response
 
-__all__ = ["ALL", "DISABLED", "AccessSettings", "ApiPart", "Operation", "Route", "denied", "operation_name"]
+__all__ = [
+    "ALL",
+    "DISABLED",
+    "AccessSettings",
+    "ApiPart",
+    "Operation",
+    "Route",
+    "absent_part",
+    "always",
+    "denied",
+    "operation_name",
+]
 
 
 # Operations that the administrator has switched off.
@@ -98,3 +109,49 @@ class ApiPart(msgspec.Struct, frozen=True):
     """Called when the server starts, perhaps again."""
     close: Callable[[], None] = _nothing
     """Called when the server stops: ends what would go on for ever."""
+
+
+# Parts of Cilium that are not built: reading answers that there is nothing, changing is refused with a line.
+#
+# Source: Cilium 1.17, api/v1/openapi.yaml: the documented answer where a subsystem is off, or has no objects.
+
+
+def always(status: int, body: object) -> Operation:
+    """The same answer whatever is asked."""
+
+    async def handle(_request: Request) -> Response:
+        return answer(status, body)
+
+    return handle
+
+
+def bare(status: int) -> Operation:
+    """The same, without a body."""
+
+    async def handle(_request: Request) -> Response:
+        return empty(status)
+
+    return handle
+
+
+# The prefilter: the driver drops nothing.
+
+_NO_FILTER = always(500, "Prefilter is not enabled in daemon")
+
+PREFILTER_ROUTES = tuple(Route(method, "/v1/prefilter", _NO_FILTER) for method in ("GET", "PATCH", "DELETE"))
+
+
+# The recorder of packets: it has no recordings.
+
+RECORDER_ROUTES = (
+    Route("GET", "/v1/recorder", always(200, [])),
+    Route("GET", "/v1/recorder/masks", always(200, [])),
+    Route("GET", "/v1/recorder/{id}", bare(404)),
+    Route("PUT", "/v1/recorder/{id}", always(500, "the recorder is not built yet")),
+    Route("DELETE", "/v1/recorder/{id}", bare(404)),
+)
+
+
+def absent_part() -> Member[ApiPart]:
+    """All of them as a part of the API."""
+    return ApiPart("absent", [*PREFILTER_ROUTES, *RECORDER_ROUTES])

@@ -18,8 +18,7 @@ from cells.api.models.node import (
     SelectorIdentityMapping,
     SelectorLabel,
 )
-from cells.api.operations import ApiPart, Route
-from cells.api.operations.absent import always
+from cells.api.operations import ApiPart, Route, always
 from cells.api.operations.endpoint_models import rfc3339
 from cells.api.operations.status import NodeSummary
 from cells.api.wire import answer, empty, read_body

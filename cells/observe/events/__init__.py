@@ -12,14 +12,18 @@ Why:    a packet that is dropped must be explainable while it happens, and cost 
 Settings: monitor-num-pages, monitor-queue-size.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Self
 
 import anyio
+from anyio import to_thread
 
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, Family, counter
+from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
+from cells.maps.records.flows import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
 from cells.observe.events.proxied import (
     LookupRecord,
     Party,
@@ -82,6 +86,7 @@ __all__ = [
     "TraceSock",
     "Verdict",
     "cell",
+    "counted",
     "decode",
     "dissect",
     "event_text",
@@ -234,15 +239,49 @@ class Events:
             subscription.end()
 
 
+# Packets dropped and forwarded, as Cilium's metrics.
+#
+# Source: Cilium 1.17, cilium_drop_count_total and others, from the map cilium_metrics.
+
+_DIRECTIONS: Final = {METRIC_INGRESS: "INGRESS", METRIC_EGRESS: "EGRESS", METRIC_SERVICE: "SERVICE"}
+_INVALID: Final = 2
+"""The one reason below 130 for which a packet is dropped."""
+_FIRST_DROP: Final = 130
+
+Counts = Iterable[tuple[MetricsKey, MetricsValue]]
+
+
 def packet_metrics(maps: Maps) -> Member[Collector]:
-    """Packets dropped and forwarded as metrics."""
+    """Packets dropped and forwarded as metrics; the map is read in a thread."""
 
     async def collect() -> Iterable[Family]:
-        from cells.observe.events.metrics import families
-
-        return await families(maps)
+        return list(counted(await to_thread.run_sync(_read, maps.metrics.id)))
 
     return Collector("packets", collect)
+
+
+def _read(map_id: int) -> list[tuple[MetricsKey, MetricsValue]]:
+    with map_by_id(map_id, "cilium_metrics") as table:
+        return [(MetricsKey.unpack(key), MetricsValue.unpack(value)) for key, value in table.items()]
+
+
+def counted(counts: Counts) -> Iterator[Family]:
+    """Sums over the places in the datapath's source, and over all reasons to forward."""
+    dropped: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+    forwarded: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
+    for key, value in counts:
+        direction = _DIRECTIONS.get(key.direction, "UNKNOWN")
+        is_drop = key.reason == _INVALID or key.reason >= _FIRST_DROP
+        sums = dropped[reason_name(key.reason), direction] if is_drop else forwarded[direction,]
+        sums[0] += value.packets
+        sums[1] += value.octets
+    for kind, sums_of, labels, text in (
+        ("drop", dropped, "reason direction", "dropped, tagged by drop reason and ingress/egress direction"),
+        ("forward", forwarded, "direction", "forwarded, tagged by ingress/egress direction"),
+    ):
+        for position, unit, what in ((0, "count", "Total packets"), (1, "bytes", "Total bytes")):
+            series = {labels_of: sums[position] for labels_of, sums in sums_of.items()}
+            yield counter(f"cilium_{kind}_{unit}_total", f"{what} {text}", series, labels, fixed=True)
 
 
 cell = module(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cells.maps.records.flows import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
-from cells.observe.events.metrics import counted
+from cells.observe.events import counted
 
 
 def test_drops_are_told_by_reason_and_what_goes_on_by_direction() -> None:
