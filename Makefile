@@ -33,9 +33,9 @@ LIBRARIES := cells/services/maglev/objects/libmaglev.so cells/netlink/ahead/obje
 C_SOURCES := $(shell find cells cmd -name '*.[ch]')
 ANALYZE := $(firstword $(foreach n,18 17 16 15 14,$(shell command -v clang-$(n))) clang) --analyze -O2 -std=gnu11 \
 	-Xanalyzer -analyzer-output=text -Xanalyzer -analyzer-werror -Xanalyzer -analyzer-disable-checker=deadcode.DeadStores -o /dev/null
-# One process more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
+# Two processes more than processors, as tests wait often. The longest tier comes first; see tests/conftest.py.
 # A process that dies is not replaced: the replacement would wait for tests without end.
-SPREAD := -n $(shell echo $$(($$(nproc) + 1))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SPREAD := -n $(shell echo $$(($$(nproc) + 2))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # Python keeps what it compiles: pytest would rewrite every module of the tests in every process otherwise.
 unexport PYTHONDONTWRITEBYTECODE

@@ -181,15 +181,29 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 _SECOND = {"crash", "image", "lab", "matrix"}
 """Folders of the node tier that run beside the others."""
+_THIRD = "test_r"
+"""From which file on those of tests/node/agent run in the third line: all three take equally long."""
+
+
+def _line(folder: str, file: str) -> str:
+    """Which of the node tier's lines a file belongs to; the files of one run one after another."""
+    if folder in _SECOND:
+        return "second"
+    return "first" if folder == "agent" and file < _THIRD else "third"
 
 
 class _Spread(LoadFileScheduling):  # type: ignore[misc]
-    """The tests of a file stay together; whole agents run at most two at a time, and one browser."""
+    """The tests of a file stay together; whole agents run at most three at a time, and one browser.
+
+    What one test of the chart has rendered, those of other files compare, too.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        tests, tier, folder, *_ = nodeid.split("/")
+        tests, tier, folder, *below = nodeid.split("/")
         if tier == "node":
-            return f"{tests}/node/{'second' if folder in _SECOND else 'first'}"
+            return f"{tests}/node/{_line(folder, below[0] if below else '')}"
+        if folder == "deploy" and below[0].startswith("test_chart"):
+            return f"{tests}/{tier}/{folder}/test_chart"
         return f"{tests}/{tier}" if tier == "browser" else super()._split_scope(nodeid)
 
 

@@ -87,7 +87,7 @@ def test_a_node_can_be_made_while_others_remove_their_mounts() -> None:
             directory = Path(below_run, name)
             directory.mkdir()
             others.callback(Child(mounts_and_removes, directory).finish, 30)
-        for _ in range(400):
+        for _ in range(100):
             with node_namespace():
                 pass
 
