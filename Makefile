@@ -87,8 +87,8 @@ interpreters: wheel
 		python=$$(command -v python$$version) && "$$python" -c '' 2>/dev/null || { echo "python$$version: not here"; continue; }; \
 		home=build/python$$version; rm -rf $$home; "$$python" -m venv $$home || exit 1; \
 		$$home/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo build/wheel/*.whl)[http]" \
-			'pytest>=9.2,<10' hypothesis jsonschema-rs pydantic pytest-timeout pytest-xdist trio uvloop || exit 1; \
-		echo "python$$version:"; $$home/bin/python -P -m pytest -q -p no:cacheprovider -c lifecycle/pyproject.toml --rootdir . \
+			'pytest>=9.2,<10' hypothesis jsonschema-rs pydantic pyroute2 pytest-timeout pytest-xdist trio uvloop || exit 1; \
+		echo "python$$version:"; PYTHONPATH=cmd $$home/bin/python -P -m pytest -q -p no:cacheprovider -c lifecycle/pyproject.toml --rootdir . \
 			--import-mode=importlib -o pythonpath= $(or $(TESTS),tests/unit/lifecycle) || exit 1; done
 
 fresh:
