@@ -1,4 +1,4 @@
-"""Numbers and addresses of the other nodes, as the datapath knows them.
+"""Numbers, addresses and published keys of the other nodes, as the datapath and its tools know them.
 
 Controller: the table ``nodes`` in, the table ``node-ids`` out.
 Reconciler: ``node-ids`` in, the map cilium_node_map_v2 out; its only writer.
@@ -18,7 +18,7 @@ from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import NodeKey, NodeValue
-from cells.maps.target import Codec, MapTarget
+from cells.maps.target import Codec, MapTarget, record
 from lifecycle import (
     Derived,
     Hook,
@@ -34,7 +34,7 @@ from lifecycle import (
     seconds,
 )
 
-__all__ = ["NodeAddressID", "NodeIDTarget", "NodeIDs", "cell"]
+__all__ = ["NodeAddressID", "NodeIDTarget", "NodeIDs", "cell", "node_map"]
 
 
 # A number for every other node.
@@ -52,6 +52,8 @@ class NodeAddressID(msgspec.Struct, frozen=True):
     id: int
     node: str
     """``cluster/name``."""
+    spi: int = 0
+    """The key that the node publishes: of IPsec, 255 for WireGuard; 0: none. Tools show it."""
 
 
 class NodeIDs:
@@ -95,7 +97,8 @@ class NodeIDs:
                 continue
             self._of[node.full_name] = number
             for each in node.addresses:
-                found.setdefault(each.ip, NodeAddressID(each.ip, number, node.full_name))
+                row = NodeAddressID(each.ip, number, node.full_name, node.encryption_key)
+                found.setdefault(each.ip, row)
         return found
 
     def _choose(self, node: ClusterNode) -> int:
@@ -110,15 +113,14 @@ class NodeIDs:
 
 # cilium_node_map_v2, as the table ``node-ids`` says.
 
-NodeIDTarget = MapTarget[IPAddress, NodeAddressID, int]
+NodeIDTarget = MapTarget[IPAddress, NodeAddressID, NodeValue]
 INTERVAL: Final = seconds(30)
 
 
 def node_map(maps: Maps) -> NodeIDTarget:
     """This node's."""
     keys = Codec[IPAddress](lambda ip: NodeKey(ip).pack(), lambda key: NodeKey.unpack(key).ip)
-    values = Codec[int](lambda number: NodeValue(number).pack(), lambda value: NodeValue.unpack(value).id)
-    return MapTarget(lambda: (maps.nodes,), keys, values, lambda row: row.id)
+    return MapTarget(lambda: (maps.nodes,), keys, record(NodeValue), lambda row: NodeValue(row.id, row.spi))
 
 
 def node_ids(
@@ -136,7 +138,7 @@ def node_ids(
     reconciler = Reconciler(table, target, full_every=INTERVAL, put_early=True)
 
     async def restore() -> None:
-        ids.restored(await target.observe())
+        ids.restored({ip: value.id for ip, value in (await target.observe()).items()})
         table.wake()
 
     async def free() -> None:

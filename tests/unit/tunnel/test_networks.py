@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, ip_address, ip_network
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.base.addresses import Family
 from cells.cluster.ipcache.rows import Source
-from cells.cluster.node_ids import NodeIDs
+from cells.cluster.node_ids import NodeIDs, node_map
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.maps.records.cluster import NodeValue
 from cells.tunnel.remote import remote_networks, troubles
 from tests.support.examples import scaled
 
@@ -70,6 +72,17 @@ def test_all_addresses_of_a_node_share_its_number() -> None:
     ids.restored({})
     found = numbers(ids, node("b", "192.0.2.2", "2001:db8::2", router="10.2.0.1"), node("c", "192.0.2.3"))
     assert found == {"192.0.2.2": 1, "2001:db8::2": 1, "10.2.0.1": 1, "192.0.2.3": 2}
+
+
+def test_the_key_that_a_node_publishes_is_beside_its_number_and_changes_alone() -> None:
+    """As ``cilium-dbg nodeid list`` shows it."""
+    ids = NodeIDs(lambda: SELF)
+    ids.restored({IPv4Address("192.0.2.2"): 7})
+    target = node_map(None)  # type: ignore[arg-type]  # it is not written to
+    published = node("b", "192.0.2.2", router="10.2.0.1")
+    for key in (0, 3, 4, 255):
+        rows = ids.rows([msgspec.structs.replace(published, encryption_key=key)])
+        assert {target.value_of(row) for row in rows.values()} == {NodeValue(7, key)}
 
 
 def test_nobody_has_a_number_before_those_of_an_earlier_agent_are_known() -> None:
