@@ -140,6 +140,31 @@ def test_the_hive_of_the_tutorial_runs_with_it_alone(python: Path, tmp_path: Pat
     assert not (tmp_path / "heartbeat").exists()
 
 
+def test_it_has_a_command_and_a_plugin_of_pytest(wheel: Path, python: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from lifecycle import invoke, module\n\n\ndef open_it() -> None: ...\n\n\n"
+        'shop = module("shop", "A shop", invoke(open_it))\n'
+    )
+    checked = run(python, tmp_path, "-m", "lifecycle", "check", "shop:shop")
+    assert (checked.returncode, checked.stdout) == (
+        0,
+        "hive is sound: 0 constructors, 0 hooks, 0 settings given\n",
+    )
+    wrong = run(python, tmp_path, "-m", "lifecycle", "check", "shop:shoe")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("lifecycle: shop:shoe: shop has no shoe; ")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [one for one in archive.namelist() if one.endswith("/entry_points.txt")]
+        assert "[pytest11]\nlifecycle.testing.pytest_plugin = " in archive.read(name).decode()
+
+
+def test_its_version_and_pythons_are_stated(wheel: Path) -> None:
+    about = described(wheel)
+    assert f"## [{about['Version']}]" in (SOURCE / "CHANGELOG.md").read_text(encoding="utf-8")
+    stated = {one.rpartition(" ")[2] for one in about.get_all("Classifier", []) if "Python :: 3." in one}
+    assert stated == {"3.11", "3.12", "3.13", "3.14"}
+
+
 def test_everything_but_http_is_imported_without_more(python: Path, tmp_path: Path) -> None:
     packages = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py") if path.parent.name != "http")
     script = "import sys\n" + "".join(f"import lifecycle.{name}\n" for name in packages)
