@@ -1,6 +1,6 @@
 """How much of what may fail anywhere is made to fail: a part, or with CRASH_POINTS=0, as in a soak, all.
 
-Needs:  the environment.   Gives:  EVERY, each_hook, each_module.
+Needs:  the environment.   Gives:  EVERY, seeds, each_hook, each_module.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ ROUNDS = 5
 
 Odd, so that each run has both phases.
 """
+
+
+def seeds(number: int) -> range:
+    """Of so many orders of siblings a third, by the commit's hash: in time all have their turn."""
+    each = number // ROUNDS
+    first = each * (int(commit()[:12] or "0", 16) % ROUNDS)
+    return range(number) if EVERY else range(first, first + each)
 
 
 def each_hook() -> Choice:

@@ -17,7 +17,7 @@ from tests.kernel.endpoint.nodes import SETTINGS as SMALL
 from tests.kernel.endpoint.nodes import add_pod
 from tests.support.agent_order import ORDER
 from tests.support.namespaces import in_node, new_netns
-from tests.support.points import EVERY, each_module
+from tests.support.points import EVERY, each_module, seeds
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
@@ -37,7 +37,7 @@ async def pod_added() -> AsyncIterator[Endpoint]:
 
 async def test_the_facts_of_the_start_hold_in_any_order_of_siblings(in_node: None) -> None:
     async with pod_added() as pod:
-        for seed in range(6):
+        for seed in seeds(6):
             recorder = Recorder(seed)
             async with recorder.started(agent, settings=SETTINGS) as hive:
                 recorder.assert_before(*ORDER)
