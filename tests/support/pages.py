@@ -70,6 +70,7 @@ def shell(directory: Path, environment: Mapping[str, str] | None = None) -> Iter
         "PYTHONPATH": f"{ROOT}:{ROOT / 'cmd'}",
         "LC_ALL": "C.UTF-8",
         "HOME": str(directory),
+        "PYTEST_PLUGINS": "lifecycle.testing.pytest_plugin",  # as where the framework is installed
     }
     with subprocess.Popen(
         ["bash", "--norc"],
