@@ -424,13 +424,25 @@ class BGPSpeaking:
         log: Logger,
     ) -> None:
         self._speakers: BGPSpeakers | None = None
-        agent = resources.agent
-        if resources.enabled or any((agent.state_dir / FOLDER).glob("*.json")):
+        self._agent, self._settings, self._log = resources.agent, settings, log
+        if resources.enabled:
             from cells.bgp.speaker import BGPSpeakers
 
             self._speakers = BGPSpeakers(
-                settings, agent, control.wanted, observed, jobs=jobs, tables=tables, log=log
+                settings, self._agent, control.wanted, observed, jobs=jobs, tables=tables, log=log
             )
+        else:
+            jobs.one_shot("end speakers of an earlier agent", self._end_earlier)
+
+    async def _end_earlier(self) -> None:
+        """Raises BatchError for a speaker that does not end, which is tried again."""
+        if not any((self._agent.state_dir / FOLDER).glob("*.json")):
+            return
+        from cells.bgp.gobgpd import Speakers
+        from cells.bgp.speaker import SpeakerTarget
+
+        speakers = Speakers(self._settings, self._agent.state_dir, self._log)
+        await SpeakerTarget(speakers).drop(list(speakers.running()))
 
     async def listed_routes(
         self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
