@@ -14,10 +14,11 @@ NAMES = "subjectAltName=IP:127.0.0.1,DNS:localhost,DNS:api.test"
 
 
 class Authority:
-    """A CA in a folder."""
+    """A CA in a folder; one without `usage` says not what its key is for, as those of old clusters."""
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", *, usage: bool = True) -> None:
         self._folder = folder
+        self._usage = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"] if usage else []
         self._names = NAMES if host == "127.0.0.1" else f"{NAMES},IP:{host}"
         self._issue("ca", "/CN=stand-in-ca", signed=False)
         self.certificate = folder / "ca.crt"
@@ -40,5 +41,7 @@ class Authority:
         if signed:
             command += ["-CA", str(self._folder / "ca.crt"), "-CAkey", str(self._folder / "ca.key")]
             command += ["-addext", "basicConstraints=CA:FALSE"]
+        else:
+            command += self._usage
         subprocess.run(command, check=True, capture_output=True, timeout=20)
         return certificate, key

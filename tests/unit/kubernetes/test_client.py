@@ -232,6 +232,16 @@ async def test_impersonation_is_asked_for(server: ApiServer) -> None:
     await client.reset()
 
 
+async def test_an_authority_without_key_usage_is_trusted(tmp_path: Path) -> None:
+    """Clusters have such; Python 3.13 would refuse them."""
+    authority = Authority(tmp_path, usage=False)
+    server = ApiServer()
+    async with server.serving(tls=authority.serving()) as url:
+        client = connect(Access(servers=(url,), ca_file=authority.certificate), qps=0)
+        assert (await client.create(NODES, node("a"))).name == "a"
+        await client.reset()
+
+
 async def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("admin", "/O=system:masters/CN=admin")
