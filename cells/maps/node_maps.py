@@ -175,13 +175,14 @@ class Maps:
         """Have these maps, beside those of every node. For constructors of cells that read or write them.
 
         Of a family that pods do not have a map is used only with ``both_families``. Raises RuntimeError once
-        the maps are open.
+        the maps are open and these are not among them; a cell that is enabled again uses what it had.
         """
         if unknown := sorted(set(attributes) - Maps.__annotations__.keys()):
             raise AttributeError(f"Maps has no {', '.join(unknown)}")
-        if self._open:
+        wanted = {each for each in attributes if both_families or family_of(each) in self._families}
+        if self._open and not wanted <= self._used:
             raise RuntimeError(f"{', '.join(attributes)}: the maps are open, use() belongs in a constructor")
-        self._used |= {each for each in attributes if both_families or family_of(each) in self._families}
+        self._used |= wanted
 
     @property
     def conntrack(self) -> tuple[Map, ...]:

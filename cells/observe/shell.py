@@ -8,6 +8,7 @@ Settings: shell-sock-path.
 """
 
 from pathlib import Path
+from typing import Final
 
 from cells.config import AgentConfig
 from lifecycle import Settings, config, module
@@ -23,10 +24,19 @@ class ShellSettings(Settings, frozen=True):
     """Unix socket of the command shell, in the state-dir unless absolute; nothing for none."""
 
 
+_NOT_STOPPED: Final = {
+    "agent.endpoint-restore": (
+        "pods that run would not come back as they are: to start it anew, restart the agent"
+    ),
+    "agent.router": "pods' way out of the node would change: to start it anew, restart the agent",
+}
+"""Modules that are not brought back as they were while pods run."""
+
+
 def shell_socket(agent: AgentConfig, settings: ShellSettings) -> AdminSocket:
     """Where the shell is; made once the agent has claimed its node."""
     path = settings.shell_sock_path
-    return AdminSocket(None if path is None else agent.state_dir / path)
+    return AdminSocket(None if path is None else agent.state_dir / path, keeps=_NOT_STOPPED)
 
 
 cell = module("shell", "Command shell on shell.sock", config(ShellSettings), admin(shell_socket))

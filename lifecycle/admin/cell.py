@@ -62,10 +62,16 @@ def hive_commands(
 
 
 def served_hive_commands(
-    view: HiveView, health: HealthTree, jobs: JobMetrics, modules: Modules, tables: Tables, own: ModuleId
+    view: HiveView,
+    health: HealthTree,
+    jobs: JobMetrics,
+    modules: Modules,
+    tables: Tables,
+    own: ModuleId,
+    place: AdminSocket,
 ) -> Member[Commands]:
-    """The same, which leave the module that serves them running."""
-    return HiveCommands(view, health, jobs, modules, tables, served_by=own)
+    """The same, which leave the module that serves them running, and those that are to be."""
+    return HiveCommands(view, health, jobs, modules, tables, served_by=own, keeps=place.keeps)
 
 
 commands_cell = group(provide_private(table_commands, hive_commands))

@@ -5,7 +5,7 @@ Gives:  HiveCommands, to contribute as Member[Commands].
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import anyio.to_thread
 
@@ -47,11 +47,14 @@ class HiveCommands(Commands):
         jobs: JobMetrics,
         modules: Modules,
         tables: Tables,
+        *,
         served_by: ModuleId | None = None,
+        keeps: Mapping[str, str] | None = None,
     ) -> None:
         self._view, self._health, self._jobs = view, health, jobs
         self._modules, self._tables = modules, tables
         self._served_by = served_by
+        self._keeps = keeps or {}
         everything = Flag("all", "All of them, not only the slowest", "switch")
         modular = self._complete_module
         super().__init__(
@@ -199,6 +202,9 @@ class HiveCommands(Commands):
                 f"{module} is not stopped: {self._served_by}, which runs this shell, would stop with it, "
                 "and nothing could start them again"
             )
+        for running, why in self._keeps.items():
+            if running in stops:
+                raise CommandError(f"{module} is not stopped: {running} would stop with it, and {why}")
         if not given.flags["yes"] and module not in self._modules.disabled:
             count = "1 module" if len(stops) == 1 else f"{len(stops)} modules"
             raise ConfirmationNeededError(

@@ -11,7 +11,7 @@ Source: cilium/hive's shell, whose protocol this is, so that ``cilium-dbg shell`
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -50,6 +50,8 @@ class AdminSocket(msgspec.Struct, frozen=True):
 
     path: Path | None
     group: str | None = None
+    keeps: Mapping[str, str] = {}
+    """Modules that ``hive/disable`` leaves running, with all that they need; of each, why."""
 
 
 class AdminServer:

@@ -318,6 +318,28 @@ async def test_what_runs_the_shell_is_not_stopped_by_it(tmp_path: Path, name: st
         assert hive.modules.disabled == []
 
 
+async def test_what_is_to_run_on_is_not_stopped_with_what_it_needs(tmp_path: Path) -> None:
+    def count(things: Table[Thing]) -> None: ...
+
+    path = tmp_path / "kept.sock"
+    place = AdminSocket(path, keeps={"count": "nobody would count"})
+    cells = (
+        module("things", "Things", provide(things)),
+        module("count", "Counts", invoke(count)),
+    )
+
+    def socket_place() -> AdminSocket:
+        return place
+
+    async with started(*cells, admin(socket_place)) as hive, await anyio.connect_unix(path) as stream:
+        for module_name in ("count", "things"):
+            assert await Client(stream).ask(f"hive/disable {module_name} --yes") == [
+                f"{module_name} is not stopped: count would stop with it, and nobody would count",
+                "<<end>>",
+            ]
+        assert hive.modules.disabled == []
+
+
 async def test_a_server_that_stops_ends_its_connections(tmp_path: Path) -> None:
     async with shell(tmp_path) as (_, hive):
         await hive.modules.disable("admin")
