@@ -77,21 +77,25 @@ def damage(hive: Hive, command: str) -> Callable[[], None]:
     return do
 
 
-@pytest.mark.parametrize("command", DAMAGES)
-async def test_it_comes_back_while_the_agent_runs(command: str, in_node: None) -> None:
+async def test_it_comes_back_while_the_agent_runs(in_node: None) -> None:
     async with agent(**DUAL) as hive:
         before, gateways = seen(), hive.get(Router).gateways
-        damage(hive, command)()
-        await eventually(lambda: seen() == before, within=30)
-        assert hive.get(Router).gateways == gateways
+        for command in DAMAGES:
+            damage(hive, command)()
+            try:
+                await eventually(lambda: seen() == before, within=30)
+            except BaseException as error:
+                error.add_note(f"after {command}:\n{seen()}\ninstead of\n{before}")
+                raise
+            assert hive.get(Router).gateways == gateways, command
 
 
-@pytest.mark.parametrize("command", [*DAMAGES[:4], DAMAGES[9]])
-async def test_it_comes_back_with_the_next_start(command: str, in_node: None) -> None:
-    async with agent(**DUAL) as hive:
-        before, gateways = seen(), hive.get(Router).gateways
-        do = damage(hive, command)
-    do()
-    async with agent(**DUAL) as hive:
-        assert hive.get(Router).gateways == gateways
-        assert seen() == before
+async def test_it_comes_back_with_the_next_start(in_node: None) -> None:
+    for command in [*DAMAGES[:4], DAMAGES[9]]:
+        async with agent(**DUAL) as hive:
+            before, gateways = seen(), hive.get(Router).gateways
+            do = damage(hive, command)
+        do()
+        async with agent(**DUAL) as hive:
+            assert hive.get(Router).gateways == gateways, command
+            assert seen() == before, command
