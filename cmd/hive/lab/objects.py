@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from cells.kubernetes.objects.core import HEADLESS, PROXY_NAME
 from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.cluster import remove_pod
@@ -202,7 +203,9 @@ def _wait(one: Object, before: Mapping[Lab, Known]) -> str:
             _until(partial(_is_realized, node, row["revision"]), one)
     elif one["kind"] == "Service":
         spec = one.get("spec") or {}
-        if spec.get("type") != "ExternalName" and spec.get("clusterIP") != "None":
+        labels = one["metadata"].get("labels") or {}
+        elsewhere = {HEADLESS, PROXY_NAME} & labels.keys()  # no proxy serves it, or another one
+        if spec.get("type") != "ExternalName" and spec.get("clusterIP") != "None" and not elsewhere:
             for node in before:
                 _until(partial(_is_served, node, one), one)
     return ""

@@ -263,11 +263,17 @@ kind: Service
 metadata: {name: web, namespace: default}
 spec: {type: NodePort, selector: {app: pod-1}, ports: [{port: 80, targetPort: 8080}]}
 """
+UNSERVED = """
+apiVersion: v1
+kind: Service
+metadata: {name: direct, namespace: default, labels: {service.kubernetes.io/headless: ""}}
+spec: {selector: {app: pod-1}, ports: [{port: 80, targetPort: 8080}]}
+"""
 
 
 def test_objects_are_applied_waited_for_and_deleted(lab: Lab, tmp_path: Path) -> None:
     name = ("--name", lab.name)
-    for file, text in {"deny": DENY, "wrong": WRONG, "web": WEB}.items():
+    for file, text in {"deny": DENY, "wrong": WRONG, "web": WEB, "direct": UNSERVED}.items():
         (tmp_path / f"{file}.yaml").write_text(text, encoding="utf-8")
 
     def apply(file: str) -> subprocess.CompletedProcess[str]:
@@ -290,6 +296,8 @@ def test_objects_are_applied_waited_for_and_deleted(lab: Lab, tmp_path: Path) ->
     assert (nothing.returncode, nothing.stdout) == (1, "")
     assert "/dev/null has no objects" in nothing.stderr
     assert reached()
+    assert apply("direct").stdout == "service/direct applied\n", "no proxy serves it: nothing is waited for"
+    assert hive("lab", "delete", *name, "service", "direct").returncode == 0
     assert apply("deny").stdout == "networkpolicy/deny applied\n"
     assert not reached(), "it holds once it is waited for"
     done = apply("wrong")
