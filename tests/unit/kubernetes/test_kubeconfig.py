@@ -5,11 +5,16 @@ from __future__ import annotations
 import base64
 import socket
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from cells import kubernetes
 from cells.kubernetes.client import connect
@@ -41,14 +46,23 @@ def alice(authority: Authority) -> tuple[Path, Path]:
 
 def expired(folder: Path) -> tuple[Path, Path]:
     """A certificate whose time was over yesterday, and its key."""
-    certificate, key, request = (folder / f"expired.{end}" for end in ("crt", "key", "csr"))
-    made = ["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    signed = ["openssl", "x509", "-req", "-in", str(request), "-signkey", str(key), "-days", "-1"]
-    for command in (
-        [*made, "-keyout", str(key), "-out", str(request), "-subj", "/CN=late"],
-        [*signed, "-out", str(certificate)],
-    ):
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    certificate, key = folder / "expired.crt", folder / "expired.key"
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "late")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=2))
+        .not_valid_after(now - timedelta(days=1))
+        .sign(private, hashes.SHA256())
+    )
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form = serialization.PrivateFormat.PKCS8
+    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
     return certificate, key
 
 
