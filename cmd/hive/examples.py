@@ -133,6 +133,7 @@ EXAMPLES = {
     "policy wait": ("hive policy wait 7",),
     "status": ("hive status", "hive status --verbose", "hive status --brief --wait ok"),
     "sysctlfix": ("hive sysctlfix",),
+    "ui": ("hive ui", "hive ui --no-browser --port 12000"),
     "version": ("hive version", "hive version -o json"),
 }
 """By the words of a command, without ``hive``."""

@@ -57,6 +57,7 @@ COMMANDS = {
     "policy": ("hive.policy.command", "Explain and check network policies."),
     "status": ("hive.agent.status", "Show the status of the running agent."),
     "sysctlfix": ("hive.init.sysctlfix", "Keep systemd from turning on the reverse path filter."),
+    "ui": ("hive.ui.command", "Show on a page in the browser flows, what policies allow, and how nodes are."),
     "version": ("hive.agent.version", "Show the versions of this command and of the agent."),
 }
 """Name -> module whose ``command`` it is, and the line the overview shows."""
@@ -64,7 +65,7 @@ COMMANDS = {
 GROUPS = {
     "The cluster": "check cluster",
     "Pods, policies and services": "status endpoint policy service identity ip fqdn bgp node health",
-    "Packets and flows": "monitor observe",
+    "Packets and flows": "monitor observe ui",
     "Inside the agent": "config db bpf map inspect shell api kubernetes probe debug version",
     "Run it": "agent operator lab",
     "Prepare a node, clean it up": "build-config cni mount-bpffs mount-cgroup sysctlfix cleanup completion",

@@ -20,7 +20,7 @@ from lifecycle.graph.query import find_module, unused, why
 from lifecycle.graph.reference import json_schema, markdown, sections
 from lifecycle.graph.schema import graph_schema, timeline_schema
 from lifecycle.graph.timeline import Span, Timeline, critical_path, held_by, read_timeline
-from lifecycle.graph.value import Graph, read_graph
+from lifecycle.graph.value import Graph, page_part, read_graph
 from lifecycle.graph.views import differences, show
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "held_by",
     "json_schema",
     "markdown",
+    "page_part",
     "read_graph",
     "read_timeline",
     "sections",

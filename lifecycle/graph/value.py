@@ -226,3 +226,13 @@ def _ids(resolution: Resolution) -> dict[Constructor, str]:
         taken.add(new)
         ids[node] = new
     return ids
+
+
+def page_part(name: str) -> str:
+    """A file of the page of a graph, such as ``look.css`` or ``elements.js``, for pages that look alike.
+
+    Raises FileNotFoundError.
+    """
+    from lifecycle.graph.page import part
+
+    return part(name)

@@ -19,6 +19,8 @@ def shown(browser: Chrome, directory: Path, graph: Graph, timeline: Timeline | N
     file.write_text(graph.html(timeline))
     browser.get_log("browser")  # type: ignore[no-untyped-call]  # of the page before
     browser.get(file.as_uri())
+    if graph.nodes:
+        WebDriverWait(browser, 20).until(lambda _: browser.find_elements(By.CSS_SELECTOR, ".cell"))
     return Page(browser)
 
 

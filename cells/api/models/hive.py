@@ -199,6 +199,42 @@ class VerdictRules(Model, frozen=True, omit_defaults=False):
     rules: Sequence[DecidingRule]
 
 
+class MatrixEnd(Model, frozen=True, omit_defaults=False):
+    """Pods that fare alike as they have one identity, or what a reserved identity stands for."""
+
+    ask: str
+    """What /hive/policy/explain takes for it."""
+    identity: int
+    namespace: str
+    labels: Sequence[str]
+    pods: Sequence[str]
+    """Of this node, by namespace and name."""
+    here: bool
+    """Whether this node decides about it."""
+
+
+class MatrixCell(Model, frozen=True, omit_defaults=False):
+    """How a source reaches a destination, on all ports; both by their places in the lists of ends."""
+
+    source: int = field(name="from")
+    destination: int = field(name="to")
+    verdict: str
+    headline: str
+
+
+class PolicyMatrix(Model, frozen=True, omit_defaults=False):
+    """Who may talk to whom, as far as this node decides; a pair that others decide has no cell."""
+
+    sources: Sequence[MatrixEnd]
+    destinations: Sequence[MatrixEnd]
+    more_sources: int
+    """Left off, as only so many were asked for."""
+    more_destinations: int
+    namespaces: Sequence[str]
+    """Of all pods that are known."""
+    cells: Sequence[MatrixCell]
+
+
 class Reached(Model, frozen=True, omit_defaults=False):
     """How a pod reaches another, and which directions deny it."""
 

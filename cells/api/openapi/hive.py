@@ -55,6 +55,20 @@ OPERATIONS = (
     ),
     Described(
         "GET",
+        "/hive/policy/matrix",
+        "What policies allow between identities, on all ports",
+        (
+            ok("Every pair that this node decides.", wire.PolicyMatrix),
+            DescribedResponse(400, "What is asked for cannot be understood, or is not known.", wire.Failure),
+        ),
+        (
+            query("from", "Only sources of this namespace.", example=""),
+            query("to", "Only destinations of this namespace.", example=""),
+            query("most", "Identities on each side, 60 at most.", example="40"),
+        ),
+    ),
+    Described(
+        "GET",
         "/hive/policy/reachability",
         "Which pods of a namespace on this node reach which",
         (ok("Every pair.", list[wire.Reached]), UNKNOWN_END),

@@ -38,6 +38,19 @@ from lifecycle import ReadTable, Table
 SOMEWHERE = "its node"
 
 
+class KnownPods(NamedTuple):
+    """Pods that have one identity, or what a reserved identity stands for."""
+
+    ask: str
+    """A text that means it: a pod of this node, a reserved identity's name, or an identity's number."""
+    end: End
+    """Without a key: a packet between two of these is decided by policies."""
+    namespace: str
+    labels: tuple[str, ...]
+    pods: tuple[str, ...]
+    """Those of this node, by namespace and name."""
+
+
 class RemotePod(NamedTuple):
     """A pod of another node."""
 
@@ -140,6 +153,8 @@ def _has(node: ClusterNode, address: IPAddress) -> bool:
 
 
 HOST, WORLD, REMOTE_NODES = 1, (2, 9, 10), (6, 7)
+RESERVED_ENDS = ("host", "remote-node", "kube-apiserver", "world")
+POD_NAMESPACE = "io.kubernetes.pod.namespace"
 GLOBAL_IDENTITIES = range(256, 1 << 24)
 """Of pods, on this node or on others."""
 
@@ -263,6 +278,33 @@ class AgentEnds:
         if not found:
             raise UnanswerableError(f"there are no pods of namespace {namespace} on this node")
         return found
+
+    def reserved_ends(self) -> list[KnownPods]:
+        """What is no pod and packets come from or go to."""
+        return [
+            KnownPods(name, end, "", tuple(self._labels(end.identity)), ())
+            for name in RESERVED_ENDS
+            if (end := self.reserved(name)) is not None
+        ]
+
+    def known_pods(self) -> list[KnownPods]:
+        """All pods that are known, by identity: this node's before others', sorted by namespace and name."""
+        here: dict[int, list[Endpoint]] = {}
+        for one in self._endpoints.all():
+            if one.pod_name and one.identity in GLOBAL_IDENTITIES:
+                here.setdefault(one.identity, []).append(one)
+        found = []
+        for identity, pods in here.items():
+            pods.sort(key=lambda one: one.pod)
+            first, names = pods[0], tuple(one.pod for one in pods)
+            end, labels = self._local(first)._replace(key=""), self._labels(identity)
+            found.append(KnownPods(f"pod/{first.pod}", end, first.pod_namespace, labels, names))
+        for row in self._identities.table.all():
+            if row.id in GLOBAL_IDENTITIES and row.id not in here:
+                end = self._numbered(f"identity {row.id}", row.id)
+                namespace = end.labels.value("k8s", POD_NAMESPACE) or ""
+                found.append(KnownPods(str(row.id), end, namespace, tuple(row.labels), ()))
+        return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels))
 
     def identity_at(self, address: IPAddress) -> int:
         """The identity that packets of an address have here."""

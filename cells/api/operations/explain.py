@@ -6,11 +6,22 @@ Needs: PolicyView where rules are known, AgentDirectory.   Gives: ExplainOperati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
+from typing import Final
 
-from cells.api.models.hive import DecidingRule, Failure, Reached, VerdictRules
+from anyio.lowlevel import checkpoint
+
+from cells.api.models.hive import (
+    DecidingRule,
+    Failure,
+    MatrixCell,
+    MatrixEnd,
+    PolicyMatrix,
+    Reached,
+    VerdictRules,
+)
 from cells.api.operations import ApiPart, Route
-from cells.api.operations.directory import AgentDirectory
+from cells.api.operations.directory import AgentDirectory, KnownPods
 from cells.api.wire import answer
 from cells.policy.control import PolicyView
 from cells.policy.explain import End, Explained, Target, UnanswerableError, explained
@@ -18,6 +29,9 @@ from cells.policy.explain.directory import RequestedPort, parse_asked, source_of
 from cells.policy.rules import Direction
 from lifecycle import Member
 from lifecycle.http import Request, Response
+
+MOST_ENDS: Final = 60
+"""Identities on each side of a matrix, beside the reserved ones."""
 
 
 class ExplainOperations:
@@ -31,6 +45,7 @@ class ExplainOperations:
         """All of them."""
         return [
             Route("GET", "/hive/policy/explain", self.get_explanation),
+            Route("GET", "/hive/policy/matrix", self.get_matrix),
             Route("GET", "/hive/policy/reachability", self.get_reachability),
             Route("GET", "/hive/policy/verdict", self.get_verdict),
         ]
@@ -58,6 +73,35 @@ class ExplainOperations:
         except UnanswerableError as refused:
             return answer(400, Failure(err=str(refused)))
         return answer(200, found)
+
+    async def get_matrix(self, request: Request) -> Response:
+        """GET /hive/policy/matrix: how pods, by identity, reach each other, the node and the world."""
+        query = request.query
+        try:
+            most = _most(query)
+            known, reserved = self._directory.ends.known_pods(), self._directory.ends.reserved_ends()
+            sources, more_sources = _chosen(known, reserved, query.get("from", ""), most)
+            destinations, more_destinations = _chosen(known, reserved, query.get("to", ""), most)
+            cells = []
+            for (at, source), (to, destination) in product(enumerate(sources), enumerate(destinations)):
+                if source.end.policy is None and destination.end.policy is None:
+                    continue
+                found = self.explain(source.end, destination.ask, [Target(destination.end)])
+                cells.append(
+                    MatrixCell(source=at, destination=to, verdict=found.verdict, headline=found.headline)
+                )
+                await checkpoint()
+        except UnanswerableError as error:
+            return answer(400, Failure(err=str(error)))
+        matrix = PolicyMatrix(
+            sources=[_matrix_end(one) for one in sources],
+            destinations=[_matrix_end(one) for one in destinations],
+            more_sources=more_sources,
+            more_destinations=more_destinations,
+            namespaces=sorted({one.namespace for one in known} - {""}),
+            cells=cells,
+        )
+        return answer(200, matrix)
 
     async def get_verdict(self, request: Request) -> Response:
         """GET /hive/policy/verdict: which rules decided the verdict in an event of the datapath."""
@@ -95,6 +139,34 @@ class ExplainOperations:
             where = source.elsewhere or next(iter(nodes), "the node of one of them")
             raise UnanswerableError(f"neither end is an endpoint of this node: ask the agent of {where}")
         return explained(source, name, targets, lambda origin: origin.text)
+
+
+def _chosen(
+    known: Sequence[KnownPods], reserved: Sequence[KnownPods], namespace: str, most: int
+) -> tuple[list[KnownPods], int]:
+    """What is no pod, and at most so many of the namespace, or of all; and how many more there are."""
+    there = [one for one in known if namespace in ("", one.namespace)]
+    if namespace and not there:
+        raise UnanswerableError(f"no pods of namespace {namespace[:63]} are known")
+    return [*reserved, *there[:most]], max(0, len(there) - most)
+
+
+def _matrix_end(one: KnownPods) -> MatrixEnd:
+    return MatrixEnd(
+        ask=one.ask,
+        identity=one.end.identity,
+        namespace=one.namespace,
+        labels=one.labels,
+        pods=one.pods,
+        here=one.end.policy is not None,
+    )
+
+
+def _most(query: dict[str, str]) -> int:
+    most = _number(query, "most") if "most" in query else MOST_ENDS
+    if not 1 <= most <= MOST_ENDS:
+        raise UnanswerableError(f"most {most}: expected 1 to {MOST_ENDS}")
+    return most
 
 
 def _number(query: dict[str, str], name: str) -> int:

@@ -69,7 +69,7 @@ class DropReasons:
         reason = flow.drop_reason_desc
         if flow.l7 is None and reason and reason not in BY_POLICY:
             return (f"no matter of policy: reason {reason} of docs/operate/drop-reasons.md",)
-        question = _question(flow)
+        question = question_of(flow)
         if question is None:
             return ("not explained: a packet without addresses",)
         key, now = (question, flow.traffic_direction), time.monotonic()
@@ -109,7 +109,8 @@ _DIRECTIONS: Final[Mapping[int, str]] = {
 }
 
 
-def _question(flow: Flow) -> Question | None:
+def question_of(flow: Flow) -> Question | None:
+    """What to ask of a packet; None of one without addresses."""
     if flow.IP is None:
         return None
     source, destination = _end(flow.source, flow.IP.source), _end(flow.destination, flow.IP.destination)

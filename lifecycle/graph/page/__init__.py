@@ -1,39 +1,54 @@
 """The graph as a page: one file that asks the network for nothing.
 
 Needs:  a Graph, and a Timeline when there is one; the parts of the page beside this file.
-Gives:  page().
+Gives:  page(); part(), for other pages that look and draw alike.
 """
 
+import hashlib
 import html
 import json
+from base64 import b64encode
 from importlib.resources import files
 from string import Template
 
 from lifecycle.graph.parts import Parts
 from lifecycle.graph.timeline import Timeline, critical_path, held_by
 
-__all__ = ["page"]
+__all__ = ["page", "part"]
 
-SCRIPTS = ("model.js", "layout.js", "canvas.js", "pointers.js", "panel.js", "timeline.js", "main.js")
+SCRIPTS = (
+    "elements.js",
+    "model.js",
+    "layout.js",
+    "canvas.js",
+    "pointers.js",
+    "panel.js",
+    "timeline.js",
+    "main.js",
+)
 """In this order: each uses those before it."""
 
 
 def page(graph: Parts, timeline: Timeline | None = None) -> str:
     """The page, with the data, the style and the scripts inside it."""
-    folder = files(__name__)
-    parts = {
-        name: (folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", *SCRIPTS)
-    }
+    script = "\n".join(['\n"use strict";', *map(part, SCRIPTS), ""])
     data = {
         "graph": json.loads(graph.json()),
         "timeline": json.loads(timeline.json()) if timeline else None,
         "held": held_by(graph, timeline) if timeline else {},
         "critical": critical_path(graph, timeline) if timeline else [],
     }
-    return Template(parts["page.html"]).substitute(
+    return Template(part("page.html")).substitute(
         title=html.escape(graph.name),
-        style=parts["page.css"],
+        style=part("look.css") + part("page.css"),
         # inside a script element only this sequence could end it, or hide what follows
         data=json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
-        script="\n".join(parts[name] for name in SCRIPTS),
+        script=script,
+        # no other script runs, whatever the data hold
+        hash=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def part(name: str) -> str:
+    """A file of the page, such as ``look.css`` and ``elements.js``. Raises FileNotFoundError."""
+    return (files(__name__) / name).read_text(encoding="utf-8")

@@ -163,11 +163,7 @@ function listenToButtons() {
   on("show-cells", () => switchTo(false));
   on("show-start", () => switchTo(true));
   on("all-arrows", (event) => canvas.classList.toggle("all-arrows", event.target.checked));
-  on("theme", () => {
-    const dark = getComputedStyle(document.documentElement).getPropertyValue("color-scheme").trim() === "dark"
-      || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
-  });
+  on("theme", switchTheme);
 }
 
 function summary() {

@@ -6,20 +6,6 @@ const FAULTS = GRAPH.faults || [];
 const WHY = { missing: "nothing provides it", private: "it is private elsewhere" };
 const WORDS = { cycle: "in a cycle", constructor: "cannot be used", invoke: "cannot be used" };
 
-function tail(id) {
-  return id.slice(id.lastIndexOf(".") + 1);
-}
-
-function grouped(things, keyOf) {
-  const groups = new Map();
-  for (const thing of things) {
-    const key = keyOf(thing);
-    if (!groups.has(key)) groups.set(key, []);
-    groups.get(key).push(thing);
-  }
-  return groups;
-}
-
 // What is needed and not there stands in the drawing as a module of its own, with one constructor.
 function addMissing() {
   for (const fault of FAULTS) {
@@ -116,25 +102,4 @@ for (const node of [...GRAPH.constructors, ...GRAPH.invokes]) {
 
 function labelOf(node) {
   return node.provides || node.name;
-}
-
-function counted(number, word) {
-  return `${number} ${word}${number === 1 ? "" : "s"}`;
-}
-
-function milliseconds(seconds) {
-  const value = seconds * 1000;
-  return `${value.toFixed(value >= 10 ? 0 : value >= 1 ? 1 : 2)} ms`;
-}
-
-// An element with its attributes and children; text is never read as HTML.
-function make(tag, attributes, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
-  }
-  if (tag === "button") element.type = "button";
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
 }

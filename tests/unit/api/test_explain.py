@@ -31,3 +31,18 @@ async def test_what_cannot_be_told_is_one_line(tmp_path: Path) -> None:
         }.items():
             assert (await node.ask("GET", f"/hive/policy/verdict?{query}")).status == status
         assert (await node.ask("GET", "/hive/policy/reachability?namespace=nowhere")).status == 400
+
+
+async def test_the_matrix_has_what_is_no_pod_and_refuses_what_is_not_known(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        told = await node.ask("GET", "/hive/policy/matrix")
+        assert told.status == 200
+        assert [one["ask"] for one in told.body["sources"]][:2] == ["host", "remote-node"]
+        assert told.body["cells"] == [], "no end is an endpoint of this node"
+        for query, error in {
+            "from=nowhere": "no pods of namespace nowhere are known",
+            "most=0": "most 0: expected 1 to 60",
+            "most=61": "most 61: expected 1 to 60",
+        }.items():
+            told = await node.ask("GET", f"/hive/policy/matrix?{query}")
+            assert (told.status, told.body["err"]) == (400, error)

@@ -1,0 +1,92 @@
+// Views, and the fetch of the one that is seen: the next begins after the last has ended, none while hidden.
+
+const PAUSES = { map: 2000, policy: 10000, nodes: 5000 };
+const VIEWS = ["map", "policy", "nodes", "inside"];
+let view = "map";
+let timer = 0;
+let running = false;
+
+async function get(path) {
+  const answer = await fetch(path, { cache: "no-store" });
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found.error || answer.statusText);
+  return found;
+}
+
+async function showMap() {
+  const found = await get("flows");
+  flows = found;
+  if (view !== "map") return;
+  drawMap();
+  if (chosen && !panel.hidden && !panel.contains(document.activeElement)) {
+    const top = panel.scrollTop;
+    showParty();
+    panel.scrollTop = top;
+  }
+  const rate = found.edges.reduce((all, edge) => all + edge.rate + edge.deniedRate, 0);
+  const notes = [found.more ? `and ${counted(found.more, "more edge")}` : "", found.missed ? `${found.missed} flows missed` : ""];
+  document.getElementById("summary").textContent = [counted(found.parties.length, "workload"), perSecond(rate), ...notes].filter(Boolean).join(" · ");
+}
+
+function showInside() {
+  const section = document.getElementById("inside");
+  if (section.firstChild) return;
+  const frame = make("iframe", { src: "inside", title: "Modules of the agent, and its start" });
+  frame.addEventListener("load", () => {
+    const theme = document.documentElement.dataset.theme;
+    if (theme) frame.contentDocument.documentElement.dataset.theme = theme;
+  });
+  section.append(frame);
+}
+
+async function update() {
+  clearTimeout(timer);
+  if (running || document.hidden) return;
+  running = true;
+  const now = view;
+  const trouble = document.getElementById("trouble");
+  try {
+    await { map: showMap, policy: showPolicy, nodes: showNodes, inside: showInside }[now]();
+    trouble.hidden = true;
+  } catch (error) {
+    trouble.textContent = `${error.message === "Failed to fetch" ? "hive ui has ended" : error.message}; trying again`;
+    trouble.hidden = false;
+  }
+  running = false;
+  if (now !== view) update();
+  else if (PAUSES[view]) timer = setTimeout(update, PAUSES[view]);
+}
+
+function switchTo(wanted) {
+  view = wanted;
+  for (const one of VIEWS) {
+    document.getElementById(one).hidden = one !== view;
+    const tab = document.getElementById(`show-${one}`);
+    tab.setAttribute("aria-selected", String(one === view));
+    tab.tabIndex = one === view ? 0 : -1;
+  }
+  chosen = null;
+  closePanel();
+  document.getElementById("summary").textContent = "";
+  update();
+}
+
+for (const one of VIEWS) document.getElementById(`show-${one}`).addEventListener("click", () => switchTo(one));
+document.querySelector("nav").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  switchTo(VIEWS[(VIEWS.indexOf(view) + step + VIEWS.length) % VIEWS.length]);
+  document.getElementById(`show-${view}`).focus();
+});
+for (const id of ["from", "to"]) document.getElementById(id).addEventListener("change", update);
+document.getElementById("theme").addEventListener("click", () => {
+  const theme = switchTheme();
+  const frame = document.querySelector("#inside iframe");
+  if (frame?.contentDocument) frame.contentDocument.documentElement.dataset.theme = theme;
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") choose(null);
+});
+addEventListener("resize", () => { if (flows && view === "map") drawLines(); });
+document.addEventListener("visibilitychange", update);
+switchTo("map");

@@ -1,0 +1,118 @@
+"""The page of ``hive ui``: the map, the matrix and nodes, as a person reads them and by the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.wait import WebDriverWait
+
+from tests.support.ui import ANSWERS, FakeHubble, flow, serving
+
+EXPLAINED = {
+    "verdict": "denied",
+    "headline": "denied",
+    "ways": [
+        {
+            "destination": "shop/db",
+            "port": "80/TCP",
+            "verdict": "denied",
+            "problem": "",
+            "note": "",
+            "elsewhere": [],
+            "directions": [
+                {
+                    "direction": "ingress",
+                    "verdict": "deny",
+                    "enforced": True,
+                    "rules": ["CiliumNetworkPolicy shop/db"],
+                    "requests": [],
+                    "near": [],
+                }
+            ],
+        }
+    ],
+}
+QUESTIONS = (
+    "source=pod%2Fshop%2Fcart&destination=pod%2Fshop%2Fweb",
+    "source=pod%2Fshop%2Fweb&destination=pod%2Fshop%2Fdb&port=80&protocol=TCP",
+)
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    answers = {f"/hive/policy/explain?{one}": (200, EXPLAINED) for one in QUESTIONS}
+    FakeHubble.flows = [
+        *(flow("shop/web", "shop/cart", at=at) for at in range(5)),
+        flow("shop/web", "shop/db", denied=True, at=1),
+        flow("default/client", "shop/web", at=1),
+    ]
+    with serving(tmp_path, monkeypatch, ANSWERS | answers) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Chrome, address: str) -> Iterator[Chrome]:
+    browser.get_log("browser")  # type: ignore[no-untyped-call]  # of the page before
+    browser.get(address)
+    yield browser
+    logged = browser.get_log("browser")  # type: ignore[no-untyped-call]
+    assert [one for one in logged if one["level"] in {"SEVERE", "WARNING"}] == []
+    browser.get("about:blank")
+
+
+def until(page: Chrome, selector: str, count: int = 1) -> list[WebElement]:
+    def there(_: Chrome) -> list[WebElement]:
+        found = page.find_elements(By.CSS_SELECTOR, selector)
+        return found if len(found) >= count else []
+
+    return WebDriverWait(page, 20).until(there)
+
+
+def text(page: Chrome, selector: str, part: str) -> None:
+    WebDriverWait(page, 20).until(lambda _: part in until(page, selector)[0].text)
+
+
+def test_a_workload_shows_whom_it_talks_to_and_which_policy_denies_it(page: Chrome) -> None:
+    names = {one.get_attribute("data-party") for one in until(page, ".party", 4)}
+    assert names == {"shop/web", "shop/cart", "shop/db", "default/client"}
+    until(page, "#lines path.denied")
+    until(page, "[data-party='shop/web']")[0].click()
+    text(page, "#panel", "POLICY_DENIED 1")
+    for link in page.find_elements(By.CSS_SELECTOR, "#panel .link"):
+        if "db" in link.find_element(By.XPATH, "..").text:
+            link.click()
+            break
+    text(page, "#panel", "CiliumNetworkPolicy shop/db")
+    before = page.find_element(By.CSS_SELECTOR, "#panel .edge")
+    page.execute_script("document.activeElement.blur()")
+    WebDriverWait(page, 20).until(staleness_of(before))  # the next fetch has drawn it again
+    text(page, "#panel", "CiliumNetworkPolicy shop/db")
+    ActionChains(page).send_keys(Keys.ESCAPE).perform()
+    WebDriverWait(page, 20).until(lambda _: not page.find_element(By.ID, "panel").is_displayed())
+
+
+def test_the_matrix_is_walked_by_arrow_keys_and_shows_the_rule(page: Chrome) -> None:
+    tab = until(page, "#show-map")[0]
+    tab.send_keys(Keys.ARROW_RIGHT)
+    cells = until(page, "#matrix button", 3)
+    assert [one.get_attribute("class") for one in cells] == ["allowed", "denied", "allowed"]
+    cells[0].send_keys(Keys.ARROW_DOWN)
+    assert (
+        page.switch_to.active_element.get_attribute("aria-label")
+        == "shop/cart to shop/cart: allowed by a rule"
+    )
+    page.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
+    text(page, "#panel", "shop/cart to shop/web: denied by a rule")
+    text(page, "#panel", "by CiliumNetworkPolicy shop/db")
+
+
+def test_nodes_are_shown_this_one_first(page: Chrome) -> None:
+    until(page, "#show-nodes")[0].click()
+    titles = [one.text for one in until(page, "#nodes .card h2", 3)]
+    assert titles == ["This agent", "default/one (this one)", "default/two"]
