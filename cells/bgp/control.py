@@ -364,7 +364,7 @@ class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):
                         continue
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Nothing: the object is gone."""
+        """Nothing: the object no longer exists."""
 
 
 class BGPNodeStatus:

@@ -1,6 +1,6 @@
 """Routes to the pods of other nodes over a network they share (auto-direct-node-routes).
 
-Reconciler: the table ``nodes`` in, routes of the main table out; ``direct-routes`` tells which are wanted,
+Reconciler: the table ``nodes`` in, routes of the main table out; ``direct-routes`` shows which are wanted,
             ``direct-routes-status`` which are there.
 Why:        without a tunnel, only routes say which node has a pod.
 """

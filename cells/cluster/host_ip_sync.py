@@ -48,7 +48,7 @@ class HostIPSettings(Settings, frozen=True):
     """Networks whose addresses on this node do not count as the host's."""
 
     def validate(self) -> None:
-        """Refuse what is no network; raises ValueError."""
+        """Refuse what is not a network; raises ValueError."""
         self.excluded()
 
     def excluded(self) -> list[IPv4Network | IPv6Network]:
@@ -69,7 +69,7 @@ class HostIPSettings(Settings, frozen=True):
 # Source: Cilium 1.17, the agent's host address sync (SyncHostIPs), and its reserved identities.
 
 RESOURCE: Final = "daemon//reserved"
-"""Whose the claims are in the ipcache."""
+"""The resource of the claims in the ipcache."""
 WORLDS: Final = {Family.IPV6: WORLD_IPV6, Family.IPV4: WORLD_IPV4}
 """Identities of everything outside where both families are on; with one of them it is WORLD."""
 EVERYWHERE: Final[Mapping[Family, IPNetwork]] = {

@@ -41,7 +41,7 @@ class AnnotatedPools:
         self._namespaces = namespaces
 
     def pool_of(self, owner: str, family: Family) -> str:
-        """The pool of ``namespace/pod``; empty for the default one, and of what is no pod.
+        """The pool of ``namespace/pod``; empty for the default one, and of what is not a pod.
 
         Raises IpamLaterError while the pod or its namespace is not known, IpamError where it must have a pool
         and has none.

@@ -143,7 +143,7 @@ def labels_of(rows: Iterable[PrefixLabels]) -> set[str]:
 # Each is an identity of this node's own, unless its labels are a reserved one's.
 
 RESOURCE: Final = "prefix-labels"
-"""Whose the claims are in the ipcache."""
+"""The resource of the claims in the ipcache."""
 _STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
 
 

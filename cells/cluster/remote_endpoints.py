@@ -98,7 +98,7 @@ def remote_endpoints() -> Table[RemoteEndpoint]:
 
 
 def resource_of(endpoint: RemoteEndpoint) -> str:
-    """Whose the claims are."""
+    """The resource of the claims."""
     return f"cep/{endpoint.namespace}/{endpoint.name}"
 
 

@@ -1,6 +1,6 @@
 """Addresses and ranges of other nodes, claimed in the ipcache.
 
-Reconciler: the table ``nodes`` in, claims in the ipcache out; ``remote-node-prefixes`` tells which.
+Reconciler: the table ``nodes`` in, claims in the ipcache out; ``remote-node-prefixes`` shows which.
 Why:        what comes from another node's own address is that node's, not the world's; and a packet to a pod
             that is not known yet can be reached on its node.
 """

@@ -70,8 +70,8 @@ class AddRequest(msgspec.Struct, eq=False):
         return self._step(self._begin_link) is not None
 
     def await_link(self) -> None:
-        """Wait until the link that was begun is there; what went wrong is met by attach()."""
-        assert self.prepared is not None  # noqa: S101  (its link was begun)
+        """Wait until the link that was started is there; what went wrong is met by attach()."""
+        assert self.prepared is not None  # noqa: S101  (its link was started)
         self.tools.attacher.await_link(self.prepared)
 
     def attach(self) -> None:

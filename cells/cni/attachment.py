@@ -34,7 +34,7 @@ class Links(Protocol):
         ...
 
     def created_veth(self) -> CreatedLink:
-        """Wait for the pair that was begun."""
+        """Wait for the pair that was started."""
         ...
 
     def activate(self, ifindex: int, alias: str) -> None:
@@ -54,7 +54,7 @@ class Links(Protocol):
         ...
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        """Delete, off the loop; returns when they are gone."""
+        """Delete, off the loop; returns when they no longer exist."""
         ...
 
 
@@ -216,7 +216,7 @@ def remove_endpoint(endpoints: AttachEndpoints, endpoint: Endpoint) -> None:
 
 
 class PendingEndpoint(msgspec.Struct, frozen=True):
-    """An ADD whose endpoint has been begun."""
+    """An ADD whose endpoint has been started."""
 
     new: NewEndpoint
     finish: Callable[[Endpoint], bytes]

@@ -113,7 +113,7 @@ class LinkTeardown:
             self._freed = anyio.Event()
 
     async def _insist(self, ifindex: int, addresses: tuple[PodAddress, ...]) -> None:
-        """Try again until the link is gone; at the stop it is left to the next start's clean-up."""
+        """Try again until the link no longer exists; at the stop it is left to the next start's clean-up."""
         delay = _FIRST_RETRY_SECONDS
         while not self._stopping.is_set():
             with anyio.move_on_after(delay):

@@ -102,11 +102,11 @@ def kernel_reason(error: OSError) -> str:
 # Source: cmd/cilium-cni/agent.h, which is the other side. Little endian:
 #
 # request: ``HCNI`` | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin | addresses
-# reply:   ``HCNI`` | u16 version | u16 wish | u32 exit_code | u32 stdout_len | stdout
+# reply:   ``HCNI`` | u16 version | u16 action | u32 exit_code | u32 stdout_len | stdout
 #
 # ``env`` is every CNI_* variable as ``NAME=value\0``. With a pod namespace the request carries two
-# descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. The plugin fulfils a wish
-# (see Wish), if it can, and sends the request again. Flag 1 says that an agent died over this very request:
+# descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. The plugin carries out an action
+# (see PluginAction), if it can, and sends the request again. Flag 1 says that an agent died over this very request:
 # what it left of the attachment is to be replaced. Flag 2: the rest of the packet is the result of the plugin
 # that gives the addresses.
 
@@ -163,7 +163,7 @@ def decode_request(packet: bytes | memoryview) -> PluginRequest:
 
 
 def encode_reply(exit_code: int, stdout: bytes, action: PluginAction = PluginAction.NONE) -> bytes:
-    """A reply that makes the plugin print ``stdout`` and exit, if it does not fulfil the wish."""
+    """A reply that makes the plugin print ``stdout`` and exit, if it does not carry out the action."""
     return _HEADER.pack(_MAGIC, VERSION, action, exit_code, len(stdout)) + stdout
 
 

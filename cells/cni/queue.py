@@ -152,7 +152,7 @@ class DeleteQueue:
 
 
 def _read(path: Path) -> bytes:
-    """The file's contents; OSError for what is no file, without waiting for anybody as a pipe would."""
+    """The file's contents; OSError for what is not a file, without waiting for anybody as a pipe would."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -222,7 +222,7 @@ class CniServer:
         return addition.rest()
 
     def _go_ahead(self, addition: AddRequest) -> bool:
-        """Have this one's link made, and finish the ADD before it meanwhile; whether it could be begun."""
+        """Have this one's link made, and finish the ADD before it meanwhile; whether it could be started."""
         before, self._ahead = self._ahead, None
         if before is not None:
             before.await_link()
@@ -251,7 +251,7 @@ class CniServer:
         self._run(addition.connection, addition.call, finish)
         if waiting and (lane := self._lanes.get(container_id)) is not None:
             lane.extend(waiting)
-        elif waiting and self._tasks is not None:  # another ADD is half begun: they come after that
+        elif waiting and self._tasks is not None:  # another ADD is half started: they come after that
             self._lanes[container_id] = waiting
             self._tasks.start_soon(self._drain, container_id)
 

@@ -60,7 +60,7 @@ _GENERATIONS: Final = 3
 
 
 def write_copies(config: AgentConfig, settings: Iterable[Setting]) -> None:
-    """Write both files, moving the former ones on. Raises OSError."""
+    """Write both files, moving the earlier ones on. Raises OSError."""
     settings = list(settings)
     given = {one.option.name: one.text for one in settings if one.origin != "default"}
     _rotate(config.state, RUNTIME_CONFIG, "json", _text(runtime_config(config, settings)))
@@ -128,7 +128,7 @@ def mounted_sources(config_dir: Path) -> list[Path]:
         sources = msgspec.json.decode((config_dir / SOURCES).read_bytes(), type=list[_Source])
         overrides = json.loads((config_dir / OVERRIDES).read_bytes())
     except (FileNotFoundError, ValueError, RecursionError, msgspec.DecodeError):
-        return []  # made by hand, or by another program
+        return []  # made manually, or by another program
     if not isinstance(overrides, dict) or any(value is not None for value in overrides.values()):
         return []
     found = [Path(source.name) for source in sources if source.kind == "directory"]

@@ -44,7 +44,7 @@ _FORGET: Final = {
     6: ("hive_ct_forget_tcp6", "hive_ct_forget_any6", "hive_ct_forget_nat6"),
 }
 """By family: of flows, then of translations."""
-FORGOTTEN: Final = MapSpec("hive_ct_gone", MapType.HASH, 16, 4, 1 << 17, NO_PREALLOC)
+FORGOTTEN: Final = MapSpec("hive_ct_deleted", MapType.HASH, 16, 4, 1 << 17, NO_PREALLOC)
 """The addresses to forget: as many as two families of endpoints can have."""
 _WALKS: Final = 8
 """Walks for one address, at the most. Each looks for what the one before may have passed over."""

@@ -77,7 +77,7 @@ class Datapath:
 
     If the object, its settings or the maps are others than those of the generation in force, the hook loads a
     new one beside it, tries it on packets, and replaces the entries the attached programs jump to. If any of
-    that fails, HiveError, and the former generation forwards on.
+    that fails, HiveError, and the earlier generation forwards on.
     """
 
     def __init__(

@@ -196,7 +196,7 @@ class PodLabelsWatch:
         self._look_at({change.key for change in changes}, lambda one: ("", one.pod_namespace))
 
     async def _follow_endpoints(self, changes: list[Change[Endpoint]]) -> None:
-        """One that was begun or restored may have missed a change of its pod."""
+        """One that was started or restored may have missed a change of its pod."""
         self._look(change.row.id for change in changes if change.row is not None)
 
     def _lags(self, _key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:

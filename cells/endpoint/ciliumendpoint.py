@@ -371,7 +371,7 @@ class CiliumEndpointObjects:
         if wanted.key not in self._table:
             try:
                 await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
-            except ConflictError:  # the watch is late, or a former pod of the name left it
+            except ConflictError:  # the watch is late, or an earlier pod of the name left it
                 pass
             else:
                 return

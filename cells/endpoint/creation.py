@@ -96,7 +96,7 @@ class RegenerationRecovery:
         self._controllers.update(name, retry, rules, owner=controllers_of(endpoint_id))
 
     def removed(self, endpoint_id: int) -> None:
-        """The endpoint is no more: nothing is tried for it any longer."""
+        """The endpoint is removed: nothing is tried for it any longer."""
         if endpoint_id in self._recovered:
             self._recovered.discard(endpoint_id)
             self._recovering.discard(endpoint_id)

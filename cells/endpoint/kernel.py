@@ -111,7 +111,7 @@ def claims_of(endpoint: Endpoint) -> list[IpcacheEntry]:
 
 
 def restored_claims(endpoint_id: int, identity: int, addresses: Iterable[IPAddress]) -> list[IpcacheEntry]:
-    """Addresses that a former agent's endpoint has, until it is regenerated."""
+    """Addresses that an earlier agent's endpoint has, until it is regenerated."""
     resource = resource_of(endpoint_id)
     return [
         IpcacheEntry(prefix=prefix_of(ip), identity=identity, source=Source.RESTORED, resource=resource)
@@ -199,7 +199,7 @@ class KernelMaps:
         return await self._collector.forget(addresses)
 
 
-# Removes the conntrack entries of addresses whose endpoints are gone.
+# Removes the conntrack entries of addresses whose endpoints no longer exist.
 #
 # Source: Cilium 1.17, the conntrack scrub when an endpoint is deleted.
 

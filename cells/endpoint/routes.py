@@ -1,6 +1,6 @@
 """Routes to this node's pods, each over its own link (enable-endpoint-routes).
 
-Reconciler: the table ``endpoints`` in, routes of the main table out; ``endpoint-routes`` tells which are
+Reconciler: the table ``endpoints`` in, routes of the main table out; ``endpoint-routes`` shows which are
             wanted, ``endpoint-routes-status`` which are there.
 Why:        addresses of another IPAM plugin lie in no range that one route could lead to. An endpoint's
             routes are set with it; this restores removed routes, and removes those left from other settings.

@@ -54,7 +54,7 @@ ABSENT_PAUSE: Final = 10.0
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """What is read of an object that is gone, or cannot be read whole."""
+    """What is read of an object that no longer exists, or cannot be read whole."""
 
     class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
         """Of it."""
@@ -134,7 +134,7 @@ class Reflector(Generic[T]):
         """See whether the store has come as far as what is known of it.
 
         One that was replaced by an older copy, or an empty one, would let a watch wait in silence until it
-        has as many changes behind it as the former.
+        has as many changes behind it as the earlier.
         """
         query = {
             **self._query,

@@ -336,7 +336,7 @@ class Sink(Generic[T]):
     def change(
         self, rows: Mapping[Key, T | None], broken: Sequence[str] = (), state: State = "watching"
     ) -> None:
-        """Put and delete rows: None for one that is gone."""
+        """Put and delete rows: None for one that no longer exists."""
         self._count(rows, broken)
         with self._table.txn() as txn:
             for key, row in rows.items():
@@ -352,7 +352,7 @@ class Sink(Generic[T]):
         self._heard(state)
 
     def watching(self) -> None:
-        """A watch has begun."""
+        """A watch has started."""
         self._heard("watching")
 
     def absent(self) -> None:

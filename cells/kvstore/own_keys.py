@@ -29,12 +29,12 @@ class OwnKey(msgspec.Struct, frozen=True, gc=False):
 
 
 def nothing() -> dict[str, str]:
-    """No key is left of a former agent."""
+    """No key is left of an earlier agent."""
     return {}
 
 
 class OwnKeys(Target[str, OwnKey, OwnKey]):
-    """The store as a reconciler's target. A key under a lease of a former agent is written again."""
+    """The store as a reconciler's target. A key under a lease of an earlier agent is written again."""
 
     def __init__(
         self, store: KVStore, wanted: ReadTable[OwnKey], left: Callable[[], Mapping[str, str]] = nothing

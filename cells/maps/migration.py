@@ -206,7 +206,7 @@ def _map_descriptor(number: int) -> int:
 
 
 def _merge(current: Map, key: bytes, value: bytes) -> bool:
-    """Enter a connection of a former map, unless it has ended or went on in the new one."""
+    """Enter a connection of an earlier map, unless it has ended or went on in the new one."""
     there = current.lookup(key)
     if there == value:  # nearly all, so that it has to be quick
         return False

@@ -83,7 +83,7 @@ class Reaper:
                     self._queue = None
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        """Delete these links and return once they are gone; one that is gone already is fine.
+        """Delete these links and return once they no longer exist; one that is removed already is fine.
 
         A cancelled caller stops waiting, its links go all the same.
         Raises NetlinkError for the first that the kernel would not delete.
@@ -223,7 +223,7 @@ class HostLinks:
         self._other.start(m.create_veth(pair), m.get_link(pair.host_name))
 
     def created_veth(self) -> CreatedLink:
-        """The pair that was begun, waited for; raises what create_veth() does."""
+        """The pair that was started, waited for; raises what create_veth() does."""
         return CreatedLink(*read_indexes(self._other.finish()[0]))
 
     def activate(self, ifindex: int, alias: str) -> None:

@@ -101,7 +101,7 @@ DEFAULT_MTU = 1500
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One link of the node that is no pod's, with its addresses: IPv4, then IPv6.
+    """One link of the node that is not a pod's, with its addresses: IPv4, then IPv6.
 
     Those of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left out:
     every link has one, and nothing follows from it.

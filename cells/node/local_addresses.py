@@ -57,7 +57,7 @@ def lxc_target(maps: Callable[[], Map]) -> LxcTarget:
 # Claims of addresses: by the node and by endpoints, in the map at once.
 #
 # A claim is in the map when the call returns: that of a pod's address must be, before its link comes up. The
-# sweep is for what others changed, what the kernel refused, and what a former agent left.
+# sweep is for what others changed, what the kernel refused, and what an earlier agent left.
 
 
 class LocalAddresses:
@@ -108,7 +108,7 @@ class LocalAddresses:
             self._remove(LocalAddress(ip, known.host))
 
     def keep(self, ips: Iterable[IPAddress]) -> None:
-        """The endpoints that have these addresses in the map keep them, as a former agent wrote it.
+        """The endpoints that have these addresses in the map keep them, as an earlier agent wrote it.
 
         Rows of the node, and addresses without a row, are left out. The map is not written.
         """
@@ -178,7 +178,7 @@ def local_addresses(
     tables: Tables,
     log: Logger,
 ) -> LocalAddresses:
-    """Whose every address is, once its hook has read what a former agent left.
+    """Whose every address is, once its hook has read what an earlier agent left.
 
     The map is swept when all sources are known, every minute, and when the kernel refused a row.
     """

@@ -45,7 +45,7 @@ class SysctlFiles:
         self.root = root or (HOST_PROC if HOST_PROC.is_dir() else PROC)
 
     def read(self, name: str) -> str | None:
-        """The value, None if there is no such setting (of a device that is gone, say)."""
+        """The value, None if there is no such setting (of a device that no longer exists, say)."""
         try:
             return (self.root / name).read_text(encoding="ascii").strip()
         except OSError:

@@ -310,7 +310,7 @@ class HealthServerSettings(Settings, frozen=True):
     """TCP port on 127.0.0.1, or ::1, that answers the kubelet's probes."""
 
     def validate(self) -> None:
-        """Refuse what is no port; raises ValueError with one line."""
+        """Refuse what is not a port; raises ValueError with one line."""
         if not 1 <= self.agent_health_port <= 65535:
             raise ValueError(f"agent-health-port={self.agent_health_port}: expected a TCP port, 1 to 65535")
 

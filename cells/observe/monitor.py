@@ -248,7 +248,7 @@ class Monitor:
                     await _send(writer, subscription)
                     tasks.cancel_scope.cancel()
         except* (ConnectionError, asyncio.CancelledError):
-            pass  # the client has gone, or we stop: nobody waits for this connection any more
+            pass  # the client has gone, or we stop: no caller waits for this connection any more
         except* HiveError as errors:
             reason = "; ".join(map(str, errors.exceptions))
             self._log.warning("events cannot be read from the datapath", error=reason)

@@ -131,7 +131,7 @@ class IdentityPasses:
         self.latency["success", where] = time.monotonic() - began
 
 
-# Deletes CiliumNodes whose Node is gone.
+# Deletes CiliumNodes whose Node no longer exists.
 #
 # Source: Cilium 1.17: found in two passes, since a node that is being registered anew has its Node deleted
 #         and made again; with ownerReferences Kubernetes itself deletes it.
@@ -171,7 +171,7 @@ class NodeGC:
             self._log.info("CiliumNode without a Node deleted", node=name)
 
 
-# Deletes CiliumEndpoints whose pod is gone or has ended.
+# Deletes CiliumEndpoints whose pod no longer exists or has ended.
 #
 # Source: Cilium 1.17, operator/endpointgc. An endpoint is asked for again before it goes: its pod may have
 #         come after the table of pods was read, so one pass more is waited.

@@ -48,7 +48,7 @@ from lifecycle.tables import PatchTarget
 __all__ = ["OperatorPolicySettings", "PolicyVerdict", "PolicyVerdicts", "cell"]
 
 
-# By which options policies are judged: those of the agents.
+# By which options policies are evaluated: those of the agents.
 
 
 class OperatorPolicySettings(Settings, frozen=True):
@@ -101,7 +101,7 @@ class PolicyVerdicts:
         log: Logger,
     ) -> None:
         self.active = settings.validate_network_policy
-        """Whether policies are judged."""
+        """Whether policies are evaluated."""
         self._world = World(policy_options(settings, options))
         self._rows = rows
         self._log = log

@@ -80,7 +80,7 @@ class ServerSettings(Settings, frozen=True):
         return frozenset(path for name, paths in OPERATIONS.items() if name not in allowed for path in paths)
 
     def validate(self) -> None:
-        """Refuse what is no address; raises ValueErrors of one line."""
+        """Refuse what is not an address; raises ValueErrors of one line."""
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:

@@ -74,7 +74,7 @@ class ProxyStatistics:
         return self._of.get(endpoint_id, {})
 
     def request(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
-        """A request was judged, or came to nothing."""
+        """A request was evaluated, or came to nothing."""
         found = self._redirect(endpoint_id, redirect)
         if found is not None:
             found.requests.count(verdict)
@@ -86,7 +86,7 @@ class ProxyStatistics:
             found.responses.count(verdict)
 
     def _redirect(self, endpoint_id: int, redirect: EndpointRedirect) -> Statistics | None:
-        """None for an endpoint that is gone."""
+        """None for an endpoint that no longer exists."""
         if self._endpoints.get(endpoint_id) is None:
             return None
         known = self._of.setdefault(endpoint_id, {})

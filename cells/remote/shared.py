@@ -237,7 +237,7 @@ class SharedKeys:
         return list(address_keys(endpoint, node.name, host, ports, node.endpoint_key))
 
     def _left(self) -> dict[str, str]:
-        """Keys that say that this node has them: a former agent's of pods that are gone."""
+        """Keys that say that this node has them: an earlier agent's of pods that are gone."""
         node = self._own
         own = {str(each.ip) for each in node.addresses} if node is not None else set()
         return {f"{IPS}{row.address}": row.value for row in self._addresses.all() if row.node in own}

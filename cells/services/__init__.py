@@ -118,7 +118,7 @@ class ServiceAddress(bytes):
     __slots__ = ()
 
     def __new__(cls, ip: IPAddress, port: int, protocol: int = ANY_PROTOCOL) -> Self:
-        """Raises struct.error for a number that is no port, or no protocol."""
+        """Raises struct.error for a number that is not a port, or no protocol."""
         return cls.read(_FAMILIES[ip.version] + ip.packed + address_end(port, protocol))
 
     @classmethod

@@ -75,7 +75,7 @@ class HealthCheckSettings(Settings, frozen=True):
         return host.removeprefix("[").removesuffix("]"), int(port)
 
     def validate(self) -> None:
-        """Refuse what is no address with a port; raises ValueError with one line."""
+        """Refuse what is not an address with a port; raises ValueError with one line."""
         _ = self.healthz
 
 

@@ -21,7 +21,7 @@ struct request_header {
 
 struct reply_header {
 	char magic[4];
-	uint16_t version, wish;
+	uint16_t version, action;
 	uint32_t exit_code, stdout_length;
 };
 
@@ -99,12 +99,12 @@ static enum exchange receive(int fd, struct agent_reply *reply)
 	}
 	if (length == 0)
 		return NO_ANSWER;
-	// The header is the same in every version: an agent that does not speak ours says so in an error.
+	// The header is the same in every version: an agent of another version answers with an error.
 	if (length < (ssize_t)sizeof(packet.header) || memcmp(packet.header.magic, "HCNI", 4) ||
 	    packet.header.stdout_length != length - sizeof(packet.header) || length > (ssize_t)sizeof(packet))
 		return MALFORMED;
 	*reply = (struct agent_reply){ packet.header.exit_code, packet.header.stdout_length, packet.body,
-				       packet.header.wish };
+				       packet.header.action };
 	return ANSWERED;
 }
 

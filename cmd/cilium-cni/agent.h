@@ -2,11 +2,11 @@
 // The agent behind cni.sock (SOCK_SEQPACKET). Needs: netns.h. Gives: one request, one reply.
 //
 // request: "HCNI" | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin | addresses
-// reply:   "HCNI" | u16 version | u16 wish | u32 exit_code | u32 stdout_len | stdout
+// reply:   "HCNI" | u16 version | u16 action | u32 exit_code | u32 stdout_len | stdout
 // All little endian. env is every CNI_* variable as "NAME=value\0"; with a pod namespace the request
-// carries its descriptor and the rtnetlink socket in it (SCM_RIGHTS, unix(7)). Wish 1: nothing was done, because
+// carries its descriptor and the rtnetlink socket in it (SCM_RIGHTS, unix(7)). Action 1: nothing was done, because
 // IPv6 is off in the namespace; switch it on, which the agent's own container does not let it, and ask again.
-// Wish 2: nothing was done, because addresses are another plugin's to give; call that one, and ask again with what it
+// Action 2: nothing was done, because another plugin assigns addresses; call that one, and ask again with what it
 // printed behind stdin. Flag 1: an agent died over this very request. What it may have left of the attachment is to be
 // replaced. Flag 2: there are addresses, up to the end of the packet.
 #pragma once
@@ -22,7 +22,7 @@ enum { CNI_PROTOCOL = 1, REQUEST_REPEATED = 1, REQUEST_ADDRESSED = 2 };
 struct agent_reply {
 	uint32_t exit_code, stdout_length;
 	const char *stdout_text;
-	enum { NO_WISH, WISH_IPV6, WISH_ADDRESSES } wish;
+	enum { NO_ACTION, ENABLE_IPV6, GET_ADDRESSES } action;
 };
 
 enum exchange {
@@ -38,7 +38,7 @@ enum exchange {
 int64_t now_ms(void);
 void pause_ms(unsigned milliseconds);
 
-// Connect, retrying until `deadline` (now_ms) while nobody listens. Returns a descriptor, or -1 with errno.
+// Connect, retrying until `deadline` (now_ms) while no agent listens. Returns a descriptor, or -1 with errno.
 int connect_agent(const char *path, int64_t deadline);
 
 struct agent_request {

@@ -52,7 +52,7 @@ static bool find(const char *name, char *path, struct text *problem)
 	return false;
 }
 
-// A file in memory: whatever is put in or taken out, nobody has to read and write at the same time.
+// A file in memory: unlike a pipe, it needs no reader while it is written.
 static int memory_file(const void *bytes, size_t length)
 {
 	int fd = memfd_create("cni", MFD_CLOEXEC);

@@ -16,7 +16,7 @@ struct delegated {
 // Whether the configuration names one. In a chain the address is the business of the plugin before us.
 bool has_delegate(const struct invocation *call);
 
-// Call it with this CNI_COMMAND and wait for its end; what it says on stderr is seen by the runtime.
+// Call it with this CNI_COMMAND and wait for its end; its stderr goes to the runtime.
 // One answer at a time: the text lasts until the next call.
 struct delegated call_delegate(const struct invocation *call, const char *command);
 

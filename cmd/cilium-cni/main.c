@@ -121,7 +121,7 @@ static int print_reply(const struct agent_reply *reply)
 	return reply->exit_code ? (int)(reply->exit_code & 0xff) : !printed;
 }
 
-// Whether the agent's wish to have IPv6 in the pod was met, so that it is worth asking again.
+// Enable IPv6 in the pod as the agent requested; true if it is worth asking again.
 static bool ipv6_enabled(void)
 {
 	struct text message = { 0 };
@@ -140,23 +140,23 @@ static int fail_delegated_add(const struct delegated *answer)
 }
 
 // An ADD, and what it has been given for it.
-struct addition {
+struct add_request {
 	const struct invocation *call;
 	struct agent_request request;
 	struct delegated addresses;
 	bool ipv6_tried, addressed;
-	bool unsettled; // an agent may have made the attachment, though it told nobody
+	bool unsettled; // an agent may have made the attachment, though its answer is lost
 };
 
-// Do what the agent wishes before it is asked again; 0, or the exit code of an error that was printed, or -1 when
+// Carry out the agent's action before the next request; 0, or the exit code of an error that was printed, or -1 when
 // there is nothing to be done: then its answer is an error.
-static int fulfil(struct addition *add, const struct agent_reply *reply)
+static int fulfil(struct add_request *add, const struct agent_reply *reply)
 {
-	if (reply->wish == WISH_IPV6 && !add->ipv6_tried) {
+	if (reply->action == ENABLE_IPV6 && !add->ipv6_tried) {
 		add->ipv6_tried = true;
 		return ipv6_enabled() ? 0 : -1;
 	}
-	if (reply->wish != WISH_ADDRESSES || add->addressed)
+	if (reply->action != GET_ADDRESSES || add->addressed)
 		return -1;
 	add->addresses = call_delegate(add->call, "ADD");
 	add->addressed = true; // what failed may have taken some of them
@@ -168,7 +168,7 @@ static int fulfil(struct addition *add, const struct agent_reply *reply)
 	return 0;
 }
 
-static int ask_to_add(struct addition *add)
+static int ask_to_add(struct add_request *add)
 {
 	const struct invocation *call = add->call;
 	struct agent_reply reply;
@@ -211,8 +211,8 @@ static int do_add(const struct invocation *call)
 	enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
 	if (fault != NETNS_OPENED)
 		return fail_netns(call, fault);
-	struct addition add = { .call = call,
-				.request = { &netns, call->stdin_text, call->stdin_length, 0, "", 0 } };
+	struct add_request add = { .call = call,
+				   .request = { &netns, call->stdin_text, call->stdin_length, 0, "", 0 } };
 	int code = ask_to_add(&add);
 	// Not while a pod may have the address: the runtime's DEL will see to that.
 	if (code && add.addressed && !add.unsettled && call_delegate(call, "DEL").exit_code)
@@ -269,7 +269,7 @@ static int detach(const struct invocation *call)
 	struct text problem = { 0 };
 	if (*call->netns) {
 		enum netns_fault fault = open_netns(call->netns, call->netns_override, &netns);
-		if (fault != NETNS_OPENED && fault != NETNS_GONE)
+		if (fault != NETNS_OPENED && fault != NETNS_MISSING)
 			return fail_netns(call, fault);
 	}
 	enum exchange result = ask_to_delete(call, &netns, DEL_PATIENCE_MS, &reply);
@@ -288,7 +288,7 @@ static int detach(const struct invocation *call)
 
 static const char *const invoking = "failed to invoke delegated plugin for IPAM";
 
-// The address is given back once nobody here has it, and whether or not the agent runs.
+// The address is released once no link here has it, whether or not the agent runs.
 static int do_del(const struct invocation *call)
 {
 	int code = detach(call);
@@ -322,7 +322,7 @@ static int inquire(const struct invocation *call, const struct pod_netns *netns,
 	}
 }
 
-// What the agent says is well, the delegated plugin may know better (CNI spec 1.1, section 4).
+// What the agent finds in order may fail the delegated plugin's check (CNI spec 1.1, section 4).
 static int inquire_of_both(const struct invocation *call, const struct pod_netns *netns, unsigned patience_ms,
 			   unsigned code)
 {

@@ -10,8 +10,8 @@
 
 enum { DEPTH_LIMIT = 1000 };
 
-// A key whose value is kept, at the top, or in an object there.
-struct kept {
+// A wanted key, at the top, or in an object there.
+struct wanted {
 	const char *object; // NULL: at the top
 	const char *key;
 	const char **text; // where a string goes
@@ -24,8 +24,8 @@ struct scanner {
 	const char *string; // the string decoded last
 	unsigned depth;
 	const char *object; // the key of the object at the top that is being scanned
-	const struct kept *kept;
-	size_t kept_count;
+	const struct wanted *wanted;
+	size_t key_count;
 	struct text wrong;
 };
 
@@ -51,17 +51,17 @@ static bool refuse(struct scanner *s, const char *context)
 	return false;
 }
 
-static bool refuse_type(struct scanner *s, const char *found, const struct kept *kept, const char *expected)
+static bool refuse_type(struct scanner *s, const char *found, const struct wanted *wanted, const char *expected)
 {
 	add(&s->wrong, "json: cannot unmarshal ");
 	add(&s->wrong, found);
 	add(&s->wrong, " into Go ");
-	add(&s->wrong, kept ? "struct field NetConf." : "value");
-	if (kept && kept->object) {
-		add(&s->wrong, kept->object);
+	add(&s->wrong, wanted ? "struct field NetConf." : "value");
+	if (wanted && wanted->object) {
+		add(&s->wrong, wanted->object);
 		add(&s->wrong, ".");
 	}
-	add(&s->wrong, kept ? kept->key : "");
+	add(&s->wrong, wanted ? wanted->key : "");
 	add(&s->wrong, " of type ");
 	add(&s->wrong, expected);
 	return false;
@@ -244,21 +244,21 @@ static bool scan_object(struct scanner *s)
 	}
 }
 
-// What is kept of this key's value; NULL for a key that nobody wants.
-static const struct kept *kept_of(const struct scanner *s, const char *key)
+// The entry of a wanted key; NULL for any other.
+static const struct wanted *wanted_of(const struct scanner *s, const char *key)
 {
-	for (size_t i = 0; key && i < s->kept_count; i++) {
-		const char *object = s->kept[i].object;
+	for (size_t i = 0; key && i < s->key_count; i++) {
+		const char *object = s->wanted[i].object;
 		bool here = s->depth == 1 ? !object : object && s->object && !strcmp(s->object, object);
-		if (here && !strcmp(key, s->kept[i].key))
-			return &s->kept[i];
+		if (here && !strcmp(key, s->wanted[i].key))
+			return &s->wanted[i];
 	}
 	return NULL;
 }
 
 static bool scan_value(struct scanner *s, const char *key)
 {
-	const struct kept *kept = kept_of(s, key);
+	const struct wanted *wanted = wanted_of(s, key);
 	skip_space(s);
 	char first = s->at < s->end ? *s->at : 0;
 	bool good;
@@ -295,24 +295,27 @@ static bool scan_value(struct scanner *s, const char *key)
 	}
 	if (!good)
 		return false;
-	if (kept && kept->text && first != '"')
-		return refuse_type(s, type, kept, "string");
-	if (kept && kept->flag && first != 't' && first != 'f')
-		return refuse_type(s, type, kept, "bool");
-	if (kept && kept->text)
-		*kept->text = s->string;
-	if (kept && kept->flag)
-		*kept->flag = first == 't';
+	if (wanted && wanted->text && first != '"')
+		return refuse_type(s, type, wanted, "string");
+	if (wanted && wanted->flag && first != 't' && first != 'f')
+		return refuse_type(s, type, wanted, "bool");
+	if (wanted && wanted->text)
+		*wanted->text = s->string;
+	if (wanted && wanted->flag)
+		*wanted->flag = first == 't';
 	return true;
 }
 
-static const char *read_object(const struct kept *kept, size_t count, const char *text, size_t length, char *room)
+static const char *read_object(const struct wanted *wanted, size_t count, const char *text, size_t length,
+			       char *room)
 {
 	static struct scanner s;
 	for (size_t i = 0; i < count; i++)
-		if (kept[i].text)
-			*kept[i].text = "";
-	s = (struct scanner){ .at = text, .end = text + length, .room = room, .kept = kept, .kept_count = count };
+		if (wanted[i].text)
+			*wanted[i].text = "";
+	s = (struct scanner){
+		.at = text, .end = text + length, .room = room, .wanted = wanted, .key_count = count
+	};
 	skip_space(&s);
 	bool object = s.at < s.end && *s.at == '{';
 	if (!scan_value(&s, NULL))
@@ -327,7 +330,7 @@ static const char *read_object(const struct kept *kept, size_t count, const char
 
 const char *read_netconf(struct netconf *conf, const char *stdin_text, size_t length, char *room)
 {
-	const struct kept kept[] = {
+	const struct wanted wanted[] = {
 		{ .key = "cniVersion", .text = &conf->cni_version },
 		{ .key = "name", .text = &conf->name },
 		{ .key = "agent-socket", .text = &conf->agent_socket },
@@ -337,14 +340,14 @@ const char *read_netconf(struct netconf *conf, const char *stdin_text, size_t le
 		{ .object = "ipam", .key = "type", .text = &conf->ipam_type },
 	};
 	conf->debug = false;
-	return read_object(kept, sizeof(kept) / sizeof(*kept), stdin_text, length, room);
+	return read_object(wanted, sizeof(wanted) / sizeof(*wanted), stdin_text, length, room);
 }
 
 const char *read_error(struct cni_error *error, const char *text, size_t length, char *room)
 {
-	const struct kept kept[] = {
+	const struct wanted wanted[] = {
 		{ .key = "msg", .text = &error->message },
 		{ .key = "details", .text = &error->details },
 	};
-	return read_object(kept, sizeof(kept) / sizeof(*kept), text, length, room);
+	return read_object(wanted, sizeof(wanted) / sizeof(*wanted), text, length, room);
 }

@@ -39,14 +39,14 @@ enum netns_fault open_netns(const char *path, bool allow_ours, struct pod_netns 
 	*netns = (struct pod_netns){ -1, -1 };
 	netns->fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); // a pipe would wait for a writer
 	if (netns->fd < 0)
-		return errno == ENOENT || errno == ENOTDIR ? NETNS_GONE : NETNS_FAILED;
+		return errno == ENOENT || errno == ENOTDIR ? NETNS_MISSING : NETNS_FAILED;
 	if (fstatfs(netns->fd, &about))
 		return NETNS_FAILED;
 	if ((unsigned long)about.f_type != NSFS_MAGIC) { // the file below an unmounted namespace
 		close(netns->fd);
 		netns->fd = -1;
 		errno = EINVAL;
-		return NETNS_GONE;
+		return NETNS_MISSING;
 	}
 	if (!allow_ours && same_as_ours(netns->fd))
 		return NETNS_OURS;
@@ -64,7 +64,7 @@ bool leave_netns(void)
 
 int enable_ipv6(void)
 {
-	// The files under /proc/sys/net are those of the reader's namespace, whoever mounted /proc.
+	// The files under /proc/sys/net are those of the reader's namespace, whichever process mounted /proc.
 	int fd = open("/proc/sys/net/ipv6/conf/all/disable_ipv6", O_WRONLY | O_CLOEXEC);
 	if (fd < 0)
 		return errno;

@@ -12,9 +12,9 @@ struct pod_netns {
 
 enum netns_fault {
 	NETNS_OPENED,
-	NETNS_GONE, // no file, or no longer a namespace: errno says which
+	NETNS_MISSING, // no file, or no longer a namespace: see errno
 	NETNS_OURS, // it is the plugin's own namespace
-	NETNS_FAILED, // errno says why
+	NETNS_FAILED, // see errno
 };
 
 // Open `path` and a socket in it. The calling process stays in that namespace: it is a plugin's whole

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bounded text buffer, and what the plugin says with it: errors on stdout, notes on stderr and in
+// A bounded text buffer, and the plugin's output: errors on stdout, notes on stderr and in
 // the log file. Needs: nothing. Gives: no stdio, which would be most of the plugin's start time.
 #pragma once
 
@@ -36,7 +36,7 @@ enum {
 	CNI_INTERNAL = 999,
 };
 
-// Protocol version of the errors the plugin itself prints; the highest one until stdin has told.
+// Protocol version of the errors the plugin itself prints; the highest one until stdin has been read.
 extern const char *error_version;
 
 // Print a CNI error object and return the exit code, always 1. `details` may be "".

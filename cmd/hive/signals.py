@@ -16,7 +16,7 @@ _TO_END: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def orderly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind like ctrl-C does, so that what was begun is cleared away."""
+    """Let SIGTERM and SIGHUP unwind like ctrl-C does, so that what was started is cleared away."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -6,7 +6,7 @@ Source: cilium/hive's shell, whose protocol this is, so that ``cilium-dbg shell`
         is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Ours adds what begins with #,
         a comment to their servers: after ``#marks`` the output of a command that fails ends with
         ``<<failed>>`` instead, that of one to be repeated with ``--yes`` with ``<<confirm>>``, and
-        ``#complete LINE`` tells what the last word of the line may become.
+        ``#complete LINE`` shows what the last word of the line may become.
 """
 
 import asyncio

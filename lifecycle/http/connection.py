@@ -55,7 +55,7 @@ class Connection:
         self._bodiless = False
         """The answer to this request is a head alone."""
         self._request_ends: float | None = None
-        """The deadline of the request that has begun to come."""
+        """The deadline of the request that has started to come."""
         self.answering = False
         """A request has come whose answer is not sent."""
         self.answered = 0

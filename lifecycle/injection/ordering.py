@@ -21,7 +21,7 @@ def after(*types: Any) -> Callable[[T], T]:
     It needs each of them as if it had a parameter of that type, without being given it: they are built before
     it, their hooks have started before its own start, and stop once its own have stopped. What nothing
     provides is a fault of the graph, unless it is asked for as ``X | None``; ``list[Member[T]]`` stands for a
-    whole group. A subclass keeps what its bases come after. Raises TypeError for what is no type.
+    whole group. A subclass keeps what its bases come after. Raises TypeError for what is not a type.
 
         @after(Database)
         class Server:  # its port opens when there is a database, though it never talks to it

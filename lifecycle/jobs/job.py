@@ -58,7 +58,7 @@ class Job:
     """One job: its tries, counted, and how it is."""
 
     health: Health
-    """There once it has begun."""
+    """There once it has started."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Job:
         """In a row."""
         self.started = False
         self.drain = 0.0
-        """Seconds it may go on after the stop has begun."""
+        """Seconds it may go on after the stop has started."""
         self._scope: anyio.CancelScope | None = None
         self._ending = False
         self._run = run
@@ -116,9 +116,9 @@ class Job:
         return span(f"job {self.name}", {"lifecycle.module": self.meter.module, "lifecycle.job": self.name})
 
     def end_soon(self) -> None:
-        """The stop has begun: it ends within its drain, or is cancelled now."""
+        """The stop has started: it ends within its drain, or is cancelled now."""
         self._ending = True
-        if self._scope is None:  # it has not begun
+        if self._scope is None:  # it has not started
             return
         if self.drain:
             self._scope.deadline = anyio.current_time() + self.drain

@@ -202,7 +202,7 @@ class Jobs:
 
     @property
     def drain(self) -> float:
-        """Seconds that the slowest of the jobs may take after the stop has begun."""
+        """Seconds that the slowest of the jobs may take after the stop has started."""
         return max((job.drain for job in self._known), default=0.0)
 
     def _stop_event(self) -> anyio.Event:

@@ -197,7 +197,7 @@ class JobMetrics:
         return meter
 
     def forget(self, meter: Meter) -> None:
-        """The job is no more."""
+        """The job is removed."""
         if meter in self._meters:
             del self._meters[meter]
             _add(self._removed, meter.stats())

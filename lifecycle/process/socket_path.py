@@ -13,7 +13,7 @@ from lifecycle.errors import HiveError
 
 
 def clear_socket(path: Path) -> None:
-    """Remove the socket file of a process that is gone; nothing happens where there is none.
+    """Remove the socket file of a process that no longer exists; nothing happens where there is none.
 
     Raises HiveError, one line, when a process serves it, with a socket of whatever type, or when something
     else is in the way.

@@ -48,7 +48,7 @@ class ProbeSettings(Settings, frozen=True):
     """HOST:PORT that answers /healthz, /readyz and /metrics; nothing for none. [::]:8086 is every address."""
 
     def validate(self) -> None:
-        """Refuse what is no address; raises ValueError with one line."""
+        """Refuse what is not an address; raises ValueError with one line."""
         if self.probe_address:
             self.endpoint()
 

@@ -16,7 +16,7 @@ LARGEST: Final = 1 << 20
 def read_regular(path: Path | str, largest: int = LARGEST) -> bytes:
     """The contents of a file.
 
-    Raises OSError also for what is no file and for one that is too large, without waiting for anybody, as
+    Raises OSError also for what is not a file and for one that is too large, without waiting for anybody, as
     a pipe would have it, and without end, as a device would.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -31,7 +31,7 @@ class Change(msgspec.Struct, Generic[Row], frozen=True):
 
     @property
     def deleted(self) -> bool:
-        """Whether the row is gone."""
+        """Whether the row no longer exists."""
         return self.row is None
 
 

@@ -589,6 +589,49 @@ def test_texts_for_users_are_plain() -> None:
     assert len(private) <= PRIVATE_TEXTS_LEFT, "\n".join(private)
 
 
+PRIVATE_PROSE_LEFT = 1323
+"""Private words in docstrings and comments of Python: these only fall."""
+C_FILES = [path for folder in ("cells", "cmd") for path in sorted((ROOT / folder).rglob("*.[ch]"))]
+
+
+def private_prose(path: Path) -> Iterator[str]:
+    """Where docstrings and comments of a module have private words."""
+    text = path.read_text(encoding="utf-8")
+    place = path.relative_to(ROOT)
+    for number, line in comments(text):
+        yield from (f"{place}:{number}: {found[0]}" for found in PRIVATE_PHRASES.finditer(line))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            documented = str(node.value.value)
+            yield from (
+                f"{place}:{node.lineno}: {found[0]}" for found in PRIVATE_PHRASES.finditer(documented)
+            )
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Line number and text of every comment, by a count of the quotes before it: tokens would take ten times as long."""
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = line.find("#")
+        if mark >= 0 and line[:mark].count('"') % 2 == 0 and line[:mark].count("'") % 2 == 0:
+            yield number, line[mark:]
+
+
+def test_docstrings_and_comments_use_private_words_less_and_less() -> None:
+    private = [found for _, path in MODULES for found in private_prose(path)]
+    assert len(private) <= PRIVATE_PROSE_LEFT, f"{len(private)}:\n" + "\n".join(private)
+
+
+def test_c_has_names_and_comments_that_one_would_search_for() -> None:
+    private = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in C_FILES
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if PRIVATE_PHRASES.search(line)
+        or not PRIVATE_WORDS.isdisjoint(word.lower() for word in WORD_OF_NAME.findall(line))
+    ]
+    assert private == []
+
+
 def test_recordings_are_packed() -> None:
     """A file for each case is half of all lines: python -m tests.support.recordings pack AREA FOLDER."""
     loose = {path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.json")}

@@ -63,7 +63,7 @@ class EndpointPolicyModels:
     def of(self, endpoint: Endpoint) -> models.EndpointPolicyStatus:
         """What should be enforced, and what its policy map enforces.
 
-        While a map lags behind its rules, what the former rules said is not told again.
+        While a map lags behind its rules, what the earlier rules said is not told again.
         """
         wanted = self._policies.table.get(endpoint.id)
         realized = self._policies.status(endpoint.id)
@@ -166,7 +166,7 @@ def _port_rule(use: PortUse) -> models.PolicyRule:
     )
 
 
-# The operations on policies: those of the cluster's objects can be looked at, none can be made by hand.
+# The operations on policies: those of the cluster's objects can be looked at, none can be made manually.
 
 _BY_OBJECTS = always(500, "rules come from objects of the cluster or a folder of manifests: change those")
 

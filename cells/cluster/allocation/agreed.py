@@ -106,7 +106,7 @@ class AgreedNumbers(ABC):
         self._beside = other
 
     def allocate_now(self, labels: Labels, previous: int = 0) -> int | None:
-        """The number of these labels; before those of others are known the former one."""
+        """The number of these labels; before those of others are known the previous one."""
         if not self._all_known():
             if previous not in CLUSTER or previous in self._adopted:
                 return None

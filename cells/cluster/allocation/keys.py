@@ -217,7 +217,7 @@ class KVStoreAllocator(AgreedNumbers):
         self._written[key] = str(number)
 
     def _free(self, labels: Labels, previous: int) -> Iterator[int]:
-        """Numbers to try: the former one, then some at random, that other nodes may not try as well."""
+        """Numbers to try: the previous one, then some at random, that other nodes may not try as well."""
         there = self._shared.table
         for number in self._preferred(labels, previous):
             if number in CLUSTER and str(number) not in there and self._may_take(labels, number):

@@ -36,7 +36,7 @@ from lifecycle.settings import read_regular
 __all__ = ["cell"]
 
 
-# This node's own identities, kept over a restart: prefixes and names have the numbers they had before.
+# This node's own identities, preserved over a restart: prefixes and names have the numbers they had before.
 #
 # Reconciler: the table ``identities`` in, local_allocator_state.json out.
 # Why:        the datapath still uses these numbers, so none may be reused before all claims are known.
@@ -167,7 +167,7 @@ def known_identities(
     jobs: Jobs,
     log: Logger,
 ) -> Identities:
-    """The identities of this node; its own have their former numbers."""
+    """The identities of this node; its own have their earlier numbers."""
     found = Identities(table, cluster, keep)
     Checkpoint(found, agent.state, lifecycle=lifecycle, jobs=jobs, log=log)
     return found

@@ -102,7 +102,7 @@ class NodeAllocator:
         """These numbers."""
 
     def allocate_now(self, labels: Labels, previous: int = 0) -> int:
-        """The former number if it is one of ours and free, else the next that is."""
+        """The earlier number if it is one of ours and free, else the next that is."""
         restored = self._restored.pop(labels, 0)
         self._reserved.discard(restored)
         number = restored or previous

@@ -37,7 +37,7 @@ __all__ = ["IdentityFollower", "Ipcache", "cell"]
 # Claims of prefixes: made and withdrawn by resource, in the map at once.
 #
 # A claim is in the map when upsert() returns: that of a pod's address must be, before its link comes up. The
-# sweep is for what others changed, what the kernel refused, and what a former agent left.
+# sweep is for what others changed, what the kernel refused, and what an earlier agent left.
 
 SEEN: Final = 4096
 """Addresses whose identities are remembered."""
@@ -97,7 +97,7 @@ class Ipcache:
         return self._rows.leftovers
 
     def identity_at(self, address: IPAddress) -> int:
-        """The identity that packets to or from an address are judged by; 0 if no prefix has it.
+        """The identity that packets to or from an address are evaluated by; 0 if no prefix has it.
 
         Raises OSError, NotStartedError.
         """
@@ -199,7 +199,7 @@ def ipcache(
     tables: Tables,
     log: Logger,
 ) -> Ipcache:
-    """Whose every prefix is, once its hook has read what a former agent left.
+    """Whose every prefix is, once its hook has read what an earlier agent left.
 
     The map is swept when all sources are known, every minute, and when the kernel refused a row.
     """

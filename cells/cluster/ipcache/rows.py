@@ -49,7 +49,7 @@ class Source(StrEnum):
     GENERATED = "generated"
     """Made for policies that name prefixes."""
     RESTORED = "restored"
-    """What a former agent left, of an endpoint that is not back yet."""
+    """What an earlier agent left, of an endpoint that is not back yet."""
     UNSPEC = "unspec"
 
     def beats(self, other: "Source") -> bool:

@@ -23,7 +23,7 @@ int hive_from_pod(struct __sk_buff *skb)
 	struct flow flow = {};
 
 	skb->queue_mapping = 0; /* the pod's choice of queue means nothing to the host's devices */
-	return finish(skb, &flow, pod_sends(skb, &flow));
+	return finish(skb, &flow, from_container(skb, &flow));
 }
 
 SEC("tc")
@@ -38,7 +38,7 @@ int hive_from_host(struct __sk_buff *skb)
 			return finish(skb, &flow, verdict);
 		flow = (struct flow){};
 	}
-	return finish(skb, &flow, host_sends(skb, &flow));
+	return finish(skb, &flow, from_host(skb, &flow));
 }
 
 SEC("tc")
@@ -46,10 +46,10 @@ int hive_to_pod(struct __sk_buff *skb)
 {
 	struct flow flow = {};
 
-	return finish(skb, &flow, pod_gets(skb, &flow));
+	return finish(skb, &flow, to_container(skb, &flow));
 }
 
-/* What reaches the host here has been judged where it came from. */
+/* What reaches the host here was evaluated where it came from. */
 SEC("tc")
 int hive_to_host(struct __sk_buff *skb)
 {
@@ -63,13 +63,13 @@ int hive_from_vxlan(struct __sk_buff *skb)
 {
 	struct flow flow = {};
 
-	return finish(skb, &flow, overlay_brings(skb, &flow));
+	return finish(skb, &flow, from_overlay(skb, &flow));
 }
 
 SEC("tc")
 int hive_to_vxlan(struct __sk_buff *skb)
 {
-	return overlay_takes(skb);
+	return to_overlay(skb);
 }
 
 SEC("tc")

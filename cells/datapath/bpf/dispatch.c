@@ -63,7 +63,7 @@ int cil_to_host(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* Ingress of the tunnel's device: another node sends. Without its program nobody is believed. */
+/* Ingress of the tunnel's device: another node sends. Without its program no sender is trusted. */
 SEC("tc")
 int cil_from_overlay(struct __sk_buff *skb)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Removes from the conntrack tables what has ended, or whose address is nobody's any more; and translations
+/* Removes from the conntrack tables entries that ended or have an address without an owner; and translations
  * of such flows.
  *
  * The agent runs a program again and again, in a thread, each run a slice (gc/walk.h): so half a million entries are
@@ -32,40 +32,40 @@ struct {
 	__type(value, __u32);
 	__uint(max_entries, 131072);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-} hive_ct_gone SEC(".maps");
+} hive_ct_deleted SEC(".maps");
 
-static __always_inline bool gone4(__be32 ip)
+static __always_inline bool pod_removed4(__be32 ip)
 {
 	struct address key = { .words = { ip } };
 
-	return bpf_map_lookup_elem(&hive_ct_gone, &key);
+	return bpf_map_lookup_elem(&hive_ct_deleted, &key);
 }
 
-static __always_inline bool gone6(const struct address *ip)
+static __always_inline bool pod_removed6(const struct address *ip)
 {
-	return bpf_map_lookup_elem(&hive_ct_gone, ip);
+	return bpf_map_lookup_elem(&hive_ct_deleted, ip);
 }
 
-#define FLOW_GONE4(key, entry) (gone4((key)->daddr) || gone4((key)->saddr))
-#define FLOW_GONE6(key, entry) (gone6(&(key)->daddr) || gone6(&(key)->saddr))
+#define FLOW_REMOVED4(key, entry) (pod_removed4((key)->daddr) || pod_removed4((key)->saddr))
+#define FLOW_REMOVED6(key, entry) (pod_removed6(&(key)->daddr) || pod_removed6(&(key)->saddr))
 
 /* Of a translation the packets' entry has the pod in its key, that of the answers in its value. */
-#define NAT_GONE4(key, entry) (gone4((key)->saddr) || gone4((entry)->address))
+#define NAT_REMOVED4(key, entry) (pod_removed4((key)->saddr) || pod_removed4((entry)->address))
 
-static __always_inline bool nat_gone6(const struct nat6_entry *entry)
+static __always_inline bool nat_removed6(const struct nat6_entry *entry)
 {
 	struct address pod __attribute__((aligned(8))) = entry->address;
 
-	return gone6(&pod);
+	return pod_removed6(&pod);
 }
 
-#define NAT_GONE6(key, entry) (gone6(&(key)->saddr) || nat_gone6(entry))
+#define NAT_REMOVED6(key, entry) (pod_removed6(&(key)->saddr) || nat_removed6(entry))
 
-WALKS(hive_ct_forget_tcp4, cilium_ct4_global, ct4_key, ct_entry, FLOW_GONE4, 1)
-WALKS(hive_ct_forget_any4, cilium_ct_any4_global, ct4_key, ct_entry, FLOW_GONE4, 1)
-WALKS(hive_ct_forget_tcp6, cilium_ct6_global, ct6_key, ct_entry, FLOW_GONE6, 1)
-WALKS(hive_ct_forget_any6, cilium_ct_any6_global, ct6_key, ct_entry, FLOW_GONE6, 1)
-WALKS(hive_ct_forget_nat4, cilium_snat_v4_external, ct4_key, nat4_entry, NAT_GONE4, 1)
-WALKS(hive_ct_forget_nat6, cilium_snat_v6_external, ct6_key, nat6_entry, NAT_GONE6, 1)
+WALKS(hive_ct_forget_tcp4, cilium_ct4_global, ct4_key, ct_entry, FLOW_REMOVED4, 1)
+WALKS(hive_ct_forget_any4, cilium_ct_any4_global, ct4_key, ct_entry, FLOW_REMOVED4, 1)
+WALKS(hive_ct_forget_tcp6, cilium_ct6_global, ct6_key, ct_entry, FLOW_REMOVED6, 1)
+WALKS(hive_ct_forget_any6, cilium_ct_any6_global, ct6_key, ct_entry, FLOW_REMOVED6, 1)
+WALKS(hive_ct_forget_nat4, cilium_snat_v4_external, ct4_key, nat4_entry, NAT_REMOVED4, 1)
+WALKS(hive_ct_forget_nat6, cilium_snat_v6_external, ct6_key, nat6_entry, NAT_REMOVED6, 1)
 
 char _license[] SEC("license") = "Dual BSD/GPL";

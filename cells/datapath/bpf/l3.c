@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* What passes native devices whose packets begin with the network header: L3 devices, such as wireguard, tun, ipip.
+/* What passes native devices with packets that begin with the network header: L3 devices, such as wireguard, tun, ipip.
  *
  * The same sources as those of the programs at other devices (datapath.c). Reached by tail call from dispatch.c.
  */

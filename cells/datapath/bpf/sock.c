@@ -32,9 +32,9 @@ static __always_inline int forward(struct bpf_sock_addr *ctx, __u8 family, bool 
 	asked = peer;
 	outcome = sock_forward(&peer, config);
 	if (!outcome) {
-		if (sock_tells()) {
-			tell_sock(ctx, &asked, SOCK_BEFORE);
-			tell_sock(ctx, &peer, SOCK_AFTER);
+		if (sock_notifies()) {
+			send_trace_sock_notify(ctx, &asked, SOCK_BEFORE);
+			send_trace_sock_notify(ctx, &peer, SOCK_AFTER);
 		}
 		peer_write(ctx, &peer, family);
 		return PROCEED;
@@ -57,9 +57,9 @@ static __always_inline int back(struct bpf_sock_addr *ctx, __u8 family)
 	peer_read(ctx, &peer, config, family);
 	served = peer;
 	if (reverse_translate(&peer, config)) {
-		if (sock_tells()) {
-			tell_sock(ctx, &served, SOCK_BACK_BEFORE);
-			tell_sock(ctx, &peer, SOCK_BACK_AFTER);
+		if (sock_notifies()) {
+			send_trace_sock_notify(ctx, &served, SOCK_BACK_BEFORE);
+			send_trace_sock_notify(ctx, &peer, SOCK_BACK_AFTER);
 		}
 		peer_write(ctx, &peer, family);
 	}

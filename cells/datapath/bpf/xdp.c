@@ -10,7 +10,7 @@
 #include "lib/metrics.h"
 
 /* Whether the driver supports the metadata area, which carries the result to the tc program. Without it, tc does everything. */
-static __always_inline bool tells(const struct xdp_md *ctx)
+static __always_inline bool hands_over(const struct xdp_md *ctx)
 {
 	return packet_meta(ctx) <= packet_start(ctx);
 }
@@ -21,13 +21,13 @@ int hive_xdp(struct xdp_md *ctx)
 	struct flow flow = {};
 	int verdict;
 
-	if (!nodeport_facts() || !tells(ctx))
+	if (!nodeport_facts() || !hands_over(ctx))
 		return XDP_PASS;
-	verdict = device_gets(ctx, &flow);
+	verdict = from_netdev(ctx, &flow);
 	if (likely(!DROPPED(verdict)))
 		return verdict;
 	count(ctx, DROP_REASON(verdict), DROP_DIRECTION(verdict));
-	tell_drop(ctx, &flow, DROP_REASON(verdict), DROP_DIRECTION(verdict));
+	send_drop_notify(ctx, &flow, DROP_REASON(verdict), DROP_DIRECTION(verdict));
 	return XDP_DROP;
 }
 

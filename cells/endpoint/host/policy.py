@@ -1,7 +1,7 @@
 """The policy of the node itself: its labels followed, and put in force once all rules are known.
 
 Controller: this node's labels and the rules in; the host endpoint's labels and policy out.
-Why:        until the rules are known the node goes by the policy of a former agent, or by none, so that
+Why:        until the rules are known the node goes by the policy of an earlier agent, or by none, so that
             neither a start nor a restart locks it up or opens it.
 """
 

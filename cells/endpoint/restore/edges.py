@@ -157,7 +157,7 @@ class KernelStaleMaps:
         ]
 
     def keep_addresses(self, ips: Collection[IPAddress]) -> None:
-        """Claim for endpoints what a former agent wrote of these addresses."""
+        """Claim for endpoints what an earlier agent wrote of these addresses."""
         self._local.keep(ips)
         self._claimed.done()
 

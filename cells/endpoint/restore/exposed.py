@@ -65,7 +65,7 @@ class RegeneratedEndpoints:
         lifecycle.append(Hook("regenerate endpoints", self._start))
 
     async def _start(self) -> None:
-        """Regenerate, unless the rules are late: pods go on under the former ones, and the node starts."""
+        """Regenerate, unless the rules are late: pods go on under the earlier ones, and the node starts."""
         if self._rules is not None and self._restored.endpoints:
             with anyio.move_on_after(RULES_SECONDS) as waiting:
                 await self._rules.known()

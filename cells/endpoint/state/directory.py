@@ -94,10 +94,10 @@ class StateFiles:
             self.refresh(endpoint)
 
     def write(self, endpoint: Endpoint) -> None:
-        """Save the endpoint: a reader sees its former state or this one, nothing between.
+        """Save the endpoint: a reader sees its earlier state or this one, nothing between.
 
         It is built in ``<id>_next`` and moved into place; an existing directory is exchanged with it,
-        keeping what other files it has. Raises OSError, with the former state untouched.
+        keeping what other files it has. Raises OSError, with the earlier state untouched.
         """
         final = f"{self._base}/{endpoint.id}"
         building = final + "_next"

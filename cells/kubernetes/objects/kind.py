@@ -100,7 +100,7 @@ class Object(Wire, frozen=True, gc=False):
 
     @property
     def terminating(self) -> bool:
-        """Whether its deletion has begun."""
+        """Whether its deletion has started."""
         return self.metadata.deletion_timestamp is not None
 
 

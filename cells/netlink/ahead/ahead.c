@@ -23,7 +23,7 @@ struct exchange {
 	pthread_t thread;
 	enum state state;
 	int fd, error;
-	uint32_t last; // the sequence number whose answer is the last one
+	uint32_t last; // the sequence number of the last answer
 	uint32_t request_length, answer_length;
 	char request[REQUEST_LIMIT];
 	char answer[ANSWER_LIMIT] __attribute__((aligned(NLMSG_ALIGNTO)));

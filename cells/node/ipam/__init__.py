@@ -1,7 +1,7 @@
 """Pod addresses of this node: an allocator over the ranges of each address family, or of pools of them.
 
 Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
-            ranges in use are kept in pod-ranges.json in the state directory, which auto goes on with: pods
+            ranges in use are stored in pod-ranges.json in the state directory, which auto goes on with: pods
             keep their addresses though the node got another one. In mode multi-pool the ranges by pool are
             what this node's CiliumNode says; what it asks of pools and gives back is the table
             pod-pool-requests, which the CiliumNode is written from.

@@ -186,7 +186,7 @@ def _global_addresses(devices: Iterable[Device]) -> Iterator[IPv4Address]:
                 yield ip
 
 
-# The ranges in use, kept over a restart of the agent.
+# The ranges in use, preserved over a restart of the agent.
 
 FILE: Final = "pod-ranges.json"
 POOLS_FILE: Final = "pod-pools.json"

@@ -102,7 +102,7 @@ class MetricsSettings(Settings, frozen=True):
     """Metrics to add to the usual ones (+name) or to leave out (-name), by full name; the last one wins."""
 
     def validate(self) -> None:
-        """Refuse what is no address; raises ValueError with one line."""
+        """Refuse what is not an address; raises ValueError with one line."""
         if self.prometheus_serve_addr:
             try:
                 ListenAddress.parse(self.prometheus_serve_addr)
@@ -211,12 +211,12 @@ class Paced(Generic[T]):
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
         self._next: asyncio.Task[T] | None = None
-        """The next run, not begun yet; None if no one has asked for it."""
+        """The next run, not started yet; None if no one has asked for it."""
         self._latest: asyncio.Task[T] | None = None
         self._not_before = 0.0
 
     async def get(self) -> T:
-        """What the work gives when it is begun after this; raises what it raises."""
+        """What the work gives when it is started after this; raises what it raises."""
         if self._next is None:
             self._next = self._latest = asyncio.get_running_loop().create_task(self._do(self._latest))
         return await asyncio.shield(self._next)

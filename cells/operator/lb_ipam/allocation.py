@@ -274,7 +274,7 @@ def _wanted(service: ClusterService) -> tuple[Address, ...]:
 def _addresses(texts: Collection[str]) -> tuple[Address, ...]:
     found: list[Address] = []
     for text in texts:
-        with suppress(ValueError):  # what is no address asks for nothing
+        with suppress(ValueError):  # what is not an address asks for nothing
             found.append(ip_address(text.strip()))
     return tuple(found)
 

@@ -204,7 +204,7 @@ ALLOW_ANY = {
 ICMP = (PROTOCOLS["ICMP"], PROTOCOLS["ICMPV6"])
 
 NamedPorts = Callable[[str, int], Iterable[int]]
-"""The numbers of a port name for a protocol, as the direction sees it: none or several is no port."""
+"""The numbers of a port name for a protocol, as the direction sees it: none or several is not a port."""
 
 Proxies = Callable[[Filter, SelectorPolicy], Redirect | None]
 """The proxy that serves a filter for a selector, None while there is none: then nothing is let through."""
@@ -364,7 +364,7 @@ class DirectionPolicy:
         return self._selected(self._entries) | ({HOST_IDENTITY} if self._localhost else set())
 
     def identities_since(self, previous: DirectionPolicy) -> set[int] | None:
-        """The identities whose entries may be others than by a former policy of this; None: any may.
+        """The identities whose entries may be others than by an earlier policy of this; None: any may.
 
         The selector cache must still have the selectors of both.
         """

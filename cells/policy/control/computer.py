@@ -179,7 +179,7 @@ class RulePolicy:
         return list(rows.values())
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is no more."""
+        """The endpoint is removed."""
         self._pods.pop(endpoint_id, None)
         key = self._computed.key(endpoint_id)
         self._computed.delete_endpoint(endpoint_id)

@@ -298,7 +298,7 @@ class NameRules:
         return found
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is no more."""
+        """The endpoint is removed."""
         self._known.pop(endpoint_id, None)
 
     def _filter(self, policy: DirectionPolicy, identity: int, protocol: int, port: int) -> NameFilter:

@@ -217,7 +217,7 @@ class Followed(Generic[Row]):
 # The named ports of pods, as policies mean them.
 #
 # Source: Cilium 1.17: at ingress a name is a port of the endpoint's own pod, at egress of any pod of the
-#         cluster that the node knows of; a name of two numbers is no port there.
+#         cluster that the node knows of; a name of two numbers is not a port there.
 
 NONE: frozenset[NamedPodPort] = frozenset()
 

@@ -5,7 +5,7 @@ Needs:  Resources, Identities, RulePolicy, EndpointPolicies, Ipcache, Table[Remo
         Table[HTTPProxyState].
 Gives:  PolicyWatch.
 Why:    a prefix gets its identity in policy maps before the ipcache gives it to packets, and loses it there
-        first, so no packet is judged by half a policy.
+        first, so no packet is evaluated by half a policy.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class PolicyWatch:
     async def _first(self) -> None:
         """Give prefixes and names their identities, after the maps of restored endpoints have those.
 
-        Then what a former agent left may go, in the maps, too.
+        Then what an earlier agent left may go, in the maps, too.
         """
         await self._sources.known()
         await self._names.begin()

@@ -57,7 +57,7 @@ class End(NamedTuple):
     identity: int
     labels: LabelSet
     key: str = ""
-    """The same for the same pod; empty for what is no pod."""
+    """The same for the same pod; empty for what is not a pod."""
     policy: Callable[[Direction], DirectionPolicy] | None = None
     """Its policy, where it is decided here. Raises UnanswerableError."""
     elsewhere: str = ""

@@ -289,7 +289,7 @@ def _ends(directory: Directory, text: str, client: End | None) -> Sequence[tuple
 
 
 def _of_end(directory: Directory, end: End, asked: RequestedPort, note: str) -> Iterator[Target]:
-    """The port of an end that is no service; its names are those of a pod's containers."""
+    """The port of an end that is not a service; its names are those of a pod's containers."""
     if not asked.port:
         yield Target(end, note=note)
     elif (number := asked.number) is not None:

@@ -2,7 +2,7 @@
 
 Controller and reconciler: a PolicyComputer says what an endpoint may do; that is its row in the table
 ``endpoint-policies``; its policy map is made equal by difference, and the table
-``endpoint-policies-realized`` tells what the map has.
+``endpoint-policies-realized`` shows what the map has.
 
 Why: what is allowed may change at any time, and must be in force in every map, or told to be not.
 """

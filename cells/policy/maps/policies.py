@@ -84,7 +84,7 @@ class DeferredDeletes:
             self._entries[endpoint_id] = written
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is no more."""
+        """The endpoint is removed."""
         self._entries.pop(endpoint_id, None)
 
 
@@ -163,7 +163,7 @@ class EndpointPolicies:
         self._previous[endpoint_id] = self._pool.adopt(endpoint_id)
 
     def release(self, endpoint_id: int) -> None:
-        """The endpoint is no more: give its number and map back; raises OSError."""
+        """The endpoint is removed: give its number and map back; raises OSError."""
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
         self._previous.pop(endpoint_id, None)

@@ -125,7 +125,7 @@ class PolicyComputer(Protocol):
         ...
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is no more; an unknown one is fine."""
+        """The endpoint is removed; an unknown one is fine."""
         ...
 
 

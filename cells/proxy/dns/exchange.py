@@ -42,7 +42,7 @@ class Awaited(Protocol):
     """A query by UDP that waits for its answer."""
 
     def give_up(self) -> None:
-        """Nobody waits for the answer any more."""
+        """No caller waits for the answer any more."""
         ...
 
 
@@ -137,7 +137,7 @@ class QueryPolicy:
 
 # Lookups as events of the monitor: who asked which server for what, and what it said.
 #
-# Source: Cilium 1.17, access log records of its DNS proxy. Events are made only while somebody watches; all
+# Source: Cilium 1.17, access log records of its DNS proxy. Events are made only while there are watchers; all
 #         lookups are counted.
 
 

@@ -99,7 +99,7 @@ def _saved(path: Path) -> dict[str, _Port]:
 
 # The routing rule that has the stack take what is marked for a proxy for its own, kept there.
 #
-# Reconciler: a rule and a route for each family; what somebody removes comes back.
+# Reconciler: a rule and a route for each family; what others remove comes back.
 # Why:        the datapath chooses the socket, but a packet for a foreign address would be sent on before
 #             that.
 # Source:     Cilium 1.17, table 2004 and the rule with priority 9; ip-rule(8), ip-route(8) type local.

@@ -363,7 +363,7 @@ class DNSProxy:
         try:
             if answers is not None:
                 answers.send(data, asking.server, asking.client)
-        except OSError as error:  # a pod that is gone; or it asks again
+        except OSError as error:  # a pod that no longer exists; or it asks again
             self._log.debug("an answer could not be sent", pod=str(asking.client[0]), error=str(error))
 
     # By TCP: a task for a connection, one query after another
@@ -426,7 +426,7 @@ class DNSProxy:
                 to_server.close()
 
     def _to_server(self, asking: Asking) -> ServerConnection | None:
-        """For a pod's connection; None for one that is no pod's."""
+        """For a pod's connection; None for one that is not a pod's."""
         endpoint = self._policy.endpoint(asking)
         if endpoint is None:
             return None

@@ -22,7 +22,7 @@ from cells.proxy.dns.sockets import Address, end_at_once, upstream
 # Source: RFC 1035, section 4.2.2; RFC 7766, section 6.2.
 
 PATIENCE: Final = 10.0
-"""Seconds after which nobody waits for an answer any more."""
+"""Seconds after which no caller waits for an answer any more."""
 TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 
@@ -128,7 +128,7 @@ class ServerSocket:
         self.since = 0.0
 
     def give_up(self) -> None:
-        """Nobody waits for the answer any more."""
+        """No caller waits for the answer any more."""
         self._of.give_up(self)
 
 
@@ -163,7 +163,7 @@ class Upstream:
         return line
 
     def give_up(self, line: ServerSocket) -> None:
-        """Nobody waits for the answer any more. What comes late is for nobody."""
+        """No caller waits for the answer any more. What comes late is for nobody."""
         line.on_reply = None
         self._close(line)
 
@@ -197,7 +197,7 @@ class Upstream:
         except OSError as error:
             received = error
         on_reply = line.on_reply
-        if on_reply is None:  # of a query that nobody waits for
+        if on_reply is None:  # of a query that no caller waits for
             if isinstance(received, OSError):
                 self._close(line)
             return
@@ -282,7 +282,7 @@ class PodSocket:
                 return
 
     def forget(self, query: Query, on_reply: OnReply) -> None:
-        """Nobody waits for this any more."""
+        """No caller waits for this any more."""
         waiting = self._waiting.get(query, [])
         if on_reply in waiting:
             waiting.remove(on_reply)
@@ -303,7 +303,7 @@ class Waiting:
         self._on_reply = on_reply
 
     def give_up(self) -> None:
-        """Nobody waits for the answer any more."""
+        """No caller waits for the answer any more."""
         self._made.forget(self._query, self._on_reply)
 
 

@@ -1,4 +1,4 @@
-"""What DNS has answered this node's endpoints: kept over restarts, let go of when it has ended.
+"""What DNS has answered this node's endpoints: preserved over restarts, let go of when it has ended.
 
 Controller: answers in; NamedAddresses, the journal and the endpoints' saved state out.
 Source:     Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
@@ -314,7 +314,7 @@ class NameStore:
     # Over restarts
 
     async def _read(self) -> None:
-        """Take in what a former agent knew of the endpoints that are still here."""
+        """Take in what an earlier agent knew of the endpoints that are still here."""
         try:
             records = await to_thread.run_sync(lambda: list(self._journal.read()))
         except OSError as error:
@@ -379,7 +379,7 @@ class NameStore:
             self._log.error("tofqdns-pre-cache is not read", path=str(path), error=str(error))
 
     async def _restored(self) -> None:
-        """What a former agent left in the ipcache may go once the addresses of names have their claims."""
+        """What an earlier agent left in the ipcache may go once the addresses of names have their claims."""
         await self._rules.known()
         await self._names.settled([address for of in self.of.values() for _, address in of.pairs()])
         self._claimed.done()

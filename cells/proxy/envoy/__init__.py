@@ -268,7 +268,7 @@ class Envoy:
         self._written[path] = data
 
     async def _forget(self) -> None:
-        """Keep the former configuration until every endpoint has its policy by the current rules."""
+        """Keep the earlier configuration until every endpoint has its policy by the current rules."""
         await self._rules.known()
         for endpoint in self._endpoints.all():
             while (seen := self._policies.realized.get(endpoint.id)) is None or not seen.written:

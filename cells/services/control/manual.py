@@ -1,4 +1,4 @@
-"""Services made by hand, and backends taken out of use by hand, beside what objects say.
+"""Services made manually, and backends taken out of use by hand, beside what objects say.
 
 Gives: ManualServices; the tables ``services-by-hand`` and ``backend-states``, from which frontends follow.
 Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.

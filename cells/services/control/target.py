@@ -219,7 +219,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._mark_taken_over()
 
     async def _mend(self, held: Entries) -> None:
-        """Write what somebody else changed: what is pointed at first, and what is too much last."""
+        """Write what others changed: what is pointed at first, and what is too much last."""
         await self._write_rest()
         missing, extra = _differences(held, self._pending.entries)
         in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))

@@ -102,7 +102,7 @@ class ServiceCatalog:
         yield from self._reserve_cluster_addresses(name, service)
 
     def delete_service(self, name: ServiceName) -> Iterator[FrontendChange]:
-        """A service that is gone."""
+        """A service that no longer exists."""
         yield from self._remove(name)
         yield from self._reserve_cluster_addresses(name, None)
 
@@ -120,7 +120,7 @@ class ServiceCatalog:
         return self._slices_changed(name)
 
     def delete_slice(self, name: ServiceName, slice_name: str) -> Iterator[FrontendChange]:
-        """A slice that is gone."""
+        """A slice that no longer exists."""
         slices = self._slices.get(name, {})
         slices.pop(slice_name, None)
         if not slices:
@@ -198,7 +198,7 @@ class ServiceCatalog:
         yield from self._redirects_in(pod.metadata.namespace)
 
     def delete_pod(self, namespace: str, name: str) -> Iterator[FrontendChange]:
-        """A pod that is gone."""
+        """A pod that no longer exists."""
         key = ServiceName(namespace, f"pod/{name}")
         self._pods.pop(key, None)
         self.refused.pop(key, None)
@@ -211,7 +211,7 @@ class ServiceCatalog:
         return self._redirect(redirect)
 
     def delete_redirect(self, name: ServiceName) -> Iterator[FrontendChange]:
-        """A redirection that is gone."""
+        """A redirection that no longer exists."""
         self.redirects.pop(name, None)
         self.redirected.pop(name, None)
         self.refused_redirects.pop(name, None)
@@ -226,7 +226,7 @@ class ServiceCatalog:
         return self._claims.clear_override(key)
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
-        """Give a backend a state by hand, until nobody has the backend any more."""
+        """Give a backend a state manually, until nobody has the backend any more."""
         return self._claims.set_state(address, state)
 
     def pods_of(self, namespace: str) -> dict[str, str]:

@@ -34,7 +34,7 @@ class Claims:
     """Frontends by address, each of one or several owners, and what was said of them by hand.
 
     A frontend that several claim is served for one of them until that claim goes. What is said by hand holds
-    until an owner says something else of the same frontend. The state that a backend was given by hand holds
+    until an owner says something else of the same frontend. The state that a backend was given manually holds
     until no frontend has the backend any more.
     """
 
@@ -94,7 +94,7 @@ class Claims:
         self._forget_states()
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
-        """Give a backend a state by hand, wherever it serves; one that nobody has is left alone."""
+        """Give a backend a state manually, wherever it serves; one that nobody has is left alone."""
         having = [key for key in self._keys() if self._has(key, address)]
         before = {key: self._served(key) for key in having}
         if having:

@@ -42,7 +42,7 @@ def join(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Remove the group of a node that is gone; one that still has processes stays."""
+    """Remove the group of a node that no longer exists; one that still has processes stays."""
     root = _root()
     if root is not None:
         with suppress(OSError):

@@ -205,7 +205,7 @@ def destroy(lab: Lab) -> None:
         end_processes(lab)
         for point in reversed(mounted_below(lab.directory)):
             syscalls.unmount(point, syscalls.MNT_DETACH)
-        with contextlib.suppress(OSError):  # not mounted: it was never made, or is gone already
+        with contextlib.suppress(OSError):  # not mounted: it was never made, or is removed already
             syscalls.unmount(lab.directory, syscalls.MNT_DETACH)
         with contextlib.suppress(FileNotFoundError):
             lab.directory.rmdir()

@@ -49,7 +49,7 @@ class LPMIndex(OrderedKeys[Row]):
     def longest(self, address: Address | str) -> Row | None:
         """The row with the longest prefix that holds the address.
 
-        Raises LookupError when several rows have that prefix, ValueError for a text that is no address.
+        Raises LookupError when several rows have that prefix, ValueError for a text that is not an address.
         """
         rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
         version, number, _ = self._value(ip_address(address) if isinstance(address, str) else address)

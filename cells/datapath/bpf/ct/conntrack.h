@@ -120,7 +120,7 @@ static __always_inline struct ct_entry *ct_find(struct flow *flow, enum directio
 	return ct_apply(entry, flow, direction, now) ? entry : NULL;
 }
 
-/* Whether a packet that does not look like a reply may be one all the same. Of ICMP the type says it: a redirect, for
+/* Whether a packet that does not look like a reply may be one all the same. The ICMP type decides: a redirect, for
  * instance, answers nothing.
  */
 static __always_inline bool may_reply(const struct flow *flow)
@@ -128,7 +128,7 @@ static __always_inline bool may_reply(const struct flow *flow)
 	return flow->protocol != IPPROTO_ICMP && flow->protocol != IPPROTO_ICMPV6;
 }
 
-/* What the packet is to the pod whose `direction` it travels, noted in the entry it belongs to: `*entry`.
+/* The packet's conntrack status for the pod in this `direction`, stored in the entry it belongs to: `*entry`.
  *
  * A flow has entries both ways only when it ended and its other side began anew between the same ports: then
  * the packet belongs to the one it looks like.
@@ -160,7 +160,7 @@ static __always_inline enum ct_status ct_lookup_own(struct flow *flow, enum dire
 	return *entry ? CT_ESTABLISHED : CT_NEW;
 }
 
-/* Whether it may be the first answer to who has begun a connection: yes, or no. */
+/* Whether it may be the first answer to the side that started a connection: yes, or no. */
 static __always_inline bool answers_begin(const struct flow *flow)
 {
 	if (flow->protocol != IPPROTO_TCP)
@@ -168,7 +168,7 @@ static __always_inline bool answers_begin(const struct flow *flow)
 	return flow->tcp_flags & TCP_RST || (flow->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
 }
 
-/* Enter the connection that this packet, the first answer, belongs to: a proxy has begun it for the pod that the packet
+/* Enter the connection that this packet, the first answer, belongs to: a proxy started it for the pod that the packet
  * is for. Only answers are seen, so their end is that of the connection. 0, or the reason to drop.
  */
 VERIFIED_ALONE ct_create_answered(struct flow *flow, __u32 now, __u32 family)

@@ -61,7 +61,7 @@ static __always_inline bool quote_ports(context_t *ctx, struct quote *quote)
 	return true;
 }
 
-/* Read it; false if it does not tell a flow. */
+/* Read it; false if it does not identify a flow. */
 static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, struct quote *quote, __u8 family)
 {
 	struct flow *about = &quote->about;
@@ -91,7 +91,7 @@ static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, 
 	return quote_ports(ctx, quote);
 }
 
-/* Whether an error quotes a packet of a flow that was let through, of the endpoint whose `direction` the error travels: who
+/* Whether an error quotes a packet of a flow that was let through, of the endpoint in the `direction` of the error: who
  * gets one has sent the packet, and who sends one has got it.
  */
 static __always_inline bool quotes_flow(context_t *ctx, const struct flow *flow, enum direction direction,

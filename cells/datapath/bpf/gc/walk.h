@@ -7,7 +7,7 @@
  *
  * Nothing is locked: entries come, go and are used again while they are read. What is read is a copy that may be stale,
  * so an entry is looked up again by its key before it is deleted. Entries of these maps (LRU) are never given back to
- * the kernel, and a read of what is no memory fails.
+ * the kernel, and a read of an unmapped address fails.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "lib/bpf.h"
 
 #define SLICE 512 /* entries after which a run ends, at the end of a span */
-#define SPAN 32 /* buckets whose heads are read at once */
+#define SPAN 32 /* buckets; their heads are read at once */
 #define SPANS 32 /* spans of a call */
 #define STRETCH 32 /* calls after which a run ends: 32,768 buckets */
 #define CHAIN 32 /* entries of a bucket: one on average, so more are not its own */
@@ -109,7 +109,7 @@ static __always_inline bool is_end(__u64 node)
 	return node & 1;
 }
 
-static __always_inline void judged(bool deleted, __u32 cost)
+static __always_inline void walk_count(bool deleted, __u32 cost)
 {
 	walk.seen++;
 	walk.alive += !deleted;
@@ -137,7 +137,7 @@ static __always_inline void judged(bool deleted, __u32 cost)
 			entry = bpf_map_lookup_elem(&table, &copy.key);                                            \
 			deleted = entry && is_over(&copy.key, entry) && !bpf_map_delete_elem(&table, &copy.key);   \
 		}                                                                                                  \
-		judged(deleted, cost);                                                                             \
+		walk_count(deleted, cost);                                                                         \
 		return 0;                                                                                          \
 	}                                                                                                          \
                                                                                                                    \

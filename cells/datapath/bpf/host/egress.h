@@ -47,7 +47,7 @@ static __always_inline int check_source(struct flow *flow, __u8 family)
 }
 
 /* Who sent it, and whether that is a pod of this node: then the packet is here only because the stack has translated
- * its destination. Our mark says so, unless somebody has put another in its place; the host's own packets have none. 0, or
+ * its destination. Our mark shows it, unless another program has replaced it; the host's own packets have none. 0, or
  * the reason to drop it.
  */
 static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow, __u8 family)
@@ -66,7 +66,7 @@ static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow
 		flow->through_stack = true;
 		return 0;
 	}
-	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY) { /* one of this node, for whose address it has */
+	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY) { /* one of this node, for the address that it has */
 		mark_write(skb, 0);
 		flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
 		return 0;
@@ -87,7 +87,7 @@ static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow
 	return 0;
 }
 
-static __always_inline int host_sends_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int from_host_ip(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct address_info *local;
@@ -136,7 +136,7 @@ static __always_inline int pass_to_net(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-static __always_inline int host_sends(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int from_host(struct __sk_buff *skb, struct flow *flow)
 {
 	struct ethernet *eth = packet_eth(skb);
 	int verdict = TC_ACT_OK;
@@ -144,8 +144,8 @@ static __always_inline int host_sends(struct __sk_buff *skb, struct flow *flow)
 	if (!eth)
 		return DROP(INGRESS, DROP_INVALID);
 	if (eth->protocol == bpf_htons(ETH_P_IP))
-		verdict = host_sends_ip(skb, flow, FAMILY_IPV4);
+		verdict = from_host_ip(skb, flow, FAMILY_IPV4);
 	else if (eth->protocol == bpf_htons(ETH_P_IPV6))
-		verdict = host_sends_ip(skb, flow, FAMILY_IPV6);
+		verdict = from_host_ip(skb, flow, FAMILY_IPV6);
 	return verdict == TC_ACT_OK ? pass_to_net(skb) : verdict;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What reaches the host by cilium_host and cilium_net. It has been judged where it came from.
+/* What reaches the host by cilium_host and cilium_net. It was evaluated where it came from.
  *
  * What a proxy is to take comes here where it was found at a way out of the stack: a socket can be chosen at a way
  * in alone.

@@ -3,7 +3,7 @@
  *
  * Asked where packets come to the node or leave it: at native devices, and between it and pods. What goes on with a
  * flow that was let through the other way passes, and so does what makes the node a host of its network, such as
- * neighbour discovery. Without a host endpoint nobody is asked.
+ * neighbour discovery. Without a host endpoint no policy is evaluated.
  */
 #pragma once
 
@@ -19,7 +19,7 @@
 #include "pod/neighbours.h"
 #include "policy/policy.h"
 
-/* The endpoint whose policy is the node's; 0: the node may do everything. */
+/* The endpoint with the node's policy; 0: the node may do everything. */
 static __always_inline __u32 host_endpoint(void)
 {
 	const struct node_config *node = node_facts();
@@ -71,7 +71,7 @@ VERIFIED_ALONE host_takes(struct __sk_buff *skb, const struct flow *flow, __u32 
 #define DHCP6_CLIENT 546
 #define DHCP6_SERVER 547
 
-/* Whether the node needs the packet to be one, whatever its policy says: to find neighbours and routers, to have groups
+/* Whether the node needs the packet to be one, whatever its policy: to find neighbours and routers, to have groups
  * brought, and to get an address (RFC 2131, RFC 8415). Of addresses that it has renewals are answers of flows.
  */
 static __always_inline bool configures_host(const struct flow *flow, enum direction direction, bool readable,
@@ -99,10 +99,11 @@ static __always_inline bool configures_host(const struct flow *flow, enum direct
 }
 
 /* 0 if the packet, which is read, may pass; else the reason to drop it. Of a protocol that conntrack does not know
- * (`tracked`) every packet is judged by itself, and so is an ICMP error, unless it is about a flow of the node. A node whose policy map is gone is not locked up for that.
+ * (`tracked`) every packet is evaluated by itself, and so is an ICMP error, unless it is about a
+ * flow of the node. A node without its policy map stays reachable.
  */
-static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, enum direction direction,
-				      bool tracked, __u8 family)
+static __always_inline int host_policy_verdict(struct __sk_buff *skb, struct flow *flow, enum direction direction,
+					       bool tracked, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	enum ct_status status = CT_ESTABLISHED;
@@ -121,14 +122,14 @@ static __always_inline int host_judge(struct __sk_buff *skb, struct flow *flow, 
 	return status == CT_NEW ? ct_create(flow, direction, now, family) : 0;
 }
 
-/* The same for what a pod, or another node by the tunnel, sends to the node. `flow` says who that is. */
+/* The same for what a pod, or another node by the tunnel, sends to the node. `flow` identifies the sender. */
 VERIFIED_ALONE host_asks(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
 	if (!flow)
 		return DROP_INVALID;
 	flow->destination = host_endpoint();
 	flow->destination_identity = IDENTITY_HOST;
-	return host_judge(skb, flow, INGRESS, true, family);
+	return host_policy_verdict(skb, flow, INGRESS, true, family);
 }
 
 VERIFIED_ALONE host_reached(struct __sk_buff *skb, struct flow *flow, __u32 family)
@@ -149,7 +150,7 @@ static __always_inline int host_guards(struct __sk_buff *skb, struct flow *flow,
 }
 
 /* For what a device brings: 0 too if the node does not take it. What cannot be read is the stack's to refuse. */
-static __always_inline int host_gets(struct __sk_buff *skb, struct flow *flow, __u8 family)
+static __always_inline int to_host(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int refused = parse_network(skb, flow, family);
 
@@ -165,10 +166,10 @@ static __always_inline int host_gets(struct __sk_buff *skb, struct flow *flow, _
 	flow->source_identity = nodeport_client_identity(flow, family);
 	flow->destination = host_endpoint();
 	flow->destination_identity = IDENTITY_HOST;
-	return host_judge(skb, flow, INGRESS, !refused, family);
+	return host_policy_verdict(skb, flow, INGRESS, !refused, family);
 }
 
-/* Whether others than the node itself have sent it, and so have been judged: pods, proxies for them, clients outside
+/* Whether others than the node itself have sent it, and so were evaluated: pods, proxies for them, clients outside
  * that are passed on; or it is a tunnel's, of which the packet inside counts.
  */
 static __always_inline bool is_others(__u32 mark)
@@ -209,17 +210,17 @@ static __always_inline int host_leaves(struct __sk_buff *skb, struct flow *flow,
 	flow->destination_identity = identity_of(ipcache_lookup(&flow->daddr, family));
 	if (flow->destination_identity == IDENTITY_WORLD)
 		flow->destination_identity = world_identity(family);
-	return host_judge(skb, flow, EGRESS, !refused, family);
+	return host_policy_verdict(skb, flow, EGRESS, !refused, family);
 }
 
 VERIFIED_ALONE host4_gets(struct __sk_buff *skb, struct flow *flow)
 {
-	return flow ? host_gets(skb, flow, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? to_host(skb, flow, FAMILY_IPV4) : DROP_INVALID;
 }
 
 VERIFIED_ALONE host6_gets(struct __sk_buff *skb, struct flow *flow)
 {
-	return flow ? host_gets(skb, flow, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? to_host(skb, flow, FAMILY_IPV6) : DROP_INVALID;
 }
 
 VERIFIED_ALONE host4_leaves(struct __sk_buff *skb, struct flow *flow)
@@ -232,7 +233,7 @@ VERIFIED_ALONE host6_leaves(struct __sk_buff *skb, struct flow *flow)
 	return flow ? host_leaves(skb, flow, FAMILY_IPV6) : DROP_INVALID;
 }
 
-/* Let the packet go on, or not, as the node's policy says; the verdict. `flow` is the packet's as it leaves here. */
+/* Let the packet go on, or not, by the node's policy; the verdict. `flow` is the packet's as it leaves here. */
 static __always_inline int host_guard(struct __sk_buff *skb, struct flow *flow, enum direction direction)
 {
 	__be16 protocol = packet_protocol(skb);

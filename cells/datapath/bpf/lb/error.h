@@ -37,7 +37,7 @@ static __always_inline __u32 error_about(context_t *ctx, const struct flow *flow
 	return at;
 }
 
-/* Put the service's address and port in the quoted header, whose own checksum is kept true, and the message's. */
+/* Put the service's address and port in the quoted header, and update its checksum and the message's. */
 static __always_inline int translate_quote(context_t *ctx, const struct flow *flow, const struct flow *about,
 					   __u32 ports, const struct address *service, __be16 port, __u8 family)
 {

@@ -50,7 +50,7 @@ struct lb_service {
 #define LB_L7 0x04 /* of flags2 */
 #define LB_TWO_SCOPES 0x20 /* of flags2 */
 #define LB_DSR 0x80 /* of flags2: backends on other nodes answer by themselves, where services choose */
-#define LB_AFFINITY_TIME 0xffffff /* the rest of the word says how a backend is chosen for clients outside */
+#define LB_AFFINITY_TIME 0xffffff /* the rest of the word selects how a backend is chosen for clients outside */
 
 struct lb4_backend {
 	__be32 address;

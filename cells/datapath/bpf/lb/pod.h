@@ -96,7 +96,7 @@ static __always_inline int lb_loop_back(context_t *ctx, struct flow *flow, const
 	return refused;
 }
 
-/* Whether the service is an externalIP of others, which pods are kept from (CVE-2020-8554). */
+/* Whether the service is an externalIP of others, which pods may not use (CVE-2020-8554). */
 static __always_inline bool lb_is_foreign(const struct lb_service *service, const struct flow *flow, __u8 family)
 {
 	return service->flags & LB_EXTERNAL_IP && config.features & FEATURE_OWN_EXTERNAL_IPS &&
@@ -141,7 +141,7 @@ VERIFIED_ALONE lb6_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns
 	return flow ? lb_pod(ctx, flow, now, netns_cookie, FAMILY_IPV6) : 0;
 }
 
-/* The address and port of a service by its reverse NAT index; false if it is gone. */
+/* The address and port of a service by its reverse NAT index; false if it was removed. */
 static __always_inline bool lb_frontend_of(__be16 index, struct address *address, __be16 *port, __u8 family)
 {
 	if (family == FAMILY_IPV4) {

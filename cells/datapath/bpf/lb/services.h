@@ -55,7 +55,7 @@ static __always_inline const struct lb_service *lb_service_outside(union lb_key 
 	service = lb_slot(key, 0, family);
 	if (service)
 		return service;
-	lb_key_write(key, flow, 0, 0, family); /* written by one who does not tell protocols apart */
+	lb_key_write(key, flow, 0, 0, family); /* written by a writer that ignores protocols */
 	return lb_slot(key, 0, family);
 }
 

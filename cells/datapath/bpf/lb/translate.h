@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Puts another address and port in a packet, with its checksums kept true. */
+/* Puts another address and port in a packet, and updates its checksums. */
 #pragma once
 
 #include "lib/packet.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Tells a client that a service has no backend: ICMP (RFC 792) or ICMPv6 (RFC 4443), port unreachable. */
+/* Answers a client of a service without a backend: ICMP (RFC 792) or ICMPv6 (RFC 4443), port unreachable. */
 #pragma once
 
 #include "lib/maps.h"

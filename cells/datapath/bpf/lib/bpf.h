@@ -20,7 +20,7 @@
 #define likely(condition) __builtin_expect(!!(condition), 1)
 #define unlikely(condition) __builtin_expect(!!(condition), 0)
 
-/* A function that the verifier checks by itself, once, and whose callers it then need not follow into: what costs
+/* A function that the verifier checks by itself, once, so that it need not follow its callers into it: what costs
  * it time is every path through everything. Its pointers may be NULL as far as it knows; it returns a number.
  */
 #define VERIFIED_ALONE __attribute__((noinline)) int

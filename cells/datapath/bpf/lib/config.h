@@ -21,7 +21,7 @@ struct config {
 	__u32 ct_lifetime_syn; /* TCP before anything but a SYN was seen */
 	__u32 ct_lifetime_any;
 	__u32 ct_lifetime_closed;
-	__u32 ct_lifetime_service_tcp; /* of the entry that tells who serves a connection */
+	__u32 ct_lifetime_service_tcp; /* of the entry that holds a connection's backend */
 	__u32 ct_lifetime_service_any;
 	__u32 ct_service_grace; /* after its end, until another backend may serve the same ports */
 	__be32 service_loopback; /* what a pod that is its own backend is reached from */
@@ -30,7 +30,7 @@ struct config {
 	__u16 nat_port_max;
 	__u32 maglev_size; /* numbers in a lookup table of backends */
 	char build[16]; /* digest of the object, text */
-	char tag[32]; /* written into a compiled object: tells two of one source apart */
+	char tag[32]; /* written into a compiled object: distinguishes two of one source */
 };
 
 _Static_assert(sizeof(struct config) == 100, ".rodata.cfg");

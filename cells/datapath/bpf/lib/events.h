@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Events on cilium_events: drops, deliveries (traces) and policy verdicts.
  *
- * Layouts are Cilium 1.17's, version 1. Nobody listening costs a map lookup that finds nothing.
+ * Layouts are Cilium 1.17's, version 1. Without a reader an event costs a map lookup that finds nothing.
  */
 #pragma once
 
@@ -39,7 +39,7 @@ enum trace_point {
 	TRACE_TO_NETWORK = 11,
 };
 
-/* What conntrack said of the packet of a trace event; the same numbers as enum ct_status. */
+/* Conntrack's status of the packet of a trace event; the same numbers as enum ct_status. */
 #define TRACE_REASON_UNKNOWN 5
 
 #define AGGREGATION_LOW 1 /* no from-* events */
@@ -109,7 +109,7 @@ static __always_inline const struct node_config *node_facts(void)
 	return bpf_map_lookup_elem(&hive_node, &zero);
 }
 
-static __always_inline bool node_tells(__u32 what)
+static __always_inline bool node_notifies(__u32 what)
 {
 	const struct node_config *node = node_facts();
 
@@ -117,7 +117,7 @@ static __always_inline bool node_tells(__u32 what)
 }
 
 /* Whether every packet is traced, whatever conntrack has to report. */
-static __always_inline bool tells_all(void)
+static __always_inline bool traces_every_packet(void)
 {
 	const struct node_config *node = node_facts();
 
@@ -144,8 +144,8 @@ static __always_inline void event_send(context_t *ctx, void *event, __u64 size, 
 	bpf_perf_event_output(ctx, &cilium_events, captured << 32 | BPF_F_CURRENT_CPU, event, size);
 }
 
-/* What these three return says nothing. */
-VERIFIED_ALONE tell_drop(context_t *ctx, const struct flow *flow, __u32 reason, __u32 direction)
+/* What these three return has no meaning. */
+VERIFIED_ALONE send_drop_notify(context_t *ctx, const struct flow *flow, __u32 reason, __u32 direction)
 {
 	if (!flow)
 		return 0;
@@ -157,13 +157,13 @@ VERIFIED_ALONE tell_drop(context_t *ctx, const struct flow *flow, __u32 reason, 
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
-	if (node_tells(NODE_NOTIFY_DROP))
+	if (node_notifies(NODE_NOTIFY_DROP))
 		event_send(ctx, &event, sizeof(event),
 			   event_begin(ctx, &event.header, EVENT_DROP, reason, endpoint));
 	return 0;
 }
 
-VERIFIED_ALONE tell_trace(context_t *ctx, const struct flow *flow, __u32 point, __u32 ifindex, __u32 how)
+VERIFIED_ALONE send_trace_notify(context_t *ctx, const struct flow *flow, __u32 point, __u32 ifindex, __u32 how)
 {
 	const struct node_config *node = node_facts();
 
@@ -190,11 +190,12 @@ VERIFIED_ALONE tell_trace(context_t *ctx, const struct flow *flow, __u32 point, 
 	return 0;
 }
 
-/* How a traced packet came to be: what conntrack said of it, and its family. */
+/* How a traced packet came to be: its conntrack status, and its family. */
 #define TRACED(status, family) ((status) | (family) << 8)
 
 /* `verdict`: 0, the port of the proxy that takes the packet, or less than 0 the reason to drop it. */
-VERIFIED_ALONE tell_verdict(context_t *ctx, const struct flow *flow, __u32 direction, int verdict, __u32 how)
+VERIFIED_ALONE send_policy_verdict_notify(context_t *ctx, const struct flow *flow, __u32 direction, int verdict,
+					  __u32 how)
 {
 	if (!flow)
 		return 0;
@@ -210,7 +211,7 @@ VERIFIED_ALONE tell_verdict(context_t *ctx, const struct flow *flow, __u32 direc
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
-	if (node_tells(NODE_NOTIFY_POLICY_VERDICT))
+	if (node_notifies(NODE_NOTIFY_POLICY_VERDICT))
 		event_send(ctx, &event, sizeof(event), event_begin(ctx, &event.header, EVENT_VERDICT, 0, endpoint));
 	return 0;
 }

@@ -14,6 +14,6 @@ static __always_inline int finish(struct __sk_buff *skb, const struct flow *flow
 		return verdict;
 	count(skb, DROP_REASON(verdict), DROP_DIRECTION(verdict));
 	if (!packet_frame(skb))
-		tell_drop(skb, flow, DROP_REASON(verdict), DROP_DIRECTION(verdict));
+		send_drop_notify(skb, flow, DROP_REASON(verdict), DROP_DIRECTION(verdict));
 	return TC_ACT_SHOT;
 }

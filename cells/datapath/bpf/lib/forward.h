@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* On to the next hop, as routes have said. */
+/* On to the next hop of the route. */
 #pragma once
 
 #include "lib/fib.h"

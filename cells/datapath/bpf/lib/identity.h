@@ -98,7 +98,7 @@ static __always_inline __u32 identity_of_local(const struct address_info *local)
 	return local->flags & ADDRESS_IS_HOST ? IDENTITY_HOST : local->identity;
 }
 
-/* The world as a node of both families tells it apart, and one of a single family does not. */
+/* The world's identity: by family on a node of both families, one for all on a node of a single family. */
 static __always_inline __u32 world_identity(__u8 family)
 {
 	const struct node_config *node = node_facts();

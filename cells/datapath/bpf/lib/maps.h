@@ -20,7 +20,7 @@ struct address {
 /* A MAC in the low six bytes, in memory order; the other two are zero. */
 typedef __u64 mac_t;
 
-/* hive_endpoints: whose interface this is. */
+/* hive_endpoints: the endpoint of an interface. */
 struct endpoint_config {
 	__be32 ipv4;
 	__u16 id;
@@ -53,7 +53,7 @@ struct node_config {
 	struct address pod_cidr6;
 	__u32 pod_prefix6;
 	__u32 aggregation; /* of trace events, as monitor-aggregation counts: 0 none to 4 maximum */
-	__u32 host_endpoint; /* whose policy the node itself has; 0: it may do everything */
+	__u32 host_endpoint; /* its policy is the node's; 0: it may do everything */
 	__u32 pad[3];
 };
 

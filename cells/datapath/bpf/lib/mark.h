@@ -2,7 +2,7 @@
 /* The packet's mark: who sent it, for the programs that see it again behind the host's stack.
  *
  * Bits 8 to 11 say what the mark means, 16 to 31 and 0 to 7 hold an identity. A pod cannot set it: it does not
- * leave a network namespace. Whoever reads an identity from it clears it.
+ * leave a network namespace. The program that reads an identity from it clears it.
  */
 #pragma once
 
@@ -10,12 +10,12 @@
 
 #define MARK_KIND 0x0f00
 #define MARK_TRANSLATED 0x0100 /* the stack's rules (of kube-proxy, say) have changed its destination */
-#define MARK_TO_PROXY 0x0200 /* for a proxy of this node, whose port is in bits 16 to 31 */
+#define MARK_TO_PROXY 0x0200 /* for a proxy of this node; its port is in bits 16 to 31 */
 #define MARK_PORT_CHANGED 0x01 /* with MARK_TO_PROXY: see proxied_again() */
 #define MARK_SNAT_DONE 0x0300 /* translated: not once more, by the device below */
 #define MARK_OVERLAY 0x0400 /* inside a tunnel: not to be translated on its way out */
 #define MARK_INGRESS_PROXY 0x0a00 /* a layer 7 proxy has let it in */
-#define MARK_EGRESS_PROXY 0x0b00 /* one sends it: for a pod, whose identity is in it, or to one, with none */
+#define MARK_EGRESS_PROXY 0x0b00 /* a proxy sends it: for a pod, with its identity, or to one, without */
 #define MARK_IDENTITY 0x0f00
 #define MARK_IDENTITY_BITS 24 /* larger ones, which only this node knows, do not fit */
 

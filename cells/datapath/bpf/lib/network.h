@@ -125,7 +125,7 @@ static __always_inline int parse_ipv6(context_t *ctx, struct flow *flow)
 	return 0;
 }
 
-/* Fill `flow` with what the network header says; 0, or the reason to drop. Leaves nothing behind in maps. */
+/* Fill `flow` from the network header; 0, or the reason to drop. Leaves nothing behind in maps. */
 static __always_inline int parse_network(context_t *ctx, struct flow *flow, __u8 family)
 {
 	return family == FAMILY_IPV4 ? parse_ipv4(ctx, flow) : parse_ipv6(ctx, flow);

@@ -55,23 +55,23 @@ struct flow {
 	__u8 ttl; /* or the hop limit */
 	bool related; /* an ICMP error */
 	bool frag_needed; /* the ICMP error of path MTU discovery: about the endpoint's own flow no policy may stop it */
-	bool reply_likely; /* which direction conntrack should try first: a guess, but of ICMP, whose types say it */
+	bool reply_likely; /* which direction conntrack should try first: a guess; exact for ICMP, by its type */
 	bool through_stack; /* a packet of a local pod that the host's stack has handled, and may have translated */
 	bool from_tunnel; /* another node has sent it */
 	bool translated; /* it was addressed to a service, or answers what was */
 	bool loopback; /* from a pod to a service that it serves itself */
 	bool node_port; /* from outside to a service: answers leave as its own */
-	bool dsr; /* the same, by way of another node, whose answers do not go there */
+	bool dsr; /* the same, forwarded by another node, which does not get the answers */
 	bool local_only; /* no other node may serve it */
 	bool direct; /* the service has its backends answer by themselves */
-	__be16 proxy_port; /* who takes it instead of whom it is for, as its policy says; 0: nobody */
+	__be16 proxy_port; /* port of the proxy that the policy redirects to; 0: none */
 	bool only_by_proxy; /* not without that one */
-	bool from_proxy; /* which sends it for whom it was from; answers are the proxy's */
-	bool by_proxy; /* a proxy has sent it, in the name of its source: it is no answer to the proxy */
+	bool from_proxy; /* a proxy sends it for the original source; answers are the proxy's */
+	bool by_proxy; /* a proxy has sent it, in the name of its source: it does not answer the proxy */
 	bool proxied; /* it answers a flow that was given to a proxy */
 	bool dnat; /* the stack has translated its destination */
 	bool to_asker; /* which has asked in the pod's name, and waits for it */
-	bool for_proxies; /* by a device whose packets may be answers to proxies */
+	bool for_proxies; /* by a device that may bring answers to proxies */
 	__be16 rev_nat_index; /* of the service it was addressed to */
 	bool fragmented;
 	bool later_fragment; /* not the first: its ports are in another packet */

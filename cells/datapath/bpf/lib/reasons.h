@@ -12,7 +12,7 @@
 #define DROP_MISSED_TAIL_CALL 140
 #define DROP_WRITE_ERROR 141
 #define DROP_NO_TUNNEL_KEY 147
-#define DROP_UNKNOWN_TARGET 150 /* neighbour discovery for an address nobody has */
+#define DROP_UNKNOWN_TARGET 150 /* neighbour discovery for an address without an owner */
 #define DROP_UNROUTABLE 151 /* stale or unroutable address */
 #define DROP_L4_CHECKSUM 154
 #define DROP_CT_CREATE_FAILED 155
@@ -26,7 +26,7 @@
 #define DROP_ENCAP_PROHIBITED 170 /* a pod plays the tunnel itself */
 #define DROP_INVALID_IDENTITY 171
 #define DROP_UNKNOWN_SENDER 172 /* out of the tunnel, and from no node */
-#define DROP_IS_CLUSTER_IP 174 /* a service that nobody outside may ask */
+#define DROP_IS_CLUSTER_IP 174 /* a service that is closed to clients outside */
 #define DROP_FRAGMENT_UNKNOWN 175 /* its first fragment was not seen */
 #define DROP_SOURCE_RANGE 177 /* a client that the service does not serve */
 #define DROP_NO_PROXY 178 /* the proxy that is to take it does not listen */
@@ -51,4 +51,4 @@ enum direction {
 #define DROP_REASON(verdict) ((__u8)(-(verdict)))
 #define DROP_DIRECTION(verdict) ((enum direction)(-(verdict) >> 8))
 
-#define UNDECIDED 0x10000 /* neither an action nor a drop: somebody else's to say */
+#define UNDECIDED 0x10000 /* neither an action nor a drop: left to another function */

@@ -27,7 +27,7 @@ static __always_inline bool mac_is_broadcast(const __be16 field[3])
 	return mac_equals(field, 0xffffffffffffULL);
 }
 
-/* One hop less to live, with the checksum kept true (RFC 1141). */
+/* Decrement the hop limit and update the checksum (RFC 1141). */
 static __always_inline void ttl_decrement(struct iphdr *ip)
 {
 	__u32 check = ip->check + bpf_htons(0x0100);

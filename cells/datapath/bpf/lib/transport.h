@@ -116,7 +116,7 @@ static __always_inline int parse_icmp6(const void *l4, const void *end, struct f
 	return 0;
 }
 
-/* Fill what the transport header says; 0, or the reason to drop. Pulls: earlier pointers become stale. */
+/* Fill from the transport header; 0, or the reason to drop. Pulls: earlier pointers become stale. */
 VERIFIED_ALONE parse_transport(context_t *ctx, struct flow *flow, __u32 family)
 {
 	const void *l4, *end;

@@ -103,7 +103,7 @@ static __always_inline int nat_leave(context_t *ctx, struct flow *flow, struct a
 
 #define NAT_TRANSLATED 1
 
-/* Have an answer go to whose flow it answers: NAT_TRANSLATED, 0 if it answers none, or minus the reason to drop. */
+/* Translate an answer to the flow that it answers: NAT_TRANSLATED, 0 if it answers none, or minus the reason to drop. */
 static __always_inline int nat_return(context_t *ctx, struct flow *flow, __u8 family)
 {
 	struct nat_entry entry;

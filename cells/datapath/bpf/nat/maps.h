@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Translations of source addresses. Layouts are Cilium 1.17's.
  *
- * A translation has two entries. That of the packets on their way out is keyed by what the sender wrote, and says what
- * it becomes; that of the answers is keyed by the answer, and says whose it is. Other than in conntrack, addresses and
+ * A translation has two entries. That of the packets on their way out is keyed by what the sender wrote, and holds what
+ * it becomes; that of the answers is keyed by the answer, and holds its flow. Other than in conntrack, addresses and
  * ports are those of the packet.
  */
 #pragma once

@@ -72,7 +72,7 @@ static __always_inline int device_gets_arp(struct __sk_buff *skb, const struct d
 	if (!mac_is_broadcast(packet->eth.destination) && !mac_equals(packet->eth.destination, mac))
 		return TC_ACT_OK;
 	key.ipv4 = packet->target_ip[0] | (__u32)packet->target_ip[1] << 16;
-	if (ip_equals(packet->sender_ip, key.ipv4)) /* who has taken it over tells, and does not ask (RFC 5227) */
+	if (ip_equals(packet->sender_ip, key.ipv4)) /* a takeover announces, and does not ask (RFC 5227) */
 		return TC_ACT_OK;
 	held = bpf_map_lookup_elem(&cilium_l2_responder_v4, &key);
 	if (!held)

@@ -13,9 +13,9 @@
 #include "pod/neighbours.h"
 #include "xdp/handover.h"
 
-/* What another node has passed on to a backend here, which answers by itself: the verdict, or UNDECIDED. */
-static __always_inline int device_brings(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
-					 __u32 now, __u8 family)
+/* A packet that another node forwards with DSR to a backend here: the verdict, or UNDECIDED. */
+static __always_inline int from_netdev_dsr(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
+					   __u32 now, __u8 family)
 {
 	const struct address_info *local;
 	int done;
@@ -119,7 +119,7 @@ static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 
 	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }
 
-/* What the program in the driver has said of the packet, 0 if nothing. */
+/* What the program in the driver handed over with the packet, 0 if nothing. */
 static __always_inline __u32 device_handed(const struct __sk_buff *skb)
 {
 	const __u32 *handed = packet_meta(skb);

@@ -62,7 +62,7 @@ static __always_inline int device_in(struct __sk_buff *skb)
 		if (verdict)
 			return verdict < 0 ? finish(skb, &flow, DROP(INGRESS, -verdict)) : TC_ACT_OK;
 	}
-	verdict = device_gets(skb, &flow);
+	verdict = from_netdev(skb, &flow);
 	if (verdict == TC_ACT_OK)
 		verdict = device_gives_proxy(skb, &flow);
 	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))
@@ -84,5 +84,5 @@ static __always_inline int device_out(struct __sk_buff *skb)
 	verdict = device_encrypts(skb);
 	if (verdict != UNDECIDED)
 		return finish(skb, &flow, verdict);
-	return finish(skb, &flow, device_sends(skb, &flow));
+	return finish(skb, &flow, to_netdev(skb, &flow));
 }

@@ -73,7 +73,7 @@ static __always_inline bool is_exempt(const struct device_config *device, const 
 	}
 }
 
-/* Whether the destination is another node, or known to be behind one: they tell pods by their own addresses. */
+/* Whether the destination is another node, or known to be behind one: they know pods by their own addresses. */
 static __always_inline bool in_cluster(const struct device_config *device, const struct address *ip, __u8 family)
 {
 	const struct ipcache_info *info = ipcache_lookup(ip, family);
@@ -129,7 +129,7 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	int refused;
 
 	if (node) {
-		/* Its conntrack entry says for how long the translation is needed. */
+		/* Its conntrack entry determines how long the translation is needed. */
 		if (ct_lookup_own(flow, EGRESS, now, family, &entry) == CT_NEW) {
 			refused = ct_create(flow, EGRESS, now, family);
 			if (refused)
@@ -178,8 +178,8 @@ static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow
 	return refused ? DROP(EGRESS, refused) : TC_ACT_OK;
 }
 
-static __always_inline int device_sends_ip(struct __sk_buff *skb, struct flow *flow,
-					   const struct device_config *device, __u8 family)
+static __always_inline int to_netdev_ip(struct __sk_buff *skb, struct flow *flow,
+					const struct device_config *device, __u8 family)
 {
 	bool serves = nodeport_facts(), gateway = false;
 	int verdict, refused = 0;
@@ -214,7 +214,7 @@ static __always_inline bool is_done(__u32 mark)
 	return (mark & MARK_KIND) == MARK_SNAT_DONE || (mark & MARK_KIND) == MARK_OVERLAY;
 }
 
-static __always_inline int device_sends(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int to_netdev(struct __sk_buff *skb, struct flow *flow)
 {
 	__u32 ifindex = skb->ifindex;
 	const struct device_config *device = bpf_map_lookup_elem(&hive_devices, &ifindex);
@@ -224,8 +224,8 @@ static __always_inline int device_sends(struct __sk_buff *skb, struct flow *flow
 		return TC_ACT_OK;
 	protocol = packet_protocol(skb);
 	if (protocol == bpf_htons(ETH_P_IP))
-		return device_sends_ip(skb, flow, device, FAMILY_IPV4);
+		return to_netdev_ip(skb, flow, device, FAMILY_IPV4);
 	if (protocol == bpf_htons(ETH_P_IPV6))
-		return device_sends_ip(skb, flow, device, FAMILY_IPV6);
+		return to_netdev_ip(skb, flow, device, FAMILY_IPV6);
 	return TC_ACT_OK;
 }

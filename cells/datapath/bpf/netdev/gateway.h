@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Egress gateways: what pods send out of the cluster leaves by one node, and from one address, where a policy says so.
+/* Egress gateways: what pods send out of the cluster leaves by one node, and from one address, where a policy asks for it.
  *
  * The pod's node sends it there in the tunnel, also where other pods' packets are routed. The gateway translates it, by
  * the same ports and entries as what is masqueraded, and sends the answers back in the tunnel.
@@ -16,7 +16,7 @@
 #include "nodeport/endings.h"
 #include "overlay/send.h"
 
-/* What a policy says of the packet, or NULL if none has it. */
+/* The policy entry of the packet, or NULL if none has it. */
 static __always_inline const struct egress_value *gateway_policy(const struct flow *flow)
 {
 	const struct egress_key key = {
@@ -70,7 +70,7 @@ VERIFIED_ALONE pod_node(struct flow *flow, __u32 status, __u32 family)
 }
 
 /* Whether what another node's pod has sent here may leave the cluster by this node: 0, or a drop. Its flow is entered here,
- * too: that says for how long its translation is needed.
+ * too: that determines how long its translation is needed.
  */
 VERIFIED_ALONE gateway_admits(struct flow *flow)
 {

@@ -38,7 +38,7 @@ static __always_inline int device_serves(context_t *ctx, struct flow *flow, cons
 		return UNDECIDED;
 	verdict = family == FAMILY_IPV4 ? lb4_outside(ctx, flow, now) : lb6_outside(ctx, flow, now);
 	if (!verdict)
-		return device_brings(ctx, flow, own, now, family);
+		return from_netdev_dsr(ctx, flow, own, now, family);
 	if (verdict != LB_TRANSLATED)
 		return verdict;
 	if (dsr_forwards(own, flow) && !flow->local_only && !address_lookup(&flow->daddr, family))
@@ -70,7 +70,7 @@ static __always_inline bool brings_encrypted(const struct flow *flow)
 	return encryption && flow->dport == encryption->port;
 }
 
-static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u8 family)
+static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u8 family)
 {
 	const struct nodeport_config *own = nodeport_facts();
 	/* Read first: what the packet is preceded by does not outlive a pull. */
@@ -78,7 +78,7 @@ static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u
 	__u32 now = ct_now();
 	int verdict;
 
-	/* What cannot be read, or is a fragment before its first, is not ours to judge. */
+	/* What cannot be read, or is a fragment before its first, is not evaluated here. */
 	if (parse_network(ctx, flow, family))
 		return VERDICT_PASS;
 	/* What the program in the driver has translated may come from the node by now; it looked before. */
@@ -113,7 +113,7 @@ static __always_inline int device_gets_ip(context_t *ctx, struct flow *flow, __u
 	return verdict == UNDECIDED ? device_done(ctx, flow, now, family) : verdict;
 }
 
-static __always_inline int device_gets(context_t *ctx, struct flow *flow)
+static __always_inline int from_netdev(context_t *ctx, struct flow *flow)
 {
 	const struct device_config *device;
 	__u32 ifindex = packet_ifindex(ctx);
@@ -125,9 +125,9 @@ static __always_inline int device_gets(context_t *ctx, struct flow *flow)
 	flow->for_proxies = device->flags & DEVICE_PROXIES;
 	protocol = packet_protocol(ctx);
 	if (protocol == bpf_htons(ETH_P_IP))
-		return device_gets_ip(ctx, flow, FAMILY_IPV4);
+		return from_netdev_ip(ctx, flow, FAMILY_IPV4);
 	if (protocol == bpf_htons(ETH_P_IPV6))
-		return device_gets_ip(ctx, flow, FAMILY_IPV6);
+		return from_netdev_ip(ctx, flow, FAMILY_IPV6);
 	if (protocol == bpf_htons(ETH_P_ARP))
 		return device_gets_arp(ctx, device);
 	return VERDICT_PASS;

@@ -84,7 +84,7 @@ struct {
 struct encryption_config {
 	__u32 ifindex; /* of cilium_wg0 */
 	__u32 flags;
-	__be32 strict; /* the network between whose addresses nothing passes in clear text */
+	__be32 strict; /* the network; between its addresses nothing passes in clear text */
 	__be32 strict_mask;
 	__be32 node_ip;
 	__be16 port; /* UDP, at both ends */

@@ -10,7 +10,7 @@
 #include "nodeport/endings.h"
 #include "nodeport/maps.h"
 
-/* What the packet has to come from, which answers the flow of `entry`; false if that is gone. */
+/* What the packet has to come from, which answers the flow of `entry`; false if that was removed. */
 static __always_inline bool nodeport_service(const struct flow *flow, const struct ct_entry *entry,
 					     struct nat_entry *service, __u8 family)
 {
@@ -26,7 +26,7 @@ static __always_inline bool asked_outside(const struct ct_entry *entry)
 
 #define NODEPORT_TRANSLATED 1
 
-/* Have an answer come from the service: NODEPORT_TRANSLATED, 0 if nobody outside has asked, or minus the reason to drop.
+/* Have an answer come from the service: NODEPORT_TRANSLATED, 0 if no client outside has asked, or minus the reason to drop.
  */
 static __always_inline int nodeport_reply(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Into a pod of this node, whose policy has a say in who the client is. */
+/* Into a pod of this node, after its policy for the client. */
 #pragma once
 
 #include "lib/identity.h"
@@ -7,7 +7,7 @@
 #include "pod/links.h"
 #include "proxy/redirect.h"
 
-/* Who the client is, to policies: what the ipcache says, but no address outside is the node itself. */
+/* Who the client is, to policies: the ipcache's identity, but no address outside is the node itself. */
 static __always_inline __u32 nodeport_client_identity(const struct flow *flow, __u8 family)
 {
 	__u32 identity = identity_of(ipcache_lookup(&flow->saddr, family));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Direct server return: a backend on another node answers the client itself. So its node has to know the service that
- * was asked; the first packet of a connection, and every one of protocols without connections, tells in an option of
+ * was asked; the first packet of a connection, and every one of protocols without connections, carries it in an option of
  * its header (RFC 791, RFC 8200), in Cilium's form.
  */
 #pragma once
@@ -47,7 +47,7 @@ static __always_inline bool dsr_forwards(const struct nodeport_config *own, cons
 	return own->flags & NODEPORT_DSR_CHOSEN ? flow->direct : dsr_serves(own, flow);
 }
 
-static __always_inline int dsr4_tell(context_t *ctx, const struct address *service, __be16 port)
+static __always_inline int dsr4_set_option(context_t *ctx, const struct address *service, __be16 port)
 {
 	const struct dsr4_option option = {
 		.kind = bpf_htons(DSR4_OPTION),
@@ -74,7 +74,7 @@ static __always_inline int dsr4_tell(context_t *ctx, const struct address *servi
 	return 0;
 }
 
-static __always_inline int dsr6_tell(context_t *ctx, const struct address *service, __be16 port)
+static __always_inline int dsr6_set_option(context_t *ctx, const struct address *service, __be16 port)
 {
 	struct dsr6_header header = {
 		.length = sizeof(header) / 8 - 1,
@@ -109,8 +109,9 @@ static __always_inline int dsr_forward(context_t *ctx, struct flow *flow, __u8 f
 		return DROP(EGRESS, DROP_NO_SERVICE);
 	mtu = too_long(ctx, flow, size, family);
 	if (unlikely(mtu) && !may_be_fragmented(ctx, family))
-		return tell_too_long(ctx, flow, &service, port, mtu - size, family);
-	refused = family == FAMILY_IPV4 ? dsr4_tell(ctx, &service, port) : dsr6_tell(ctx, &service, port);
+		return send_frag_needed(ctx, flow, &service, port, mtu - size, family);
+	refused =
+		family == FAMILY_IPV4 ? dsr4_set_option(ctx, &service, port) : dsr6_set_option(ctx, &service, port);
 	if (refused)
 		return DROP(EGRESS, refused);
 	return unlikely(mtu) ? VERDICT_PASS : fib_send(ctx, flow, EGRESS, family);

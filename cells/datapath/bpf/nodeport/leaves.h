@@ -37,7 +37,7 @@ static __always_inline int nodeport_elsewhere(context_t *ctx, const struct flow 
 }
 
 /* What leaves by a native device, from the stack: a backend may be on the node itself, or its pod's links another
- * plugin's. The verdict, or UNDECIDED if it answers nobody outside.
+ * plugin's. The verdict, or UNDECIDED if it answers no client outside.
  */
 static __always_inline int nodeport_leaves(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {

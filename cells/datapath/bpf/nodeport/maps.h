@@ -5,7 +5,7 @@
 #include "lib/maps.h"
 #include "lib/packet.h"
 
-/* hive_nodeport: all zero while nobody outside is served. */
+/* hive_nodeport: all zero while clients outside are not served. */
 struct nodeport_config {
 	__be32 ipv4; /* what packets to backends on other nodes come from */
 	__u32 flags;
@@ -48,7 +48,7 @@ NODEPORT_NEIGHBOURS(cilium_nodeport_neigh6, struct address);
 _Static_assert(sizeof(struct nodeport_config) == 32, "hive_nodeport");
 _Static_assert(sizeof(struct nodeport_neighbour) == 8, "cilium_nodeport_neigh4");
 
-/* The node's facts, or NULL if nobody outside is served. */
+/* The node's facts, or NULL if clients outside are not served. */
 static __always_inline const struct nodeport_config *nodeport_facts(void)
 {
 	__u32 zero = 0;

@@ -40,9 +40,9 @@ static __always_inline bool may_be_fragmented(context_t *ctx, __u8 family)
 
 #ifdef CONTEXT_XDP
 
-/* The tc program tells the client. */
-static __always_inline int tell_too_long(context_t *ctx, struct flow *flow, const struct address *service,
-					 __be16 port, __u32 mtu, __u8 family)
+/* The tc program answers the client. */
+static __always_inline int send_frag_needed(context_t *ctx, struct flow *flow, const struct address *service,
+					    __be16 port, __u32 mtu, __u8 family)
 {
 	(void)service, (void)port, (void)mtu, (void)family;
 	return hand_over_to_stack(ctx, HANDED_DSR | (__u32)flow->rev_nat_index << 16);
@@ -51,8 +51,8 @@ static __always_inline int tell_too_long(context_t *ctx, struct flow *flow, cons
 #else
 
 /* Have the client hear it from the service, about what it has sent; the verdict. */
-static __always_inline int tell_too_long(context_t *ctx, struct flow *flow, const struct address *service,
-					 __be16 port, __u32 mtu, __u8 family)
+static __always_inline int send_frag_needed(context_t *ctx, struct flow *flow, const struct address *service,
+					    __be16 port, __u32 mtu, __u8 family)
 {
 	struct ethernet *eth;
 	mac_t own_mac;

@@ -7,7 +7,7 @@
 #include "lib/mark.h"
 #include "overlay/tunnel.h"
 
-static __always_inline int overlay_takes(struct __sk_buff *skb)
+static __always_inline int to_overlay(struct __sk_buff *skb)
 {
 	struct bpf_tunnel_key key = {};
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Out of the tunnel: is it from a node, as whom, and for whom here?
+/* Out of the tunnel: the sending node, its identity, and the destination here.
  *
  * The identity inside is believed because it is a node's word, so it has to be one: the address outside is that of
- * another node of the cluster, or the packet goes nowhere. That a datagram has the source it says is for the network
+ * another node of the cluster, or the packet goes nowhere. That a datagram's source address is true is for the network
  * between the nodes to see to; a pod's own cannot have another (132), nor go to the tunnel's port (170).
  */
 #pragma once
@@ -28,7 +28,7 @@ static __always_inline bool means_nothing(__u32 identity)
 	return identity >= IDENTITY_FIRST && (!tunnel || tunnel->flags & TUNNEL_OWN_IDENTITIES);
 }
 
-/* Who sent it: as the other node says, in this node's words. */
+/* Who sent it: the other node's identity, as this node names it. */
 static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
 {
 	const struct ipcache_info *info;
@@ -57,7 +57,8 @@ static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct f
 	mac_write(eth->source, node->net_mac);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_STACK, node->host_ifindex, TRACED(TRACE_REASON_UNKNOWN, family));
+		send_trace_notify(skb, flow, TRACE_TO_STACK, node->host_ifindex,
+				  TRACED(TRACE_REASON_UNKNOWN, family));
 	return bpf_redirect(node->host_ifindex, BPF_F_INGRESS);
 }
 
@@ -77,7 +78,7 @@ static __always_inline int overlay_returns(struct __sk_buff *skb, struct flow *f
 	return nodeport_returns(skb, flow, INGRESS, ct_now(), family);
 }
 
-static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow *flow, __u32 identity, __u8 family)
+static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *flow, __u32 identity, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct address_info *local;
@@ -96,7 +97,7 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 	if (!local && family == FAMILY_IPV4)
 		return gateway_takes(skb, flow);
 	if (!local)
-		return DROP(INGRESS, DROP_UNROUTABLE); /* gone, or never here: the stack might send it back */
+		return DROP(INGRESS, DROP_UNROUTABLE); /* removed, or never here: the stack might send it back */
 	if (local->flags & ADDRESS_IS_HOST) {
 		verdict = overlay_returns(skb, flow, family);
 		if (verdict != UNDECIDED)
@@ -117,7 +118,7 @@ static __always_inline int overlay_brings_ip(struct __sk_buff *skb, struct flow 
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
-static __always_inline int overlay_brings(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow)
 {
 	struct bpf_tunnel_key key = {};
 	struct ethernet *eth;
@@ -131,9 +132,9 @@ static __always_inline int overlay_brings(struct __sk_buff *skb, struct flow *fl
 		return DROP(INGRESS, DROP_INVALID_IDENTITY);
 	flow->source_identity = key.tunnel_id;
 	flow->from_tunnel = true;
-	if (unlikely(tells_all())) {
+	if (unlikely(traces_every_packet())) {
 		flow->report = CT_CAPTURE;
-		tell_trace(skb, flow, TRACE_FROM_OVERLAY, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
+		send_trace_notify(skb, flow, TRACE_FROM_OVERLAY, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
 	}
 	if (skb->vlan_present)
 		return DROP(INGRESS, DROP_VLAN);
@@ -141,8 +142,8 @@ static __always_inline int overlay_brings(struct __sk_buff *skb, struct flow *fl
 	if (!eth)
 		return DROP(INGRESS, DROP_INVALID);
 	if (eth->protocol == bpf_htons(ETH_P_IP))
-		return overlay_brings_ip(skb, flow, key.tunnel_id, FAMILY_IPV4);
+		return from_overlay_ip(skb, flow, key.tunnel_id, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6))
-		return overlay_brings_ip(skb, flow, key.tunnel_id, FAMILY_IPV6);
+		return from_overlay_ip(skb, flow, key.tunnel_id, FAMILY_IPV6);
 	return DROP(INGRESS, DROP_UNKNOWN_L3);
 }

@@ -25,15 +25,15 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 		return DROP(EGRESS, DROP_WRITE_ERROR);
 	count(skb, REASON_FORWARDED, EGRESS);
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_OVERLAY, tunnel->ifindex, TRACED(status, family));
+		send_trace_notify(skb, flow, TRACE_TO_OVERLAY, tunnel->ifindex, TRACED(status, family));
 	return bpf_redirect(tunnel->ifindex, 0);
 }
 
 #define GATEWAY_NOWHERE 0xffffffff /* in place of a node: a policy has the packet, and no node is its gateway */
 
 /* What a pod sends. A packet that does not fit is answered here, for the stack never sees it. */
-VERIFIED_ALONE pod_sends_tunnelled(struct __sk_buff *skb, const struct flow *flow, __be32 node, __u32 status,
-				   __u32 family)
+VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *flow, __be32 node, __u32 status,
+				    __u32 family)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
 

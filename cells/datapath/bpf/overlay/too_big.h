@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Path MTU discovery (RFC 1191, RFC 8201): tells a pod that its packet does not fit into the tunnel.
+/* Path MTU discovery (RFC 1191, RFC 8201): answers a pod if its packet does not fit into the tunnel.
  *
  * What is larger than the tunnel's packets and may be fragmented, goes: then the kernel fragments what is outside.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The tunnel between nodes: which device it is, who is at its other ends, and what identities look like inside.
  *
- * One device in collect-metadata mode serves all nodes (ip-link(8), "external"): where a packet goes, and as whom, is
+ * One device in collect-metadata mode serves all nodes (ip-link(8), "external"): a packet's node and identity are
  * given with each packet. The VXLAN network identifier (RFC 7348) is the identity of the sender.
  */
 #pragma once
@@ -94,7 +94,7 @@ static __always_inline void keep_network(struct address *ip, __u8 family)
 	}
 }
 
-/* The node whose pods have this address, by their network; 0 if it is none's. */
+/* The node with the pod range of this address; 0 if there is none. */
 static __always_inline __be32 tunnel_network_node(const struct address *ip, __u8 family)
 {
 	struct tunnel_key key = { .network = *ip, .family = family };
@@ -119,7 +119,7 @@ static __always_inline __be32 tunnel_node_of(const struct address *ip, const str
 	return tunnel_network_node(ip, family);
 }
 
-/* The same for where a flow goes, 0 on a node without a tunnel; leaves in the flow whose identity that is. */
+/* The same for where a flow goes, 0 on a node without a tunnel; stores the destination's identity in the flow. */
 VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 {
 	const struct ipcache_info *info;
@@ -131,7 +131,7 @@ VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 	return tunnel_facts() ? tunnel_node_of(&flow->daddr, info, family) : 0;
 }
 
-/* Whether the address, in the host's order as the tunnel tells it, is another node's. */
+/* Whether the address, in host byte order as the tunnel gives it, is another node's. */
 static __always_inline bool tunnel_knows(__u32 address)
 {
 	struct node_key key = { .family = FAMILY_IPV4, .ip.words[0] = bpf_htonl(address) };

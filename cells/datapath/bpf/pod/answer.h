@@ -53,7 +53,7 @@ static __always_inline int answer(struct __sk_buff *skb, enum back back)
 	return back == BACK_TO_POD ? answer_pod(skb) : bpf_redirect(skb->ifindex, 0);
 }
 
-/* Have the frame that begins there, if there is one, go back to whom it came from. */
+/* Have the frame that begins there, if there is one, go back to its sender. */
 static __always_inline void turn_round(struct ethernet *eth, mac_t host_mac)
 {
 	if (!LINK_HLEN)
@@ -115,7 +115,7 @@ static __always_inline int icmp4_error_send(struct __sk_buff *skb, const struct 
 #define QUOTED4_TCP (sizeof(struct iphdr) + sizeof(struct tcphdr))
 
 /* How much of the packet an error quotes: what its sender knows it by, and of TCP the whole header. To the kernel a
- * header whose checksum the device was to fill in may not be cut off before that.
+ * header with a checksum for the device to fill in may not be cut off before that.
  */
 #define QUOTED (sizeof(struct ipv6hdr) + 8)
 #define QUOTED_TCP (sizeof(struct ipv6hdr) + sizeof(struct tcphdr))

@@ -30,7 +30,7 @@ static __always_inline bool own_service(struct flow *flow, const struct ct_entry
 	return flow->loopback;
 }
 
-/* Who has begun the flow, now: the one that its last packet came from, unless the address has another identity by now.
+/* The identity of the flow's client, now: that of its last packet, unless the address has another identity by now.
  * Of what is not the sender's own address (the stack, another node or a proxy has translated it) the entry alone knows.
  */
 static __always_inline __u32 asker_of(const struct flow *flow, const struct ct_entry *entry, __u8 family)
@@ -105,7 +105,7 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		return family == FAMILY_IPV4 ? lb4_answer(skb, flow, entry->rev_nat_index, entry->lb_loopback)
 					     : lb6_answer(skb, flow, entry->rev_nat_index);
 	}
-	/* What a proxy has begun by itself in the pod's name is known by its answers alone. */
+	/* What a proxy started by itself in the pod's name is known by its answers alone. */
 	if (*status == CT_NEW && unlikely(answers_begin(flow)) && !flow->by_proxy &&
 	    proxy_waits(skb, flow, family)) {
 		*status = CT_REPLY;
@@ -145,7 +145,7 @@ static __always_inline bool answers_pass_stack(const struct flow *flow)
 	return host_routing() && !flow->by_proxy;
 }
 
-/* A packet that a layer 7 proxy has let in: nobody is asked again, and the answers are the proxy's. */
+/* A packet that a layer 7 proxy has let in: policy is not evaluated again, and the answers are the proxy's. */
 static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
 {
 	struct ct_entry *entry;
@@ -171,7 +171,7 @@ static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *
 	return reply && answers_begin(flow) && proxy_waits(skb, flow, family);
 }
 
-/* Bring the packet to the link of a pod that the stack serves, whose program enforces the pod's policy and finds the proxy;
+/* Bring the packet to the link of a pod that the stack serves, where a program enforces the pod's policy and finds the proxy;
  * the verdict, or UNDECIDED if the stack can. Of a proxy's flow it cannot: it would find the proxy's socket first (early
  * demux), and drop what belongs to a socket of its own and is to be sent on.
  */
@@ -200,6 +200,6 @@ static __always_inline int hand_over(struct __sk_buff *skb, const struct flow *f
 		return DROP(INGRESS, DROP_INVALID);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_POD, ifindex, TRACED(status, family));
+		send_trace_notify(skb, flow, TRACE_TO_POD, ifindex, TRACED(status, family));
 	return entrance == BY_PEER ? bpf_redirect_peer(ifindex, 0) : bpf_redirect(ifindex, 0);
 }

@@ -33,7 +33,7 @@ static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow
 	return status == CT_NEW ? ct_create(flow, EGRESS, now, family) : 0;
 }
 
-/* On a node without a family it is a protocol nobody speaks, whatever the pods' stacks say by themselves. */
+/* On a node without a family it is an unknown protocol, whatever the pods' stacks send by themselves. */
 static __always_inline bool has_ipv6(const struct endpoint_config *self)
 {
 	return !address_is_zero(&self->ipv6);
@@ -77,7 +77,7 @@ static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const
 {
 	switch (way->kind) {
 	case WAY_TUNNEL:
-		return pod_sends_tunnelled(skb, flow, way->node, way->status, family);
+		return container_to_overlay(skb, flow, way->node, way->status, family);
 	case WAY_OUTSIDE:
 		return pod_leaves(skb, flow, way->status, family);
 	case WAY_POD:
@@ -98,7 +98,7 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 	bool leaves = host_routing() && entry->ifindex == WAY_OUT;
 	__be32 node = 0;
 
-	/* The tag counts seconds to 256 only; the lifetime, set at each evaluation, tells which they are. */
+	/* The tag counts seconds to 256 only; the lifetime, set at each evaluation, decides which they are. */
 	if (entry->lifetime != now + ct_lifetime(entry, flow) || entry->rev_nat_index != flow->rev_nat_index)
 		return UNDECIDED;
 	if (entry->ifindex && !leaves) {
@@ -196,7 +196,7 @@ static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now
 	enum ct_status status = flow->translated ? ct_lookup_own(flow, EGRESS, now, family, entry)
 						 : ct_lookup(flow, EGRESS, now, family, entry);
 
-	/* The same ports, once to the backend and once to the service: another flow, whose answers are others. */
+	/* The same ports, once to the backend and once to the service: another flow, with other answers. */
 	if (status == CT_ESTABLISHED && unlikely((*entry)->rev_nat_index != flow->rev_nat_index))
 		return CT_NEW;
 	return status;
@@ -252,7 +252,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 	if (status == CT_ESTABLISHED)
 		verdict_take(entry, &use);
 
-	/* An answer to itself, by way of a service, is for an address that nobody has. */
+	/* An answer to itself, by way of a service, is for an address without an owner. */
 	local = address_lookup(status == CT_REPLY && entry->lb_loopback ? &flow->saddr : &flow->daddr, family);
 	to_pod = for_local_pod(self, local, status, entry);
 	flow->destination = to_pod ? local->endpoint_id : 0;
@@ -298,7 +298,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 			return ingress_proxied(skb, flow, status, family);
 	}
 	proxied |= flow->proxied;
-	/* Of replies only what is one to both sides: nobody's policy counts those. Not while a proxy is away: it is to
+	/* Of replies only what is one to both sides: no policy counts those. Not while a proxy is away: it is to
 	 * have the flow as soon as it is back.
 	 */
 	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied
@@ -320,8 +320,8 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 	return GOES_ON;
 }
 
-static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *flow,
-					  const struct endpoint_config *self, __u32 epoch, __u8 family)
+static __always_inline int from_container_flow(struct __sk_buff *skb, struct flow *flow,
+					       const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
 	struct way way = {};
 	int verdict = pod_decides(skb, flow, self, epoch, &way, family);
@@ -329,8 +329,8 @@ static __always_inline int pod_sends_flow(struct __sk_buff *skb, struct flow *fl
 	return verdict == GOES_ON ? go_on(skb, flow, &way, family) : verdict;
 }
 
-static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow,
-					const struct endpoint_config *self, __u32 epoch, __u8 family)
+static __always_inline int from_container_ip(struct __sk_buff *skb, struct flow *flow,
+					     const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
 	int refused = parse_network(skb, flow, family);
 	bool own;
@@ -352,10 +352,10 @@ static __always_inline int pod_sends_ip(struct __sk_buff *skb, struct flow *flow
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
 	if (refused)
 		return DROP(EGRESS, refused);
-	return pod_sends_flow(skb, flow, self, epoch, family);
+	return from_container_flow(skb, flow, self, epoch, family);
 }
 
-static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int from_container(struct __sk_buff *skb, struct flow *flow)
 {
 	__u32 epoch;
 	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
@@ -365,9 +365,9 @@ static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 		return DROP(EGRESS, DROP_NO_CONFIG);
 	flow->source = self->id;
 	flow->source_identity = self->identity;
-	if (unlikely(tells_all())) {
+	if (unlikely(traces_every_packet())) {
 		flow->report = CT_CAPTURE;
-		tell_trace(skb, flow, TRACE_FROM_POD, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
+		send_trace_notify(skb, flow, TRACE_FROM_POD, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
 	}
 	if (skb->vlan_present)
 		return DROP(EGRESS, DROP_VLAN); /* the host would take the inner packet for an untagged one */
@@ -375,9 +375,9 @@ static __always_inline int pod_sends(struct __sk_buff *skb, struct flow *flow)
 	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	if (likely(eth->protocol == bpf_htons(ETH_P_IP) && has_ipv4(self)))
-		return pod_sends_ip(skb, flow, self, epoch, FAMILY_IPV4);
+		return from_container_ip(skb, flow, self, epoch, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6) && has_ipv6(self))
-		return pod_sends_ip(skb, flow, self, epoch, FAMILY_IPV6);
+		return from_container_ip(skb, flow, self, epoch, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
 		return arp_respond(skb, self);
 	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)

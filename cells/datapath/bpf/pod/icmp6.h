@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers a pod in ICMPv6: what the gateway would say, said before the packet leaves the link.
+/* Answers a pod in ICMPv6: the gateway's answers, sent before the packet leaves the link.
  *
  * Neighbour discovery (RFC 4861): every address the node knows is behind the host's end of the pod's link.
- * Time exceeded (RFC 4443): a packet whose hops are used up on the way to a neighbour of this node.
+ * Time exceeded (RFC 4443): a packet that runs out of hops on the way to a neighbour of this node.
  */
 #pragma once
 
@@ -71,7 +71,7 @@ static __always_inline int neighbour_advertise(struct __sk_buff *skb, const stru
 	} else {
 		__builtin_memcpy(&ip->daddr, &ip->saddr, sizeof(ip->daddr));
 	}
-	/* From the router, whose link it is, as with Cilium; a node that has none speaks for the target itself. */
+	/* From the router, as with Cilium; on a node without one, from the target itself. */
 	if (node && !address_is_zero(&node->router_ip6))
 		__builtin_memcpy(&ip->saddr, &node->router_ip6, sizeof(ip->saddr));
 	else
@@ -92,7 +92,7 @@ static __always_inline int neighbour_advertise(struct __sk_buff *skb, const stru
 	return answer_pod(skb);
 }
 
-/* The answer to a neighbour solicitation, whose headers are in `flow`. */
+/* The answer to a neighbour solicitation in `flow`. */
 VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
 {
 	if (!flow || !self)
@@ -106,11 +106,11 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 		return DROP(EGRESS, DROP_INVALID);
 	if (bpf_skb_load_bytes(skb, flow->l4 + offsetof(struct neighbour_message, target), &target, sizeof(target)))
 		return DROP(EGRESS, DROP_INVALID);
-	/* Elsewhere it asks nobody: it would only have escaped from policy (RFC 4861, 7.2.2). */
+	/* It is not forwarded: it would only have escaped from policy (RFC 4861, 7.2.2). */
 	if (!link_scoped(&flow->daddr) && !address_equals(&flow->daddr, &target))
 		return DROP(EGRESS, DROP_INVALID);
 	own = neighbours_own_source(&flow->saddr, self);
-	/* The stack answers for itself on this link; for the pod's own address nobody may. */
+	/* The stack answers for itself on this link; for the pod's own address there is no answer. */
 	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6) ||
 	    link_scoped(&target))
 		return own ? TC_ACT_OK : DROP(EGRESS, DROP_INVALID_SOURCE);
@@ -126,7 +126,7 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 
 #define EXCEEDED_HOP_LIMIT 1 /* the pod is on this very link */
 
-/* Tell the pod that its packet's hops are used up. */
+/* Answer a pod if its packet has run out of hops. */
 VERIFIED_ALONE hops_exceeded(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
 {
 	const struct node_config *node = node_facts();

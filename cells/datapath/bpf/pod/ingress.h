@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* What comes to a pod by its link, from the stack or from a bridge: its ingress policy, and nothing else.
  *
- * A bridge also brings what is for others, or for all: that is no connection of this pod's.
+ * A bridge also brings what is for others, or for all: that does not belong to a connection of this pod.
  */
 #pragma once
 
@@ -24,7 +24,7 @@ static __always_inline bool own_destination(const struct flow *flow, const struc
 	return address_equals(&flow->daddr, &self->ipv6);
 }
 
-/* Who sent what the stack brings: whom its mark names, else whose the source address is. */
+/* The sender of what the stack brings: the mark's identity, else the source address's. */
 static __always_inline __u32 sender_of(const struct flow *flow, __u32 mark, __u8 family)
 {
 	switch (mark & MARK_KIND) {
@@ -38,8 +38,8 @@ static __always_inline __u32 sender_of(const struct flow *flow, __u32 mark, __u8
 	return identity_of(ipcache_lookup(&flow->saddr, family));
 }
 
-static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
-				       __u8 family)
+static __always_inline int to_container_ip(struct __sk_buff *skb, struct flow *flow,
+					   const struct endpoint_config *self, __u8 family)
 {
 	struct use use = { .packets = 1, .bytes = skb->len };
 	int refused = parse(skb, flow, family);
@@ -69,11 +69,11 @@ static __always_inline int pod_gets_ip(struct __sk_buff *skb, struct flow *flow,
 		return proxied_again(skb, flow);
 	count(skb, REASON_FORWARDED, INGRESS);
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_POD, skb->ifindex, TRACED(TRACE_REASON_UNKNOWN, family));
+		send_trace_notify(skb, flow, TRACE_TO_POD, skb->ifindex, TRACED(TRACE_REASON_UNKNOWN, family));
 	return TC_ACT_OK;
 }
 
-static __always_inline int pod_gets(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int to_container(struct __sk_buff *skb, struct flow *flow)
 {
 	__u32 epoch;
 	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
@@ -89,9 +89,9 @@ static __always_inline int pod_gets(struct __sk_buff *skb, struct flow *flow)
 	if (!eth)
 		return DROP(INGRESS, DROP_INVALID);
 	if (likely(eth->protocol == bpf_htons(ETH_P_IP)))
-		return pod_gets_ip(skb, flow, self, FAMILY_IPV4);
+		return to_container_ip(skb, flow, self, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6))
-		return pod_gets_ip(skb, flow, self, FAMILY_IPV6);
+		return to_container_ip(skb, flow, self, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
 		return TC_ACT_OK;
 	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)

@@ -28,7 +28,7 @@ static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *fl
 				    __u8 family)
 {
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_STACK, 0, TRACED(status, family));
+		send_trace_notify(skb, flow, TRACE_TO_STACK, 0, TRACED(status, family));
 	return give_to_stack(skb, flow);
 }
 
@@ -39,7 +39,7 @@ static __always_inline bool stays_on_link(const struct flow *flow, __u8 family)
 }
 
 /* Send the packet out past the stack if that will do, else to it; the verdict. No event is sent from here: of a chain
- * of calls kernels before 6.8 count 32 bytes of stack for each that is begun, and 512 are all there are.
+ * of calls kernels before 6.8 count 32 bytes of stack for each that is open, and 512 are all there are.
  */
 VERIFIED_ALONE pod_routes(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
@@ -55,7 +55,7 @@ VERIFIED_ALONE pod_routes(struct __sk_buff *skb, struct flow *flow, __u32 family
 		return give_to_stack(skb, flow);
 	if (!bpf_map_lookup_elem(&hive_devices, &fib.ifindex))
 		return give_to_stack(skb, flow);
-	mark_identity(skb, flow->source_identity); /* for the device's program: who sends is judged already */
+	mark_identity(skb, flow->source_identity); /* for the device's program: the sender is evaluated already */
 	if (!fib_hop(skb, &fib, family))
 		return DROP(EGRESS, DROP_INVALID);
 	flow->device = fib.ifindex;
@@ -68,7 +68,7 @@ static __always_inline int pod_leaves(struct __sk_buff *skb, struct flow *flow, 
 	int verdict = pod_routes(skb, flow, family);
 
 	if (unlikely(flow->report) && verdict >= 0)
-		tell_trace(skb, flow, flow->device ? TRACE_TO_NETWORK : TRACE_TO_STACK, flow->device,
-			   TRACED(status, family));
+		send_trace_notify(skb, flow, flow->device ? TRACE_TO_NETWORK : TRACE_TO_STACK, flow->device,
+				  TRACED(status, family));
 	return verdict;
 }

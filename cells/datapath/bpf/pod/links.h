@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Whose link an index is: hive_endpoints, and each processor's memory of it.
+/* The endpoint of a link: hive_endpoints, and each processor's memory of it.
  *
  * A hash lookup costs a packet some 25 ns and an address' 50; a remembered link costs 5. It is remembered under
  * the endpoint's epoch, which the agent begins anew after every change of the row. One processor, one packet at a
- * time: nobody else reads what is being written.
+ * time: no other processor reads what is being written.
  */
 #pragma once
 
@@ -48,7 +48,7 @@ static __always_inline bool link_holds(const struct known_link *link)
 	return link->epoch == (__u32)epoch_of(link->endpoint.id);
 }
 
-/* Whose link it is, and the epoch it is known under; or NULL. */
+/* The link's endpoint, and the epoch of this fact; or NULL. */
 static __always_inline const struct endpoint_config *link_owner(__u32 ifindex, __u32 *epoch)
 {
 	struct known_link *link = link_slot(ifindex);
@@ -61,7 +61,7 @@ static __always_inline const struct endpoint_config *link_owner(__u32 ifindex, _
 	row = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!row || !link)
 		return NULL;
-	/* The epoch first, then the row again: a change between the two is one the epoch tells of. */
+	/* The epoch first, then the row again: a change between the two shows in the epoch. */
 	*epoch = epoch_of(row->id);
 	row = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!row)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* How the hosts of one link find each other in IPv6: what passes a pod's link whatever policy says.
+/* How the hosts of one link find each other in IPv6: what passes a pod's link whatever its policy.
  *
  * Neighbour discovery (RFC 4861), which by its hop limit no router has touched, and what is for neighbours
- * only by where it goes: routers (the same), multicast listeners (RFC 2710, 3810), whose hop limit of 1 what
- * comes from afar may have too. In IPv4 that is ARP, which is no IP at all.
+ * only by where it goes: routers (the same), multicast listeners (RFC 2710, 3810), with a hop limit of 1, which what
+ * comes from afar may have too. In IPv4 that is ARP, which is not IP.
  */
 #pragma once
 
@@ -57,7 +57,7 @@ static __always_inline bool neighbours_own_source(const struct address *ip, cons
 			ip->words[3] == (0xfe | (__u32)(mac >> 24) << 8));
 }
 
-/* Likewise, from a pod: it is no router, and answers only for what is its own. */
+/* Likewise, from a pod: it is not a router, and answers only for its own addresses. */
 static __always_inline bool pod_finds_neighbours(const struct flow *flow)
 {
 	__u16 type = bpf_ntohs(flow->policy_port);

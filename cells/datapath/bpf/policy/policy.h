@@ -34,7 +34,7 @@ static __always_inline int port_specificity(const struct policy_entry *entry)
 	return entry->bits & POLICY_ANY_PROTOCOL ? 0 : 1;
 }
 
-/* The entry that decides, or NULL; `*match` tells how it matched, as events count it. */
+/* The entry that decides, or NULL; `*match` is how it matched, as events count it. */
 static __always_inline struct policy_entry *policy_choose(void *map, const struct flow *flow,
 							  enum direction direction, __u32 identity,
 							  enum policy_match *match)
@@ -68,7 +68,7 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 	return chosen;
 }
 
-/* What policy said: the reason to drop or 0, how the entry matched that said so, and the port of the proxy that is to
+/* Policy's result: the reason to drop or 0, how the deciding entry matched, and the port of the proxy that is to
  * take the packet.
  */
 #define REFUSED(answer) ((answer)&0xff)
@@ -98,7 +98,7 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	__sync_fetch_and_add(&entry->bytes, use->bytes);
 	if (entry->bits & POLICY_DENY)
 		return DROP_POLICY_DENY | match << 8;
-	/* Nobody has authenticated: that is for a later version. */
+	/* Authentication is for a later version. */
 	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8 |
 	       (entry->bits & POLICY_ONLY_BY_PROXY ? ONLY_BY_PROXY : 0) | (__u32)entry->proxy_port << 16;
 }
@@ -112,7 +112,8 @@ static __always_inline bool is_audited(__u32 endpoint)
 			(node->flags & NODE_AUDITS_HOST && endpoint == node->host_endpoint));
 }
 
-/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. Tells of what is new, and notes in
+/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. Sends a notification of what is
+ * new, and stores in
  * `flow` the proxy that is to take it.
  */
 static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
@@ -123,13 +124,14 @@ static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow
 
 	if (unlikely(refused && refused != DROP_ENDPOINT_NOT_READY &&
 		     is_audited(direction == EGRESS ? flow->source : flow->destination))) {
-		tell_verdict(skb, flow, direction, 0, how | AUDITED);
+		send_policy_verdict_notify(skb, flow, direction, 0, how | AUDITED);
 		return 0;
 	}
 	flow->proxy_port = refused ? 0 : PROXY_OF(answer);
 	flow->only_by_proxy = flow->proxy_port && answer & ONLY_BY_PROXY;
 	if (unlikely(refused || new))
-		tell_verdict(skb, flow, direction, refused ? -refused : bpf_ntohs(flow->proxy_port), how);
+		send_policy_verdict_notify(skb, flow, direction, refused ? -refused : bpf_ntohs(flow->proxy_port),
+					   how);
 	return refused;
 }
 

@@ -2,8 +2,8 @@
 /* The verdict cache: a flow that was just let through is let through again without asking, in both directions.
  *
  * The entry of a flow remembers, besides its lifetime, a tag: the policy epochs under which the flow was last
- * evaluated, and the second. Whoever changes policy changes the map first and the epoch afterwards, so the next
- * packet is evaluated anew; and every second one packet is, for changes made by hand past the agent. Packets that
+ * evaluated, and the second. A policy change updates the map first and the epoch afterwards, so the next
+ * packet is evaluated anew; and every second one packet is, for changes made past the agent. Packets that
  * were let through unasked are counted in the tag's word, and in the policy map at the next evaluation.
  * Only what was allowed is remembered.
  */

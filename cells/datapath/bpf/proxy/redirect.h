@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Hands a pod's packet to a proxy of this node: to its socket, which takes it in the place of whom it is for.
+/* Hands a pod's packet to a proxy of this node: to its socket, which takes it in place of the destination.
  *
  * The host's stack must take the packet for its own: a routing rule by the mark sees to that, and the proxy's socket
  * is transparent. While no proxy listens there is no socket, and the packet goes where it was sent.
@@ -24,7 +24,7 @@ static __always_inline __u32 proxy_tuple_size(const struct bpf_sock_tuple *tuple
 	return family == FAMILY_IPV4 ? sizeof(tuple->ipv4) : sizeof(tuple->ipv6);
 }
 
-/* Whom the packet is from and for: what a connection that the proxy has accepted is known by. */
+/* Source and destination of the packet: what a connection that the proxy has accepted is known by. */
 static __always_inline void proxy_fill_flow(struct bpf_sock_tuple *tuple, const struct flow *flow, __u32 family)
 {
 	if (family == FAMILY_IPV4) {
@@ -42,7 +42,7 @@ static __always_inline void proxy_fill_flow(struct bpf_sock_tuple *tuple, const 
 	tuple->ipv6.dport = flow->dport;
 }
 
-/* Where the proxy listens: a loopback address, which nobody outside reaches. */
+/* Where the proxy listens: a loopback address, which is unreachable from outside. */
 static __always_inline void proxy_fill_listener(struct bpf_sock_tuple *tuple, const struct flow *flow, __u32 family)
 {
 	__u32 host = flow->dnat ? LOOPBACK_CHANGED : LOOPBACK;
@@ -106,7 +106,7 @@ static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const
 	return NULL;
 }
 
-/* The connection that an ICMP error quotes, as its answers have it; false if that is none of whom the error is for. */
+/* The connection that an ICMP error quotes, as its answers have it; false if it is not one of the error's destination. */
 static __always_inline bool proxy_fill_quoted(struct bpf_sock_tuple *tuple, struct __sk_buff *skb,
 					      const struct flow *flow, __u32 family)
 {
@@ -142,7 +142,7 @@ static __always_inline bool proxy_fill_quoted(struct bpf_sock_tuple *tuple, stru
 	return true;
 }
 
-/* Whether the packet is an ICMP error about what a proxy has sent in the name of whom it is for: then the stack, which
+/* Whether the packet is an ICMP error about what a proxy has sent in its destination's name: then the stack, which
  * knows the proxy's socket, is to have it ("packet too big" above all).
  */
 VERIFIED_ALONE proxy_erred(struct __sk_buff *skb, const struct flow *flow, __u32 family)
@@ -246,13 +246,13 @@ static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow
 	return true;
 }
 
-/* Tell that the packet goes to a proxy; the verdict. */
+/* Send the notification that the packet goes to a proxy; the verdict. */
 static __always_inline int pass_to_proxy(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
 					 __u8 status, __u8 family)
 {
 	count(skb, REASON_FORWARDED, direction);
 	if (unlikely(flow->report))
-		tell_trace(skb, flow, TRACE_TO_PROXY, 0, TRACED(status, family));
+		send_trace_notify(skb, flow, TRACE_TO_PROXY, 0, TRACED(status, family));
 	return TC_ACT_OK;
 }
 
@@ -282,7 +282,7 @@ static __always_inline bool flip_port(struct __sk_buff *skb, __u32 offset, __u32
  * address that the client has asked, and has the answers keep that; to the stack the proxy's connection must be another
  * one: else it finds the proxy's socket before it sends the packet on to here (early demux), and names the service's
  * address to the proxy that asks where the connection was for (SO_ORIGINAL_DST). Rules of nftables change the port back
- * in answers (cells/proxy/envoy/translated.py). A client whose ports differ in this one bit, and who also asks the pod by
+ * in answers (cells/proxy/envoy/translated.py). A client with two ports that differ in this one bit, which also asks the pod by
  * its own address, cannot have both connections at a time.
  */
 static __always_inline bool change_port(struct __sk_buff *skb, const struct flow *flow)

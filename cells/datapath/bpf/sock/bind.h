@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Nobody of the node takes the address and port of a service: its clients would come to him. */
+/* No process of the node binds to the address and port of a service: it would get the service's clients. */
 #pragma once
 
 #include "sock/peer.h"

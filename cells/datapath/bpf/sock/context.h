@@ -20,7 +20,7 @@ static __always_inline void unmap(struct peer *peer)
 	ip[3] = 0;
 }
 
-/* Fill in who asks for whom. */
+/* Fill in client and destination. */
 static __always_inline void peer_read(struct bpf_sock_addr *ctx, struct peer *peer,
 				      const struct sock_config *config, __u8 family)
 {

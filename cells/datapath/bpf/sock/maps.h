@@ -42,7 +42,7 @@ struct sock_config {
 };
 
 #define SOCK_HOST_ONLY 1 /* sockets of pods are left alone */
-#define SOCK_BIND_PROTECTION 2 /* nobody takes a port of a service on the node */
+#define SOCK_BIND_PROTECTION 2 /* no process binds to a port of a service on the node */
 #define SOCK_TRUSTS_EXTERNAL_IP 4 /* externalIPs are served that the node does not have */
 #define SOCK_REJECTS 8 /* a service without backends refuses connections */
 

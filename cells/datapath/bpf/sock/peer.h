@@ -7,7 +7,7 @@
 #include "lib/identity.h"
 #include "sock/maps.h"
 
-/* Who asks, and for whom. */
+/* Client and destination. */
 struct peer {
 	struct address ip;
 	__be16 port;

@@ -31,13 +31,14 @@ struct sock_event {
 
 _Static_assert(sizeof(struct sock_event) == 38, "socket trace event");
 
-static __always_inline bool sock_tells(void)
+static __always_inline bool sock_notifies(void)
 {
-	return node_tells(NODE_NOTIFY_SOCK);
+	return node_notifies(NODE_NOTIFY_SOCK);
 }
 
 /* The peer is who the socket means at that point. */
-static __always_inline void tell_sock(struct bpf_sock_addr *ctx, const struct peer *peer, enum sock_point point)
+static __always_inline void send_trace_sock_notify(struct bpf_sock_addr *ctx, const struct peer *peer,
+						   enum sock_point point)
 {
 	struct sock_event event = {
 		.type = EVENT_SOCK,

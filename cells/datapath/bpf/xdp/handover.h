@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the program in the driver tells the tc program of a packet that it has translated, but cannot bring
+/* What the program in the driver hands over to the tc program with a packet that it has translated, but cannot bring
  * where it goes: a word in front of the packet. The first bit is Cilium's.
  */
 #pragma once

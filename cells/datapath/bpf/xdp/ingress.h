@@ -5,7 +5,7 @@
 #include "nodeport/maps.h"
 #include "xdp/send.h"
 
-/* Nobody is before it. */
+/* No program runs before it. */
 static __always_inline __u32 device_handed(const context_t *ctx)
 {
 	(void)ctx;
@@ -19,7 +19,7 @@ static __always_inline int device_goes_on(context_t *ctx, struct flow *flow, con
 	return VERDICT_PASS;
 }
 
-/* What seems to come from this node is that program's to judge. */
+/* What seems to come from this node is for that program to evaluate. */
 static __always_inline int device_gets_local(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					     __u32 now, __u8 family)
 {
@@ -28,8 +28,8 @@ static __always_inline int device_gets_local(context_t *ctx, struct flow *flow, 
 }
 
 /* What another node has passed on for a backend here goes to its pod. */
-static __always_inline int device_brings(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
-					 __u32 now, __u8 family)
+static __always_inline int from_netdev_dsr(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
+					   __u32 now, __u8 family)
 {
 	(void)ctx, (void)flow, (void)own, (void)now, (void)family;
 	return UNDECIDED;

@@ -15,10 +15,10 @@ DATA = "..data"
 
 
 def write_directory(directory: Path, values: Mapping[str, str], report: Report) -> None:
-    """Make the directory's files be these values; a reader sees the former ones or these, never a mixture.
+    """Make the directory's files be these values; a reader sees the earlier ones or these, never a mixture.
 
-    Files are links through ``..data`` to the newest of ``..data_*``; links and data of former runs that mean
-    nothing any more are removed. Raises OSError, and then the former values stand.
+    Files are links through ``..data`` to the newest of ``..data_*``; links and data of earlier runs that mean
+    nothing any more are removed. Raises OSError, and then the earlier values stand.
     """
     wrong = sorted(key for key in values if "/" in key or key.startswith("..") or not key)
     for key in wrong:
@@ -31,7 +31,7 @@ def write_directory(directory: Path, values: Mapping[str, str], report: Report) 
             path = fresh / key
             path.write_text(values[key], encoding="utf-8")
             path.chmod(0o644)
-        # Links first: each dangles, or shows the former value, until the data they go through is exchanged.
+        # Links first: each dangles, or shows the earlier value, until the data they go through is exchanged.
         for key in keys:
             if not (directory / key).is_symlink():
                 _replace_link(directory / key, f"{DATA}/{key}")
