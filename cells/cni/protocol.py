@@ -105,10 +105,10 @@ def kernel_reason(error: OSError) -> str:
 # reply:   ``HCNI`` | u16 version | u16 action | u32 exit_code | u32 stdout_len | stdout
 #
 # ``env`` is every CNI_* variable as ``NAME=value\0``. With a pod namespace the request carries two
-# descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. The plugin carries out an action
-# (see PluginAction), if it can, and sends the request again. Flag 1 says that an agent died over this very request:
-# what it left of the attachment is to be replaced. Flag 2: the rest of the packet is the result of the plugin
-# that gives the addresses.
+# descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. The plugin carries out
+# an action (see PluginAction), if it can, and sends the request again. Flag 1 says that an agent died over
+# this very request: what it left of the attachment is to be replaced. Flag 2: the rest of the packet is the
+# result of the plugin that gives the addresses.
 
 VERSION: Final = 1
 ACCEPTED: Final = (VERSION,)
