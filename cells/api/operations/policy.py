@@ -63,7 +63,7 @@ class EndpointPolicyModels:
     def of(self, endpoint: Endpoint) -> models.EndpointPolicyStatus:
         """What should be enforced, and what its policy map enforces.
 
-        While a map lags behind its rules, what the earlier rules said is not told again.
+        While a map lags behind its rules, the rules before are not shown.
         """
         wanted = self._policies.table.get(endpoint.id)
         realized = self._policies.status(endpoint.id)

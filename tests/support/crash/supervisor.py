@@ -120,9 +120,13 @@ def _take(
     call = number, tuple(arguments)
     restarted = before.get(thread) == call and what.startswith(_RESTARTED)
     before[thread] = call
+    try:
+        inward = name in WRITING and not restarted and _is_inward(agent, arguments[0], what)
+    except ProcessLookupError:  # the agent was killed meanwhile
+        return True
     if restarted:
         print(f"= {name} {what}", file=lines)
-    elif name in WRITING and _is_inward(agent, arguments[0], what):
+    elif inward:
         print(f"- {name} {what}", file=lines)
     else:
         mine = control.count()

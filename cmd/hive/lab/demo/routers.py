@@ -36,7 +36,7 @@ Answer = tuple[str, str]
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Tell the story on three nodes and a router, and leave nothing behind, however it ends."""
+    """Show it on three nodes and a router, and leave nothing behind, however it ends."""
     last = ("nothing left of the routers", "Nodes and router are taken down", "Their routes with them.")
     part = Routers(cluster, story)
     with nothing_left(cluster, story, *last):

@@ -48,7 +48,7 @@ def answer(stop: Stop, listener: socket.socket, name: str) -> int:
 
 
 def answer_on(stop: Stop, listener: socket.socket, name: str) -> int:
-    """Answer every byte on any number of connections, until told to stop; how many."""
+    """Answer every byte on any number of connections until it is stopped; how many."""
     count = 0
     listener.setblocking(False)
     with selectors.DefaultSelector() as open_:
