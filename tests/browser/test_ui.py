@@ -39,6 +39,7 @@ EXPLAINED = {
     ],
 }
 QUESTIONS = (
+    "source=pod%2Fshop%2Fcart&destination=pod%2Fshop%2Fcart",  # the arrow keys pass it
     "source=pod%2Fshop%2Fcart&destination=pod%2Fshop%2Fweb",
     "source=pod%2Fshop%2Fweb&destination=pod%2Fshop%2Fdb&port=80&protocol=TCP",
 )
