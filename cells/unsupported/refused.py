@@ -201,7 +201,7 @@ class UnservedDatapath(UnservedSettings, frozen=True):
     """The mark of a packet carries its identity to the node's stack."""
 
     allow_icmp_frag_needed: bool = True
-    """Messages about packets of theirs that are too large for the path reach pods whatever policy says."""
+    """Let ICMP "packet too big" messages about a pod's packets reach it whatever its policy."""
 
     bpf_filter_priority: int = 1
     """Programs are attached with the first priority."""

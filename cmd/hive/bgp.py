@@ -78,7 +78,7 @@ def routes(
     timeout: float,
     output: str,
 ) -> None:
-    """Show routes: those that are known here, are sent to peers, or were received of them.
+    """Show routes: those of this node, those sent to peers, or those received from them.
 
     Received routes are never followed: this node only announces.
     """

@@ -49,7 +49,7 @@ _OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"
 
 @click.group()
 def command() -> None:
-    """Show the whole cluster, by the kubeconfig of the person who asks."""
+    """Show agents, operators and pods of all nodes, through your kubeconfig."""
 
 
 command.add_command(bundle)
@@ -69,7 +69,7 @@ command.add_command(bundle)
 def status(
     kubeconfig: Path | None, context: str, namespace: str, wait: bool, timeout: float, output: str
 ) -> None:
-    """Show how many agents, operators and pods are well, their images, and what is wrong.
+    """Show how many agents, operators and pods are ready, their images, and what is wrong.
 
     Exits 1 when anything is wrong. A pod is managed when it has a CiliumEndpoint; pods in the network of
     their node are not counted.

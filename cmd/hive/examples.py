@@ -140,9 +140,13 @@ EXAMPLES = {
 
 
 def add_examples(command: click.Command, words: tuple[str, ...]) -> None:
-    """Put the examples of a command, or of all commands of a group, below its help."""
+    """Put the examples of a command, or of all commands of a group, below its help.
+
+    A group lists the whole first sentence of each of its commands, which click would cut.
+    """
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
+            child.short_help = child.get_short_help_str(limit=1000)
             add_examples(child, (*words, name))
     elif command.epilog is None and (lines := EXAMPLES.get(" ".join(words))):
         command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -25,23 +25,23 @@ COMMANDS = {
         "hive.config.build_config.command",
         "Write the agent's configuration directory from several sources.",
     ),
-    "check": ("hive.check.command", "Try whether a cluster works, by a kubeconfig."),
+    "check": ("hive.check.command", "Test a cluster's network, through a kubeconfig."),
     "cleanup": ("hive.init.cleanup", "Remove what the agent left on this node."),
     "cni": ("hive.init.cni", "Install the CNI plugin on a node, or remove its configuration."),
-    "cluster": ("hive.cluster", "Show the whole cluster, by a kubeconfig."),
+    "cluster": ("hive.cluster", "Show agents, operators and pods of all nodes, through a kubeconfig."),
     "config": ("hive.config.command", "Show, compare and change settings."),
     "db": ("hive.agent.db", "Show the tables of the running agent."),
     "completion": ("hive.completion", "Print a shell completion script."),
     "debug": ("hive.agent.debug", "Collect what a maintainer needs for a bug report."),
     "endpoint": ("hive.endpoint.command", "Show the endpoints of the running agent."),
     "fqdn": ("hive.policy.fqdn", "Show DNS names that pods look up, and names in policies."),
-    "health": ("hive.agent.health", "Show which nodes of the cluster this node reaches, the worst first."),
+    "health": ("hive.agent.health", "Show which nodes this node reaches, the worst first."),
     "identity": ("hive.policy.identity", "Show security identities."),
     "ip": ("hive.policy.ip", "Show which identity an address has."),
     "inspect": ("hive.inspect.command", "Show the agent's dependency graph, without starting it."),
     "kubernetes": ("hive.agent.kubernetes", "Show where the agent's Kubernetes objects come from."),
     "lab": ("hive.lab.commands", "Run whole nodes on this machine, each in network namespaces of its own."),
-    "map": ("hive.maps.map", "Show maps as the agent wrote them, and its changes."),
+    "map": ("hive.maps.map", "Show the maps that the agent writes, and its latest changes."),
     "monitor": ("hive.observe.monitor", "Show drops, traces and policy verdicts as they happen."),
     "mount-bpffs": ("hive.init.mount_bpffs", "Mount the BPF filesystem if it is not mounted."),
     "mount-cgroup": ("hive.init.mount_cgroup", "Mount cgroup v2 if it is not mounted."),
@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "service": ("hive.services.command", "Show services and their backends."),
     "shell": ("hive.agent.shell", "Run commands in the running agent, or any hive with an admin cell."),
-    "probe": ("hive.check.probe", "Be the server or the client in a pod of hive check."),
+    "probe": ("hive.check.probe", "Run the server or the client of hive check, in its pods."),
     "operator": ("hive.operator.command", "Run the cluster's operator, or show the status of a running one."),
     "policy": ("hive.policy.command", "Explain and check network policies."),
     "status": ("hive.agent.status", "Show the status of the running agent."),
@@ -128,7 +128,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     callback=_print_version,
     help="Show the version.",
 )
-@click.option("--debug", is_flag=True, help="With an error of the agent, show what it was asked.")
+@click.option("--debug", is_flag=True, help="When the agent refuses a request, show the request.")
 def cli(debug: bool) -> None:
     """A Kubernetes network plugin (CNI) on eBPF: its agent, its operator, and tools to look into them."""
     del debug  # read by the client, from the context

@@ -98,7 +98,7 @@ def show(
 @timeout_option
 @output_option
 def watch(name: str, agent_socket: Path, timeout: float, output: str) -> int:
-    """Show every row of a table (+), then what changes (~) and goes (-), until ctrl-C.
+    """Show every row of a table (+), then rows that change (~) or are removed (-), until ctrl-C.
 
     With -o json, a line of JSON for each.
     """

@@ -21,7 +21,7 @@ DEFAULT_SOCKET = Path("/var/run/cilium/shell.sock")
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[COMMAND...]")
 def command(shell_socket: Path, words: tuple[str, ...]) -> int:
-    """Run COMMAND in the agent, or one line after the other; `help` tells all of them.
+    """Run COMMAND in the agent, or one line after the other; `help` lists all of them.
 
     On a terminal lines are completed and remembered; lines of a pipe are run up to the first that fails.
     """

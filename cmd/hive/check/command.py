@@ -70,7 +70,7 @@ def command(
     skip: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Try whether a cluster works: pods, nodes, services, DNS, policies, packet sizes, the way outside.
+    """Test a cluster's network: pods, nodes, services, DNS, policies, packet sizes, the outside.
 
     Makes three small pods on every node, in a namespace of its own, tries both families, and removes the
     namespace, also after ctrl-C. Exits 0 when every check passed or was skipped, 1 when one failed, 2 when

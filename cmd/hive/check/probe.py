@@ -301,7 +301,7 @@ def command() -> None:
 @click.option("--name", default=socket.gethostname, help="What it calls itself.", show_default="host name")
 @click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, required=True)
 def serve(name: str, ports: tuple[int, ...]) -> None:
-    """Answer on TCP and UDP ports with a name, and send back what comes; until SIGTERM."""
+    """Answer on TCP and UDP ports with a name and an echo, until SIGTERM."""
     over = threading.Event()
 
     def end(_: int, __: FrameType | None) -> None:
@@ -322,7 +322,7 @@ def serve(name: str, ports: tuple[int, ...]) -> None:
 @command.command("try")
 @click.argument("tries", metavar="JSON")
 def try_(tries: str) -> None:
-    """Try servers, all at once, and print how each went.
+    """Connect to servers, all at once, and print each result.
 
     JSON is a list of objects: kind (tcp, udp, mtu, bulk, connect or name), to, port, answers, within
     (seconds).

@@ -105,7 +105,7 @@ def put(source: Path, destination: Path, *, overwrite: bool) -> None:
     help="The CNI configuration is the administrator's own: leave it. [CILIUM_CUSTOM_CNI_CONF]",
 )
 def uninstall(host_prefix: Path, config_dir: Path, custom_conf: bool) -> None:
-    """Remove our CNI configuration from the node, when cni-uninstall says so.
+    """Remove our CNI configuration from the node, if the setting cni-uninstall is true.
 
     What was put aside as *.cilium_bak and the plugin itself stay: pods must still be deleted.
     """

@@ -71,9 +71,9 @@ def command(
 ) -> int:
     """Show the agent's modules, constructors, settings and hooks; nothing is started.
 
-    Takes the settings of hive agent; --settings shows their values and origins. Of a graph with faults all
-    are told, it is drawn with what is wrong in red, and the exit code is 1. So it is when --diff finds
-    differences, and --circles a circle.
+    Takes the settings of hive agent; --settings shows their values and origins. All faults of
+    a graph are listed and drawn in red, and the exit code is 1; so it is when --diff finds a difference,
+    or --circles a circle.
     """
     from lifecycle import BuildError, GraphError
 

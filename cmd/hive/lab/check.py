@@ -56,7 +56,7 @@ _DAY: Final = 86400.0
 @name_option()
 @report.options
 def check(lab: Lab, only: tuple[str, ...], skip: tuple[str, ...], within: float, as_json: bool) -> None:
-    """Try whether the lab works: pods, nodes, services, policies, packet sizes, the way outside.
+    """Test the lab's network: pods, nodes, services, policies, packet sizes, the outside.
 
     Makes pods and objects of its own, in the namespace hive-check, and removes them. Exits 0 when every
     check passed or was skipped, 1 when one failed.

@@ -178,7 +178,7 @@ def list_nodes(output: str) -> None:
 )
 @click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def execute(lab: Lab, number: int | None, pod: str | None, outside: bool, arguments: tuple[str, ...]) -> None:
-    """Run a command inside a node or one of its pods, or outside; its exit code is ours."""
+    """Run a command inside a node, one of its pods, or outside; exits with the command's code."""
     need_root()
     if pod and outside:
         raise click.UsageError("--pod and --outside are two places: choose one")
@@ -283,7 +283,7 @@ def path(lab: Lab, number: int | None) -> None:
     help="Only this part: 1, one node; 2, two nodes; 3, services; 4, policies; 5, a BGP router (needs FRR).",
 )
 def demo(lab: Lab, as_json: bool, part: str | None) -> None:
-    """Show it at work, in less than a minute. Exits 0 only if every check held."""
+    """Show nodes, services and policies under traffic, in about a minute. Exits 0 only if every check held."""
     need_root()
     from hive.lab.demo import node, pair, policies, routers, services
     from hive.lab.demo.story import Story

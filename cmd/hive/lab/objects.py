@@ -45,7 +45,7 @@ files_option = click.option(
 @files_option
 @click.option("--wait", is_flag=True, help="Wait until policies hold, and services have what they need.")
 def apply(lab: Lab, files: tuple[Path, ...], wait: bool) -> int:
-    """Give a node, or all nodes of its cluster, objects; those of the same file or name are replaced.
+    """Apply objects to a node, or to all nodes of its cluster; the same file or name is replaced.
 
     Services get an address and, by their selectors, EndpointSlices, as in a cluster. With --wait a policy
     that an agent refuses is reported, and the exit code is 1.

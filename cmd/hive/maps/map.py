@@ -23,7 +23,7 @@ def command() -> None:
 @timeout_option
 @output_option
 def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
-    """List the maps; of those that the agent alone writes, how many rows there are."""
+    """List the maps, and the number of rows of those that only the agent writes."""
     found = ask("/v1/map", agent_socket, timeout=timeout)["maps"]
     if (text := document(found, output)) is not None:
         click.echo(text)

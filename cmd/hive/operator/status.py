@@ -28,7 +28,7 @@ DEFAULT = "localhost:9234"
 @click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to wait for an answer.")
 @output_option
 def status(server: str, timeout: float, output: str) -> None:
-    """Ask a running operator how it is. Exits 1 when it, or any part of it, is not well."""
+    """Show whether a running operator is healthy, and which one leads. Exits 1 if a part is not healthy."""
     answer = asked(server, timeout)
     if (text := document(answer, output)) is not None:
         click.echo(text)

@@ -45,7 +45,7 @@ def list_names(
     timeout: float,
     output: str,
 ) -> None:
-    """List names and their addresses; source connection: the TTL is over, and the pod is still connected."""
+    """List names and their addresses; source connection: the TTL has expired, the pod is connected."""
     asked = {"matchpattern": matchpattern, "source": source or "", "cidr": cidr}
     query = urlencode({name: value for name, value in asked.items() if value})
     if endpoint:

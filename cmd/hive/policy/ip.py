@@ -40,7 +40,7 @@ def list_prefixes(numeric: bool, agent_socket: Path, timeout: float, output: str
 @timeout_option
 @output_option
 def get(prefix: str, numeric: bool, agent_socket: Path, timeout: float, output: str) -> None:
-    """Show the prefixes inside PREFIX, such as 10.0.1.0/24, or what decides for the address PREFIX."""
+    """Show the prefixes inside PREFIX, such as 10.0.1.0/24; for an address, the prefix that matches it."""
     try:
         network = ip_network(prefix)
     except ValueError:

@@ -27,7 +27,7 @@ def command() -> None:
 @bpf_root_option
 @output_option
 def list_tables(bpf_root: Path, output: str) -> None:
-    """List all tables: of each service, by its number, the numbers of backends in the order of hashes."""
+    """List the tables of all services: backend numbers in the order of hashes."""
     _print(tables(bpf_root), output)
 
 

@@ -86,7 +86,7 @@ def command() -> None:
 @timeout_option
 @output_option
 def list_entries(what: str | None, bpf_root: Path, agent_socket: Path, timeout: float, output: str) -> None:
-    """List services with their backends; slot 0 has how each is served.
+    """List services with their backends; slot 0 has a service's flags and number of backends.
 
     Names are the agent's: without an agent there are addresses alone.
     """
