@@ -177,7 +177,7 @@ class _Prefix(msgspec.Struct):
     invalid: bool = False
 
 
-class _File(msgspec.Struct, rename="kebab"):
+class _LabelPrefixFile(msgspec.Struct, rename="kebab"):
     version: int
     valid_prefixes: list[_Prefix]
 
@@ -186,14 +186,14 @@ def read_rules(path: Path) -> tuple[LabelRule, ...]:
     """The rules of a label prefix file, JSON. Raises UsageError."""
     expected = f'expected {{"version": {VERSION}, "valid-prefixes": [{{"prefix", "source", "invert"}}]}}'
     try:
-        return tuple(_rules(msgspec.json.decode(read_regular(path), type=_File)))
+        return tuple(_rules(msgspec.json.decode(read_regular(path), type=_LabelPrefixFile)))
     except OSError as error:
         raise UsageError(f"label-prefix-file={path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise UsageError(f"label-prefix-file={path}: {error}; {expected}") from error
 
 
-def _rules(found: _File) -> Iterator[LabelRule]:
+def _rules(found: _LabelPrefixFile) -> Iterator[LabelRule]:
     if found.version != VERSION:
         raise ValueError(f"version {found.version}")
     for one in found.valid_prefixes:

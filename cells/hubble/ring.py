@@ -33,7 +33,7 @@ from cells.hubble.observer import (
     ObservedNamespace,
     ServerStatusResponse,
 )
-from cells.hubble.parser import EventError, Origin, Parser, Stamp
+from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
 from cells.hubble.parser.resolver import Resolver, label_value
 from cells.hubble.scalars import varint
 from cells.hubble.settings import check_capacity
@@ -85,7 +85,7 @@ class _Built(msgspec.Struct):
     """Of GetFlows without a mask; empty until somebody asked for it."""
 
 
-class Ring:
+class FlowRing:
     """The last events, numbered from 0 in the order they came."""
 
     def __init__(self, capacity: int, parser: Parser) -> None:
@@ -235,11 +235,11 @@ def _namespaces_of(key: bytes, resolver: Resolver) -> Iterator[str]:
 class FlowObserver:
     """Takes this node's events in and answers the queries of clients."""
 
-    def __init__(self, capacity: int, origin: Origin, parser: Parser, version: str) -> None:
+    def __init__(self, capacity: int, origin: FlowOrigin, parser: Parser, version: str) -> None:
         self.origin = origin
         self.lost: dict[str, int] = {}
         """Events lost, by the name of the queue that was full."""
-        self.ring = Ring(capacity, parser)
+        self.ring = FlowRing(capacity, parser)
         self._version = version
         self._started = time.monotonic_ns()
         self._parties = Parties()
@@ -506,7 +506,7 @@ class _Query(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
     """Whether losses are reported, whatever the filters and times."""
 
-    def counts(self, ring: Ring, number: int) -> bool:
+    def counts(self, ring: FlowRing, number: int) -> bool:
         """Whether an event counts while the start of the answer is looked for."""
         if self.passes is None:
             return ring.holds(number)

@@ -18,7 +18,7 @@ from cells.hubble.enums import LostEventSource
 from cells.hubble.flow import LostEvent
 from cells.hubble.hubble import KnownNames
 from cells.hubble.moments import FrontendIndex, Moment, Moments
-from cells.hubble.parser import EventError, Origin, Parser, Stamp
+from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
 from cells.hubble.parser import agent_events as agent
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
 from cells.hubble.ring import FlowObserver
@@ -43,16 +43,16 @@ def queue_size(settings: HubbleSettings) -> int:
     return settings.hubble_event_queue_size or min(_QUEUE_FOR_CPU * (os.cpu_count() or 1), _LONGEST_QUEUE)
 
 
-def origin_of(config: AgentConfig) -> Origin:
+def origin_of(config: AgentConfig) -> FlowOrigin:
     """What flows of this node have; its labels come with the Node object."""
     name, cluster = config.node_name, config.cluster_name
-    return Origin(name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}")
+    return FlowOrigin(name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}")
 
 
 class EventSources:
     """Fills an observer's ring with what it is given."""
 
-    def __init__(self, settings: HubbleSettings, tables: KnownNames, origin: Origin) -> None:
+    def __init__(self, settings: HubbleSettings, tables: KnownNames, origin: FlowOrigin) -> None:
         self._policies = tables.policies
         self._origin = origin
         self._node_name = origin.node_name.rpartition("/")[2]

@@ -25,9 +25,9 @@ from cells.kvstore.model import (
     KeyValue,
     LeaseLostError,
     Operation,
-    Outcome,
     StoreError,
     StoreUnavailableError,
+    TransactionOutcome,
     range_end,
 )
 from cells.kvstore.settings import (
@@ -268,7 +268,7 @@ class EtcdClient:
                 return found, revision
             begin = answer.kvs[-1].key + b"\0"
 
-    async def txn(self, *operations: Operation, when: Sequence[Compare] = ()) -> Outcome:
+    async def txn(self, *operations: Operation, when: Sequence[Compare] = ()) -> TransactionOutcome:
         """Run the operations in one transaction if all comparisons hold. LeaseLostError: a lease ended."""
         rpc = await self._messages()
         request = rpc.TxnRequest(
@@ -280,7 +280,7 @@ class EtcdClient:
             for each in answer.responses
             if each.WhichOneof("response") == "response_range"
         )
-        return Outcome(answer.succeeded, found)
+        return TransactionOutcome(answer.succeeded, found)
 
     async def grant(self, ttl: float) -> int:
         """A new lease, which expires unless it is kept alive within `ttl` seconds."""

@@ -115,7 +115,7 @@ class Operation(msgspec.Struct, frozen=True):
     lease: int = 0
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class TransactionOutcome(msgspec.Struct, frozen=True):
     """Result of a transaction: whether its comparisons held, and what each ``get`` found."""
 
     succeeded: bool

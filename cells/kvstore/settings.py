@@ -166,7 +166,7 @@ class EtcdAccess(msgspec.Struct, frozen=True):
         return self.endpoints[0].startswith("https:")
 
 
-class _File(msgspec.Struct, rename="kebab", forbid_unknown_fields=False):
+class _EtcdFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=False):
     endpoints: list[str] = []
     trusted_ca_file: str = ""
     ca_file: str = ""
@@ -181,7 +181,7 @@ def read_access(options: StoreOptions) -> EtcdAccess:
         return EtcdAccess(_urls(options.addresses, "kvstore-opt etcd.address"))
     path = Path(options.config)
     try:
-        file = msgspec.yaml.decode(path.read_bytes() or b"{}", type=_File)
+        file = msgspec.yaml.decode(path.read_bytes() or b"{}", type=_EtcdFile)
     except OSError as error:
         raise StoreConfigError(f"etcd.config={path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:

@@ -58,7 +58,7 @@ def network_table() -> Table[MasqueradedNetwork]:
     return Table("ip-masq-networks", key=lambda row: row.network)
 
 
-class _File(msgspec.Struct, rename="camel"):
+class _MasqueradeFile(msgspec.Struct, rename="camel"):
     """The file, as ip-masq-agent and Cilium know it; other keys are left alone, as they do."""
 
     non_masquerade_cidrs: list[str] = msgspec.field(default_factory=list, name="nonMasqueradeCIDRs")
@@ -71,7 +71,7 @@ def read_networks(text: str | None) -> set[IPNetwork]:
     if text is None:
         return {*DEFAULTS, *LINK_LOCAL}
     try:
-        found = msgspec.yaml.decode(text, type=_File) if text.strip() else _File()
+        found = msgspec.yaml.decode(text, type=_MasqueradeFile) if text.strip() else _MasqueradeFile()
     except msgspec.MsgspecError as error:
         raise ValueError(" ".join(str(error).split())) from error
     networks: set[IPNetwork] = {ip_network(each, strict=False) for each in found.non_masquerade_cidrs}

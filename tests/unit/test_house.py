@@ -214,7 +214,7 @@ MOST_SHORT_FILES, SHORT = 30, 40
 MOST_LINES = 600
 MOST_REEXPORTS = 400
 MOST_LEVELS = 2
-SHARED_CLASS_NAMES = 27
+SHARED_CLASS_NAMES = 19
 """Names that more than one class of cells/ has."""
 FULL_CONSTRUCTORS, FULL = 16, 7
 """Constructors of the agent with more than seven dependencies."""

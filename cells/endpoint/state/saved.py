@@ -140,13 +140,13 @@ class UnreadableError(Exception):
     """Raised for saved state that is not what an agent writes; the text says why."""
 
 
-class _Label(msgspec.Struct, frozen=True, gc=False):
+class _SavedLabel(msgspec.Struct, frozen=True, gc=False):
     key: str
     value: str = ""
     source: str = ""
 
 
-_Labels = dict[str, _Label]
+_Labels = dict[str, _SavedLabel]
 
 
 class _OpLabels(msgspec.Struct, frozen=True, gc=False, rename="pascal"):
@@ -156,7 +156,7 @@ class _OpLabels(msgspec.Struct, frozen=True, gc=False, rename="pascal"):
     orchestration_info: _Labels | None = None
 
 
-class _Identity(msgspec.Struct, frozen=True, gc=False, rename={"labels_sha256": "labelsSHA256"}):
+class _SavedIdentity(msgspec.Struct, frozen=True, gc=False, rename={"labels_sha256": "labelsSHA256"}):
     id: int = 0
     labels: _Labels | None = None
     labels_sha256: str = ""
@@ -214,7 +214,7 @@ class _Saved(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename=_KEYS):
     ipv4: str = ""
     ipv4_pool: str = ""
     node_mac: str = ""
-    sec_label: _Identity | None = None
+    sec_label: _SavedIdentity | None = None
     k8s_pod_name: str = ""
     k8s_namespace: str = ""
     k8s_uid: str = ""
@@ -277,7 +277,9 @@ def encode(endpoint: Endpoint, names: NamesJSON = NO_NAMES) -> bytes:
         ipv4=text_of(endpoint.ipv4) if endpoint.ipv4 is not None else "",
         ipv4_pool=endpoint.pool,
         node_mac=endpoint.host_mac.hex(":"),
-        sec_label=_Identity(endpoint.identity, _label_map(endpoint.labels), labels_sha256(endpoint.labels)),
+        sec_label=_SavedIdentity(
+            endpoint.identity, _label_map(endpoint.labels), labels_sha256(endpoint.labels)
+        ),
         k8s_pod_name=endpoint.pod_name,
         k8s_namespace=endpoint.pod_namespace,
         k8s_uid=endpoint.pod_uid,
@@ -311,7 +313,7 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
     if not 1 <= saved.id <= 65535:
         raise ValueError(f"ID is {saved.id}, expected 1 to 65535")
     op_labels = saved.op_labels or _OpLabels()
-    identity = saved.sec_label or _Identity()
+    identity = saved.sec_label or _SavedIdentity()
     own = op_labels.orchestration_identity or {}
     custom = {key: label for key, label in (op_labels.custom or {}).items() if key not in own}
     labels = {**custom, **own}
@@ -369,7 +371,7 @@ def _network(properties: dict[str, object] | None) -> str:
 @lru_cache(maxsize=1024)
 def _label_map(labels: tuple[str, ...]) -> _Labels:
     """The labels by their keys, to be written: pods of one kind have the same ones."""
-    return {label.key: _Label(label.key, label.value, label.source) for label in map(parse, labels)}
+    return {label.key: _SavedLabel(label.key, label.value, label.source) for label in map(parse, labels)}
 
 
 def _texts(labels: _Labels | None) -> tuple[str, ...]:

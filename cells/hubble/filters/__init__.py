@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from cells.hubble.enums import FlowVerdict, L7FlowType
-from cells.hubble.filters.label_selectors import SelectorError, index_labels, parse_selector
+from cells.hubble.filters.label_selectors import LabelSelectorError, index_labels, parse_selector
 from cells.hubble.flow import (
     AgentEvent,
     DebugEvent,
@@ -372,7 +372,7 @@ def _indexed(labels: tuple[str, ...]) -> Any:
 def _selectors(what: str, texts: Sequence[str], read: Callable[[Flow], Sequence[str]]) -> list[Predicate]:
     try:
         selectors = [parse_selector(text) for text in texts]
-    except SelectorError as error:
+    except LabelSelectorError as error:
         raise InvalidFilter(f"invalid {what} filter: {error}") from None
 
     def check(event: HubbleEvent) -> bool:

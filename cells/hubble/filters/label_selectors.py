@@ -25,7 +25,7 @@ _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _SYMBOLS: Final = frozenset(("==", "!=", "=", "!", "<", ">", "(", ")", ",", ""))
 
 
-class SelectorError(ValueError):
+class LabelSelectorError(ValueError):
     """The text is no selector."""
 
 
@@ -41,7 +41,7 @@ def index_labels(labels: Sequence[str]) -> Labels:
 
 
 def parse_selector(text: str) -> list[Requirement]:
-    """All of which must hold; none for an empty text. Raises SelectorError."""
+    """All of which must hold; none for an empty text. Raises LabelSelectorError."""
     return _Parser(text).requirements()
 
 
@@ -49,7 +49,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = _TOKEN.findall(text)
         if _TOKEN.sub("", text).strip():
-            raise SelectorError(f"unable to parse {text!r}")
+            raise LabelSelectorError(f"unable to parse {text!r}")
         self._at = 0
 
     def _peek(self) -> str:
@@ -66,9 +66,9 @@ class _Parser:
             found.append(self._requirement())
             symbol = self._next()
             if symbol not in {",", ""}:
-                raise SelectorError(f"found '{symbol}', expected: ',' or 'end of string'")
+                raise LabelSelectorError(f"found '{symbol}', expected: ',' or 'end of string'")
             if symbol == "," and (self._peek() in _SYMBOLS - {"!"}):
-                raise SelectorError(f"found '{self._peek()}', expected: identifier after ','")
+                raise LabelSelectorError(f"found '{self._peek()}', expected: identifier after ','")
         return found
 
     def _requirement(self) -> Requirement:
@@ -81,7 +81,7 @@ class _Parser:
             values = self._set()
             return lambda labels: (labels.get(key) in values) == (operator == "in")
         if operator not in {"=", "==", "!=", "<", ">"}:
-            raise SelectorError(
+            raise LabelSelectorError(
                 f"unable to parse requirement: found '{operator}', expected: in, notin, =, ==, !=, gt, lt"
             )
         value = "" if self._peek() in {"", ","} else self._next()
@@ -92,14 +92,16 @@ class _Parser:
 
     def _set(self) -> frozenset[str]:
         if (symbol := self._next()) != "(":
-            raise SelectorError(f"unable to parse requirement: found '{symbol}', expected: '('")
+            raise LabelSelectorError(f"unable to parse requirement: found '{symbol}', expected: '('")
         values, value = set(), ""
         while (symbol := self._next()) != ")":
             if symbol == ",":
                 values.add(value)
                 value = ""
             elif not symbol or symbol in _SYMBOLS or value:
-                raise SelectorError(f"unable to parse requirement: found '{symbol}', expected: ',' or ')'")
+                raise LabelSelectorError(
+                    f"unable to parse requirement: found '{symbol}', expected: ',' or ')'"
+                )
             else:
                 value = symbol
                 _check_value(value)
@@ -111,20 +113,20 @@ def _full_key(token: str) -> str:
     if not colon:
         source, name = ANY, token
     if token in _SYMBOLS or not _KEY.fullmatch(f"{source}.{name}") or not name:
-        raise SelectorError(f"unable to parse requirement: invalid label key {token!r}")
+        raise LabelSelectorError(f"unable to parse requirement: invalid label key {token!r}")
     return f"{source}:{name}"
 
 
 def _check_value(value: str) -> None:
     if not _VALUE.fullmatch(value):
-        raise SelectorError(f"unable to parse requirement: invalid label value {value!r}")
+        raise LabelSelectorError(f"unable to parse requirement: invalid label value {value!r}")
 
 
 def _comparison(key: str, operator: str, text: str) -> Requirement:
     try:
         bound = int(text)
     except ValueError:
-        raise SelectorError(f"unable to parse requirement: {text!r} is not a number") from None
+        raise LabelSelectorError(f"unable to parse requirement: {text!r} is not a number") from None
 
     def holds(labels: Labels) -> bool:
         try:

@@ -82,7 +82,7 @@ class MalformedRecord(EventError):  # noqa: N818
     """Too short, of an unknown version, or around a malformed packet."""
 
 
-class Origin(msgspec.Struct):
+class FlowOrigin(msgspec.Struct):
     """What every flow of this node has."""
 
     node_name: str
@@ -102,7 +102,7 @@ class Stamp(msgspec.Struct, frozen=True):
 class Parser:
     """Reads records of the datapath."""
 
-    def __init__(self, origin: Origin, *, skip_unknown_cgroup_ids: bool = True) -> None:
+    def __init__(self, origin: FlowOrigin, *, skip_unknown_cgroup_ids: bool = True) -> None:
         self._origin = origin
         self._skip_unknown_cgroup_ids = skip_unknown_cgroup_ids
         self._readers: dict[int, Callable[[bytes, int, Stamp, Resolver], Flow | DebugEvent]] = {

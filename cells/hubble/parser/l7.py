@@ -30,7 +30,7 @@ from cells.hubble.flow import (
     TraceContext,
     TraceParent,
 )
-from cells.hubble.parser import MalformedRecord, Origin, Stamp
+from cells.hubble.parser import FlowOrigin, MalformedRecord, Stamp
 from cells.hubble.parser.resolver import Resolver
 from cells.hubble.scalars import DecodeError, parse_rfc3339
 from cells.observe.events import LookupRecord, Party, RequestRecord
@@ -156,7 +156,7 @@ class _Remembered(Generic[V]):
 class L7Parser:
     """Reads access log records in their order: an answer's latency is known from its request."""
 
-    def __init__(self, origin: Origin, redaction: Redaction) -> None:
+    def __init__(self, origin: FlowOrigin, redaction: Redaction) -> None:
         self._origin = origin
         self._redaction = redaction
         self._times: _Remembered[int] = _Remembered()

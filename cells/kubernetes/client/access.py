@@ -102,11 +102,11 @@ def _bracketed(host: str) -> str:
 CREDENTIAL_VERSIONS: Final = tuple(f"client.authentication.k8s.io/{one}" for one in ("v1", "v1beta1"))
 
 
-class _Part(msgspec.Struct, frozen=True, rename="kebab"):
+class _KubeconfigPart(msgspec.Struct, frozen=True, rename="kebab"):
     """A part of the file: names in kebab case."""
 
 
-class _Cluster(_Part, frozen=True):
+class _Cluster(_KubeconfigPart, frozen=True):
     server: str = ""
     tls_server_name: str = ""
     insecure_skip_tls_verify: bool = False
@@ -115,12 +115,12 @@ class _Cluster(_Part, frozen=True):
     proxy_url: str = ""
 
 
-class _Variable(_Part, frozen=True):
+class _Variable(_KubeconfigPart, frozen=True):
     name: str
     value: str = ""
 
 
-class _Exec(_Part, frozen=True, rename="camel"):
+class _Exec(_KubeconfigPart, frozen=True, rename="camel"):
     command: str = ""
     args: tuple[str, ...] = ()
     env: tuple[_Variable, ...] = ()
@@ -130,11 +130,11 @@ class _Exec(_Part, frozen=True, rename="camel"):
     interactive_mode: Literal["", "Never", "IfAvailable", "Always"] = ""
 
 
-class _Provider(_Part, frozen=True):
+class _Provider(_KubeconfigPart, frozen=True):
     name: str = ""
 
 
-class _User(_Part, frozen=True):
+class _User(_KubeconfigPart, frozen=True):
     client_certificate: str = ""
     client_certificate_data: str = ""
     client_key: str = ""
@@ -151,28 +151,28 @@ class _User(_Part, frozen=True):
     auth_provider: _Provider | None = None
 
 
-class _Context(_Part, frozen=True):
+class _Context(_KubeconfigPart, frozen=True):
     cluster: str = ""
     user: str = ""
     namespace: str = ""
 
 
-class _NamedCluster(_Part, frozen=True):
+class _NamedCluster(_KubeconfigPart, frozen=True):
     name: str
     cluster: _Cluster = _Cluster()
 
 
-class _NamedUser(_Part, frozen=True):
+class _NamedUser(_KubeconfigPart, frozen=True):
     name: str
     user: _User = _User()
 
 
-class _NamedContext(_Part, frozen=True):
+class _NamedContext(_KubeconfigPart, frozen=True):
     name: str
     context: _Context = _Context()
 
 
-class _Config(_Part, frozen=True):
+class _Config(_KubeconfigPart, frozen=True):
     current_context: str = ""
     clusters: tuple[_NamedCluster, ...] = ()
     users: tuple[_NamedUser, ...] = ()

@@ -201,7 +201,7 @@ class SavedRanges(NamedTuple):
     """Families whose range was assigned by Kubernetes or the operator."""
 
 
-class _File(msgspec.Struct, omit_defaults=True):
+class _RangesFile(msgspec.Struct, omit_defaults=True):
     ipv4: str = ""
     ipv6: str = ""
     assigned: tuple[Family, ...] = ()
@@ -211,7 +211,7 @@ def saved_ranges(state_dir: Path, log: Logger) -> SavedRanges:
     """What keep_ranges wrote; nothing if there is no file, or none that can be used, which is logged."""
     path = state_dir / FILE
     try:
-        saved = msgspec.json.decode(read_regular(path), type=_File)
+        saved = msgspec.json.decode(read_regular(path), type=_RangesFile)
         texts = {Family.IPV4: saved.ipv4, Family.IPV6: saved.ipv6}
         ranges = {family: parse_range(family, text) for family, text in texts.items() if text}
     except FileNotFoundError:
@@ -227,7 +227,7 @@ def keep_ranges(state_dir: Path, ranges: SavedRanges) -> None:
     """Write them, whole or not at all. Raises HiveError."""
     path = state_dir / FILE
     ipv4, ipv6 = (str(ranges.primary.get(family, "")) for family in (Family.IPV4, Family.IPV6))
-    _write(path, _File(ipv4, ipv6, tuple(sorted(ranges.assigned))))
+    _write(path, _RangesFile(ipv4, ipv6, tuple(sorted(ranges.assigned))))
 
 
 def saved_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]]:

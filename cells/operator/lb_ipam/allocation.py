@@ -18,7 +18,7 @@ from cells.kubernetes.objects.kind import Condition, DatedMeta, Key, Kind, Objec
 from cells.operator.objects import ClusterService
 
 
-class _Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+class _PoolPart(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """A part of an object."""
 
 
@@ -28,7 +28,7 @@ class PoolMeta(DatedMeta, frozen=True, gc=False):
     generation: int = 0
 
 
-class PoolBlock(_Part, frozen=True, gc=False):
+class PoolBlock(_PoolPart, frozen=True, gc=False):
     """A network, or a range from ``start`` to ``stop``."""
 
     cidr: str = ""
@@ -36,7 +36,7 @@ class PoolBlock(_Part, frozen=True, gc=False):
     stop: str = ""
 
 
-class PoolSpec(_Part, frozen=True, gc=False):
+class PoolSpec(_PoolPart, frozen=True, gc=False):
     """What a pool has, and for whom."""
 
     blocks: tuple[PoolBlock, ...] | None = None
@@ -45,7 +45,7 @@ class PoolSpec(_Part, frozen=True, gc=False):
     allow_first_last_ips: str = msgspec.field(name="allowFirstLastIPs", default="")
 
 
-class PoolStatus(_Part, frozen=True, gc=False):
+class PoolStatus(_PoolPart, frozen=True, gc=False):
     """What is said of a pool."""
 
     conditions: tuple[Condition, ...] | None = None

@@ -17,7 +17,7 @@ from cells.hubble.export.exporters import Exporters, HubbleExportSettings
 from cells.hubble.export.files import FlowLog, RotatingFile, parse_flow_logs
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowFilter, HubbleEvent, LostEvent
 from cells.hubble.hubble import Hubble
-from cells.hubble.parser import Origin, Parser
+from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.ring import FlowObserver, SeenEvent
 from lifecycle import HealthTree, Hive, config, invoke, module, provide, replace
 from lifecycle.testing import eventually, fake
@@ -139,7 +139,7 @@ async def exporting(flows: FlowObserver, **settings: object) -> AsyncIterator[Hi
 
 
 def observer() -> FlowObserver:
-    origin = Origin(node_name="default/n1")
+    origin = FlowOrigin(node_name="default/n1")
     return FlowObserver(7, origin, Parser(origin), "cilium v1.17.0")
 
 

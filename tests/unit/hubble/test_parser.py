@@ -10,8 +10,8 @@ from cells.hubble.codec import to_json
 from cells.hubble.flow import DebugEvent
 from cells.hubble.parser import (
     EmptyRecord,
+    FlowOrigin,
     MalformedRecord,
-    Origin,
     Parser,
     SkippedRecord,
     Stamp,
@@ -22,7 +22,7 @@ from tests.unit.hubble.recordings import recorded
 from tests.unit.hubble.worlds import world
 
 STAMP = Stamp(parse_rfc3339("2023-11-14T22:13:20.123456789Z"), "6ba7b810-9dad-41d1-80b4-00c04fd430c8")
-ORIGIN = Origin("default/node1")
+ORIGIN = FlowOrigin("default/node1")
 ERRORS = {
     "decode": MalformedRecord,
     "empty-data": EmptyRecord,

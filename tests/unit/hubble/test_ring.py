@@ -22,7 +22,7 @@ from cells.hubble.observer import (
     GetFlowsRequest,
     GetFlowsResponse,
 )
-from cells.hubble.parser import Origin, Parser
+from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.parser.resolver import Resolver
 from cells.hubble.ring import FlowObserver, InvalidRequest
 from cells.hubble.settings import check_capacity
@@ -32,7 +32,7 @@ from tests.unit.hubble.worlds import world
 
 SECOND = 1_000_000_000
 BEGIN = 1_700_000_000 * SECOND
-ORIGIN = Origin("default/node1")
+ORIGIN = FlowOrigin("default/node1")
 RPCS: dict[str, tuple[type[WireMessage], Callable[..., AsyncGenerator[list[bytes], None]]]] = {
     "GetFlows": (GetFlowsRequest, FlowObserver.get_flows),
     "GetAgentEvents": (GetAgentEventsRequest, FlowObserver.get_agent_events),

@@ -34,7 +34,7 @@ from cells.hubble.observer import (
     NotifyRequest,
     ServerStatusRequest,
 )
-from cells.hubble.parser import Origin, Parser
+from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.ring import FlowObserver
 from cells.hubble.rpc.reflection import ReflectionRequest, ReflectionResponse
 from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings, ServerCertificates
@@ -68,7 +68,7 @@ NAME = "api.test"
 
 def observer() -> FlowObserver:
     """Three flows, of which the second was dropped."""
-    origin = Origin(node_name="default/n1")
+    origin = FlowOrigin(node_name="default/n1")
     flows = FlowObserver(7, origin, Parser(origin), "cilium v1.17.0")
     for second, verdict in enumerate((FlowVerdict.FORWARDED, FlowVerdict.DROPPED, FlowVerdict.FORWARDED)):
         when = (1_700_000_000 + second) * 1_000_000_000

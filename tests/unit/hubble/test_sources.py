@@ -22,7 +22,7 @@ from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowService, HubbleE
 from cells.hubble.hubble import KnownNames
 from cells.hubble.moments import cgroup2_mount, pod_uid
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
-from cells.hubble.parser import Origin
+from cells.hubble.parser import FlowOrigin
 from cells.hubble.settings import HubbleSettings
 from cells.hubble.sources import EventSources, origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
@@ -35,7 +35,7 @@ from cells.services.control import ServedFrontend
 from lifecycle import Change, Table
 from tests.unit.hubble.recordings import recording
 
-ORIGIN = Origin("node1")
+ORIGIN = FlowOrigin("node1")
 TRACE = bytes.fromhex(recording("pipeline")["perf_events"]["trace"])
 """From 10.0.0.11:40000, identity 20001, to 10.0.1.21:53, identity 30001."""
 
@@ -88,7 +88,9 @@ class Agent:
             self.names,
             None,
         )
-        self.sources = EventSources(HubbleSettings(enable_hubble=True, **settings), known, Origin("node1"))
+        self.sources = EventSources(
+            HubbleSettings(enable_hubble=True, **settings), known, FlowOrigin("node1")
+        )
 
     def put(self, table: Table[Any], row: object) -> None:
         with table.txn() as rows:
