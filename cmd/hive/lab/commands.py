@@ -283,7 +283,7 @@ def path(lab: Lab, number: int | None) -> None:
     help="Only this part: 1, one node; 2, two nodes; 3, services; 4, policies; 5, a BGP router (needs FRR).",
 )
 def demo(lab: Lab, as_json: bool, part: str | None) -> None:
-    """Show nodes, services and policies under traffic, in about a minute. Exits 0 only if every check held."""
+    """Show nodes, services and policies under traffic, in a minute. Exits 0 only if every check held."""
     need_root()
     from hive.lab.demo import node, pair, policies, routers, services
     from hive.lab.demo.story import Story
