@@ -7,12 +7,12 @@ the same to any packet; test_model.py checks that.
 
 import struct
 from collections import ChainMap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
 from cells.maps.records.endpoints import PolicyKey
-from tests.kernel.datapath.model_conntrack import Conntrack, Status
+from tests.kernel.datapath.model_conntrack import Conntrack, Key, Status
 from tests.kernel.datapath.model_icmp6 import (
     QUOTED,
     QUOTED_TCP,
@@ -23,6 +23,7 @@ from tests.kernel.datapath.model_icmp6 import (
 )
 from tests.kernel.datapath.model_packet import (
     ETHERNET,
+    ICMP,
     ICMPV6,
     INVALID,
     IPV4,
@@ -34,6 +35,7 @@ from tests.kernel.datapath.model_packet import (
     RefusedError,
     answered,
     hop,
+    quoted,
     read,
 )
 from tests.kernel.datapath.model_policy import decide
@@ -199,6 +201,7 @@ class Model:
     ) -> None:
         """Whether the pod may send or receive this. Of an answer counts whether the flow may begin still."""
         if status is Status.RELATED:
+            self._judge_error(pod, flow, direction, peer, now)
             return
         if status is Status.REPLY:
             self._judge_answered(pod, flow, direction, peer)
@@ -218,6 +221,27 @@ class Model:
             peer = entry.source_identity
         began = Direction.INGRESS if direction is Direction.EGRESS else Direction.EGRESS
         refused = decide(pod.rules, answered(flow), began, peer)
+        if refused is not None:
+            self.conntrack.not_prolonged()
+            raise DroppedError(refused, direction)
+
+    def _judge_error(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int, now: int) -> None:
+        """Whether policy allows the flow that the error quotes, as it began; else, the error itself."""
+        about = quoted(flow)
+        if about is not None and (about.source, about.destination) == (flow.destination, flow.source):
+            back = Direction.INGRESS if direction is Direction.EGRESS else Direction.EGRESS
+            began = self.conntrack.alive(Key.started_by(about, back), now)
+            answers = self.conntrack.alive(Key.answered_by(about, back), now)
+            if began is not None:
+                asker = began.source_identity if back is Direction.INGRESS else peer
+                if decide(pod.rules, about, back, asker) is None:
+                    return
+            elif answers is not None:
+                asker = answers.source_identity if direction is Direction.INGRESS else peer
+                port = about.policy_port if about.protocol in {ICMP, ICMPV6} else about.sport
+                if decide(pod.rules, replace(about, policy_port=port), direction, asker) is None:
+                    return
+        refused = decide(pod.rules, flow, direction, peer)
         if refused is not None:
             self.conntrack.not_prolonged()
             raise DroppedError(refused, direction)

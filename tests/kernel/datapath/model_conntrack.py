@@ -116,6 +116,11 @@ class Conntrack:
             return True
         return self._note_tcp(entry, flow.tcp_flags, direction, now)
 
+    def alive(self, key: Key, now: int) -> Entry | None:
+        """The entry, if its time is not over. It is left as it is."""
+        entry = self.entries.get(key)
+        return entry if entry is not None and entry.until >= now else None
+
     def not_prolonged(self) -> None:
         """The last packet looked up is dropped, and its flow ends no later for it."""
         if self.found is not None:

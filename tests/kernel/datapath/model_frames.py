@@ -179,6 +179,17 @@ CONVERSATIONS = (
 
 
 @st.composite
+def quotes(draw: st.DrawFn, source: str, destination: str) -> bytes:
+    """What an error is about: a packet of a conversation, whole or cut off, or nothing readable."""
+    sport, dport = draw(st.sampled_from(((80, 40000), (40000, 80))))
+    six = ":" in source
+    echo = draw(st.sampled_from((ICMPv6EchoRequest, ICMPv6EchoReply)))(id=77) if six else ICMP(id=77)
+    body = draw(st.sampled_from((TCP(sport=sport, dport=dport), UDP(sport=sport, dport=dport), echo)))
+    packet = bytes((IPv6 if six else IP)(src=source, dst=destination) / body)
+    return draw(st.sampled_from((packet, packet, packet[: (40 if six else 20) + 8], bytes(48))))
+
+
+@st.composite
 def said(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
     """A packet of one of the conversations, either way, and the pod that sends it; None: the host does."""
     starter, peer = draw(st.sampled_from(CONVERSATIONS))
@@ -197,10 +208,11 @@ def said(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
                 else ICMP(type=0 if answers else 8, id=77)
             )
         case _ if ":" in source:
-            body = draw(st.sampled_from((ICMPv6DestUnreach(code=4), ICMPv6PacketTooBig()))) / Raw(bytes(48))
+            kind = draw(st.sampled_from((ICMPv6DestUnreach(code=4), ICMPv6PacketTooBig())))
+            body = kind / Raw(draw(quotes(destination, source)))
         case _:
             body = ICMP(type=draw(st.sampled_from((3, 11))), code=draw(st.sampled_from((1, 4)))) / Raw(
-                bytes(28)
+                draw(quotes(destination, source))
             )
     pod = next((pod for pod in PODS if source in {pod.ip, pod.ip6}), None)
     ends = {"src": pod.mac, "dst": pod.host_mac} if pod else {"src": NET_MAC, "dst": NET_MAC}

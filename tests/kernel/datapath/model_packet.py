@@ -49,7 +49,9 @@ class Flow:
     """As policy keys it: for ICMP the type."""
     tcp_flags: int = 0
     related: bool = False
-    """An ICMP error: it belongs to whatever flow the two addresses have."""
+    """An ICMP error."""
+    quote: bytes = b""
+    """What the error is about, as far as it says so: a packet without its Ethernet header."""
     plain: bool = True
     """Whether the transport header follows the network header at once."""
     answer_likely: bool = False
@@ -60,6 +62,37 @@ def answered(flow: Flow) -> Flow:
     """What this packet answers, as policy keys it."""
     asks = {ICMP: {0: 8}.get(flow.policy_port, flow.policy_port - 1), ICMPV6: 128}
     return replace(flow, policy_port=asks.get(flow.protocol, flow.sport))
+
+
+def quoted(error: Flow) -> Flow | None:
+    """The packet that an error is about, as conntrack and policy know it; None if the error does not say.
+
+    Only addresses and ports count, whatever else of it is there.
+    """
+    quote = error.quote
+    if error.source.version == 4:
+        if len(quote) < 20 or quote[0] & 15 < 5 or int.from_bytes(quote[6:8], "big") & 0x1FFF:
+            return None
+        source: Address = IPv4Address(quote[12:16])
+        destination: Address = IPv4Address(quote[16:20])
+        protocol, rest = quote[9], quote[4 * (quote[0] & 15) :]
+        icmp, request, reply = ICMP, 8, 0
+    else:
+        if len(quote) < 40:
+            return None
+        source, destination = IPv6Address(quote[8:24]), IPv6Address(quote[24:40])
+        protocol, rest = quote[6], quote[40:]
+        icmp, request, reply = ICMPV6, 128, 129
+    if protocol == icmp:
+        if len(rest) < 8 or rest[0] not in {request, reply}:
+            return None
+        identifier = int.from_bytes(rest[4:6], "big")
+        ends = (identifier, 0) if rest[0] == request else (0, identifier)
+        return Flow(source, destination, protocol, 0, *ends, policy_port=request)
+    if protocol not in {TCP, UDP} or len(rest) < 4:
+        return None
+    sport, dport = struct.unpack_from(">HH", rest)
+    return Flow(source, destination, protocol, 0, sport, dport, policy_port=dport)
 
 
 class RefusedError(Exception):
@@ -192,6 +225,7 @@ def _read_icmp(source: Address, destination: Address, hops: int, body: bytes) ->
         dport=identifier if kind in _ANSWERS else 0,
         policy_port=kind,
         related=kind in {3, 11, 12},
+        quote=body[8:],
         answer_likely=kind in {3, 11, 12} | _ANSWERS,
     )
 
@@ -207,6 +241,7 @@ def _read_icmp6(source: Address, destination: Address, hops: int, body: bytes, p
         dport=identifier if kind == 129 else 0,
         policy_port=kind,
         related=kind in {1, 2, 3, 4},
+        quote=body[8:],
         answer_likely=kind in {129, 1, 2, 3, 4},
         plain=plain,
     )

@@ -158,12 +158,20 @@ def test_the_nodes_answer_to_a_pod_needs_no_policy(world: World) -> None:
 
 @pytest.mark.parametrize("kind", [3, 11, 12])
 def test_an_icmp_error_from_the_peer_belongs_to_the_flow(world: World, kind: int) -> None:
-    error = from_pod(B) / IP(src=B.ip, dst=A.ip) / ICMP(type=kind, code=1) / (b"\x45" + bytes(27))
+    header = from_pod(B) / IP(src=B.ip, dst=A.ip) / ICMP(type=kind, code=1)
+    error = header / Raw(bytes(tcp(A.ip, B.ip, "S")))
     world.allow(A, ONLY_EGRESS)
     world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry())])
     assert world.pod_sends(B, error).dropped == (133, EGRESS)
     world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
     assert world.pod_sends(B, error).action == REDIRECT
+    for other in (
+        b"\x45" + bytes(27),
+        bytes(udp(A.ip, B.ip)),
+        bytes(tcp(A.ip, OUTSIDE, "S")),
+        b"hidden" * 20,
+    ):
+        assert world.pod_sends(B, header / Raw(other)).dropped == (133, EGRESS)
 
 
 def too_big(source: str, destination: str, about: Packet | bytes) -> Packet:
@@ -206,8 +214,11 @@ def test_a_router_may_say_what_is_too_big_of_a_flow_and_of_nothing_else(
 def test_a_pod_says_what_is_too_big_to_whom_it_talks_with(world: World, version: int) -> None:
     pod, peer = (A.ip, OUTSIDE) if version == 4 else (A.ip6, OUTSIDE6)
     assert world.host_sends(from_host() / tcp(peer, pod, "S")).action == REDIRECT
+    said = from_pod(A) / too_big(pod, peer, tcp(peer, pod, "A"))
+    world.allow(A, [(PolicyKey(0, egress=False), PolicyEntry())])
+    assert world.pod_sends(A, said).action == OK
     world.allow(A, NOTHING)
-    assert world.pod_sends(A, from_pod(A) / too_big(pod, peer, tcp(peer, pod, "A"))).action == OK
+    assert world.pod_sends(A, said).dropped == (133, EGRESS)
 
 
 def test_a_fin_closes_its_direction_and_both_end_the_flow(world: World) -> None:
@@ -247,8 +258,8 @@ def test_an_error_about_an_open_flow_does_not_shorten_the_time_for_the_next(
     error = from_pod(B) / ip(ends[1], ends[0]) / kind / tcp(*ends, "A")
     assert world.pod_sends(B, error).action == REDIRECT
     world.age(600)
-    world.allow(A, NOTHING)
-    world.allow(B, NOTHING)
+    world.allow(A, ONLY_EGRESS)
+    world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry())])
     assert world.pod_sends(B, error).action == REDIRECT
 
 

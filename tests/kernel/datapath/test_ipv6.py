@@ -191,7 +191,7 @@ def test_replies_pass_without_policy_and_requests_do_not(world: World) -> None:
 @pytest.mark.parametrize("error", [ICMPv6DestUnreach(code=4), ICMPv6TimeExceeded()])
 def test_errors_about_a_flow_reach_its_sender(world: World, error: Packet) -> None:
     world.allow(A, [(PolicyKey(0, True), PolicyEntry())])
-    told = from_host() / IPv6(src=B.ip6, dst=A.ip6) / error / IPv6(src=A.ip6, dst=B.ip6) / UDP()
+    told = from_host() / IPv6(src=B.ip6, dst=A.ip6) / error / udp(A.ip6, B.ip6)
     assert world.host_sends(told).dropped == (133, INGRESS)
     assert world.pod_sends(A, from_pod(A) / udp(A.ip6, B.ip6)).action == REDIRECT
     assert world.host_sends(told).action == REDIRECT

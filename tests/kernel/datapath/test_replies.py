@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from scapy.layers.inet import ICMP, IP
-from scapy.packet import Packet
+from scapy.layers.inet6 import ICMPv6DestUnreach, IPv6
+from scapy.packet import Packet, Raw
 
 from cells.maps.records.endpoints import (
     NODE_AUDITS_POLICY,
@@ -184,12 +185,54 @@ def test_an_allowed_reply_is_cached_again(world: World) -> None:
     raise AssertionError("no reply was let through by a verdict of before")
 
 
-def test_errors_about_a_flow_pass(world: World) -> None:
-    """They say that it does not go on."""
+def error_about(packet: Packet, source: str, destination: str) -> Packet:
+    """Port unreachable."""
+    kind = ICMPv6DestUnreach(code=4) if ":" in source else ICMP(type=3, code=3)
+    return (IPv6 if ":" in source else IP)(src=source, dst=destination) / kind / Raw(bytes(packet))
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_pass_while_policy_allows_the_flow_that_they_quote_and_no_longer(
+    world: World, kind: str, version: int
+) -> None:
+    """Else they would be a way out of a quarantine, and back in, for as long as they are sent."""
+    a, b, _ = ends(version)
+    world.allow(A, ONLY_OUT)
+    world.allow(B, ONLY_IN)
+    world.pod_sends(A, from_pod(A) / asks(kind, a, b))
+    error = from_pod(B) / error_about(asks(kind, a, b), b, a)
+    assert world.pod_sends(B, error).action == REDIRECT
+    world.allow(B, [(IN, DENY), (OUT, DENY)])
+    assert world.pod_sends(B, error).dropped == (181, EGRESS)
+    world.allow(B, ONLY_IN)
+    assert world.pod_sends(B, error).action == REDIRECT
+    world.allow(A, [(IN, DENY), (OUT, DENY)])
+    assert world.pod_sends(B, error).dropped == (181, INGRESS)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_errors_that_quote_no_flow_are_packets_like_any(world: World, version: int) -> None:
+    a, b, _ = ends(version)
+    world.allow(A, ONLY_OUT)
+    world.allow(B, ONLY_IN)
+    world.pod_sends(A, from_pod(A) / asks("udp", a, b))
+    hidden = from_pod(B) / error_about(udp(a, b, dport=81), b, a)
+    assert world.pod_sends(B, hidden).dropped == (133, EGRESS)
+    world.allow(B, [(IN, ALLOW), (OUT, ALLOW)])
+    assert world.pod_sends(B, hidden).dropped == (133, INGRESS)
+    world.allow(A, [(IN, ALLOW), (OUT, ALLOW)])
+    assert world.pod_sends(B, hidden).action == REDIRECT
+
+
+def test_errors_that_are_dropped_do_not_prolong_the_time_for_errors(world: World) -> None:
     world.pod_sends(A, from_pod(A) / asks("udp", A.ip, B.ip))
-    world.allow(A, OUT_DENIED)
-    error = IP(src=B.ip, dst=A.ip) / ICMP(type=3, code=3) / (b"\x45" + bytes(27))
-    assert world.pod_sends(B, from_pod(B) / error).action == REDIRECT
+    world.age(20)
+    before = {which: entry.lifetime for which, entry in entries(world, "udp", 4).items()}
+    world.allow(B, [(IN, DENY), (OUT, DENY)])
+    error = from_pod(B) / error_about(asks("udp", A.ip, B.ip), B.ip, A.ip)
+    assert world.pod_sends(B, error).dropped == (181, EGRESS)
+    assert {which: entry.lifetime for which, entry in entries(world, "udp", 4).items()} == before
 
 
 def test_where_policy_is_only_audited_replies_pass(world: World) -> None:

@@ -165,7 +165,7 @@ def test_other_packets_are_dropped_with_their_reason(
 def test_an_error_about_a_flow_through_the_tunnel_reaches_its_pod(overlay: OverlayWorld) -> None:
     sent = udp(A.ip, REMOTE, sport=5, dport=53)
     assert overlay.pod_sends(A, from_pod(A) / sent).action == REDIRECT
-    overlay.allow(A, [])
+    overlay.allow(A, [(PolicyKey(0, egress=True), PolicyEntry())])
     error = IP(src=REMOTE, dst=A.ip) / ICMP(type=3, code=3) / IPerror(bytes(sent[IP])[:28])
     assert error.haslayer(UDPerror)
     assert overlay.tunnel_brings(FRAME / error).action == REDIRECT

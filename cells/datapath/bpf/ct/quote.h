@@ -91,26 +91,37 @@ static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, 
 	return quote_ports(ctx, quote);
 }
 
-/* Whether an error quotes a packet of a flow that was let through, of the endpoint in the `direction` of the error: who
- * gets one has sent the packet, and who sends one has got it.
+/* Which flow an error quotes a packet of, of the endpoint in the `direction` of the error: who gets one has sent the
+ * packet, and who sends one has got it. NULL if that has none; `*reply`: the packet went the other way than the flow's first.
  */
+static __always_inline struct ct_entry *quoted_flow(context_t *ctx, const struct flow *flow,
+						    enum direction direction, __u32 now, struct quote *quote,
+						    bool *reply, __u8 family)
+{
+	const enum direction quoted = direction == INGRESS ? EGRESS : INGRESS;
+	struct ct_entry *entry;
+
+	if (!quote_read(ctx, flow, quote, family))
+		return NULL;
+	if (!(direction == INGRESS ? address_equals(&quote->about.saddr, &flow->daddr)
+				   : address_equals(&quote->about.daddr, &flow->saddr)))
+		return NULL;
+	*reply = false;
+	entry = ct_entry_of(&quote->about, quoted, false, family);
+	if (entry && entry->lifetime >= now)
+		return entry;
+	*reply = true;
+	entry = ct_entry_of(&quote->about, quoted, true, family);
+	return entry && entry->lifetime >= now ? entry : NULL;
+}
+
 static __always_inline bool quotes_flow(context_t *ctx, const struct flow *flow, enum direction direction,
 					__u32 now, __u8 family)
 {
-	const enum direction quoted = direction == INGRESS ? EGRESS : INGRESS;
-	const struct ct_entry *entry;
 	struct quote quote = {};
+	bool reply;
 
-	if (!quote_read(ctx, flow, &quote, family))
-		return false;
-	if (!(direction == INGRESS ? address_equals(&quote.about.saddr, &flow->daddr)
-				   : address_equals(&quote.about.daddr, &flow->saddr)))
-		return false;
-	entry = ct_entry_of(&quote.about, quoted, false, family);
-	if (entry && entry->lifetime >= now)
-		return true;
-	entry = ct_entry_of(&quote.about, quoted, true, family);
-	return entry && entry->lifetime >= now;
+	return quoted_flow(ctx, flow, direction, now, &quote, &reply, family);
 }
 
 VERIFIED_ALONE quotes_flow4(context_t *ctx, const struct flow *flow, enum direction direction, __u32 now)

@@ -24,3 +24,4 @@
  * it time is every path through everything. Its pointers may be NULL as far as it knows; it returns a number.
  */
 #define VERIFIED_ALONE __attribute__((noinline)) int
+#define VERIFIED_ALONE_U64 __attribute__((noinline)) __u64

@@ -33,13 +33,13 @@ static __always_inline bool own_service(struct flow *flow, const struct ct_entry
 /* The identity of the flow's client, now: that of its last packet, unless the address has another identity by now.
  * Of what is not the sender's own address (the stack, another node or a proxy has translated it) the entry alone knows.
  */
-static __always_inline __u32 asker_of(const struct flow *flow, const struct ct_entry *entry, __u8 family)
+static __always_inline __u32 asker_of(const struct address *asker, __u32 was, bool through_stack, __u8 family)
 {
-	__u32 was = entry->source_identity, now;
+	__u32 now;
 
-	if (entry->through_stack)
+	if (through_stack)
 		return was;
-	now = identity_at(&flow->daddr, family);
+	now = identity_at(asker, family);
 	if (now < IDENTITY_FIRST) /* reserved */
 		return is_cidr(was) ? world_identity(family) : was;
 	if (was == IDENTITY_WORLD || was == IDENTITY_WORLD_IPV4 || was == IDENTITY_WORLD_IPV6)
@@ -70,9 +70,119 @@ VERIFIED_ALONE reply_check(struct __sk_buff *skb, struct flow *flow, __u32 direc
 		return DROP_POLICY;
 	if (unlikely(entry->lb_loopback || entry->proxy_redirect) || (in && goes_on(entry, flow)))
 		return 0;
-	peer = in ? identity_at(&flow->saddr, family) : asker_of(flow, entry, family);
+	peer = in ? identity_at(&flow->saddr, family)
+		  : asker_of(&flow->daddr, entry->source_identity, entry->through_stack, family);
 	refused = policy_check_answered(skb, flow, in ? EGRESS : INGRESS, peer, family);
 	if (unlikely(refused))
+		entry->lifetime = flow->lifetime;
+	return refused;
+}
+
+/* Which flow an ICMP error is about, in one number: who started it, as in its entry, the port (of ICMP the type) that it
+ * began for, and its protocol. Two functions, since their callers have no stack left for both at once.
+ */
+#define ABOUT(asker, port, protocol) ((__u64)(asker) | (__u64)(port) << 32 | (__u64)(protocol) << 48)
+#define ABOUT_ASKER(about) ((__u32)(about))
+#define ABOUT_PORT(about) ((__be16)((about) >> 32))
+#define ABOUT_PROTOCOL(about) ((__u8)((about) >> 48))
+#define ABOUT_OWN (1ULL << 56) /* the pod started it */
+#define ABOUT_FLOW (1ULL << 57) /* else it is about none of the pod's with the address at the error's other end */
+#define ABOUT_UNASKED (1ULL << 58) /* a proxy has the flow, or the pod has it with itself */
+#define ABOUT_THROUGH_STACK (1ULL << 59) /* which has translated the address: see asker_of() */
+
+static __always_inline __u64 quoted_of(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
+				       __u8 family)
+{
+	struct quote quote = {};
+	struct flow *about = &quote.about;
+	struct ct_entry *entry;
+	__be16 port;
+	bool reply;
+
+	entry = quoted_flow(skb, flow, direction, ct_now(), &quote, &reply, family);
+	if (!entry || !address_equals(&about->saddr, &flow->daddr) || !address_equals(&about->daddr, &flow->saddr))
+		return 0;
+	if (unlikely(entry->lb_loopback || entry->proxy_redirect))
+		return ABOUT_FLOW | ABOUT_UNASKED;
+	port = reply ? about->sport : about->dport;
+	if (quote.echo)
+		port = bpf_htons(family == FAMILY_IPV4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST);
+	return ABOUT_FLOW | ((direction == INGRESS) != reply ? ABOUT_OWN : 0) |
+	       (entry->through_stack ? ABOUT_THROUGH_STACK : 0) |
+	       ABOUT(entry->source_identity, port, about->protocol);
+}
+
+VERIFIED_ALONE_U64 quoted4_of(struct __sk_buff *skb, const struct flow *flow, enum direction direction)
+{
+	return flow ? quoted_of(skb, flow, direction, FAMILY_IPV4) : 0;
+}
+
+VERIFIED_ALONE_U64 quoted6_of(struct __sk_buff *skb, const struct flow *flow, enum direction direction)
+{
+	return flow ? quoted_of(skb, flow, direction, FAMILY_IPV6) : 0;
+}
+
+/* Whether policy allows the flow that an error of this `direction` is about, as it began. `flow` is the error's, and stays. */
+static __always_inline bool quoted_allowed(struct flow *flow, enum direction direction, __u64 about, __u8 family)
+{
+	const __u32 source_identity = flow->source_identity, destination_identity = flow->destination_identity;
+	const __u16 source = flow->source, destination = flow->destination;
+	const __u16 pod = direction == EGRESS ? source : destination;
+	const __be16 policy_port = flow->policy_port;
+	const __u8 protocol = flow->protocol;
+	const struct address *other = direction == EGRESS ? &flow->daddr : &flow->saddr;
+	const bool own = about & ABOUT_OWN;
+	struct use use = {};
+	__u32 peer;
+	int answer;
+
+	peer = own ? identity_at(other, family)
+		   : asker_of(other, ABOUT_ASKER(about), about & ABOUT_THROUGH_STACK, family);
+	flow->source = pod;
+	flow->destination = pod;
+	flow->source_identity = peer;
+	flow->destination_identity = peer;
+	flow->policy_port = ABOUT_PORT(about);
+	flow->protocol = ABOUT_PROTOCOL(about);
+	answer = policy_ask(flow, own ? EGRESS : INGRESS, &use);
+	flow->source = source;
+	flow->destination = destination;
+	flow->source_identity = source_identity;
+	flow->destination_identity = destination_identity;
+	flow->policy_port = policy_port;
+	flow->protocol = protocol;
+	return !REFUSED(answer) || is_audited(pod);
+}
+
+/* 0 if policy allows an error, or the flow that it is about; else the reason to drop it. */
+VERIFIED_ALONE error_allowed(struct __sk_buff *skb, struct flow *flow, enum direction direction, __u64 about,
+			     __u32 family)
+{
+	struct use use = {};
+
+	if (!flow)
+		return DROP_POLICY;
+	if (about & ABOUT_FLOW && quoted_allowed(flow, direction, about, family))
+		return 0;
+	use.packets = 1;
+	use.bytes = skb->len;
+	return policy_check(skb, flow, direction, false, &use, family);
+}
+
+/* 0 if an ICMP error between two addresses that have a flow may pass; else the reason to drop it, and then it does not prolong
+ * the time for which errors are expected. One about no such flow, or about one that policy denies by now, is evaluated as
+ * what it is.
+ */
+static __always_inline int error_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
+				       struct ct_entry *entry, __u8 family)
+{
+	__u64 about = family == FAMILY_IPV4 ? quoted4_of(skb, flow, direction) : quoted6_of(skb, flow, direction);
+	int refused;
+
+	if (about & ABOUT_UNASKED)
+		return 0;
+	refused = error_allowed(skb, flow, direction, about, family);
+	if (refused)
 		entry->lifetime = flow->lifetime;
 	return refused;
 }
@@ -89,8 +199,12 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		flow->to_asker = true;
 		return 0;
 	}
-	if (*status == CT_RELATED)
+	if (*status == CT_RELATED) {
+		refused = error_check(skb, flow, INGRESS, entry, family);
+		if (unlikely(refused))
+			return refused;
 		return family == FAMILY_IPV4 ? lb4_error(skb, flow) : lb6_error(skb, flow);
+	}
 	if (*status == CT_REPLY) {
 		flow->proxied = entry->proxy_redirect;
 		if (unlikely(flow->proxied) && !flow->by_proxy && proxy_waits(skb, flow, family)) {

@@ -25,7 +25,7 @@ static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow
 {
 	int refused;
 
-	if (status == CT_REPLY || status == CT_RELATED)
+	if (status == CT_REPLY)
 		return 0;
 	refused = flow->loopback ? 0 : policy_check(skb, flow, EGRESS, status == CT_NEW, use, family);
 	if (refused)
@@ -266,7 +266,8 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 	leaves = host_routing() && !local && !tunnel && takes_short_cuts(self, status, entry);
 	if (!to_pod && !tunnel && unlikely(forges_tunnel(flow)))
 		return DROP(EGRESS, DROP_ENCAP_PROHIBITED);
-	verdict = egress_check(skb, flow, status, &use, now, family);
+	verdict = unlikely(status == CT_RELATED) ? error_check(skb, flow, EGRESS, entry, family)
+						 : egress_check(skb, flow, status, &use, now, family);
 	if (verdict)
 		return DROP(EGRESS, verdict);
 	proxied = flow->proxy_port;
