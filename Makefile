@@ -3,7 +3,7 @@
 #
 # Each tier of it alone:
 # make unit         tests that need Python only: no root, no Debian package (three minutes on two processors)
-# make integration  tests that need other programs, such as compilers, etcd, kubectl and Helm (no root once they are installed)
+# make integration  tests of whole operators, and with other programs: compilers, etcd, kubectl, Helm (no root once these are installed)
 # make browser      the page of hive inspect in Chromium
 # make kernel       the datapath, maps and netlink in the kernel (root)
 # make node         real agents, runtimes and labs in namespaces (root)

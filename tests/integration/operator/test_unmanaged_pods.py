@@ -9,11 +9,11 @@ import pytest
 
 from cells.operator.unmanaged_pods import UnmanagedPodSettings
 from lifecycle.testing import eventually
+from tests.integration.operator.recordings import load
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
-from tests.unit.operator.recordings import load
 
 pytestmark = pytest.mark.anyio
 PODS = Resource("", "pods")

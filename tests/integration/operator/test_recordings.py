@@ -20,10 +20,10 @@ from cells.operator.lb_ipam import LBIPAM, ServicePatch
 from cells.operator.leader import LeaderHive
 from lifecycle import Hive, Table
 from lifecycle.testing import eventually
+from tests.integration.operator import recordings
+from tests.integration.operator.recordings import DIFFERENT, Json, load, options, plain
 from tests.support.counts import Count
 from tests.support.operator import Operators
-from tests.unit.operator import recordings
-from tests.unit.operator.recordings import DIFFERENT, Json, load, options, plain
 
 pytestmark = pytest.mark.anyio
 WITHIN = 30.0

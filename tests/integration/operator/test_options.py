@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from lifecycle import GraphError, HiveError
+from tests.integration.operator.recordings import load
 from tests.support.counts import Count
 from tests.support.operator import Operators
-from tests.unit.operator.recordings import load
 
 pytestmark = pytest.mark.anyio
 STEPS = [

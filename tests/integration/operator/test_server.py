@@ -10,10 +10,10 @@ import anyio.to_thread
 import pytest
 
 from lifecycle import GraphError, Hive
+from tests.integration.operator.recordings import load
 from tests.support.counts import Count
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
-from tests.unit.operator.recordings import load
 
 pytestmark = pytest.mark.anyio
 RECORDED = load("api_endpoints")["steps"][0]["http"]

@@ -16,9 +16,9 @@ from cells.kubernetes.objects.cilium_pools import CiliumPodIPPool
 from cells.operator.multi_pool import pool_spec
 from cells.operator.multi_pool.ledger import PoolLedger, usable
 from cells.operator.pod_cidrs import NodePatch, with_pools
+from tests.integration.operator.recordings import Json, load
 from tests.support.counts import Count
 from tests.support.examples import scaled
-from tests.unit.operator.recordings import Json, load
 
 
 def pool(name: str, *cidrs: str, mask: int = 28) -> CiliumPodIPPool:

@@ -13,11 +13,11 @@ import pytest
 from cells.operator.leader import LeaderHive, Leadership
 from lifecycle import Hive, HiveError
 from lifecycle.testing import eventually
+from tests.integration.operator.recordings import Json, load
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
-from tests.unit.operator.recordings import Json, load
 
 pytestmark = pytest.mark.anyio
 NODES = Resource("cilium.io", "ciliumnodes")
