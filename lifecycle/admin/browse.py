@@ -108,7 +108,7 @@ class Follower:
                         return
             if not len(held):
                 yield []
-            del held, slices  # a snapshot that is held makes the next write copy the table
+            del held, slices  # the rows of then
             while not self._closed:
                 with anyio.move_on_after(quiet):
                     await changes.wait()

@@ -180,8 +180,11 @@ class Hive(Composition):
 
         Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
         """
-        if module is None and kind in self._found:
-            return self._found[kind]
+        if module is None:
+            try:
+                return self._found[kind]
+            except KeyError:
+                pass
         if (own := _OF_THE_HIVE.get(kind)) is not None:
             return getattr(self, own)
         asked = wanted(kind)

@@ -19,7 +19,7 @@ from lifecycle.tables.frozen import unfrozen
 from lifecycle.tables.indexes import Index, IndexSpec, Lookup, Plan, index_of
 from lifecycle.tables.key_waits import KeyWaits
 from lifecycle.tables.rows import Listener, Rows, Stored
-from lifecycle.tables.snapshot import Snapshot
+from lifecycle.tables.snapshot import Moments, Snapshot
 
 __all__ = ["TableCore"]
 
@@ -44,6 +44,7 @@ class TableCore(Rows[Row]):
         self._specs = dict(indexes or {})
         self._indexes = {name: index_of(self, name, spec) for name, spec in self._specs.items()}
         self._snapshot: ref[Snapshot[Row]] | None = None
+        self._moments: Moments[Row] | None = None  # from the first snapshot on
         self._waits: KeyWaits[Row] | None = None
         self._closed = ""
         self._frozen: set[type] = {NoneType}
@@ -68,15 +69,20 @@ class TableCore(Rows[Row]):
         index.apply(index.plan({key: row for key, (row, _) in rows.items()}))
         self._specs = {**self._specs, name: values}  # what snapshots hold stays as it is
         self._indexes[name] = index
-        self._part_with_snapshot()  # it has the indexes that were there
+        self._snapshot = None  # it has the indexes that were there
         return Lookup(index)
 
     def snapshot(self) -> Snapshot[Row]:
-        """The rows as they are now, to keep across awaits. Free; the first write while it is held copies."""
+        """The rows as they are now, to keep across awaits.
+
+        It costs the same whatever the table holds, and so does a write while it is held.
+        """
         rows = self._current()
         held = self._snapshot() if self._snapshot is not None else None
         if held is None or held.revision != self._revision:
-            held = Snapshot(self.name, rows, self._revision, self._specs)
+            if self._moments is None:
+                self._moments = Moments()
+            held = Snapshot(self.name, rows, self._revision, self._specs, self._moments)
             self._snapshot = ref(held)
         return held
 
@@ -226,16 +232,10 @@ class TableCore(Rows[Row]):
                 raise TypeError(f"table {self.name}: a row of type {why}")
             self._frozen.add(kind)
 
-    def _part_with_snapshot(self) -> None:
-        """The next snapshot is another; the rows of one that is held are its own from now on."""
-        if self._snapshot is not None:
-            if self._snapshot() is not None:
-                self._rows = self._rows.copy()
-            self._snapshot = None
-
     def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
-        self._part_with_snapshot()
         rows, deleted = self._rows, self._deleted
+        if self._moments is not None:
+            self._moments.note(changed, rows)
         self._revision = revision = self._revision + 1
         for key, old in changed.items():
             row = writes[key]

@@ -1,53 +1,208 @@
 """A table as it was at one moment.
 
-Needs:  its rows.
-Gives:  Snapshot.
+Needs:  the rows of the table.
+Gives:  Snapshot; Moments, which a table notes its writes in while a snapshot is held.
+Why:    a table is read by key far more often than it is looked at as it was. So the rows stay in one
+        dictionary, and a snapshot is what has to be undone in it.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import TypeVar
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+from weakref import ref
 
 from lifecycle.tables.indexes import Index, IndexSpec, index_of
 from lifecycle.tables.rows import Rows, Stored
 
-__all__ = ["Snapshot"]
+__all__ = ["Moments", "Snapshot"]
 
 Row = TypeVar("Row")
+
+
+class _Moment(Generic[Row]):
+    """What was overwritten since one moment, up to the next one that a snapshot was taken at."""
+
+    __slots__ = ("__weakref__", "in_use", "newer", "older", "undo")
+
+    def __init__(self, older: "ref[_Moment[Row]] | None") -> None:
+        self.undo: dict[Hashable, tuple[Row, int] | None] = {}
+        """The rows of then, by the keys that were written; None where there was none."""
+        self.newer: _Moment[Row] | None = None
+        self.older = older
+        self.in_use = True
+
+
+class Moments(Generic[Row]):
+    """The moments at which snapshots were taken that are still held, the oldest first.
+
+    A write costs one entry in the newest of them. All but reading happens in the thread of the table.
+    """
+
+    __slots__ = ("_newest", "_released")
+
+    def __init__(self) -> None:
+        self._newest: ref[_Moment[Row]] | None = None
+        self._released: deque[ref[_Moment[Row]]] = deque()
+
+    def add(self) -> _Moment[Row]:
+        """Now; it is there for as long as someone holds it or an older one."""
+        while self._released:
+            if (released := self._released.popleft()()) is not None:
+                self._join(released)
+        before = self._newest
+        older = before() if before is not None else None
+        moment = _Moment(before if older is not None else None)
+        if older is not None:
+            older.newer = moment
+            if not older.in_use:
+                self._join(older)
+        self._newest = ref(moment)
+        return moment
+
+    def release(self, moment: _Moment[Row]) -> None:
+        """No snapshot is at this moment any more. In any thread."""
+        moment.in_use = False
+        if moment.older is not None and moment.older() is not None:
+            self._released.append(ref(moment))
+
+    def note(self, keys: Iterable[Hashable], rows: Stored[Row]) -> None:
+        """The rows with these keys are about to be overwritten."""
+        if (newest := self._newest) is None:
+            return
+        if (moment := newest()) is None:
+            self._newest = None
+            return
+        undo = moment.undo
+        for key in keys:
+            if key not in undo:
+                undo[key] = rows.get(key)
+
+    @staticmethod
+    def _join(moment: _Moment[Row]) -> None:
+        """Give the one before what this one undoes, unless writes are still noted in it.
+
+        The smaller goes into the larger: however many snapshots come and go, a write is moved a few times.
+        """
+        newer, older = moment.newer, moment.older() if moment.older is not None else None
+        if newer is None:
+            return
+        newer.older = moment.older
+        if older is None:
+            return
+        older.newer = newer
+        if len(older.undo) < len(moment.undo):
+            moment.undo.update(older.undo)
+            older.undo = moment.undo
+        else:
+            for key, row in moment.undo.items():
+                older.undo.setdefault(key, row)
 
 
 class Snapshot(Rows[Row]):
     """The rows of a table as they were at one revision; later writes do not show.
 
-    It may be read in another thread. The first use of an index builds it from the rows, which costs about as
-    much as writing them did.
+    To take one costs nothing, to read a key little more than in the table. What reads all rows copies
+    them once; the first use of an index builds it, which costs about as much as writing the rows did.
+    It may be read in another thread.
     """
 
-    __slots__ = ("__weakref__", "_indexes", "_rows", "_specs", "name", "revision")
+    __slots__ = (
+        "__weakref__",
+        "_copy",
+        "_indexes",
+        "_moment",
+        "_moments",
+        "_rows",
+        "_specs",
+        "name",
+        "revision",
+    )
 
     def __init__(
-        self, name: str, rows: Stored[Row], revision: int, indexes: Mapping[str, IndexSpec[Row]]
+        self,
+        name: str,
+        rows: Stored[Row],
+        revision: int,
+        indexes: Mapping[str, IndexSpec[Row]],
+        moments: Moments[Row],
     ) -> None:
         self.name = name
         self.revision = revision
-        self._rows = rows
+        self._rows = rows  # of the table, as they are now
         self._specs = indexes
-        self._indexes: dict[str, Index[Row]] = {}
+        self._indexes: dict[str, Index[Row]] | None = None
+        self._copy: Stored[Row] | None = None
+        self._moments = moments
+        self._moment: _Moment[Row] | None = moments.add()
+
+    def __del__(self) -> None:
+        if self._moment is not None:
+            self._moments.release(self._moment)
+
+    def get(self, key: Hashable) -> Row | None:
+        """The row with this key."""
+        found = self._found(key)
+        return None if found is None else found[0]
+
+    def __contains__(self, key: Hashable) -> bool:
+        return self._found(key) is not None
 
     def __iter__(self) -> Iterator[tuple[Hashable, Row, int]]:
         """As items(), one by one: for work in slices, with pauses between them."""
-        return ((key, row, revision) for key, (row, revision) in self._rows.items())
+        return ((key, row, revision) for key, (row, revision) in self._current().items())
+
+    def keys(self) -> Collection[Hashable]:
+        """Every key, least recently changed first."""
+        return self._current().keys()
 
     def item(self, key: Hashable) -> tuple[Hashable, Row, int] | None:
         """The row with this key, as items() gives it."""
-        found = self._rows.get(key)
+        found = self._found(key)
         return None if found is None else (key, *found)
 
+    def _found(self, key: Hashable) -> tuple[Row, int] | None:
+        if self._copy is not None:
+            return self._copy.get(key)
+        moment = self._moment
+        found = self._rows.get(key)  # before the undoing, which is noted before it is written
+        while moment is not None:
+            if key in moment.undo:
+                return moment.undo[key]
+            moment = moment.newer
+        return found
+
     def _current(self) -> Stored[Row]:
-        return self._rows
+        if self._copy is None:
+            moment = self._moment
+            self._copy = self._as_then(self._rows.copy())
+            self._moment = None
+            if moment is not None:
+                self._moments.release(moment)
+        return self._copy
+
+    def _as_then(self, rows: Stored[Row]) -> Stored[Row]:
+        """The table's rows, with what was written since undone, in the order of then."""
+        undo: dict[Hashable, tuple[Row, int] | None] = {}
+        moment = self._moment
+        while moment is not None:
+            undo = {**moment.undo.copy(), **undo}  # the oldest one wins
+            moment = moment.newer
+        if undo:
+            for key in undo:
+                rows.pop(key, None)
+            then = [(key, row) for key, row in undo.items() if row is not None]
+            rows = dict(sorted([*rows.items(), *then], key=_revision))
+        return rows
 
     def _index(self, name: str) -> Index[Row] | None:
+        if self._indexes is None:
+            self._indexes = {}
         if name not in self._indexes and (spec := self._specs.get(name)) is not None:
             index = index_of(self, name, spec)
-            index.apply(index.plan({key: row for key, (row, _) in self._rows.items()}))
+            index.apply(index.plan({key: row for key, (row, _) in self._current().items()}))
             self._indexes[name] = index
         return self._indexes.get(name)
+
+
+def _revision(item: tuple[Hashable, tuple[object, int]]) -> int:
+    return item[1][1]

@@ -1,11 +1,12 @@
 """Snapshots: tables as they were at one moment, with their indexes, alone and together."""
 
 import threading
+import tracemalloc
 
 import pytest
 
 from lifecycle import Table
-from lifecycle.tables import Sorted, snapshot
+from lifecycle.tables import Snapshot, Sorted, snapshot
 
 
 def numbers(name: str, *rows: int) -> Table[int]:
@@ -64,3 +65,19 @@ def test_a_snapshot_can_be_read_in_another_thread_while_the_table_is_written() -
         write(table, number)
     reader.join()
     assert sums == [sum(range(1000))]
+
+
+def test_a_snapshot_that_is_held_costs_what_has_changed_since_however_many_came_and_went() -> None:
+    table: Table[tuple[int, int]] = Table("pairs", key=lambda pair: pair[0])
+    held, latest = table.snapshot(), list[Snapshot[tuple[int, int]]]()
+    tracemalloc.start()
+    try:
+        for number in range(3000):
+            latest = [*latest[-3:], table.snapshot()]
+            table.put((number % 7, number))
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [held.get(0), len(held)] == [None, 0]
+    assert [len(one) for one in latest] == [7, 7, 7, 7]
+    assert grown < 30_000, "bytes: that of a few rows, not of 3000 writes"

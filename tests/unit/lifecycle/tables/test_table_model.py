@@ -134,9 +134,18 @@ class Tables(RuleBasedStateMachine):
     def remember(self) -> None:
         self.snapshots.append((self.table.snapshot(), dict(self.model)))
 
-    @rule()
-    def forget(self) -> None:
-        self.snapshots.clear()
+    @rule(which=st.integers(0, 9))
+    def forget(self, which: int) -> None:
+        del self.snapshots[which : which + 1]
+
+    @rule(which=st.integers(0, 9))
+    def read_all_of_a_snapshot(self, which: int) -> None:
+        for snapshot, rows in self.snapshots[which : which + 1]:
+            assert {row.key: row for row in snapshot.all()} == rows
+            assert [row for _, row, _ in snapshot] == snapshot.all()
+            revisions = [revision for _, _, revision in snapshot.items()]
+            assert revisions == sorted(revisions)
+            assert max(revisions, default=0) <= snapshot.revision
 
     @rule()
     def read_what_is_derived(self) -> None:
@@ -165,7 +174,8 @@ class Tables(RuleBasedStateMachine):
     @invariant()
     def snapshots_stay(self) -> None:
         for snapshot, rows in self.snapshots:
-            assert {row.key: row for row in snapshot.all()} == rows
+            assert {key: row for key in "abcd" if (row := snapshot.get(key)) is not None} == rows
+            assert {key for key in "abcd" if key in snapshot} == set(rows)
 
 
 TestTables = Tables.TestCase
