@@ -39,7 +39,7 @@ class AddTools(msgspec.Struct, frozen=True):
     turn: Callable[[], Awaitable[None]]
     """Waits for a round of the loop that has time for a call."""
     settle: Callable[[], object]
-    """Finishes the ADD whose link is being made."""
+    """Finishes the ADD that waits for its link."""
 
 
 class AddRequest(msgspec.Struct, eq=False):
@@ -135,7 +135,7 @@ class AddRequest(msgspec.Struct, eq=False):
         return self.tools.attacher.prepare(self.call, self.side, self.undo)
 
     def _begin_link(self) -> bool:
-        assert self.prepared is not None  # noqa: S101  (as prepare() said)
+        assert self.prepared is not None  # noqa: S101  (as prepare() asserts)
         self.tools.attacher.begin_link(self.prepared)
         return True
 
@@ -173,7 +173,7 @@ class AddRequest(msgspec.Struct, eq=False):
             self._step(lambda: self._complete(attachment))
 
     def _step(self, step: Callable[[], T]) -> T | None:
-        """Take a step; what keeps it from working is kept here, and None comes back."""
+        """Take a step; return None and record the error where it fails."""
         try:
             return step()
         except PoolEmpty:

@@ -80,7 +80,7 @@ class PodSide:
 
     netns_fd: int
     cookie: int
-    """Identifies the namespace while the node is up; 0 when the kernel does not tell."""
+    """Identifies the namespace while the node is up; 0 when the kernel does not show it."""
     link: PodEnd
 
 
@@ -106,7 +106,7 @@ def host_link_name(container_id: str, ifname: str) -> str:
 
 
 def netns_cookie(netlink_fd: int) -> int:
-    """Cookie of the namespace a socket was opened in; 0 when the kernel does not tell."""
+    """Cookie of the namespace a socket was opened in; 0 when the kernel does not show it."""
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE, fileno=netlink_fd
     ) as borrowed:

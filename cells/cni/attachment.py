@@ -112,7 +112,7 @@ class AttachAllocator(Protocol):
 
 
 class Flows(Protocol):
-    """What conntrack knows of pods that have gone; cells.endpoint.Endpoints."""
+    """Conntrack entries of deleted pods; cells.endpoint.Endpoints."""
 
     async def forgotten(self, addresses: Collection[IPAddress]) -> None:
         """Return once nothing of these addresses is left."""
@@ -206,7 +206,7 @@ class Undo:
 
 
 def remove_endpoint(endpoints: AttachEndpoints, endpoint: Endpoint) -> None:
-    """Take back an endpoint whose addresses are not released with it; raises CniError for what stayed."""
+    """Take back an endpoint whose addresses are not released with it; raises CniError for what remains."""
     problems = endpoints.delete(endpoint, release_address=False)
     if problems:
         raise CniError("; ".join(problems))
@@ -216,7 +216,7 @@ def remove_endpoint(endpoints: AttachEndpoints, endpoint: Endpoint) -> None:
 
 
 class PendingEndpoint(msgspec.Struct, frozen=True):
-    """An ADD whose endpoint has been started."""
+    """An ADD with a started endpoint."""
 
     new: NewEndpoint
     finish: Callable[[Endpoint], bytes]
@@ -257,7 +257,7 @@ def macs_of(conf: NetConf, pod: PodReference, ifname: str) -> MacPair:
     """The addresses for this pod's interface; raises CniError for a value no interface can have.
 
     Every value of the configuration is checked, not only the one that is used. An unknown mode is
-    random: ``conf.mac_addr_mode not in MODES`` tells.
+    random: ``conf.mac_addr_mode not in MODES`` decides.
     """
     chosen = list(_chosen(conf, pod, ifname))
     if conf.mac_addr_mode == "deterministic" and pod.name:
@@ -274,7 +274,7 @@ def annotated_mac(conf: NetConf, ifname: str) -> bytes | None:
 
 
 def _chosen(conf: NetConf, pod: PodReference, ifname: str) -> Iterator[bytes]:
-    """What is said for this pod, most important first."""
+    """The warnings for this pod, most important first."""
     annotated = annotated_mac(conf, ifname)
     if annotated is not None:
         yield annotated

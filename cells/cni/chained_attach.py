@@ -1,4 +1,4 @@
-"""The ADD of a pod whose link another plugin has made: an endpoint on that link, and nothing else.
+"""The ADD of a pod with a link that another plugin has made: an endpoint on that link, and nothing else.
 
 Needs: Links, Endpoints, the pod's links.   Gives: ChainedAttacher.
 Source: Cilium 1.17, chaining mode generic-veth, which aws-cni, azure and flannel are other names of; texts as

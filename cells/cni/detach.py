@@ -34,7 +34,7 @@ class PodAddress(NamedTuple):
 
 
 class LinkTeardown:
-    """Deletes links and then releases addresses, until both are done; failures are retried and told."""
+    """Deletes links and then releases addresses, until both are done; failures are retried and reported."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LinkTeardown:
                 self._tasks = None
 
     def start(self, ifindex: int, *addresses: PodAddress) -> None:
-        """Let the link go, and give its addresses back once it is gone."""
+        """Delete the link, and release its addresses afterwards."""
         if self._tasks is None:
             raise RuntimeError("links cannot leave: the hook has not started, or has stopped")
         done = anyio.Event()
@@ -94,7 +94,7 @@ class LinkTeardown:
         return bool(pending)
 
     async def finish(self, ifindex: int, *addresses: PodAddress) -> None:
-        """Return once the link is gone and its addresses free; what fails goes on in the background."""
+        """Return once link and addresses are free; what fails is retried in the background."""
         done = anyio.Event()
         self._leaving.add(done)
         await self._finish(done, ifindex, addresses)
@@ -169,7 +169,7 @@ class Detacher:
         return True
 
     async def settled(self) -> None:
-        """Return once the links that are on their way out now are gone."""
+        """Return once the links now being deleted no longer exist."""
         await self._teardown.settled()
 
     def detach_named(self, id_text: str) -> int:
@@ -187,7 +187,7 @@ class Detacher:
     def collect(self, network: str, valid: Collection[tuple[str, str]], busy: Collection[str]) -> int:
         """Remove the network's attachments that are not ``valid`` (container, interface); returns how many.
 
-        Never one of another network or of an unknown one, never one whose link another plugin made, nor of
+        Never one of another network or of an unknown one, never one with a link of another plugin, nor of
         a container in ``busy``, which has a call under way.
         """
         stale = [

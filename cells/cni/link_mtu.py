@@ -68,7 +68,7 @@ DEBOUNCE: Final = 0.2
 class LinkMtu:
     """Looks when a device's MTU changes, and every minute.
 
-    The node's end of a link is changed last, so its MTU tells whether all is done. Links of other plugins'
+    The node's end of a link is changed last, so its MTU shows whether all is done. Links of other plugins'
     are left alone: those know what they are for.
     """
 

@@ -44,7 +44,7 @@ class PluginAction(IntEnum):
 
 
 class CniError(Exception):
-    """What the plugin tells the runtime instead of a result; raised wherever a call cannot go on.
+    """The error that the runtime gets instead of a result; raised wherever a call cannot go on.
 
     With a ``action`` the plugin tells it only if it cannot fulfil that.
     """
@@ -106,7 +106,7 @@ def kernel_reason(error: OSError) -> str:
 #
 # ``env`` is every CNI_* variable as ``NAME=value\0``. With a pod namespace the request carries two
 # descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. The plugin carries out
-# an action (see PluginAction), if it can, and sends the request again. Flag 1 says that an agent died over
+# an action (see PluginAction), if it can, and sends the request again. Flag 1: an agent died over
 # this very request: what it left of the attachment is to be replaced. Flag 2: the rest of the packet is the
 # result of the plugin that gives the addresses.
 
@@ -225,7 +225,7 @@ def result_json(attached: Attached, version: str) -> bytes:
 
 
 def passed_on(previous: bytes, version: str, mac: tuple[str, bytes] | None = None) -> bytes:
-    """The result of the plugin before us as ours, in protocol ``version``: what it says stays as it is.
+    """The result of the plugin before us as ours, in protocol ``version``, otherwise unchanged.
 
     ``mac``: the name of the pod's interface, and the MAC address it has now.
     """

@@ -2,7 +2,7 @@
 
 Source: Cilium 1.17, its delete queue; fcntl(2), open file description locks. The exclusive lock is taken
         before a socket appears and held until the queue is drained and both sockets accept: no request is
-        written that nobody drains.
+        written that no agent drains.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class QueueLock:
         loop, got, duplicate = asyncio.get_running_loop(), anyio.Event(), os.dup(lock)
 
         def block() -> None:
-            """Nobody can call this off. A lock that comes too late goes with the last of both descriptors."""
+            """This cannot be cancelled. A late lock is freed with the last of both descriptors."""
             try:
                 fcntl.fcntl(duplicate, fcntl.F_OFD_SETLKW, _EXCLUSIVE)
             finally:
@@ -112,7 +112,7 @@ class BatchDelete(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class DeleteQueue:
-    """Drained once its hook has run. Whoever makes it sees to it that the queue is locked by then."""
+    """Drained once its hook has run. The caller locks the queue before."""
 
     def __init__(self, directory: Path, detacher: Detacher, lifecycle: Lifecycle, log: Logger) -> None:
         self._directory = directory

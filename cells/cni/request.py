@@ -63,7 +63,7 @@ class NetConf(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @property
     def chain(self) -> str:
-        """The chaining mode, said or implied by the network's name; empty when there is none."""
+        """The chaining mode, set or implied by the network's name; empty without one."""
         return self.chaining_mode or (self.name if self.name in CHAINING_MODES else "")
 
 
@@ -186,10 +186,10 @@ def chain_of(conf: NetConf) -> str:
 
 
 def check_add(call: PluginCall, *, delegated: bool) -> PrevResult | None:
-    """The result of the plugin whose link the ADD is to take over, None for one that gets a link of its own.
+    """The result of the plugin that made the link which the ADD takes over, None where the ADD makes its own.
 
     ``delegated``: another IPAM plugin gives the addresses. Raises CniError for an ADD that asks for what is
-    not there. A chaining mode without a previous result is no chain: there is no link yet.
+    not there. A chaining mode without a previous result does not chain: there is no link yet.
     """
     conf = call.conf
     chain = chain_of(conf)
@@ -224,7 +224,7 @@ def delegated_addresses(call: PluginCall) -> tuple[IPAddress, ...]:
 
 
 def prev_result_of(call: PluginCall) -> PrevResult | None:
-    """The result the runtime gave back, None when it gave none; raises CniError for what is no result."""
+    """The result the runtime gave back, None when it gave none; raises CniError for anything else."""
     if not call.conf.prev_result:
         return None
     try:

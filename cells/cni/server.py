@@ -94,7 +94,7 @@ class CniServer:
         self._lanes: dict[str, deque[tuple[PluginConnection, PluginCall]]] = {}
         self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
         self._ahead: AddRequest | None = None
-        """Whose link is being made while the loop serves the one before."""
+        """The ADD that waits for its link while the loop serves the one before."""
         lifecycle.enter("serve cni.sock", self.serving)
 
     @asynccontextmanager
@@ -235,7 +235,7 @@ class CniServer:
         return started
 
     def _settle(self) -> None:
-        """Finish the ADD whose link is being made, if there is one."""
+        """Finish the ADD that waits for its link, if any."""
         while (addition := self._ahead) is not None:
             self._ahead, self._server.unsettled = None, False
             addition.await_link()
@@ -268,12 +268,12 @@ class CniServer:
         return partial(self._delete_stray, connection, call)
 
     async def _settle_deletion(self, connection: PluginConnection) -> None:
-        """Answer once the links are gone and their flows forgotten: then the plugin frees the addresses."""
+        """Answer once the links and their flows are deleted: then the plugin frees the addresses."""
         await self._detacher.settled()
         connection.send(encode_reply(0, b""))
 
     async def _delete_stray(self, connection: PluginConnection, call: PluginCall) -> None:
-        """Nobody knows the container: only its interface, if there is one, is left to delete."""
+        """The container is unknown: only its interface, if there is one, is left to delete."""
         netlink_fd = connection.fds[1]
         cookie = netns_cookie(netlink_fd)
         await self._detacher.remove_stray(call.ifname, self._open_pod(netlink_fd), cookie)

@@ -51,7 +51,7 @@ def listen(path: Path) -> socket.socket:
     try:
         clear_socket(path)
         server.bind(str(path))
-        path.chmod(0o600)  # nobody can connect before listen()
+        path.chmod(0o600)  # connections are possible only after listen()
         server.listen(BACKLOG)
     except OSError as error:
         server.close()
@@ -74,10 +74,10 @@ class PluginConnection:
         self.began = time.perf_counter()
         """When the request came."""
         self.refused = False
-        """Whether the answer is an error, or the client has gone."""
+        """Whether the answer is an error, or the client has disconnected."""
 
     def send(self, packet: bytes) -> bool:
-        """Send the reply; False when the plugin is gone."""
+        """Send the reply; False when the plugin has disconnected."""
         try:
             self._socket.send(packet, _NO_SIGNAL)
         except OSError:
@@ -118,7 +118,7 @@ class PacketServer:
         self._uids = frozenset(uids)
         self._settle = settle
         self.unsettled = False
-        """Whether there is such; ``handle`` says so."""
+        """Whether there is one; ``handle`` answers."""
         self.others = False
         """Whether others have connected behind the one that is being handled."""
         self._next: socket.socket | None = None

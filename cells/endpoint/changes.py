@@ -203,7 +203,7 @@ class PodLabelsWatch:
         return row is not None and self._is_outdated(row.id)
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
-        """One whose labels or number have changed is not kept."""
+        """Endpoints with changed labels or numbers are left out."""
         self._look_at({change.key for change in changes}, lambda one: one.identity)
 
     def _look_at(self, keys: set[Any], key_of: Any) -> None:

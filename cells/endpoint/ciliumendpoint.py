@@ -57,7 +57,7 @@ from lifecycle import (
 __all__ = ["PodEndpoint", "cell"]
 
 
-# What the CiliumEndpoint of a pod says.
+# The contents of a pod's CiliumEndpoint.
 #
 # Source: Cilium 1.17, CiliumEndpoint: all but metadata is in its status.
 
@@ -83,7 +83,7 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The owner, with its UID; both are empty where the pod's object has none."""
     pod_uid: str
     node_name: str
-    """The node whose agent writes it."""
+    """The node of the agent that writes it."""
     labels: Mapping[str, str]
     status: CiliumEndpointStatus
 
@@ -175,7 +175,7 @@ def status(wanted: PodEndpoint) -> dict[str, Any]:
 
 
 def of_object(row: CiliumEndpoint) -> PodEndpoint:
-    """What an object says, to compare."""
+    """An object's contents, to compare."""
     pod, pod_uid = owner_of(row)
     return PodEndpoint(
         namespace=row.namespace,
@@ -294,7 +294,7 @@ class PodEndpoints:
 
 
 def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:
-    """All that an object says of it."""
+    """All of an object's contents that the agent writes."""
     return None if policy is None else (policy.ingress_enforced, policy.egress_enforced)
 
 
@@ -334,7 +334,7 @@ class CiliumEndpointObjects:
         return {row.key: row for row in self._table.all() if row.node in own and row.key not in lost}
 
     def matches(self, row: PodEndpoint, observed: KnownEndpoint) -> bool:
-        """Whether the object says that."""
+        """Whether the object has those contents."""
         return row.digest == observed.digest
 
     def _own_addresses(self) -> set[str]:
@@ -405,7 +405,7 @@ class CiliumEndpointObjects:
             await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
 
     async def _drop(self, key: Key) -> None:
-        """Delete the object, if it still says that it is of this node."""
+        """Delete the object, if it still names this node."""
         from cells.kubernetes.client.errors import NotFoundError
 
         try:

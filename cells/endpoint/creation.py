@@ -69,17 +69,17 @@ def controllers_of(endpoint_id: int) -> str:
 
 
 class RegenerationRecovery:
-    """A controller for each endpoint whose build failed: ``endpoint-<id>-regeneration-recovery``."""
+    """A controller for each endpoint that failed to build: ``endpoint-<id>-regeneration-recovery``."""
 
     def __init__(self, controllers: Controllers) -> None:
         self._controllers = controllers
         self._recovering: set[int] = set()
-        """Endpoints whose last attempt did not work, or is under way."""
+        """Endpoints with a failed last attempt, or one that still runs."""
         self._recovered: set[int] = set()
         """Endpoints that have the controller: all that ever needed it."""
 
     def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
-        """Have ``attempt`` made now, and after 2, 4, 6 … seconds, until it says that nothing is wrong."""
+        """Have ``attempt`` made now, and after 2, 4, 6 … seconds, until it succeeds."""
         if endpoint_id in self._recovering:
             return
         self._recovering.add(endpoint_id)
@@ -105,7 +105,7 @@ class RegenerationRecovery:
 
 @dataclass(slots=True, eq=False)
 class NewEndpoint:
-    """An endpoint whose creation is under way."""
+    """An endpoint in creation."""
 
     endpoint: Endpoint
     """As it is while it waits for its identity."""
@@ -119,7 +119,7 @@ class NewEndpoint:
 
 
 class EndpointCreation:
-    """Makes endpoints; those whose creation is under way are known by their numbers."""
+    """Makes endpoints; those in creation are known by their numbers."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class EndpointCreation:
         began = time.perf_counter()
         if self._new.get(new.endpoint.id) is not new or new.identity is None:
             raise EndpointError(500, model.DELETED)
-        # Nobody could see the states in between: all this is one piece of work of the event loop.
+        # The states in between are visible to none: all this runs without a pause of the event loop.
         ready = replace(new.endpoint, identity=new.identity.id, state=State.READY)
         status, now = self._registry.status(ready.id), time.time()
         for message, state in model.FIRST_BUILD:

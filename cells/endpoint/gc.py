@@ -1,7 +1,7 @@
 """Removes endpoints whose links no longer exist: their namespaces ended without a DEL.
 
 Controller: looks at the links of the ``endpoints`` table, removes what has had none for a while.
-Why:        a runtime that is killed with its pods never says DEL; addresses, ids and policy maps would be
+Why:        a runtime that is killed with its pods never calls DEL; addresses, ids and policy maps would be
             lost.
 """
 
@@ -60,7 +60,7 @@ class LinkPresence:
         self._is_there = is_there
 
     def missing(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Ids of those whose links are not: 2 us each."""
+        """Ids of endpoints without their links: 2 us each."""
         return {each.id for each in endpoints if not self._is_there(each.ifindex, each.ifname)}
 
 

@@ -81,7 +81,7 @@ class EndpointAddresses(Protocol):
 
     @property
     def default_pool(self) -> str:
-        """The pool of addresses whose request names none."""
+        """The pool of addresses for requests without one."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:
@@ -97,7 +97,7 @@ class EndpointAddresses(Protocol):
 
 
 def resource_of(endpoint_id: int) -> str:
-    """Whose claims they are."""
+    """The owner of these claims."""
     return f"ep//{endpoint_id}"
 
 
@@ -199,7 +199,7 @@ class KernelMaps:
         return await self._collector.forget(addresses)
 
 
-# Removes the conntrack entries of addresses whose endpoints no longer exist.
+# Removes the conntrack entries of addresses without endpoints.
 #
 # Source: Cilium 1.17, the conntrack scrub when an endpoint is deleted.
 
@@ -218,7 +218,7 @@ class ConntrackScrub:
         self._removed: set[IPAddress] = set()
         """Addresses that have flows to forget."""
         self._walked: frozenset[IPAddress] = frozenset()
-        """Those whose flows are being forgotten."""
+        """Addresses in the middle of conntrack clean-up."""
         self._forgotten = anyio.Event()
         self._scrub = jobs.timer("forget-flows", self._forget, math.inf, rest=REST)
 
@@ -303,7 +303,7 @@ class Realization:
         self._files.write(endpoint)
 
     def rewrite(self, endpoint: Endpoint, level: Level) -> None:
-        """Put right what is not as the endpoint's row says. Raises REFUSALS.
+        """Repair whatever differs from the endpoint's row. Raises REFUSALS.
 
         What is right already is not written: a running pod notices nothing.
         """
@@ -319,7 +319,7 @@ class Realization:
     def carry(self, endpoint: Endpoint) -> None:
         """Have the kernel know the endpoint by this row's identity: its peers' policies first, packets last.
 
-        Raises OSError. Where its rules contradict each other the policy it has stays; its build tells.
+        Raises OSError. Where its rules contradict each other the policy it has stays; its build reports it.
         """
         try:
             self._realize_policy(endpoint)

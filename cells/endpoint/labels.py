@@ -71,7 +71,7 @@ def merged_labels(request: EndpointRequest, pod: Iterable[Label], keep: LabelFil
 
 
 def of_pod(endpoint: Endpoint, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
-    """The labels of an endpoint there is, whose pod has these; a user's stay unless the pod has the key."""
+    """The labels of an existing endpoint of a pod with these; a user's stay unless the pod has the key."""
     identity, info = keep.split(pod)
     keys = {label.key for label in identity}
     custom = [label for label in map(parse, endpoint.custom_labels) if label.key not in keys]
@@ -81,7 +81,7 @@ def of_pod(endpoint: Endpoint, pod: Iterable[Label], keep: LabelFilter) -> Endpo
 def with_custom(endpoint: Endpoint, wanted: Iterable[str], keep: LabelFilter) -> EndpointLabels:
     """The labels of an endpoint there is, once a user wants these on it.
 
-    A label whose key the pod has already changes nothing, nor does one that makes no identity. Raises
+    A label with a key that the pod has already changes nothing, nor does one that makes no identity. Raises
     EndpointError 500 for reserved ones that are added or taken away.
     """
     before, after = set(map(parse, endpoint.custom_labels)), set(map(parse, wanted))
@@ -169,7 +169,7 @@ class Relabel:
         labels: EndpointLabels,
         wanted: Callable[[Endpoint], EndpointLabels],
     ) -> bool:
-        """Give it the identity, unless it is gone or other labels are wanted now; raises OSError."""
+        """Set its identity, unless it is deleted or other labels are wanted now; raises OSError."""
         before = self._still(asked)
         if before is None or wanted(before) != labels:
             self._identities.release(identity.id)
@@ -198,7 +198,7 @@ class Relabel:
             return
 
     def _still(self, asked: Endpoint) -> Endpoint | None:
-        """The endpoint, unless it is gone; another one may have its number."""
+        """The endpoint, unless it is deleted; another one may have its number."""
         now = self._registry.get(asked.id)
         return now if now is not None and now.created == asked.created else None
 

@@ -191,7 +191,7 @@ class Endpoints:
     def route(self, endpoint: Endpoint) -> None:
         """Set the routes to the pod over its link, where it has its own; raises OSError.
 
-        The link has to be up. They go with it, and are kept by the cell endpoint-routes.
+        The link has to be up. They are deleted with it; the cell endpoint-routes restores them.
         """
         if endpoint.datapath.install_endpoint_route:
             for address in endpoint.addresses:
@@ -276,7 +276,7 @@ class Endpoints:
     def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
         """Remove the endpoint from lookups, maps and disk; returns what went wrong, nothing if all went well.
 
-        Every step is tried whatever happened before it. Deleting what is gone does nothing; of one that waits
+        Every step is tried whatever happened before it. A missing one is fine; of one that waits
         for its identity the creation fails, and the caller keeps the addresses. The link is the
         caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the addresses
         to the caller too, who releases them once the link is gone; another IPAM's are never released.

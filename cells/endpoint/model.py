@@ -162,7 +162,7 @@ class StatusLog:
 
 
 def displayed(state: State, log: StatusLog) -> State:
-    """The state as shown outside: ``not-ready`` for a ready endpoint whose current status is not OK."""
+    """The state as shown outside: ``not-ready`` for a ready endpoint with a current status other than OK."""
     return State.NOT_READY if state is State.READY and log.current is not Code.OK else state
 
 
@@ -191,7 +191,7 @@ def health_of(shown: State) -> EndpointHealth:
     return _HEALTH.get(shown, _UNHEALTHY)
 
 
-# What an endpoint's status log says, in Cilium's words.
+# The messages of an endpoint's status log, in Cilium's words.
 #
 # Source: Cilium 1.17, the reasons of state transitions.
 
@@ -308,7 +308,7 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     ipv6_pool: str = ""
     ipv6_expiration_uuid: str = ""
     network: str = ""
-    """Name of the CNI network the attachment belongs to; empty when the requester does not tell."""
+    """Name of the CNI network the attachment belongs to; empty when the requester does not name one."""
     pod_name: str = ""
     pod_namespace: str = ""
     pod_uid: str = ""

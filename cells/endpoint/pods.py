@@ -23,7 +23,7 @@ class PodName(NamedTuple):
     namespace: str
     name: str
     uid: str = ""
-    """Tells pods of the same name apart; empty if unknown."""
+    """Distinguishes pods of the same name; empty if unknown."""
 
 
 class PodMetadata(Protocol):
@@ -52,7 +52,7 @@ class PodMetadata(Protocol):
 #
 # Controller: two tables in, labels out.
 # Source:     Cilium 1.17, the metadata of pods when an endpoint is made. A pod whose object is late must not
-#             be given reserved:init while the API server can tell what it is (cilium/cilium issue 35993).
+#             be given reserved:init while the API server can answer (cilium/cilium issue 35993).
 
 WATCH_SECONDS: Final = 2.0
 """How long the watch has to bring a pod, before the API server is asked for it."""
@@ -161,7 +161,7 @@ class KubernetesPods:
         return found
 
     async def _asked(self, pod: PodName) -> tuple[bool, list[Label] | None]:
-        """Whether the API server has answered, and what it says of the pod: None, there is none."""
+        """Whether the API server has answered, and the pod that it has; None without one."""
         from cells.kubernetes.client.errors import (  # loaded where there is a server
             KubernetesError,
             NotFoundError,

@@ -70,7 +70,7 @@ class Regenerations:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The endpoints whose turn is to come."""
+        """The endpoints that wait for their turn."""
         return tuple(self._waiting)
 
     def request(self, endpoint_id: int, level: Level, reason: str) -> Regeneration:

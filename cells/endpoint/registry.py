@@ -90,7 +90,7 @@ def address_name(address: IPAddress) -> str:
 def names_of(endpoint: Endpoint) -> list[str]:
     """The names an endpoint is registered under.
 
-    The legacy ones (container id, container name, pod name) are left out where the requester says so:
+    The legacy ones (container id, container name, pod name) are left out where the requester asks for it:
     in a pod with several interfaces they are ambiguous.
     """
     names = []
@@ -119,7 +119,7 @@ INDEXES: Final[Mapping[str, Callable[[Endpoint], Iterable[Hashable]]]] = {
 
 
 class Registry:
-    """The ``endpoints`` table and the status logs, kept together."""
+    """The ``endpoints`` table and the status logs, changed together."""
 
     def __init__(self, table: Table[Endpoint], log: Logger) -> None:
         self.table = table
@@ -179,7 +179,7 @@ class Registry:
         self.table.put(endpoint)
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Nobody finds the endpoint any more."""
+        """The endpoint can no longer be found."""
         with self.table.txn() as rows:
             rows.delete(endpoint.id)
         self._status.pop(endpoint.id, None)
@@ -194,7 +194,7 @@ class Registry:
         return displayed(endpoint.state, self.status(endpoint.id))
 
     def set_state(self, endpoint_id: int, state: State, reason: str, *, builder: bool = False) -> bool:
-        """Move the endpoint to ``state`` if that is allowed; the status log says why, or why not.
+        """Move the endpoint to ``state`` if that is allowed; the status log has why, or why not.
 
         ``builder`` asks on behalf of a regeneration, which has transitions of its own.
         """

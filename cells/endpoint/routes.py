@@ -66,7 +66,7 @@ REMOVED: Final = news.passing(
         news.Field(news.LOAD_BYTE, _TYPE, (1,)),
     )
 )
-"""A unicast route of the main table to one address is gone."""
+"""A unicast route of the main table to one address was deleted."""
 
 
 class EndpointRoute(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ class EndpointRouteKernel(Protocol):
         ...
 
     def drop(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove one; gone already is fine."""
+        """Remove one; a missing one is fine."""
         ...
 
 
@@ -210,7 +210,7 @@ class KernelEndpointRoutes:
         self._links.route_pod(ifindex, address, mac)
 
     def drop(self, ifindex: int, destination: IPNetwork) -> None:
-        """Gone already is fine. Raises OSError."""
+        """A missing one is fine. Raises OSError."""
         self._links.remove_route(ifindex, destination)
 
 

@@ -1,7 +1,7 @@
 """Sees to it that the kernel still holds what endpoints need: programs on their links, rows in maps.
 
 Controller: compares the ``endpoints`` table with the kernel, and has endpoints that differ regenerated.
-Why:        no policy restricts a pod whose filter was removed, and nothing else would notice. The kernel
+Why:        no policy restricts a pod without its filter, and nothing else would notice. The kernel
             reports removed filters and changed reverse path filters; everything is compared every 30 seconds.
 """
 
@@ -65,7 +65,7 @@ class WatchdogSettings(Settings, frozen=True):
 # What the kernel holds of endpoints, against what it should.
 
 STRETCH: Final = 50
-"""Endpoints whose rows are read before others get their turn on the event loop: about half a millisecond."""
+"""Endpoints read in one turn of the event loop: about half a millisecond."""
 
 _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
@@ -131,14 +131,14 @@ class KernelState:
         self._sysctls.write({_setting(endpoint): "0"})
 
     def hints(self) -> AsyncIterator[None]:
-        """Filters and queueing disciplines that were removed; those of a link that goes are not told."""
+        """Filters and queueing disciplines that were removed; those of a deleted link are not reported."""
         return news.hints(_RTMGRP_TC, REMOVED)
 
     def _programs(self, endpoint: Endpoint) -> LinkPrograms:
         return self._datapath.endpoint_programs(egress_prog=endpoint.datapath.egress_prog)
 
     def _filtered(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Ids of those whose links filter by reverse path; a link that is gone filters nothing."""
+        """Ids of those whose links filter by reverse path; a deleted link filters nothing."""
         return {each.id for each in endpoints if self._sysctls.read(_setting(each)) not in {"0", None}}
 
     def _wrong_rows(self, endpoint: Endpoint) -> set[EndpointFault]:
@@ -181,7 +181,7 @@ REST = 0.2
 
 
 class EndpointWatchdog:
-    """A job that looks every so often, and when the kernel tells; degraded while something is not right."""
+    """A job that looks every so often, and on the kernel's events; degraded while something is not right."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class EndpointWatchdog:
         if errors:
             self._health.degraded(f"{_summary(wrong)}; not put right: {'; '.join(errors)}")
         else:
-            self._timer.trigger()  # only looking tells whether it is right now
+            self._timer.trigger()  # only looking shows whether it is right now
 
     async def _heal(self, endpoint: Endpoint, faults: Collection[EndpointFault]) -> str:
         """What went wrong, empty when nothing did."""

@@ -59,7 +59,7 @@ class ApiServerSettings(Settings, frozen=True):
     """Time limit for connecting, and for an answer."""
 
     k8s_client_connection_keep_alive: Duration = seconds(30)
-    """How long an idle connection is kept, and the interval of TCP keepalive probes."""
+    """How long an idle connection stays open, and the interval of TCP keepalive probes."""
 
     k8s_heartbeat_timeout: Duration = seconds(30)
     """How long the API server may be silent before it is probed; without an answer the connections are

@@ -1,4 +1,4 @@
-"""Garbage collection: identities, CiliumEndpoints and CiliumNodes that nobody needs any more.
+"""Garbage collection: identities, CiliumEndpoints and CiliumNodes that are no longer needed.
 
 Controller: tables of the cluster's objects in, deletions at the API server out.
 Why:        an agent that died cannot delete what it wrote. Nothing is deleted before every object that speaks
@@ -45,7 +45,7 @@ from lifecycle import (
 __all__ = ["CiliumEndpointGC", "GCSettings", "IdentityGC", "IdentityPasses", "NodeGC", "cell"]
 
 
-# How often what nobody uses any more is looked for, and how fast it is deleted.
+# How often unused objects are looked for, and how fast they are deleted.
 #
 # Source: Cilium 1.17, options of the operator.
 
@@ -63,7 +63,7 @@ class GCSettings(Settings, frozen=True):
     """How often identities that no endpoint has are looked for; 0 never looks."""
 
     identity_heartbeat_timeout: Duration = minutes(30)
-    """How long an identity that no endpoint has is kept."""
+    """How long an identity without endpoints is preserved."""
 
     identity_gc_rate_interval: Duration = minutes(1)
     """The time that identity-gc-rate-limit is about."""
@@ -89,13 +89,13 @@ class GCSettings(Settings, frozen=True):
                 yield f"{name.replace('_', '-')}={getattr(self, name)}: expected more than 0"
 
 
-# What passes over identities found, wherever those are kept.
+# How passes over identities ended, wherever those are stored.
 #
 # Source: Cilium 1.17, the operator's metrics identity_gc_*.
 
 
 class IdentityPasses:
-    """Counts of the last pass, and of passes, by where identities are kept: ``crd`` or ``kvstore``."""
+    """Counts of the last pass, and of passes, by where identities are stored: ``crd`` or ``kvstore``."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, str], int] = {}
@@ -131,7 +131,7 @@ class IdentityPasses:
         self.latency["success", where] = time.monotonic() - began
 
 
-# Deletes CiliumNodes whose Node no longer exists.
+# Deletes CiliumNodes without their Node.
 #
 # Source: Cilium 1.17: found in two passes, since a node that is being registered anew has its Node deleted
 #         and made again; with ownerReferences Kubernetes itself deletes it.
@@ -171,7 +171,7 @@ class NodeGC:
             self._log.info("CiliumNode without a Node deleted", node=name)
 
 
-# Deletes CiliumEndpoints whose pod no longer exists or has ended.
+# Deletes CiliumEndpoints of pods that are deleted or have ended.
 #
 # Source: Cilium 1.17, operator/endpointgc. An endpoint is asked for again before it goes: its pod may have
 #         come after the table of pods was read, so one pass more is waited.
@@ -218,7 +218,7 @@ class CiliumEndpointGC:
         jobs.timer("endpoints", self.collect, settings.cilium_endpoint_gc_interval)
 
     async def clear(self) -> None:
-        """Delete every CiliumEndpoint: nobody writes them any more, or reads them. Raises KubernetesError."""
+        """Delete every CiliumEndpoint: they are neither written nor read any more. Raises KubernetesError."""
         client, query = self._server.client, {"limit": str(PAGE)}
         while True:
             try:
@@ -368,7 +368,7 @@ class IdentityGC:
                 try:
                     await self._treat(identity, timeout)
                 except (NotFoundError, ConflictError):
-                    continue  # somebody has it again, or it is gone: the next pass sees
+                    continue  # it is used again, or deleted: the next pass sees
                 except KubernetesError as error:
                     failures.append(error)
 
@@ -393,7 +393,7 @@ class IdentityGC:
             return
         if not self._allowed():
             return  # the next pass goes on
-        known = identity.metadata  # whoever has written it since, such as to take the mark away, prevents it
+        known = identity.metadata  # a write since then, as to take the mark away, prevents it
         if await client.delete(
             CLUSTER_IDENTITIES, identity.name, uid=known.uid, version=known.resource_version
         ):
@@ -412,14 +412,14 @@ class IdentityGC:
 
 
 def _time(text: str | None) -> float | None:
-    """Seconds since the epoch; None for what is no time."""
+    """Seconds since the epoch; None for anything else."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:
         return None
 
 
-# What garbage collection tells of itself.
+# The metrics of garbage collection.
 #
 # Source: Cilium 1.17, metrics of the operator; runs and latency are gauges there.
 
@@ -427,7 +427,7 @@ def _time(text: str | None) -> float | None:
 def collect_metrics(
     metrics: Metrics, endpoints: CiliumEndpointGC, identities: IdentityPasses, lifecycle: Lifecycle
 ) -> None:
-    """Tell it while this operator leads."""
+    """Report it while this operator leads."""
 
     async def collect() -> Iterable[Family]:
         return families(endpoints, identities)

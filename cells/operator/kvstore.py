@@ -1,8 +1,8 @@
-"""What a kvstore needs done once: its heartbeat, whose it is, the end of identities that nobody uses.
+"""What a kvstore needs done once: its heartbeat, its owner, the end of unused identities.
 
 Controller: keys of the store in, deletions, the heartbeat and the cluster's configuration out.
-Why:        agents know by the heartbeat that somebody writes to the store they read, and those of other
-            clusters by the configuration whose it is. Numbers are few, and who took one cannot tell whether
+Why:        agents know by the heartbeat that the store they read is written to, and those of other
+            clusters by the configuration who owns it. Numbers are few, and who took one cannot tell whether
             others use it by now.
 """
 
@@ -95,10 +95,10 @@ class IdentityComparison:
         ]
 
 
-# Says in the store whose it is: the configuration of the cluster, for agents of others that read it.
+# Writes the owner into the store: the configuration of the cluster, for agents of others that read it.
 #
 # Source: Cilium 1.17, the key cilium/cluster-config/NAME. It promises no canaries (cilium/synced/NAME/...):
-#         to a store that every agent of a cluster writes to nobody could say that all is there.
+#         to a store that every agent of a cluster writes to completeness cannot be known.
 
 MOST_CLUSTERS: Final = 255
 """Of a mesh, by the numbers that a cluster may have."""
@@ -139,7 +139,7 @@ class ClusterConfig:
 
 KVSTORE: Final = "kvstore"
 PATIENCE: Final = 60.0
-"""Seconds to wait for the lock of somebody who allocates just now."""
+"""Seconds to wait for the lock of a program that allocates just now."""
 
 
 class KVStoreGC:
@@ -192,7 +192,7 @@ class KVStoreGC:
             self._log.info("identities that no node uses deleted", count=deleted)
 
     async def _delete(self, master: KeyValue) -> bool:
-        """Delete the number, unless somebody uses it by now. Raises StoreError."""
+        """Delete the number, unless it is used by now. Raises StoreError."""
         client, labels = self._store.client, master.value.decode(errors="replace")
         with anyio.move_on_after(PATIENCE):
             async with lock(client, f"{LOCKS}{labels}.lock") as held:
@@ -209,7 +209,7 @@ class KVStoreGC:
 
 
 def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycle) -> None:
-    """Tell it while this operator leads, where there is a store."""
+    """Report it while this operator leads, where there is a store."""
     if metrics is None or not store.enabled:
         return
     registry = metrics

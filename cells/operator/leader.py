@@ -122,7 +122,7 @@ class Leadership:
 
     @property
     def leader(self) -> str:
-        """Who was last seen to hold the lease; empty for nobody."""
+        """The last known holder of the lease; empty for none."""
         return self._election.leader if self._election is not None else ""
 
     async def _take_part(self) -> None:

@@ -38,7 +38,7 @@ from lifecycle.tables import PatchTarget
 __all__ = ["NodeMark", "OperatorNodeSettings", "cell"]
 
 
-# What is said of nodes whose agent is ready, and of those whose agent is not.
+# The conditions of nodes with a ready agent, and of those without.
 #
 # Source: Cilium 1.17, options of the operator.
 
@@ -47,10 +47,10 @@ class OperatorNodeSettings(Settings, frozen=True):
     """Settings of the nodes cell."""
 
     remove_cilium_node_taints: bool = True
-    """Take the taint from nodes whose agent is ready."""
+    """Take the taint from nodes with a ready agent."""
 
     set_cilium_node_taints: bool = False
-    """Put the taint on nodes whose agent is scheduled and not ready."""
+    """Put the taint on nodes with a scheduled agent that is not ready."""
 
     set_cilium_is_up_condition: bool = True
     """Say that the network of a node is available once its agent is ready."""
@@ -65,7 +65,7 @@ class OperatorNodeSettings(Settings, frozen=True):
     """Namespace of the agents' pods; that of the operator when empty."""
 
     def validate(self) -> None:
-        """Refuse what is no selector, or one of all pods; raises ValueError of one line."""
+        """Refuse invalid selectors, and one of all pods; raises ValueError of one line."""
         try:
             selector = self.agents
         except ValueError as error:
@@ -153,7 +153,7 @@ def _marks(settings: OperatorNodeSettings, pair: tuple[Node, Agents | None]) -> 
 # Writes taints and the condition of nodes.
 #
 # Source: Cilium 1.17: a JSON patch that first tests that the taints are still those that were read, so that
-#         nobody else's taint is lost; then the condition, merged by its type.
+#         no other taint is lost; then the condition, merged by its type.
 
 MERGE = b"application/strategic-merge-patch+json"
 

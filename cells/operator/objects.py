@@ -174,7 +174,7 @@ LONGEST: Final = 63
 
 
 def selector_of(text: str) -> Selector:
-    """The selector that a text says; an empty one selects everything. Raises ValueError, without the text."""
+    """The selector of a text; an empty one selects everything. Raises ValueError, without the text."""
     found: list[Requirement] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -210,7 +210,7 @@ def _checked(requirement: Requirement) -> Requirement:
     return requirement
 
 
-# Fills a table for each kind that somebody asks for.
+# Fills a table for each kind that has a user.
 
 T = TypeVar("T", bound=Object)
 

@@ -1,4 +1,4 @@
-"""What every part of the operator is told: families, modes, names of the cluster.
+"""Settings of every part of the operator: families, modes, names of the cluster.
 
 Source: reads the settings.
 """
@@ -68,7 +68,7 @@ class UnservedOperator(UnservedSettings, frozen=True):
     """Profiles are not served; `hive inspect --hive operator --timeline` shows the start."""
 
 
-# Options of Cilium's operator that this one takes, and that change nothing here: each says why.
+# Options of Cilium's operator that this one takes, and that change nothing here: each has its reason.
 #
 # Source: Cilium 1.17, options of cilium-operator-generic, with its defaults.
 # Why:    a command line, or a unit, that was written for Cilium's operator starts this one, too. An option
@@ -142,7 +142,7 @@ class OperatorWithoutEffect(Settings, frozen=True):
     """Only other clusters of a mesh would read services in the kvstore."""
 
     lbipam_require_lb_class: bool = False
-    """As with Cilium 1.17; default-lb-service-ipam=none asks for what its name says."""
+    """As with Cilium 1.17; default-lb-service-ipam=none does what its name promises."""
 
     enable_node_port: bool = False
     """Agents serve node ports; Cilium's operator asks for its Ingress only."""
@@ -283,7 +283,7 @@ class OperatorOptions(Settings, frozen=True):
     delegated-plugin."""
 
     identity_allocation_mode: str = "crd"
-    """Where identities are kept: kvstore, where one is set, or crd; without one it is read as crd. With
+    """Where identities are stored: kvstore, where one is set, or crd; without one it is read as crd. With
     doublewrite-readkvstore or doublewrite-readcrd both are looked after, and compared in metrics."""
 
     cluster_name: str = "default"
@@ -296,7 +296,7 @@ class OperatorOptions(Settings, frozen=True):
     """Namespace the operator runs in, and where its lease is; default when empty."""
 
     disable_endpoint_crd: bool = False
-    """Nodes tell of their pods in the kvstore alone: no CiliumEndpoints are registered, and those there are
+    """Nodes publish their pods in the kvstore alone: no CiliumEndpoints are registered, and those there are
     go. Only with a kvstore; without one it is put back to false, with a warning."""
 
     enable_cilium_endpoint_slice: bool = False

@@ -3,7 +3,7 @@
 Controller: CiliumNetworkPolicies and CiliumClusterwideNetworkPolicies in, the table ``policy-verdicts`` out:
             what an object does not say yet.
 Reconciler: that table in, conditions of type Valid out.
-Why:        users see it in the object, and ``kubectl get cnp`` shows it as a column. The code that judges is
+Why:        users see it in the object, and ``kubectl get cnp`` shows it as a column. The code that decides is
             that of the agents; one operator writes, not every node.
 """
 
@@ -67,7 +67,7 @@ class OperatorPolicySettings(Settings, frozen=True):
     """Whether agents serve fromNodes and toNodes; if not, such policies are reported as invalid."""
 
 
-# Judges policies as agents do.
+# Validates policies as agents do.
 #
 # Source: Cilium 1.17's operator: the message is what is wrong, an object without any rule is valid.
 
@@ -120,7 +120,7 @@ class PolicyVerdicts:
                     txn.put(verdict)
 
     def _checked(self, kind: Kind[Any], policy: CiliumNetworkPolicy) -> PolicyVerdict | None:
-        """The verdict; None where the policy says it already."""
+        """The verdict; None where the policy has it already."""
         valid, message = True, SUCCEEDED
         if policy.rules:
             object_ = msgspec.to_builtins(policy) | {"kind": kind.kind}
@@ -189,7 +189,7 @@ class ConditionWriter(PatchTarget[tuple[str, str, str], PolicyVerdict]):
 
 
 def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, Any] | None:
-    """The object with its condition; None where it says so already, or is another one of that name."""
+    """The object with its condition; None where it has it already, or is another one of that name."""
     if live["metadata"].get("uid") != verdict.uid:
         return None
     wanted = {"type": VALID, "status": str(verdict.valid), "message": verdict.message}

@@ -1,6 +1,6 @@
 """The operator's two ports: health and state on 9234, metrics for Prometheus on 9963.
 
-Edge: asks the API server how it is when a probe comes; tells metrics when somebody scrapes.
+Edge: asks the API server how it is when a probe comes; renders metrics for each scrape.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ServerSettings(Settings, frozen=True):
     """Address that answers probes and ``hive operator status``."""
 
     operator_prometheus_serve_addr: str = ":9963"
-    """Address that serves metrics, when enable-metrics says so."""
+    """Address that serves metrics, with enable-metrics."""
 
     enable_metrics: bool = False
     """Serve metrics for Prometheus."""
@@ -157,7 +157,7 @@ class OperatorServer:
                 f"{setting}: {where} cannot be served ({reason}): stop what listens there, or choose another"
             ) from error
         server = HttpServer(handler, grace=1.0, limits=SCRAPED, log=self._log)
-        with anyio.CancelScope(shield=True):  # or asyncio leaves a server that listens and nobody can close
+        with anyio.CancelScope(shield=True):  # or asyncio leaves a server that listens and cannot be closed
             await server.serve(listener)
         self._servers.append(server)
         self._log.info("served", setting=setting, address=where)
@@ -216,7 +216,7 @@ def _json_rows(family: Family) -> Iterator[dict[str, object]]:
 
 
 def usual_metrics() -> MetricsSettings:
-    """Which metrics are told: all. Where is this cell's setting, not the agent's."""
+    """Which metrics are served: all. Where is this cell's setting, not the agent's."""
     return MetricsSettings()
 
 

@@ -123,7 +123,7 @@ def _started(pod: ClusterPod, otherwise: float) -> float:
 
 
 def collect_metrics(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
-    """Tell how many there are, while this operator leads."""
+    """Report their number, while this operator leads."""
 
     async def collect() -> Iterable[Family]:
         return [gauge("cilium_operator_unmanaged_pods", "Pods that run without an endpoint.", pods.found)]

@@ -1,6 +1,6 @@
-"""Tells the container runtime that this node can have pods: writes the CNI configuration file.
+"""Writes the CNI configuration file: with it the container runtime knows that the node can have pods.
 
-Reconciler: the settings become one file, as soon as both sockets serve and not before, and it is kept so.
+Reconciler: the settings become one file, as soon as both sockets serve and not before, and is restored.
 Why:        kubelet takes the file for readiness of the node's network, so it must be true when it appears.
 """
 
@@ -190,7 +190,7 @@ class CniConfig:
 
 
 _CHAINING = ("none", "aws-cni", "aws-vpc-cni", "calico", "flannel", "generic-veth")
-"""Modes that Cilium's metric always tells."""
+"""Modes that Cilium's metric always shows."""
 
 
 def chaining_metrics(settings: CniConfigSettings) -> Member[Collector]:

@@ -145,7 +145,7 @@ class CniConfigSettings(Settings, frozen=True):
     """Path of the CNI configuration file, written once pods can be added; empty: none."""
 
     read_cni_conf: str = ""
-    """File whose contents are written there unchanged; empty: our own configuration."""
+    """A file to write there unchanged; empty: our own configuration."""
 
     cni_exclusive: bool = False
     """Rename the directory's other CNI configurations to *.cilium_bak, and put ours back when touched."""
@@ -185,7 +185,7 @@ class CniConfigSettings(Settings, frozen=True):
         return self.cni_chaining_target or ("aws-cni" if self.chaining_mode == "aws-cni" else "")
 
     def mac_keys(self) -> dict[str, object]:
-        """What the plugin's configuration says of MAC addresses: only what is set."""
+        """The plugin's settings of MAC addresses: only those that are set."""
         keys: dict[str, object] = {}
         if self.cni_mac_addr_mode:
             keys["macAddrMode"] = self.cni_mac_addr_mode
@@ -257,7 +257,7 @@ def _prefix_macs(text: str) -> Mapping[str, bytes]:
 
 
 POD_ANNOTATIONS: Final = {"io.kubernetes.cri.pod-annotations": True}
-"""Has containerd and CRI-O tell the plugin of the pod's annotations; one may name its MAC address."""
+"""Makes containerd and CRI-O pass the pod's annotations to the plugin; one may name its MAC address."""
 
 DEFAULT_SOCKET: Final = Path("/var/run/cilium/cni.sock")
 

@@ -42,7 +42,7 @@ class HostPrograms(Protocol):
 
     @property
     def host_policy(self) -> HostPolicy:
-        """Whose policy the node itself has."""
+        """The endpoint that carries the policy of the node itself."""
         ...
 
     def set_host_policy(self, policy: HostPolicy) -> None:

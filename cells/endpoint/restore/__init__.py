@@ -3,7 +3,7 @@
 Reconciler, once, in four steps that others order themselves by:
 OldEndpoints (read from disk) → RestoredEndpoints (addresses, ids and identities claimed, left-overs gone)
 → ExposedEndpoints (visible) → RegeneratedEndpoints (the kernel made right where it was not).
-What an endpoint has whose state is unreadable, or whose policy map the kernel would not give, stays
+What an endpoint with unreadable state, or with a policy map that cannot be opened, has, stays
 reserved until its link goes: QuarantinedEndpoints.
 
 Why: pods keep talking while there is no agent; they must not notice that one comes back.

@@ -59,7 +59,7 @@ def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
 def abandoned(links: Iterable[LinkInfo], live: Collection[int], unsure: Collection[int]) -> list[LinkInfo]:
     """The links of pods that no endpoint has.
 
-    ``live``: link indexes of the restored endpoints; ``unsure``: ids whose state could not be read.
+    ``live``: link indexes of the restored endpoints; ``unsure``: ids with unreadable state.
     A link that is up without alias may be Cilium's own plugin's, and is never abandoned, except half of a
     pair whose other end has not left this namespace.
     """
@@ -138,7 +138,7 @@ class Clearing:
     async def run(self, rows: Sequence[LxcRow], links: Sequence[LinkInfo], failed: Collection[int]) -> None:
         """Remove unclaimed ``rows`` (of cilium_lxc) and ``links``, and the ``failed`` endpoints.
 
-        The order is that of deleting an endpoint: first nothing leads to it, then it is gone.
+        The order is that of deleting an endpoint: first nothing leads to it, then it is removed.
         """
         live = self._live
         dead = [row for row in rows if not row.is_host and row.ip not in live.addresses]

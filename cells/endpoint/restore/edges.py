@@ -48,7 +48,7 @@ class RestoreAddresses(Protocol):
 
     @property
     def default_pool(self) -> str:
-        """The pool of addresses whose saved state names none."""
+        """The pool of addresses for saved state without one."""
         ...
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:
@@ -56,7 +56,7 @@ class RestoreAddresses(Protocol):
         ...
 
     def hold(self, ip: IPAddress, owner: str) -> None:
-        """Somebody has this address, which no range has: none that comes is to hand it out."""
+        """An address in use that is in no range: a range that comes must not hand it out."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:

@@ -20,7 +20,7 @@ from cells.policy.maps import EndpointPolicies, KnownRules, RealizedPolicy
 from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, Table, after
 
 RULES_SECONDS: Final = 2.0
-"""How long the start waits for the rules, where there are endpoints whose policies they may change."""
+"""How long the start waits for the rules, where they may change the policies of endpoints."""
 
 
 class ExposedEndpoints:
@@ -132,7 +132,7 @@ class RegeneratedEndpoints:
 
 
 class QuarantinedEndpoints:
-    """Frees what quarantined endpoints have, once their links are gone; the job ends with the last one."""
+    """Frees what quarantined endpoints have, once their links are deleted; the job ends with the last one."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ from cells.node.ipam.ranges import IpamError
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, NotStartedError
 
-# What the state directory says about the endpoints that were there before the restart.
+# The contents of the state directory: the endpoints from before the restart.
 #
 # Source: Cilium 1.17, fetching old endpoints (disk only).
 
@@ -132,9 +132,9 @@ class RestoredEndpoints:
         self.failed: dict[int, str] = {}
         """Why the others could not be restored."""
         self._over: set[int] = set()
-        """Those of them whose pods no longer run: adding was interrupted, or the pod went meanwhile."""
+        """Those without a running pod: adding was interrupted, or the pod was deleted meanwhile."""
         self._refused: dict[int, str] = {}
-        """What the kernel said where it would not give an endpoint its policy map: no fault of the pod's."""
+        """The kernel's error where it did not open an endpoint's policy map: no fault of the pod's."""
         self._to_claim: dict[int, list[IpcacheEntry]] = {}
         """Claims of prefixes to be made together, by endpoint."""
         self._dropped: list[int] = []
@@ -335,7 +335,7 @@ class RestoredEndpoints:
             self._log.warning("addresses not in the ipcache", endpoint=number, error=str(error))
 
     def _reserved(self, number: int, address: IPAddress) -> bool:
-        """Whether the address is kept for its endpoint; a warning, if it cannot be."""
+        """Whether the address is reserved for its endpoint; a warning, if it cannot be."""
         if not self._addresses.covers(address):
             self._addresses.hold(address, f"endpoint {number} [quarantined]")
             return True

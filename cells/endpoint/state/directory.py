@@ -70,9 +70,9 @@ class Scan(msgspec.Struct):
     unreadable: dict[int, str] = msgspec.field(default_factory=dict)
     """Why the state of these ids could not be read; their directories are left as they are."""
     removed: list[str] = msgspec.field(default_factory=list)
-    """Left-overs of an interrupted write or delete, now gone."""
+    """Left-overs of an interrupted write or delete, removed now."""
     ignored: list[str] = msgspec.field(default_factory=list)
-    """Directories whose endpoint another directory has the better claim to; left as they are."""
+    """Directories of endpoints that another directory has the better claim to; left as they are."""
 
 
 class StateFiles:

@@ -34,7 +34,7 @@ class SavedLookup(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedZombie(msgspec.Struct, frozen=True, gc=False):
-    """An address whose TTLs are over since some time, in seconds since the epoch, and its names."""
+    """An address with expired TTLs, since when in seconds since the epoch, and its names."""
 
     address: IPv4Address | IPv6Address
     names: tuple[str, ...]
@@ -137,7 +137,7 @@ CNI_NETWORK: Final = "property-cni-network"
 
 
 class UnreadableError(Exception):
-    """Raised for saved state that is not what an agent writes; the text says why."""
+    """Raised for saved state that is not what an agent writes; the text has the reason."""
 
 
 class _SavedLabel(msgspec.Struct, frozen=True, gc=False):
@@ -241,7 +241,7 @@ _decoder = msgspec.json.Decoder(_Saved)
 
 
 class SavedEndpoint(msgspec.Struct, frozen=True):
-    """What a state directory says: the endpoint as it was, and what is known about it besides."""
+    """The contents of a state directory: the endpoint as it was, and what is known about it besides."""
 
     endpoint: Endpoint
     properties: dict[str, object]

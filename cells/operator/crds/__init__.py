@@ -47,7 +47,7 @@ class CRDSettings(Settings, frozen=True):
     """Settings of the custom-resources cell."""
 
     skip_crd_creation: bool = False
-    """Leave the definitions of the custom resources to somebody else."""
+    """Leave the definitions of the custom resources to another program."""
 
     enable_local_redirect_policy: bool = False
     """Register CiliumLocalRedirectPolicy."""
@@ -99,7 +99,7 @@ def outdated(spec: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 class CustomResources:
-    """Whoever takes it starts after every definition is established."""
+    """Its users start after every definition is established."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class CustomResources:
         self._server = server
         self._log = log
         self.endpoints = not (options.disable_endpoint_crd and store.enabled)
-        """Whether there are CiliumEndpoints; without them nodes tell of their pods in the kvstore alone."""
+        """Whether there are CiliumEndpoints; without them nodes publish their pods in the kvstore alone."""
         if options.disable_endpoint_crd and self.endpoints:
             log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
         if not self.endpoints and options.identity_allocation_mode != "kvstore":

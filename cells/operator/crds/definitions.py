@@ -60,7 +60,7 @@ OPEN: Final = frozenset(
         "Enforcement",  # adding, allowed, denied, removing
     }
 )
-"""Structs that are narrower than the object: unknown fields are kept there, not dropped."""
+"""Structs that are narrower than the object: unknown fields are preserved there, not dropped."""
 
 _CIDR6: Final = r"^[0-9A-Fa-f:.]+(%[^/]+)?/([0-9]|[1-9][0-9]|1[01][0-9]|12[0-8])$"
 

@@ -274,7 +274,7 @@ REFINEMENTS: Final[Mapping[str, Mapping[str, Schema]]] = {
 
 
 def refine(plural: str, schema: Schema) -> Schema:
-    """The schema with what is said of its kind here. Raises KeyError for a path that leads nowhere."""
+    """The schema with the additions for its kind. Raises KeyError for a path that leads nowhere."""
     for path, more in REFINEMENTS.get(plural, {}).items():
         schema = _at(schema, re.findall(r"[^.\[\]{}]+|\[\]|\{\}", path), more)
     return schema

@@ -41,7 +41,7 @@ from lifecycle import (
 __all__ = ["EndpointSlices", "SliceRow", "SliceSettings", "cell"]
 
 
-# What writing slices tells of itself.
+# The metrics of writing slices.
 #
 # Source: Cilium 1.17, the operator's metrics of CiliumEndpointSlices.
 
@@ -96,7 +96,7 @@ def families(counts: SliceCounts) -> list[Family]:
 
 
 def collect_metrics(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle) -> None:
-    """Tell it while this operator leads."""
+    """Report it while this operator leads."""
 
     async def collect() -> Iterable[Family]:
         return families(counts)
@@ -178,7 +178,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
         self._count(len(batch), failures)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Delete them, but those whose namespace has changed its turn. Raises BatchError."""
+        """Delete them, except in namespaces that have another turn by now. Raises BatchError."""
         failures: dict[str, Exception] = {}
         removed = [name for name in batch if self._rows.get(name) is None]
         for name in removed:
@@ -204,7 +204,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
             try:
                 await client.patch(kind, row.name, {"namespace": row.namespace, "endpoints": endpoints})
             except NotFoundError:
-                pass  # somebody deleted it
+                pass  # it was deleted meanwhile
             else:
                 return
         body = {

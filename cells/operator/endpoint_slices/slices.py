@@ -113,7 +113,7 @@ class SliceRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def core_endpoint(endpoint: CiliumEndpoint) -> CoreEndpoint | None:
-    """What a slice says of an endpoint; None before it has an identity and addresses."""
+    """The fields of an endpoint in a slice; None before it has an identity and addresses."""
     status = endpoint.status
     if status.identity is None or not status.identity.id or status.networking is None:
         return None
@@ -160,7 +160,7 @@ class Slices:
         return {name: self._row(name) for name in self._slices}
 
     def update(self, changed: Mapping[Key, CiliumEndpoint | None]) -> dict[str, SliceRow | None]:
-        """Take in endpoints that have changed (None: they are gone); the slices that have, None for none."""
+        """Take in endpoints that have changed (None: deleted); the slices that change, None for none."""
         touched: set[str] = set()
         for key, endpoint in changed.items():
             core = core_endpoint(endpoint) if endpoint is not None else None

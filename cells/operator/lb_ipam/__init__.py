@@ -3,7 +3,7 @@
 Controller: services, pools, nodes and their backends in, the tables ``lb-service-annotations``,
             ``lb-pool-requests`` and ``node-ipam-requests`` out.
 Reconciler: those tables in, the status of services and the conditions of pools out.
-Why:        one function of everything there is says who has what; what a service has it keeps as long as it
+Why:        one function of all objects decides who has what; a service has its address as long as it
             may, over restarts as well.
 """
 
@@ -221,7 +221,7 @@ class LBIPAM:
             patches = [
                 service_patch(one, self.plan.grants.get(key))
                 for key, one in services.items()
-                if not (self._slept and key in ours)  # without pools nothing is said of services
+                if not (self._slept and key in ours)  # without pools services get no condition
             ]
             txn.replace_all(one for one in patches if one is not None)
         with self._pool_patches.txn() as pool_txn:
@@ -427,7 +427,7 @@ def _patch_of(service: ClusterService, addresses: Collection[str]) -> ServicePat
     return ServicePatch(service.namespace, service.name, uid, tuple(addresses), None, conditioned=False)
 
 
-# What LB-IPAM tells of itself.
+# The metrics of LB-IPAM.
 #
 # Source: Cilium 1.17, metrics of the operator: gauges, whatever their names end in.
 
@@ -435,7 +435,7 @@ PREFIX = "cilium_operator_lbipam"
 
 
 def collect_metrics(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> None:
-    """Tell it while this operator leads."""
+    """Report it while this operator leads."""
 
     async def collect() -> Iterable[Family]:
         return families(ipam)
@@ -486,7 +486,7 @@ def pool_patches() -> Table[ConditionsPatch]:
 def write(
     server: ClusterAPI, services: Table[ServicePatch], pools: Table[ConditionsPatch], ipam: LBIPAM, jobs: Jobs
 ) -> None:
-    """Have wishes written, where there can be any."""
+    """Queue writes, where there can be any."""
     if not ipam.active:
         return
     to_services = Reconciler(services, ServiceWriter(server), full_every=AGAIN, put_early=True)

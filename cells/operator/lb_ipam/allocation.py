@@ -37,7 +37,7 @@ class PoolBlock(_PoolPart, frozen=True, gc=False):
 
 
 class PoolSpec(_PoolPart, frozen=True, gc=False):
-    """What a pool has, and for whom."""
+    """The addresses of a pool, and their owners."""
 
     blocks: tuple[PoolBlock, ...] | None = None
     service_selector: Selector | None = None
@@ -46,7 +46,7 @@ class PoolSpec(_PoolPart, frozen=True, gc=False):
 
 
 class PoolStatus(_PoolPart, frozen=True, gc=False):
-    """What is said of a pool."""
+    """A pool's conditions."""
 
     conditions: tuple[Condition, ...] | None = None
 
@@ -83,7 +83,7 @@ class PoolRange(msgspec.Struct, frozen=True):
     first: Address
     last: Address
     reserved: frozenset[Address] = frozenset()
-    """Those of it that are not given out: network and broadcast address, when the pool says so."""
+    """Those of it that are not given out: network and broadcast address, when the pool asks for it."""
 
     @property
     def size(self) -> int:
@@ -98,7 +98,7 @@ class PoolRange(msgspec.Struct, frozen=True):
         return other.first in self or self.first in other
 
     def free(self, taken: Iterable[Address]) -> Address | None:
-        """The lowest address that nobody has; None when there is none."""
+        """The lowest free address; None when there is none."""
         used = {int(one) for one in (*taken, *self.reserved) if one in self}
         number = int(self.first)
         while number in used:
@@ -135,7 +135,7 @@ class AddressPool(msgspec.Struct, frozen=True):
 
 
 def ranges_of(pool: LoadBalancerPool) -> tuple[PoolRange, ...]:
-    """The ranges of a pool. Raises ValueError, which says which block cannot be read."""
+    """The ranges of a pool. Raises ValueError, which names the block that cannot be read."""
     reserve = pool.spec.allow_first_last_ips == "No"
     return tuple(_range(block, reserve=reserve) for block in pool.spec.blocks or ())
 
@@ -289,7 +289,7 @@ EXHAUSTED = "All enabled CiliumLoadBalancerIPPools that match this service ran o
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a service has, and what is said of its request."""
+    """A service's addresses, and the condition of its request."""
 
     addresses: tuple[Address, ...]
     reason: str = "satisfied"
@@ -309,7 +309,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class _Allocation:
-    """Addresses and whose they are, while a plan is made."""
+    """Addresses and their owners, while a plan is made."""
 
     def __init__(self, pools: Sequence[AddressPool]) -> None:
         self.pools = pools
@@ -333,7 +333,7 @@ class _Allocation:
         return None
 
     def keeps(self, request: AllocationRequest, address: Address) -> bool:
-        """Whether what a service has is still right: for it, in a pool for it, and nobody else's."""
+        """Whether a service's addresses are still right: for it, in a pool for it, and used by no other."""
         if address.version not in request.versions or (request.wanted and address not in request.wanted):
             return False
         inside = any(

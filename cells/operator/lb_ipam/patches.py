@@ -40,7 +40,7 @@ class ServicePatch(msgspec.Struct, frozen=True, gc=False):
     condition: tuple[str, str, str] | None
     """Status, reason, message; None takes the condition away."""
     conditioned: bool = True
-    """Whether the condition is to be said, or taken away, at all."""
+    """Whether the condition is to be set, or removed, at all."""
 
 
 class ConditionsPatch(msgspec.Struct, frozen=True, gc=False):

@@ -69,7 +69,7 @@ class MultiPoolSettings(Settings, frozen=True):
 
 
 def pool_spec(text: str) -> dict[str, Any]:
-    """``spec`` of a CiliumPodIPPool; raises ValueError. The API server says what is missing in it."""
+    """``spec`` of a CiliumPodIPPool; raises ValueError. The API server reports what is missing in it."""
     spec: dict[str, Any] = {}
     for part in filter(None, text.replace(" ", "").split(";")):
         key, colon, value = part.partition(":")
@@ -210,7 +210,7 @@ class MultiPool:
 
 
 def write(server: ClusterAPI, patches: Table[NodePatch], pools: MultiPool, jobs: Jobs) -> None:
-    """Have wishes written, where there can be any."""
+    """Queue writes, where there can be any."""
     if pools.active:
         jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))
 

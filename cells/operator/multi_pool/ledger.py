@@ -1,7 +1,7 @@
-"""Which node holds which ranges of which pools, and what is to be said of each node.
+"""Which node holds which ranges of which pools, and what is to be written about each node.
 
 Source: Cilium 1.17, pkg/ipam/allocator/multipool. Other than there, an address is never held twice, whatever
-        pools overlap; what a node holds stays its own when its pool has changed or gone, over restarts too; a
+        pools overlap; what a node holds stays its own when its pool changes or ends, over restarts too; a
         node that found a pool empty is looked at again when a range comes free.
 """
 
@@ -115,7 +115,7 @@ class PodPool:
         self.follow(row)
 
     def follow(self, row: CiliumPodIPPool) -> None:
-        """Be as the object says now. Raises PoolError, and stays as it was, if that cannot be."""
+        """Become what the object has now. Raises PoolError, and stays as it was, if that is impossible."""
         asked = {
             version: (part.mask_size, part.cidrs)
             for version, part in ((4, row.spec.ipv4), (6, row.spec.ipv6))
@@ -160,7 +160,7 @@ class _Holdings:
         self.strays: set[Part] = set()
         """Adopted though no pool has them."""
         self.lost: list[str] = []
-        """What its object said that it has and could not keep."""
+        """What its object claims and could not have."""
         self.error = ""
 
     def capacity(self, pool: str, version: int) -> int:
@@ -188,7 +188,7 @@ class PoolLedger:
         return [name for name, one in self._of.items() if any(part[0] == pool for part in one.parts)]
 
     def define(self, changed: Mapping[str, CiliumPodIPPool | None]) -> NodePatches:
-        """Take in pools that have changed (None: they are gone); the wishes of nodes that had waited.
+        """Take in pools that have changed (None: deleted); the plans of nodes that had waited.
 
         A pool that cannot be as it is defined stays as it was.
         """
@@ -207,7 +207,7 @@ class PoolLedger:
         return self._serve(self._waiting())
 
     def update(self, changed: Mapping[str, CiliumNode | None]) -> NodePatches:
-        """Take in nodes that have changed (None: they are gone); the wishes of all that are concerned."""
+        """Take in nodes that have changed (None: deleted); the plans of all that are concerned."""
         live = {name: node for name, node in changed.items() if node is not None}
         freed = False
         for name in changed.keys() - live.keys():
@@ -215,7 +215,7 @@ class PoolLedger:
             freed |= self._release_all(name)
         for name, node in live.items():
             if name in self._of and self._of[name].uid != node.metadata.uid:
-                freed |= self._release_all(name)  # deleted and made again: it has what its new object says
+                freed |= self._release_all(name)  # deleted and made again: it has what is in its new object
             freed |= self._release(name, node)
             self._nodes[name] = node
         for name, node in live.items():
@@ -251,7 +251,7 @@ class PoolLedger:
         return bool(back)
 
     def _adopt(self, name: str, node: CiliumNode) -> None:
-        """What its object says that it holds."""
+        """The ranges that its object claims."""
         holdings = self._of[name]
         for pool, text in _reported(node):
             part = _part((pool, text))

@@ -179,7 +179,7 @@ def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> Cid
 # Writes what CiliumNodes do not say yet.
 #
 # Why: merge patches: two fields are the operator's, the others are not touched, so nothing an agent writes at
-#      the same moment is lost. The uid says which node is meant: one made anew under the name is another.
+#      the same moment is lost. The uid names the node that is meant: one made anew under the name is another.
 #      Ranges of pools are written by agents, too, who give them back: they are read, compared with what was
 #      decided upon, and written over that version of the object alone.
 
@@ -188,7 +188,7 @@ AT_ONCE: Final = 8
 
 
 def with_pools(patch: NodePatch, pools: PoolsPatch, live: dict[str, Any]) -> dict[str, Any] | None:
-    """The object with its new ranges; None for another node, or one that says something else by now.
+    """The object with its new ranges; None for another node, or one that has other ranges by now.
 
     That one is looked at as it comes by the watch.
     """
@@ -244,7 +244,7 @@ class NodeWriter(PatchTarget[str, NodePatch]):
             return
         except ConflictError as error:
             if "uid" not in str(error).lower():
-                raise  # else it is another node of that name: its own wish follows
+                raise  # else it is another node of that name: its own plan follows
 
     async def _patch(self, patch: NodePatch, change: dict[str, Any], subresource: str = "") -> None:
         body = {"metadata": {"uid": patch.uid}, **change}
@@ -261,7 +261,7 @@ def node_patches() -> Table[NodePatch]:
 
 
 def write(server: ClusterAPI, patches: Table[NodePatch], pod_cidrs: PodCIDRs, jobs: Jobs) -> None:
-    """Have wishes written, where there can be any."""
+    """Queue writes, where there can be any."""
     if pod_cidrs.active:
         jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))
 

@@ -1,4 +1,4 @@
-"""Which node holds which ranges, and what is to be said of each node.
+"""Which node holds which ranges, and what is to be written about each node.
 
 Source: Cilium 1.17, pkg/ipam/allocator/podcidr. Other than there, a node that found the pools full is looked
         at again whenever a range comes free.
@@ -126,7 +126,7 @@ class CidrPools:
         pool.occupy(network)
 
     def release(self, network: Network) -> None:
-        """Give it back; what is in no pool is nobody's."""
+        """Release it; a range outside the pools has no owner."""
         if (pool := self._of(network)) is not None:
             pool.release(network)
 
@@ -154,7 +154,7 @@ def listed(networks: Iterable[Network]) -> str:
 
 
 class PoolsPatch(msgspec.Struct, frozen=True, gc=False):
-    """What a CiliumNode shall say of its pools, decided upon what it said."""
+    """The pools that a CiliumNode is to have, decided upon those that it has."""
 
     allocated: tuple[AllocatedPool, ...]
     reported: frozenset[tuple[str, str]]
@@ -176,7 +176,7 @@ class NodePatch(msgspec.Struct, frozen=True, gc=False):
     error: str
     """Why it has none, or not these; empty takes an old error away."""
     error_changed: bool
-    """Whether that is news: the node's status says something else."""
+    """Whether that is news: the node's status differs."""
     pools: PoolsPatch | None = None
     """Its ranges of pools, in mode multi-pool; None leaves them as they are."""
 
@@ -196,7 +196,7 @@ class Ledger:
         return self._held
 
     def update(self, changed: Mapping[str, CiliumNode | None]) -> dict[str, NodePatch | None]:
-        """Take in nodes that have changed (None: they are gone); the wishes of all that are concerned.
+        """Take in nodes that have changed (None: deleted); the plans of all that are concerned.
 
         None for a wish: nothing is to be said of that node (any more).
         """
@@ -205,7 +205,7 @@ class Ledger:
         for name, node in live.items():
             old = self._nodes.get(name)
             if old is not None and old.metadata.uid != node.metadata.uid:
-                freed |= self._release(name)  # deleted and made again: it has what its new object says
+                freed |= self._release(name)  # deleted and made again: it has what is in its new object
             self._nodes[name] = node
         waiting = {name: self._nodes[name] for name in self._errors if name in self._nodes} if freed else {}
         concerned = {**waiting, **live}
@@ -245,7 +245,7 @@ class Ledger:
             self._errors.pop(name, None)
 
     def _compare(self, name: str, node: CiliumNode) -> None:
-        """Of a known node: somebody may have changed what was given to it."""
+        """Of a known node: its ranges may have been changed by others."""
         held = self._held[name]
         asked = [parsed(text) for text in node.spec.ipam.pod_cidrs or ()]
         if any(one not in held for one in asked):
@@ -255,7 +255,7 @@ class Ledger:
             )
 
     def _adopt(self, name: str, texts: tuple[str, ...]) -> None:
-        """All of what an unknown node says it has, or nothing."""
+        """All ranges that an unknown node claims, or none."""
         asked = [parsed(text) for text in texts]
         for version in (4, 6):
             if not self._pools[version] and (others := [one for one in asked if one.version == version]):

@@ -3,7 +3,7 @@
 Pure:   times are given. Seconds since the epoch.
 Source: Cilium 1.17, the DNS cache of an endpoint, and its zombies.
 
-An address whose TTL has ended becomes a *zombie*: it counts for as long as the endpoint is connected to it.
+An address with an expired TTL becomes a *zombie*: it counts for as long as the endpoint is connected to it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EndpointNames:
                     yield name, address
 
     def lookups(self) -> Iterator[Lookup]:
-        """The answers whose TTL goes on, each once, with the addresses that are still of it."""
+        """The answers with a live TTL, each once, with the addresses that still belong to it."""
         for name, addresses in self._names.items():
             of: dict[Lookup, list[IPAddress]] = {}
             for address, lookup in addresses.items():
@@ -83,7 +83,7 @@ class EndpointNames:
         return lookup.expires if lookup is not None else 0.0
 
     def learn(self, lookup: Lookup) -> tuple[list[Pair], list[Pair]]:
-        """DNS says so: what came, and what went to make room."""
+        """A DNS answer came; returns what it adds, and what made room for it."""
         name = lookup.name
         known = self._names.setdefault(name, {})
         came = []
@@ -146,7 +146,7 @@ class EndpointNames:
         yield from ((name, address) for name in zombie.names)
 
     def collect(self, alive: Collection[IPAddress], now: float, grace: float) -> list[Pair]:
-        """Let go of zombies that two passes in a row found idle, and whose grace is over; what went."""
+        """Forget zombies that two passes in a row found idle, after their grace time; returns them."""
         went: list[Pair] = []
         for address, zombie in list(self.zombies.items()):
             if address in alive:
@@ -193,6 +193,6 @@ def saved_names(of: EndpointNames | None) -> SavedNames:
 
 
 def zombies_of(saved: SavedNames) -> Iterator[tuple[str, IPAddress, float]]:
-    """Each name of an address whose TTL was over, and since when."""
+    """Each name of an address with an expired TTL, and since when."""
     for one in saved.zombies:
         yield from ((canonical_name(name), one.address, one.since) for name in one.names)

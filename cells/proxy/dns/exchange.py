@@ -1,4 +1,4 @@
-"""One query on its way: who asked whom for what, whether policy allows it, what it took, and its event.
+"""One query on its way: its client, server and names, whether policy allows it, its time, and its event.
 
 Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds and its scopes; cilium_policy_l7_total.
 """
@@ -52,7 +52,7 @@ class Counts:
     def __init__(self) -> None:
         self.l7 = Counter({"received": 0, "forwarded": 0, "denied": 0, "parse_errors": 0})
         self.requests = Counter({"received": 0, "forwarded": 0, "denied": 0, "parse_errors": 0})
-        """The same of HTTP: Envoy tells of those."""
+        """The same of HTTP: Envoy reports those."""
         self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
         """By error and scope."""
         self.update_timeouts = 0
@@ -114,7 +114,7 @@ class QueryPolicy:
         self._store = store
 
     def endpoint(self, asking: Asking) -> Endpoint | None:
-        """Whose query it is."""
+        """The client of the query."""
         address = asking.client[0]
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
@@ -135,14 +135,14 @@ class QueryPolicy:
         return QueryVerdict.FORWARD if may.allows(name) else QueryVerdict.REFUSE
 
 
-# Lookups as events of the monitor: who asked which server for what, and what it said.
+# Lookups as events of the monitor: which client asked which server for what, and the answer.
 #
 # Source: Cilium 1.17, access log records of its DNS proxy. Events are made only while there are watchers; all
 #         lookups are counted.
 
 
 class DNSAccessLog:
-    """Tells of lookups as they happen."""
+    """Reports lookups as they happen."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The port of the DNS proxy, chosen once and kept, and the route of packets that are marked for it.
+"""The port of the DNS proxy, chosen once and stable, and the route of packets that are marked for it.
 
 Source: Cilium 1.17, proxy_ports_state.json.
 """
@@ -97,7 +97,7 @@ def _saved(path: Path) -> dict[str, _Port]:
         return {}
 
 
-# The routing rule that has the stack take what is marked for a proxy for its own, kept there.
+# The routing rule that has the stack take what is marked for a proxy for its own, restored when removed.
 #
 # Reconciler: a rule and a route for each family; what others remove comes back.
 # Why:        the datapath chooses the socket, but a packet for a foreign address would be sent on before
@@ -114,7 +114,7 @@ _REMOVED: Final = news.passing(
     (news.kinds(_RTM_DELRULE),),
     (news.kinds(_RTM_DELROUTE), news.Field(news.LOAD_BYTE, _TABLE_AT, (_LARGE_TABLE,))),
 )
-"""A rule, or a route of a table whose number is above 255, is gone."""
+"""A rule, or a route of a table with a number above 255, was deleted."""
 
 
 class ProxyRoutes:

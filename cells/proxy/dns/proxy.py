@@ -122,7 +122,7 @@ class DNSProxy:
         self._connections = Counter[IPAddress]()
         """Open ones by TCP, of each client."""
         self._waiting: dict[Exchange, None] = {}
-        """Exchanges by UDP whose server has not answered."""
+        """Exchanges by UDP without an answer yet."""
         self._serving = 0
         self._fewer = anyio.Event()
         if switches.enable_l7_proxy:
@@ -193,7 +193,7 @@ class DNSProxy:
             self._forward(Exchange(asking, query, endpoint, began))
 
     def _checked(self, asking: Asking) -> tuple[QueryVerdict, DNSQuery, Endpoint] | None:
-        """What becomes of a query; None: nothing, as it is none, or nobody's."""
+        """The fate of a query; None: nothing, as it is invalid, or of an unknown client."""
         try:
             query = read_query(asking.data)
         except WireError as error:
@@ -269,7 +269,7 @@ class DNSProxy:
             self._fail(exchange, data)
             return True
         if data[:2] != exchange.asking.data[:2]:
-            return False  # a guess, and nobody needs to be right about more to end the query by noise
+            return False  # a guess: the answer of an attacker must not end the query
         try:
             answer = read_answer(data)
         except WireError as error:
@@ -488,7 +488,7 @@ def _address(text: str) -> IPAddress:
 
 
 def _answer_to(query: DNSQuery, data: bytes) -> Answer:
-    """What a server says of a query. Raises WireError, also for an answer to another question."""
+    """A server's answer to a query. Raises WireError, also for an answer to another question."""
     answer = read_answer(data)
     if not _answers(answer, query):
         raise WireError("the answer is to another question")

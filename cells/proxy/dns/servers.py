@@ -142,7 +142,7 @@ class Upstream:
         self._sweep = loop.call_later(IDLE, self._close_idle)
 
     def ask(self, server: Address, identity: int, data: bytes, on_reply: OnReply) -> ServerSocket:
-        """Send a query; ``on_reply`` gets what comes back, until it says that this was it. Raises OSError."""
+        """Send a query; ``on_reply`` gets what comes back, until it accepts one. Raises OSError."""
         key = server, identity
         while idle := self._idle.get(key):
             line = idle.pop()
@@ -163,7 +163,7 @@ class Upstream:
         return line
 
     def give_up(self, line: ServerSocket) -> None:
-        """No caller waits for the answer any more. What comes late is for nobody."""
+        """No caller waits for the answer any more. A late one is dropped."""
         line.on_reply = None
         self._close(line)
 
@@ -244,7 +244,7 @@ AT_ONCE: Final = 64
 """Sockets that are read before others get their turn."""
 
 Query = tuple[str, int, bytes]
-"""The server's address and port as recvfrom(2) tells them, and the query's first two bytes: its id."""
+"""The server's address and port as recvfrom(2) gives them, and the query's first two bytes: its id."""
 
 
 class PodSocket:
@@ -273,7 +273,7 @@ class PodSocket:
         """Something has come, or an error."""
         try:
             data, sender = self.made.recvfrom(LARGEST)
-        except OSError:  # of an earlier one; errors of the network are told to the pod itself
+        except OSError:  # of an earlier one; errors of the network reach the pod itself
             return
         query = _canonical(sender[0]), sender[1], data[:2]
         for on_reply in list(self._waiting.get(query, ())):
@@ -319,9 +319,9 @@ class PodSockets:
         loop.add_reader(self._ready, self._received)
 
     def ask(self, asking: Asking, identity: int, on_reply: OnReply) -> Waiting:
-        """Send a query; ``on_reply`` gets what comes back, until it says that this was it.
+        """Send a query; ``on_reply`` gets what comes back, until it accepts one.
 
-        Raises OSError: EADDRINUSE where somebody on the node holds the port for every address.
+        Raises OSError: EADDRINUSE where a program of the node holds the port for every address.
         """
         key = asking.client
         made = self._all.get(key)

@@ -17,7 +17,7 @@ from lifecycle import Duration, Settings, refuse, seconds
 
 
 class Reject(StrEnum):
-    """How the proxy says that a name may not be asked for."""
+    """How the proxy refuses a name."""
 
     REFUSED = "refused"
     NAME_ERROR = "nameError"
@@ -51,7 +51,7 @@ class DNSProxySettings(Settings, frozen=True):
     """Most addresses an endpoint may keep after their TTL because it has connections to them."""
 
     tofqdns_idle_connection_grace_period: Duration = seconds(0)
-    """How long an address without connections is kept after its TTL."""
+    """How long an address without connections stays known after its TTL."""
 
     tofqdns_dns_reject_response_code: Reject = Reject.REFUSED
     """Answer to a query that policy does not allow: refused, or nameError."""
@@ -73,7 +73,7 @@ class DNSProxySettings(Settings, frozen=True):
     another plugin makes pods' links (cni-chaining-mode)."""
 
     dnsproxy_concurrency_limit: int = 0
-    """Most queries served at a time; 0 is no limit."""
+    """Most queries served at a time; 0: unlimited."""
 
     dnsproxy_concurrency_processing_grace_period: Duration = seconds(0)
     """How long a query waits where the limit is reached; 0 refuses it at once."""

@@ -97,7 +97,7 @@ def _make_transparent(made: socket.socket) -> None:
 
 
 def original_destination(ancillary: list[tuple[int, int, bytes]]) -> Address | None:
-    """Whom a datagram was for, by its control messages."""
+    """The destination of a datagram, by its control messages."""
     for level, kind, data in ancillary:
         if level == socket.IPPROTO_IP and kind == _IP_RECVORIGDSTADDR:
             return _address4(data[4:8]), int.from_bytes(data[2:4], "big")

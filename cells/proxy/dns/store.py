@@ -123,7 +123,7 @@ MOST_LOGGED: Final = 4096
 KEEP: Final = 5.0
 """Seconds by which the endpoints' saved state follows the journal: it is there for other agents."""
 LATER: Final = 2.0
-"""Seconds by which an end that is known may be told late to the journal."""
+"""Seconds by which the journal may get a known end late."""
 
 Server = tuple[str, int, int]
 """Address, protocol and port."""
@@ -133,7 +133,7 @@ class Connections(Protocol):
     """The kernel's conntrack, as far as this cell asks it."""
 
     async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
-        """The connections that go on to these addresses: from whom, to which. Raises OSError."""
+        """The connections that go on to these addresses: source and destination. Raises OSError."""
         ...
 
 
@@ -148,7 +148,7 @@ class PreCached(msgspec.Struct, rename={"lookup_time": "lookup-time"}):
 
 @after(ExposedEndpoints)
 class NameStore:
-    """The names of endpoints. What it is told it passes on to NamedAddresses, each pair once an endpoint."""
+    """The names of endpoints. Passes what it learns on to NamedAddresses, each pair once an endpoint."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class NameStore:
         self._noted: dict[tuple[int, str], float] = {}
         """Until when each name counts, as the journal has it."""
         self._forbidden: dict[str, None] = {}
-        """Names whose forbidden addresses are in the log, the oldest first."""
+        """Names with forbidden addresses already in the log, the oldest first."""
         self.deleted = 0
         """How many pairs of names and addresses were let go of."""
         self.revision = 0
@@ -392,13 +392,13 @@ class NameStore:
             self._log.warning("names are not saved with their endpoints", error=str(error))
 
     async def _save(self) -> None:
-        """Have the endpoints' saved state tell what they know, for agents of Cilium. Raises OSError."""
+        """Write what is known into the endpoints' saved state, for agents of Cilium. Raises OSError."""
         for endpoint_id in self.of.keys() | self._saved.keys():
             if self._save_one(endpoint_id):
                 await checkpoint()
 
     def _save_one(self, endpoint_id: int) -> bool:
-        """Whether its saved state told something else. Raises OSError."""
+        """Whether its saved state was different. Raises OSError."""
         endpoint, names = self._endpoints.get(endpoint_id), saved_names(self.of.get(endpoint_id))
         if endpoint is None or names == self._saved.get(endpoint_id):
             return False

@@ -36,7 +36,7 @@ _PLAIN: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789-_*/")
 
 
 class WireError(ValueError):
-    """Raised for bytes that are no DNS message, or none that a resolver sends; the text says why."""
+    """Raised for bytes that no resolver sends as a DNS message; the text has the reason."""
 
 
 class DNSQuery(NamedTuple):
@@ -50,7 +50,7 @@ class DNSQuery(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a server says of a question."""
+    """A server's answer to a question."""
 
     id: int
     name: str
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     ttl: int
     """The least of them all, aliases too, in seconds; 0 without records."""
     size: int
-    """Where the last record ends in the message; what follows is no part of it."""
+    """Where the last record ends in the message; what follows does not belong to it."""
 
 
 def read_query(data: bytes) -> DNSQuery:
@@ -145,7 +145,7 @@ def _record(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def refusal(query: bytes, end: int, code: int) -> bytes:
-    """The answer to a query whose question ends at ``end`` that says no more than ``code``."""
+    """The answer with nothing but ``code`` to a query whose question ends at ``end``."""
     number, flags, _ = _header(query)
     answered = _RESPONSE | flags & (_OPCODE | _RECURSION) | _AVAILABLE | code
     return _HEADER.pack(number, answered, 1, 0, 0, 0) + query[12:end]
@@ -176,7 +176,7 @@ def written_out(data: bytes) -> bytes:
 
 
 _NAMES_IN: Final = {2: (0, 1), 5: (0, 1), 6: (0, 2), 12: (0, 1), 15: (2, 1), 33: (6, 1)}
-"""Types whose values have names: how many bytes are before them, and how many they are."""
+"""Types with names in their values: how many bytes are before them, and how many they are."""
 
 
 def _whole_value(data: bytes, at: int, kind: int, size: int) -> bytes:
@@ -205,14 +205,14 @@ def _whole_name(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def udp_size(query: bytes, end: int) -> int:
-    """How many bytes of an answer by UDP the sender of a query takes: what EDNS says, or 512 (RFC 6891)."""
+    """How many bytes of an answer by UDP the sender of a query takes: the size of EDNS, or 512 (RFC 6891)."""
     if query[6:10] != bytes(4) or query[10:12] == bytes(2) or query[end : end + 3] != b"\0\0\x29":
         return 512
     return max(512, int.from_bytes(query[end + 3 : end + 5], "big"))
 
 
 def truncated(answer: bytes, end: int) -> bytes:
-    """An answer without records that says that there are some: its question ends at ``end``."""
+    """An answer without records that announces some: its question ends at ``end``."""
     number, flags, _ = _header(answer)
     return _HEADER.pack(number, flags | _TRUNCATED, 1, 0, 0, 0) + answer[12:end]
 
@@ -319,7 +319,7 @@ def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], i
 
 
 def read_rest(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """What else an answer says whose question ends there: its aliases, and the types of its records.
+    """The rest of an answer after its question: its aliases, and the types of its records.
 
     Raises WireError.
     """

@@ -38,7 +38,7 @@ from lifecycle import Jobs, Logger, Table, config, group, invoke, module, provid
 __all__ = ["Envoy", "EnvoySettings", "cell", "end_envoy"]
 
 
-# What a running Envoy says of itself.
+# The facts of a running Envoy.
 #
 # Source: envoyproxy.io, the administration interface; statistics of xDS subscriptions.
 
@@ -121,7 +121,7 @@ class Envoy:
         self._log = log
         self._place = EnvoyFiles(agent.state_dir / FOLDER)
         self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
-        """What an agent before this has told Envoy, while its endpoints' policies are not known yet."""
+        """The resources of an agent before this one, while its endpoints' policies are not known yet."""
         self._wanted = anyio.Event()
         """Set once there is a redirect."""
         self._answers = anyio.Event()
@@ -129,7 +129,7 @@ class Envoy:
         self._written: dict[Path, bytes] = {}
         self._sent: list[HTTPRedirect] = []
         self._versions: dict[str, str] = {}
-        """That Envoy says it has once it has taken all, by the names of its statistics."""
+        """What Envoy shows once it has taken all, by the names of its statistics."""
         self._acknowledged: tuple[HTTPRedirect, ...] = ()
         if not ports.serves:
             return

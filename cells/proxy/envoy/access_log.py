@@ -132,7 +132,7 @@ class AccessLog:
             self._events.publish(request_sample(answer))
 
     def _count(self, line: AccessLogEntry, redirect: HTTPRedirect) -> None:
-        """The request and its answer, for the endpoint whose policy was asked. Raises ValueError."""
+        """The request and its answer, for the endpoint with the policy that decided. Raises ValueError."""
         ingress = redirect.direction == "ingress"
         endpoint = self._endpoint(_end(line.destination if ingress else line.source)[0])
         if endpoint is None:

@@ -1,4 +1,4 @@
-"""The ports that Envoy listens on: chosen once for each redirect, and kept."""
+"""The ports that Envoy listens on: chosen once for each redirect, and stable."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ PID_FILE: Final = "envoy.pid"
 PATIENCE: Final = 10.0
 """Seconds that an Envoy which is to end gets for that."""
 DRAIN: Final = 5
-"""Seconds after which the connections of a redirect that is gone are closed."""
+"""Seconds after which the connections of a removed redirect are closed."""
 
 FLUSH: Final = 100
 """Milliseconds after which Envoy flushes its access log."""

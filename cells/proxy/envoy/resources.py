@@ -63,7 +63,7 @@ class EnvoyFiles(msgspec.Struct, frozen=True):
 
     @property
     def clusters(self) -> Path:
-        """Whom requests go on to."""
+        """The destinations of requests."""
         return self.folder / "clusters.json"
 
     @property
@@ -73,7 +73,7 @@ class EnvoyFiles(msgspec.Struct, frozen=True):
 
     @property
     def log(self) -> Path:
-        """What Envoy says, unless a setting says where."""
+        """Envoy's version, unless a setting has one."""
         return self.folder / "envoy.log"
 
     @property
@@ -151,7 +151,7 @@ def bootstrap(place: EnvoyFiles) -> Resource:
 
 
 def external_bootstrap(place: EnvoyFiles, address: str, health: int, metrics: int) -> Resource:
-    """The same for one beside the agent, which tells on ports of its own that it lives, and its metrics."""
+    """The same for one beside the agent, which shows on ports of its own that it lives, and its metrics."""
     admin = {"endpoint": {"address": {"pipe": {"path": str(place.admin)}}}}
     cluster = {
         "name": ADMIN,
@@ -167,7 +167,7 @@ def external_bootstrap(place: EnvoyFiles, address: str, health: int, metrics: in
 
 
 def _passes_on(name: str, address: str, port: int, path: str, to: str) -> Resource:
-    """A listener whose requests for a path go to Envoy's administration."""
+    """A listener that sends the requests for one path to Envoy's administration."""
     route = {"match": {"path": path}, "route": {"cluster": ADMIN, "prefix_rewrite": to}}
     manager = _filter(
         "http",
@@ -196,7 +196,7 @@ def _filter(name: str, kind: str, **fields: Any) -> Resource:
 
 
 def clusters(settings: EnvoySettings) -> list[Resource]:
-    """The one there is: requests go to whom they were for, by the protocol they came with."""
+    """The one cluster: requests go on to their original destination, by the protocol they came with."""
     limits: Resource = {"idle_timeout": f"{settings.proxy_idle_timeout_seconds}s"}
     if age := settings.proxy_max_connection_duration_seconds:
         limits["max_connection_duration"] = f"{age}s"
@@ -258,7 +258,7 @@ def _listener(
 
 
 def _mark(redirect: HTTPRedirect) -> int:
-    """Of what is sent on; at egress with the identity, for the policy of whom it is for."""
+    """Of what is sent on; at egress with the identity, for the policy of the destination."""
     identity = redirect.identity
     if redirect.direction == "ingress":
         return INGRESS_PROXY

@@ -36,7 +36,7 @@ class EnvoySettings(Settings, frozen=True):
     """How often Envoy retries a request that got a 5xx answer or none."""
 
     http_idle_timeout: int = 0
-    """Seconds after which Envoy ends a request whose streams are silent; 0: never."""
+    """Seconds after which Envoy ends a request with silent streams; 0: never."""
 
     http_max_grpc_timeout: int = 0
     """Longest time in seconds that a gRPC request may ask for by its header grpc-timeout; 0: any."""
