@@ -86,7 +86,7 @@ class Parameters(msgspec.Struct, frozen=True):
     """Of the adjustment; for the burst too."""
     max_parallel_requests: int = 0
     mean_over: int = 10
-    """Requests whose mean counts."""
+    """Requests that the mean covers."""
     delayed_adjustment_factor: float = 0.5
     """Share of an adjustment that reaches burst and parallel requests."""
     max_adjustment_factor: float = 100.0
@@ -97,8 +97,8 @@ class Parameters(msgspec.Struct, frozen=True):
     """Whether each request is logged."""
 
 
-class LimitExceeded(Exception):  # noqa: N818  # what it says is why
-    """The request is refused: it would wait too long, or its client has gone."""
+class LimitExceeded(Exception):  # noqa: N818  # its text is the reason
+    """The request is refused: it would wait too long, or its client has disconnected."""
 
     def __init__(self, outcome: str, text: str) -> None:
         super().__init__(text)
@@ -124,7 +124,7 @@ class Turn:
 
 
 class Limiter:
-    """The line of one kind of request. Whoever is not first in it waits; the first one may go when it can."""
+    """The line of one kind of request. All but the first wait; the first one may go when it can."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Limiter:
     async def enter(self, disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Turn:
         """Wait for the request's turn; ``disconnected`` returns when the client has disconnected.
 
-        Raises Refused. Whoever is cancelled meanwhile leaves the line.
+        Raises Refused. A cancelled request leaves the line.
         """
         came = self._clock()
         self._came += 1

@@ -86,7 +86,7 @@ class LimitSettings(Settings, frozen=True):
     endpoint-create=rate-limit:10/m,rate-burst:2."""
 
     def validate(self) -> None:
-        """Refuse what is no limit; raises ValueErrors of one line."""
+        """Refuse invalid limits; raises ValueErrors of one line."""
         refuse(
             f"api-rate-limit={name}={given}: {wrong}"
             for name, given in self.api_rate_limit.items()

@@ -66,7 +66,7 @@ class ApiTimes:
 #         else is answered from the moment the socket is there.
 
 BEHIND: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
-"""First parts of the paths under /v1 whose operations wait."""
+"""First parts of the paths under /v1 with operations that wait."""
 NOT_STARTED: Final = "the agent stopped before it had started: see its log, and ask again once it is back"
 
 
@@ -136,7 +136,7 @@ _SHOWN: Final = 1024
 def application(
     routes: Iterable[Route], may_change: Callable[[int], bool], times: ApiTimes, log: Logger
 ) -> Handler:
-    """The handler of these routes; ``may_change`` says which peer uids may do more than read."""
+    """The handler of these routes; ``may_change`` decides which peer uids may do more than read."""
     known: Routes[Route] = Routes()
     for route in routes:
         known.add(route.method, route.path, route)

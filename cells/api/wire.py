@@ -63,12 +63,12 @@ def answer(status: int, body: object) -> Response:
 
 
 def json_answer(text: str) -> Response:
-    """A 200 whose body is JSON already."""
+    """A 200 with a body that is JSON already."""
     return Response(200, text.encode(), JSON)
 
 
 def empty(status: int) -> Response:
-    """A response of an operation whose schema has no body for this status."""
+    """A response without the body that the schema lacks for this status."""
     return Response(status)
 
 

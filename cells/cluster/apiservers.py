@@ -1,4 +1,4 @@
-"""Whose address is an API server's: ``toEntities: [kube-apiserver]`` selects it, node or not.
+"""Which addresses are an API server's: ``toEntities: [kube-apiserver]`` selects them, nodes or not.
 
 Source: the EndpointSlices of the Service default/kubernetes in; labels of their addresses out.
 """
@@ -42,7 +42,7 @@ def addresses_of(slices: Iterable[EndpointSlice]) -> Iterator[Prefix]:
 
 
 class ApiServerLabels:
-    """Says which addresses these are."""
+    """Publishes which addresses these are."""
 
     def __init__(
         self, slices: Table[EndpointSlice], metadata: PrefixMetadata, *, jobs: Jobs, log: Logger

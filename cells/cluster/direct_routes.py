@@ -84,7 +84,7 @@ REMOVED: Final = news.passing(
         news.Field(news.LOAD_BYTE, _TYPE, (1,)),
     )
 )
-"""A unicast route of the main table with our protocol is gone."""
+"""A unicast route of the main table with our protocol was deleted."""
 
 
 class DirectRoute(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class DirectRouteKernel(Protocol):
         ...
 
     async def drop(self, destinations: Collection[IPNetwork]) -> None:
-        """Remove our routes; gone already is fine."""
+        """Remove our routes; a missing one is fine."""
         ...
 
 
@@ -321,7 +321,7 @@ def kernel() -> DirectRouteKernel:
 
 @after(DirectRoutes)
 def keep() -> None:
-    """The routes are kept whether or not anybody asks."""
+    """The routes are maintained with or without users of this object."""
 
 
 cell = module(

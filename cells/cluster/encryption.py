@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 WIREGUARD_KEY: Final = 255
-"""The number that says "encrypted" in the ipcache, where IPsec has the number of its key."""
+"""The number for "encrypted" in the ipcache, where IPsec has the number of its key."""
 WIREGUARD_LINK: Final = "cilium_wg0"
 """The name of WireGuard's device, as Cilium has it."""
 WIREGUARD_OVERHEAD: Final = 80
@@ -39,7 +39,7 @@ class ClusterEncryption(msgspec.Struct, frozen=True):
     """What is encrypted, as far as others need to know."""
 
     pods: int = 0
-    """The key's number in the ipcache for pods of all nodes; 0: each says so itself."""
+    """The key's number in the ipcache for pods of all nodes; 0: each announces its own."""
     nodes: bool = False
     """Whether nodes are encrypted to, that publish a key."""
     overhead: int = 0

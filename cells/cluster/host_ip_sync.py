@@ -45,7 +45,7 @@ class HostIPSettings(Settings, frozen=True):
     """Settings of the host address sync."""
 
     exclude_local_address: tuple[str, ...] = ()
-    """Networks whose addresses on this node do not count as the host's."""
+    """Networks of addresses that do not count as the host's on this node."""
 
     def validate(self) -> None:
         """Refuse what is not a network; raises ValueError."""
@@ -142,7 +142,7 @@ class HostEntries(Target[IPNetwork, int, int]):
         self._claimed[prefix] = identity
 
     def _drop(self, prefix: IPNetwork) -> None:
-        # What says that it is ours goes last: broken off in between, it is tried again.
+        # The mark that it is ours goes last: broken off in between, it is tried again.
         self._ipcache.withdraw(RESOURCE, [str(prefix)])
         if self._claimed.get(prefix) == HOST:
             self._local.drop_host(prefix.network_address)

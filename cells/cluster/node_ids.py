@@ -111,7 +111,7 @@ class NodeIDs:
         return next((number for number in range(1, LAST + 1) if number not in taken), 0)
 
 
-# cilium_node_map_v2, as the table ``node-ids`` says.
+# cilium_node_map_v2, as in the table ``node-ids``.
 
 NodeIDTarget = MapTarget[IPAddress, NodeAddressID, NodeValue]
 INTERVAL: Final = seconds(30)
@@ -155,7 +155,7 @@ def node_ids(
 
 @after(ReadTable[NodeAddressID])
 def keep() -> None:
-    """The map is kept whether or not anybody asks."""
+    """The map is maintained with or without users of this object."""
 
 
 cell = module("node-ids", "Numbers of the other nodes", provide(node_ids, node_map), invoke(keep))

@@ -42,7 +42,7 @@ __all__ = ["Known", "PrefixLabels", "PrefixMetadata", "cell", "resolved"]
 
 
 class PrefixLabels(msgspec.Struct, frozen=True, kw_only=True):
-    """What a resource says of a prefix; a row of the table ``prefix-labels``."""
+    """A resource's labels of a prefix; a row of the table ``prefix-labels``."""
 
     prefix: Prefix
     resource: str
@@ -65,7 +65,7 @@ class PrefixMetadata:
         self.table = table
 
     def upsert(self, *rows: PrefixLabels) -> None:
-        """Say this, each instead of what its resource said of the prefix before.
+        """Set these labels, each instead of what its resource had for the prefix before.
 
         Raises ValueError for labels that make an identity of the cluster's, as a pod's do: prefixes have ones
         of this node's own, which are there without waiting.
@@ -81,14 +81,14 @@ class PrefixMetadata:
                 txn.put(row)
 
     def remove(self, resource: str, prefixes: Iterable[Prefix]) -> None:
-        """The resource says nothing more of these prefixes; of some it need not have."""
+        """Remove the resource's labels of these prefixes; some may have none."""
         with self.table.txn() as txn:
             for prefix in prefixes:
                 if self.table.get((prefix, resource)) is not None:
                     txn.delete((prefix, resource))
 
 
-# Which labels make a prefix's identity, of all that is said of it.
+# Which labels make a prefix's identity, of all that sources have for it.
 #
 # Source: Cilium 1.17, the ipcache's resolution of labels.
 
@@ -172,7 +172,7 @@ class PrefixClaims:
         self._generated: dict[Prefix, IPNetwork] = {}
         """Prefixes that rules name."""
         self._of_host: dict[Prefix, frozenset[str]] = {}
-        """What is said of this node's own addresses."""
+        """The labels of this node's own addresses."""
         self._first = ipcache.table.initializer(RESOURCE)
         jobs.observe("labels", self._rows.changes, self._follow_labels)
         jobs.one_shot("first", self._complete)

@@ -126,11 +126,11 @@ class AddressHolders:
         """(family, bits that are shifted out) -> network -> node."""
 
     def at(self, ip: IPAddress) -> ClusterNode | None:
-        """The node whose own address it is."""
+        """The node that has the address itself."""
         return next(iter(self._nodes.by("address").get(ip)), None)
 
     def of_range(self, ip: IPAddress) -> ClusterNode | None:
-        """The node of whose pods it is; ranges of nodes do not overlap."""
+        """The node of the pods of this prefix; ranges of nodes do not overlap."""
         if self._revision != self._nodes.revision:
             self._revision = self._nodes.revision
             self._ranges.clear()
@@ -196,7 +196,7 @@ class RemoteEndpoints:
     async def _rounds(self) -> AsyncIterator[Sequence[Change[Any]] | None]:
         """None at the beginning: everything is to be looked at.
 
-        Identities come first: by a number whose labels are unknown no rule would deny.
+        Identities come first: no rule would deny by a number without known labels.
         """
         await self._identities.table.wait_initialized()
         await self._objects.wait_initialized()
@@ -230,7 +230,7 @@ class RemoteEndpoints:
         self._report()
 
     async def _moves(self) -> AsyncIterator[Sequence[Change[ClusterNode]]]:
-        """Nodes whose addresses or ranges change, once all objects have been looked at."""
+        """Nodes with changed addresses or ranges, once all objects have been looked at."""
         await self.table.wait_initialized()
         async for changes in self._nodes.changes(self._nodes.revision):
             if any(_place(change.old) != _place(change.row) for change in changes):

@@ -83,7 +83,7 @@ class NodeClaim(msgspec.Struct, frozen=True):
 
     @property
     def resource(self) -> str:
-        """Whose claim it is in the ipcache."""
+        """The owner of a claim in the ipcache."""
         return f"node//{self.node}"
 
     @property
@@ -248,7 +248,7 @@ class ClaimTarget(Target[Key, NodeClaim, NodeClaim]):
         self._numbers |= numbers
 
     async def drop(self, batch: Collection[Key]) -> None:
-        """Take claims back. Raises OSError: they are gone, and the rows follow with the ipcache's sweep."""
+        """Take claims back. Raises OSError: they are removed, the rows follow with the ipcache's sweep."""
         removed = [claim for key in batch if (claim := self._claimed.pop(key, None)) is not None]
         numbers = {key: self._numbers.pop(key) for key in batch if key in self._numbers}
         try:

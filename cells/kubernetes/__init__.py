@@ -1,6 +1,6 @@
 """The objects of Kubernetes as tables, from API servers or from a folder of manifests.
 
-Source: fills one table per kind; nothing downstream can tell which source it was. Without a source the tables
+Source: fills one table per kind; nothing downstream depends on which it was. Without a source the tables
         are initialized and empty.
 Why:    a table changes only by what is known: an unreachable server or a broken file changes nothing.
 """
@@ -93,7 +93,7 @@ def client_metrics(api: KubernetesAPI) -> Member[Collector]:
 
 
 def object_metrics(resources: Resources) -> Member[Collector]:
-    """What sources have told, as metrics."""
+    """The progress of the sources, as metrics."""
 
     async def collect() -> Iterable[Family]:
         from cells.kubernetes.sink import families

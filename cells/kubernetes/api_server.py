@@ -35,11 +35,11 @@ AGENT: Final = "cilium-agent/1.17.0"
 """What requests say they are from: the field manager of what is written, too."""
 
 ASK_AGAIN: Final = 10.0
-"""Seconds until a server that did not tell its version is asked again."""
+"""Seconds until a server without a known version is asked again."""
 
 
 class ServerState(NamedTuple):
-    """How the API server is, as ``cilium-dbg status`` tells it."""
+    """How the API server is, as in ``cilium-dbg status``."""
 
     state: Literal["Disabled", "Ok", "Warning", "Failure"]
     message: str = ""

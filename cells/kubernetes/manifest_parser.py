@@ -140,7 +140,7 @@ _YAML: Final = {bool: "a boolean", int: "a number", float: "a number", list: "a 
 _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 
 
-class ManifestProblem(Exception):  # noqa: N818  # it is told to a person, with its place
+class ManifestProblem(Exception):  # noqa: N818  # a message to a person, with its place
     """What is wrong with a file, and where: line and column count from 1."""
 
     def __init__(self, line: int, column: int, what: str) -> None:

@@ -141,7 +141,7 @@ class ManifestsSource:
         elif self._folder.complete:
             for sink in self._resources.sinks():
                 sink.replace(found.get(sink.kind.qualified, {}), state="synced")
-        else:  # what is missing is not known to be gone
+        else:  # what is missing may not be deleted
             for sink in self._resources.sinks():
                 sink.change(found.get(sink.kind.qualified, {}), state="waiting")
         self._report_files()

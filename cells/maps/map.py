@@ -59,7 +59,7 @@ class MapChange(msgspec.Struct, frozen=True):
     value: bytes | None
     """None: the row was removed."""
     error: str
-    """What the kernel said, as the name of an errno; empty: it was done."""
+    """The kernel's error, as the name of an errno; empty: it was done."""
 
 
 class MapLog:
@@ -79,7 +79,7 @@ class MapLog:
         self.wake()
 
     def note_many(self, changes: Collection[tuple[bytes, bytes | None]]) -> None:
-        """Remember changes made at once, of more than are kept the last."""
+        """Remember changes made at once; of too many the last."""
         dropped = max(0, len(changes) - RETAINED)
         self._count += dropped
         for key, value in islice(changes, dropped, None):
@@ -200,7 +200,7 @@ class MapSpec(msgspec.Struct, frozen=True):
     inner: "MapSpec | None" = None
     """Of a map of maps: what its maps are. Not recorded in the kernel, so not compared."""
     voids: int | Callable[[bytes], int] | None = None
-    """Whose cached verdicts a change voids: EVERY_FLOW, the endpoint of this id, or the one that the function
+    """Which cached verdicts a change voids: EVERY_FLOW, the endpoint of this id, or the one that the function
     finds in the row that was there; None: no verdict follows from the map. Ours, so not compared either."""
 
     def __str__(self) -> str:
@@ -558,7 +558,7 @@ def create_map(spec: MapSpec) -> Map:
         return _create(spec, 0)
     with _create(spec.inner, 0) as inner:  # only a pattern: the kernel copies what it needs from it
         made = _create(spec, inner.fd)
-    made.spec = replace(made.spec, inner=spec.inner)  # which the kernel does not tell
+    made.spec = replace(made.spec, inner=spec.inner)  # which the kernel does not show
     return made
 
 

@@ -3,7 +3,7 @@
 Source: Cilium 1.17, cilium_bpf_map_ops_total, cilium_bpf_map_pressure, cilium_bpf_map_capacity,
         cilium_bpf_maps and others.
 
-How full the conntrack maps are tells the cell that walks them.
+The cell that walks the conntrack maps reports how full they are.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _ids(next_id: int) -> Iterator[int]:
 
 
 def _memory(fd_by_id: int, object_id: int) -> int | None:
-    """Bytes one object is charged with; None when it has gone meanwhile."""
+    """Bytes one object is charged with; None when it is closed meanwhile."""
     try:
         fd = command(fd_by_id, buffer(_ID.pack(object_id, 0, 0)), "open", f"BPF object id {object_id}")
     except BpfError as error:

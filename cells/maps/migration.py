@@ -33,7 +33,7 @@ _KINDS: Final = (
     frozenset({MapType.HASH, MapType.LRU_HASH}),
     frozenset({MapType.PERCPU_HASH, MapType.LRU_PERCPU_HASH}),
 )
-"""Types whose entries are alike; any other goes with itself only."""
+"""Types with compatible entries; any other is only compatible with itself."""
 
 _DISPOSABLE: Final = frozenset(
     {
@@ -129,7 +129,7 @@ class RetiredMap:
 
 
 def retired_maps(directory: Path) -> list[RetiredMap]:
-    """The replaced maps that are still kept."""
+    """The replaced maps that still exist."""
     found = ((path, _RETIRED.fullmatch(path.name)) for path in directory.iterdir())
     return [RetiredMap(path, match[1]) for path, match in found if match]
 
@@ -154,7 +154,7 @@ def _keep(pinned: Map, retired: Path) -> None:
     try:
         pin(pinned.fd, retired)
     except BpfError as error:
-        if error.errno != errno.EEXIST:  # by a start that was cut short; the id says it is this one
+        if error.errno != errno.EEXIST:  # by a start that was cut short; the id shows that it is this one
             raise
 
 
@@ -186,7 +186,7 @@ def _chunks(source: Map) -> Iterator[list[tuple[bytes, bytes]]]:
 
 
 def _copy_references(source: Map, target: Map, opened: Callable[[int], int]) -> int:
-    """Of a map of maps or programs: it tells ids, and wants descriptors."""
+    """Of a map of maps or programs: it shows ids, and wants descriptors."""
     copied = 0
     for key, value in source.items():
         (number,) = _id.unpack(value)

@@ -45,7 +45,7 @@ class Maps:
     lxc: Map
     """cilium_lxc: LxcKey to LxcValue, the addresses of this node."""
     ipcache: Map
-    """cilium_ipcache: IpcacheKey to IpcacheValue, whose identity every prefix has."""
+    """cilium_ipcache: IpcacheKey to IpcacheValue, the identity of every prefix."""
     ct4_tcp: Map
     """cilium_ct4_global: CtKey to CtEntry."""
     ct4_any: Map
@@ -123,7 +123,7 @@ class Maps:
     nodes: Map
     """cilium_node_map_v2: NodeKey to NodeValue, the addresses of the other nodes."""
     snat4: Map
-    """cilium_snat_v4_external: NatKey to NatEntry, flows whose source is translated; the programs' own."""
+    """cilium_snat_v4_external: NatKey to NatEntry, flows with a translated source; the programs' own."""
     snat6: Map
     """cilium_snat_v6_external: the same of IPv6."""
     ipmasq4: Map
@@ -306,7 +306,7 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
                 table.spec = spec
                 return table, True
             if spec.same_as(pinned.spec):
-                pinned.spec = spec  # which also tells what the kernel does not: the inner map
+                pinned.spec = spec  # which also has what the kernel does not show: the inner map
                 return pinned, False
             with pinned:
                 table = migrate(pinned, spec, path, log)
@@ -346,7 +346,7 @@ def stand_in(spec: MapSpec, directory: Path) -> Map:
 
 
 def takes_inner(outer: Map, spec: MapSpec) -> bool:
-    """Whether the wanted inner maps go into a map of maps: the kernel does not tell, but refuses others."""
+    """Whether the wanted inner maps go into a map of maps: the kernel only refuses others."""
     if spec.inner is None or spec.type is not MapType.HASH_OF_MAPS:
         return True
     with create_map(spec.inner) as inner:

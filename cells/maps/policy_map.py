@@ -210,7 +210,7 @@ class PolicyMap:
         self.map = table
         table.epochs = self._epochs = epochs
         self._present: Mapping[PolicyKey, PolicyEntry] = {}
-        """What it has: as it was last made, or as the kernel told."""
+        """Its entries: as they were last made, or as the kernel has them."""
 
     def __repr__(self) -> str:
         return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
@@ -222,7 +222,7 @@ class PolicyMap:
         Nor does anything pass a proxy by that it is to read: where there is one, what decides first is
         written first, and deleted last.
 
-        An entry whose verdict stays is not touched, so its counters go on. If any changed, the endpoint's
+        An entry with the same verdict is not touched, so its counters go on. If any changed, the endpoint's
         flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
         bpf-policy-map-max); what was written until then stays.
         """
@@ -320,7 +320,7 @@ class PolicyMap:
                     raise
                 packed = [
                     key for key in packed if self.map.delete(key)
-                ]  # one was gone already: the rest singly
+                ]  # one did not exist: the rest one by one
         else:
             for key in packed:
                 self.map.delete(key)

@@ -170,7 +170,7 @@ class PolicyPins:
         return {each for each in ids if 1 <= each <= ENDPOINT_IDS}
 
     def _drop_oddly_named(self) -> None:
-        """Remove pins whose number is not written with five digits: no endpoint will ever claim them."""
+        """Remove pins without a number of five digits: no endpoint will ever claim them."""
         for path in self._directory.iterdir():
             number = path.name.removeprefix("cilium_policy_")
             if number != path.name and number.isdecimal() and path.name != policy_name(int(number)):
@@ -194,7 +194,7 @@ class PoolEmpty(Exception):  # noqa: N818  (a state to wait out, not a fault)
     """No policy map is prepared at the moment: await PolicyMaps.ready() and acquire again."""
 
 
-class PolicyIdsExhausted(HiveError):  # noqa: N818  (says what happened)
+class PolicyIdsExhausted(HiveError):  # noqa: N818  (named by what happened)
     """Every endpoint id is in use."""
 
 
@@ -214,7 +214,7 @@ class PolicyMaps:
         self._unclaimed: dict[int, PolicyMap] = {}
         self._used: dict[int, PolicyMap] = {}
         self._pinned: set[int] = set()
-        """Unclaimed ones whose maps are known to be pinned where they should."""
+        """Unclaimed ones with maps that are known to be pinned where they should."""
         self._untouched: deque[int] = deque(range(1, ENDPOINT_IDS + 1))
         self._waiting = 0
         self._low = self._filled = anyio.Event()
@@ -294,7 +294,7 @@ class PolicyMaps:
     def adopt(self, endpoint_id: int) -> PolicyMap:
         """The id and map an endpoint had before a restart, with the entries it had; pinned.
 
-        Waits for RCU if the map is lost and :meth:`prepare` was not told of the id. HiveError if the id is
+        Waits for RCU if the map is lost and :meth:`prepare` did not know the id. HiveError if the id is
         out of range or in use.
         """
         if not 1 <= endpoint_id <= ENDPOINT_IDS:
@@ -315,7 +315,7 @@ class PolicyMaps:
         return policy
 
     def all(self) -> list[PolicyMap]:
-        """Every policy map that is open, in use or kept ready."""
+        """Every open policy map, in use or in reserve."""
         return [*self._used.values(), *self._unclaimed.values(), *self._spare]
 
     @property
@@ -325,7 +325,7 @@ class PolicyMaps:
 
     @property
     def unclaimed(self) -> Collection[int]:
-        """Ids whose pinned maps no restored endpoint has adopted yet."""
+        """Ids with pinned maps that no restored endpoint has adopted yet."""
         return self._unclaimed.keys()
 
     async def sweep(self) -> None:

@@ -277,7 +277,7 @@ ALWAYS: Final = frozenset(
 
 
 def family_of(attribute: str) -> int:
-    """The family whose addresses a map of Maps has, 4 or 6; 0 if both or none."""
+    """The family of the addresses in a map of Maps, 4 or 6; 0 if both or none."""
     return next((family for family in (4, 6) if str(family) in attribute), 0)
 
 
@@ -323,7 +323,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "fragments6": MapSpec(
             "cilium_ipv6_frag_datagrams", MapType.LRU_HASH, FRAGMENT6_KEY, ports, sizes.fragments
         ),
-        # Whatever preallocate says: `cilium-dbg bpf metrics list` unpins every map but exactly this one.
+        # With any preallocate: `cilium-dbg bpf metrics list` unpins every map but exactly this one.
         "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, *metrics, 1024, NO_PREALLOC),
         "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
         "endpoints": MapSpec(

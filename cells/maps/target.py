@@ -84,7 +84,7 @@ class MapTarget(Generic[Key, Row, Value]):
         return await to_thread.run_sync(self._read)
 
     def matches(self, row: Row, observed: Value) -> bool:
-        """Whether the map has what the row says."""
+        """Whether the map has the row's entries."""
         return self.value_of(row) == observed
 
     async def put(self, batch: Mapping[Key, Row]) -> None:
@@ -228,7 +228,7 @@ class MapTable(Generic[Key, Row, Value]):
         return await self._target.observe()
 
     def matches(self, row: Row, observed: Value) -> bool:
-        """Whether the map has what the row says."""
+        """Whether the map has the row's entries."""
         return self._target.matches(row, observed)
 
     async def put(self, batch: Mapping[Key, Row]) -> None:

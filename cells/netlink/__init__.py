@@ -1,4 +1,4 @@
-"""rtnetlink by hand, for the path that users wait for: adding and deleting pods.
+"""rtnetlink messages of our own, for the path that users wait for: adding and deleting pods.
 
 Edge: the kernel's links, addresses, routes and filters, as a few packed messages per exchange.
 Needs:  Lifecycle.   Gives: HostLinks (this node's links), PodLink (a pod's, over a socket handed over),

@@ -41,7 +41,7 @@ _DUMP_TRIES = 10
 
 
 class NetlinkError(OSError, HiveError):
-    """The kernel refused a request; ``what`` says which, ``errno`` and the text say why."""
+    """The kernel refused a request; ``what`` names it, ``errno`` and the text have the reason."""
 
     def __init__(self, number: int, what: str, reason: str = "") -> None:
         super().__init__(number, os.strerror(number) + (f" ({reason})" if reason else ""))
@@ -174,7 +174,7 @@ def _ends(message: Message, final: Request) -> bool:
 
 
 def _failure(request: Request, message: Message) -> NetlinkError | None:
-    """The error an NLMSG_ERROR or NLMSG_DONE tells, if it tells one that the request does not tolerate."""
+    """The error in an NLMSG_ERROR or NLMSG_DONE, if there is one that the request does not tolerate."""
     number, reason = error_of(message)
     if not number or number in request.tolerate:
         return None

@@ -110,7 +110,7 @@ class Reaper:
                 for ticket in tickets:
                     ticket.failures = [failures[each] for each in ticket.ifindexes if each in failures]
                     ticket.done.set()
-        finally:  # cancelled: nobody may wait for ever
+        finally:  # cancelled: no waiter may wait for ever
             while receive.statistics().current_buffer_used:
                 tickets.append(receive.receive_nowait())
             for ticket in tickets:
@@ -258,7 +258,7 @@ class HostLinks:
         self._connection.run(*batch)
 
     def detach(self, ifindex: int, *, ingress: bool, egress: bool) -> None:
-        """Take off what :meth:`attach_clsact` attached, of either direction; what is gone is fine."""
+        """Take off what :meth:`attach_clsact` attached, of either direction; a missing one is fine."""
         parents = [*([m.TC_H_INGRESS] if ingress else []), *([m.TC_H_EGRESS] if egress else [])]
         if parents:
             self._connection.run(*(m.delete_filter(ifindex, parent) for parent in parents))
@@ -271,7 +271,7 @@ class HostLinks:
         self._connection.run(m.set_xdp(ifindex, program_fd, generic=generic, instead_of=instead_of))
 
     def xdp(self, ifindex: int) -> XdpPrograms:
-        """The XDP programs of a link; ENODEV when it is gone."""
+        """The XDP programs of a link; ENODEV when it does not exist."""
         return read_xdp(self._connection.run(m.get_link_at(ifindex))[-1])
 
     def find(self, name: str) -> LinkInfo | None:
@@ -295,7 +295,7 @@ class HostLinks:
         return read_link(replies[-1])
 
     def links(self, without: tuple[str, ...] = ()) -> list[LinkInfo]:
-        """Every link of the namespace, but those whose names begin with one of ``without``."""
+        """Every link of the namespace, but those with names that begin with one of ``without``."""
         rows = self._connection.dump(m.dump_links())
         return [read_link(row) for row in rows if not (without and read_name(row).startswith(without))]
 
@@ -317,7 +317,7 @@ class HostLinks:
         return await anyio.to_thread.run_sync(routes_over, ifindex)
 
     def programs(self, ifindex: int) -> LinkPrograms:
-        """The programs attached where :meth:`attach_clsact` attaches; none for a link that is gone."""
+        """The programs attached where :meth:`attach_clsact` attaches; none for a missing link."""
         return read_programs(self._connection, ifindex)
 
     def set_device(self, ifindex: int, name: str, mtu: int) -> None:
@@ -325,7 +325,7 @@ class HostLinks:
         self._connection.run(m.set_device(ifindex, name, mtu))
 
     def set_mtu(self, ifindex: int, mtu: int) -> None:
-        """Give a link another MTU. ENODEV: it is gone."""
+        """Give a link another MTU. ENODEV: it does not exist."""
         self._connection.run(m.set_mtu(ifindex, mtu))
 
     def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
@@ -333,7 +333,7 @@ class HostLinks:
         self._connection.run(m.add_address(ifindex, name, address))
 
     def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
-        """Take an address off a link, and the route to it alone; what is gone is fine."""
+        """Take an address off a link, and the route to it alone; a missing one is fine."""
         self._connection.run(
             m.delete_address(ifindex, name, address), m.delete_route(ifindex, m.network_of(address.ip))
         )
@@ -359,7 +359,7 @@ class HostLinks:
         )
 
     def remove_route(self, ifindex: int, network: IPNetwork) -> None:
-        """Remove a route of the main table over a link; one that is gone is fine."""
+        """Remove a route of the main table over a link; a missing one is fine."""
         self._connection.run(m.delete_route(ifindex, network))
 
     async def reap(self, ifindexes: Iterable[int]) -> None:

@@ -219,7 +219,7 @@ def set_mtu(ifindex: int, mtu: int) -> Request:
 
 
 def set_group(ifindex: int, group: int) -> Request:
-    """Put a link into a group; a link that is gone is fine."""
+    """Put a link into a group; a missing link is fine."""
     body = LINK.pack(0, 0, ifindex, 0, 0) + u32(IFLA_GROUP, group)
     return Request(f"group link {ifindex} for deletion", RTM_SETLINK, 0, body, (errno.ENODEV,))
 
@@ -231,7 +231,7 @@ def delete_group(group: int) -> Request:
 
 
 def delete_link(ifindex: int) -> Request:
-    """Delete one link by index; one that is gone is fine."""
+    """Delete one link by index; a missing one is fine."""
     body = LINK.pack(0, 0, ifindex, 0, 0)
     return Request(f"delete link {ifindex}", RTM_DELLINK, 0, body, (errno.ENODEV,))
 
@@ -273,7 +273,7 @@ def add_address(ifindex: int, name: str, address: IPAddress) -> Request:
 
 
 def delete_address(ifindex: int, name: str, address: IPInterface) -> Request:
-    """Take an address off a link; one that is gone is fine."""
+    """Take an address off a link; a missing one is fine."""
     body = ADDRESS.pack(family_of(address), address.network.prefixlen, 0, RT_SCOPE_UNIVERSE, ifindex)
     body += attribute(IFA_LOCAL, address.packed)
     return Request(f"remove address {address} from {name}", RTM_DELADDR, 0, body, (errno.EADDRNOTAVAIL,))
@@ -343,7 +343,7 @@ def set_neighbour(ifindex: int, address: IPAddress, mac: bytes) -> Request:
 
 
 def delete_route(ifindex: int, destination: IPNetwork, protocol: int = 0) -> Request:
-    """Remove the route of the main table over this link, of a protocol if given; what is gone is fine."""
+    """Remove the route of the main table over this link, of a protocol if given; a missing one is fine."""
     head = (family_of(destination), destination.prefixlen, 0, 0)
     body = ROUTE.pack(*head, RT_TABLE_MAIN, protocol, RT_SCOPE_NOWHERE, 0, 0)
     body += attribute(RTA_DST, destination.network_address.packed) + u32(RTA_OIF, ifindex)
@@ -370,14 +370,14 @@ def replace_filter(ifindex: int, parent: int, program_fd: int, name: str) -> Req
 
 
 def delete_filter(ifindex: int, parent: int) -> Request:
-    """Take off what :func:`replace_filter` attaches; a filter, clsact or link that is gone is fine."""
+    """Take off what :func:`replace_filter` attaches; a missing filter, clsact or link is fine."""
     body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _BPF
     missing = errno.ENOENT, errno.EINVAL, errno.ENODEV
     return Request(f"detach from link {ifindex}", RTM_DELTFILTER, 0, body, missing)
 
 
 def dump_filters(ifindex: int, parent: int) -> Request:
-    """Ask for the filters of one direction of a link; a link that is gone, or without clsact, has none."""
+    """Ask for the filters of one direction of a link; a missing link, or one without clsact, has none."""
     body = TC.pack(0, ifindex, 0, parent, 0)
     return Request(f"list filters of link {ifindex}", RTM_GETTFILTER, NLM_F_DUMP, body)
 

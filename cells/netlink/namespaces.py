@@ -39,7 +39,7 @@ def namespaces(named: Sequence[Path] = NAMED, processes: Path = Path("/proc")) -
     """
     known = {Path("/proc/self/ns/net").stat().st_ino}
     for path in _paths(named, processes):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # closed meanwhile
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 inode = os.fstat(descriptor).st_ino

@@ -68,7 +68,7 @@ class NodeNetwork:
         )
 
     async def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
-        """Take an address off a link, and the route to it alone; what is gone is fine."""
+        """Take an address off a link, and the route to it alone; a missing one is fine."""
         await self._do(
             f"remove address {address} from {name}",
             lambda ip: ip.addr(
@@ -91,7 +91,7 @@ class NodeNetwork:
         await self._do(f"set route {destination}", lambda ip: ip.route("replace", **route))
 
     async def remove_route(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove a route of the main table over a link; one that is gone is fine."""
+        """Remove a route of the main table over a link; a missing one is fine."""
         await self._do(
             f"remove route {destination}",
             lambda ip: ip.route("del", dst=str(destination), oif=ifindex),
@@ -177,7 +177,7 @@ def take_marked(marked: Marked, families: Collection[int]) -> None:
 
 
 def leave_marked(marked: Marked, families: Collection[int]) -> None:
-    """Take that back; what is gone is fine, and so is a kernel without the family. NetlinkError, OSError."""
+    """Take that back; a missing one is fine, and so is a kernel without the family. NetlinkError, OSError."""
     with _connected() as connection:
         for family in families:
             connection.run(

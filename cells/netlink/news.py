@@ -1,4 +1,4 @@
-"""Being told by the kernel that something changed, without reading what.
+"""Events of the kernel that something changed, without reading what.
 
 For:   cells that list again after each hint.   Needs: a netlink socket of its own.
 Gives: subscribed(), hints(), passing(), and the words its filters are written in.

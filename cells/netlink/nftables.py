@@ -220,7 +220,7 @@ def _rule(table: str, chain: str, rule: NftablesRule) -> Request:
 
 
 def _commit(requests: Sequence[Request]) -> None:
-    """All of them in one transaction, of which the last one's answer says whether it has taken place."""
+    """All of them in one transaction, of which the last one's answer shows whether it took place."""
     *others, last = requests
     edge = _NFGENMSG.pack(0, 0, _SUBSYSTEM)
     batch = [

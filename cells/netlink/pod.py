@@ -46,7 +46,7 @@ class PodLink:
         """Up, the addresses, each gateway on the link, default routes through them with ``mtu``: one batch.
 
         ``gateways`` has one per address, in the same order; ValueError otherwise. An IPv6 address needs IPv6
-        on in the pod's namespace, else the kernel says EACCES: no netlink message can switch it on. Routes
+        on in the pod's namespace, else the kernel answers EACCES: no netlink message can switch it on. Routes
         that exist are fine (another plugin may have made them); an address that exists is EEXIST.
         """
         batch = [m.link_up(ifindex, name)]

@@ -229,7 +229,7 @@ def read_xdp(message: Message) -> XdpPrograms:
 def read_program(rows: Iterable[Message]) -> int:
     """The id of the program that a dump of filters has first, where ours are (priority 1, handle 1).
 
-    0 when there is none, or one whose verdict does not count (no direct action).
+    0 when there is none, or one with an ignored verdict (no direct action).
     """
     for row in rows:
         _, _, handle, _, info = m.TC.unpack_from(row.body)

@@ -67,7 +67,7 @@ class VxlanLinks:
             connection.run(mtu_and_up(ifindex, name, mtu))
 
     def delete(self, ifindex: int) -> None:
-        """Remove a link; gone already is fine."""
+        """Remove a link; a missing one is fine."""
         with _connection() as connection:
             connection.run(m.delete_link(ifindex))
 
@@ -95,7 +95,7 @@ class VxlanLinks:
             connection.run(request)
 
     def remove_route(self, ifindex: int, destination: m.IPNetwork) -> None:
-        """Remove a route of that protocol; gone already is fine."""
+        """Remove a route of that protocol; a missing one is fine."""
         with _connection() as connection:
             connection.run(m.delete_route(ifindex, destination, m.RTPROT_KERNEL))
 
@@ -109,7 +109,7 @@ def create_wireguard(name: str, mtu: int) -> None:
 
 
 def new_vxlan(name: str, mtu: int, port: int, source_ports: tuple[int, int]) -> Request:
-    """The message of :meth:`VxlanLinks.create`: the device learns nothing, each packet says where it goes."""
+    """The message of :meth:`VxlanLinks.create`: it learns nothing, packets carry their destination."""
     data = attribute(IFLA_VXLAN_COLLECT_METADATA, b"\1") + attribute(IFLA_VXLAN_LEARNING, b"\0")
     data += attribute(IFLA_VXLAN_PORT, _PORT.pack(port))
     if source_ports != (0, 0):

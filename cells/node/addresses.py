@@ -362,7 +362,7 @@ _RTMGRP_IPV4_ROUTE: Final = 0x40
 _RTMGRP_IPV6_ROUTE: Final = 0x400
 _RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
 _PREFIX_LENGTH: Final = 17
-"""Where an rtmsg says how long the destination's prefix is, behind the header of 16 bytes."""
+"""Where an rtmsg has the length of the destination's prefix, behind the header of 16 bytes."""
 DEFAULT_ROUTES: Final = news.passing(
     (news.kinds(_RTM_NEWROUTE, _RTM_DELROUTE), news.Field(news.LOAD_BYTE, _PREFIX_LENGTH, (0,)))
 )

@@ -87,7 +87,7 @@ def matches(wanted: str, name: str) -> bool:
 # A network device of the node, and what follows from all of them.
 
 OTHERS = ("docker", "cni", "podman", "virbr")
-"""How the names of other plugins' bridges begin; they are native only if the setting ``devices`` says so."""
+"""How the names of other plugins' bridges begin; they are native only if ``devices`` names them."""
 OTHER_KINDS = frozenset({"vxlan", "geneve", "dummy", "ipip", "ip6tnl", "sit", "gre", "wireguard"})
 """Tunnels, behind which are others' pods, and devices that lead nowhere; the same."""
 MAC_LENGTH = 6
@@ -237,7 +237,7 @@ class DeviceSource:
                 yield
 
     def refresh(self) -> None:
-        """Make the table what the kernel says now."""
+        """Make the table equal to what the kernel has now."""
         found = {device.ifindex: self._selected(device) for device in self._kernel.devices()}
         with self._table.txn() as txn:
             for known in self._table.all():

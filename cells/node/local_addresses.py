@@ -1,4 +1,4 @@
-"""Which addresses are on this node, and whose each is: the node's own, or an endpoint's.
+"""Which addresses are on this node, and the owner of each: the node itself, or an endpoint.
 
 Reconciler: other cells claim addresses, for the node or for an endpoint. The claim that counts is the
             address's row in the map cilium_lxc, and is its only writer; if both have one, the node's is used.
@@ -29,7 +29,7 @@ HOST: Final = LxcValue(flags=LXC_HOST)
 
 
 class LocalAddress(msgspec.Struct, frozen=True):
-    """Whose an address of this node is; a row of the table ``local-addresses``."""
+    """The owner of an address of this node; a row of the table ``local-addresses``."""
 
     ip: IPAddress
     host: bool
@@ -61,7 +61,7 @@ def lxc_target(maps: Callable[[], Map]) -> LxcTarget:
 
 
 class LocalAddresses:
-    """Whose every address of this node is.
+    """The owner of every address of this node.
 
     A source that has claims from the start announces itself by ``table.initializer()`` in its constructor.
     Until all of them are done, no row of the map goes for want of a claim.
@@ -97,7 +97,7 @@ class LocalAddresses:
     def drop_endpoint(self, ip: IPAddress, endpoint_id: int) -> None:
         """The endpoint has the address no more; another endpoint that has it by now keeps it.
 
-        Raises OSError when the kernel refuses: the claim is gone, the row follows with the next sweep.
+        Raises OSError when the kernel refuses: the claim is removed, the row follows with the next sweep.
         """
         known = self.table.get(ip)
         if known is None:
@@ -127,7 +127,7 @@ class LocalAddresses:
     def drop_host(self, ip: IPAddress) -> None:
         """The node has the address no more; an endpoint that claims it has it now.
 
-        Raises OSError when the kernel refuses: the claim is gone, the row follows with the next sweep.
+        Raises OSError when the kernel refuses: the claim is removed, the row follows with the next sweep.
         """
         known = self.table.get(ip)
         if known is not None and known.host:
@@ -178,7 +178,7 @@ def local_addresses(
     tables: Tables,
     log: Logger,
 ) -> LocalAddresses:
-    """Whose every address is, once its hook has read what an earlier agent left.
+    """The owner of every address, once its hook has read what an earlier agent left.
 
     The map is swept when all sources are known, every minute, and when the kernel refused a row.
     """

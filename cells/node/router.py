@@ -207,7 +207,7 @@ def addresses_in(text: str) -> list[IPAddress]:
 
 
 class StartWriter:
-    """A :class:`~cells.node.router_kernel.RouterWriter` whose every method is one synchronous exchange."""
+    """A :class:`~cells.node.router_kernel.RouterWriter` that makes one synchronous exchange a method."""
 
     def __init__(self, links: HostLinks) -> None:
         self._links = links
@@ -235,7 +235,7 @@ class StartWriter:
         self._links.set_route(ifindex, destination, gateway, source)
 
     async def remove_route(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove; gone already is fine."""
+        """Remove; a missing one is fine."""
         self._links.remove_route(ifindex, destination)
 
 
@@ -250,7 +250,7 @@ _RTMGRP_IPV6_ROUTE: Final = 0x400
 _RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
 _PROTOCOL: Final = 21
-"""Where an rtmsg says who made the route, behind the header of 16 bytes."""
+"""Where an rtmsg names who made the route, behind the header of 16 bytes."""
 _BY_PEOPLE: Final = (3, 4)
 """RTPROT_BOOT, which our own have, and RTPROT_STATIC: not what the kernel or a routing daemon makes."""
 CHANGED: Final = news.passing(
@@ -273,7 +273,7 @@ class Addressing:
 class Router:
     """Made by its hook, after restored endpoints have claimed their addresses; the devices stay at stop.
 
-    While the agent runs, what is removed or changed is made right again: at once where the kernel tells, else
+    While the agent runs, what is removed or changed is made right again: at once on a kernel event, else
     within half a minute.
     """
 

@@ -67,7 +67,7 @@ class RouterWriter(Protocol):
         ...
 
     async def remove_route(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove; gone already is fine."""
+        """Remove; a missing one is fine."""
         ...
 
 
@@ -246,7 +246,7 @@ class RouterPrograms(Protocol):
     """The node's programs; cells.datapath.Datapath. Methods raise OSError."""
 
     def set_node(self, node: NodeConfig) -> None:
-        """Tell the programs about the node."""
+        """Configure the programs for the node."""
         ...
 
     def has_node(self, node: NodeConfig) -> bool:
@@ -370,7 +370,7 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
                 await self.writer.set_route(host, wanted.destination, wanted.gateway, wanted.source)
 
     def _macs(self) -> Macs | None:
-        """Those the pair had when the programs were told of it."""
+        """Those the pair had when the programs were configured."""
         node = self._programs.known_node()
         return None if node is None or not any(node.host_mac) else Macs(node.host_mac, node.net_mac)
 

@@ -1,4 +1,4 @@
-"""Kernel settings that other cells need, written and kept so.
+"""Kernel settings that other cells need, written and restored when changed.
 
 Reconciler: reads the table ``sysctls``, which Sysctls fills with what cells ask for, and writes /proc/sys.
 Why:        a configuration tool that resets rp_filter or forwarding would silently cut pods off. The kernel
@@ -52,7 +52,7 @@ class SysctlFiles:
             return None
 
     def write(self, name: str, value: str) -> None:
-        """Write it. Raises HiveError, one line that says what to do."""
+        """Write it. Raises HiveError, one line with what to do."""
         try:
             (self.root / name).write_text(value, encoding="ascii")
         except OSError as error:
@@ -67,7 +67,7 @@ def sysctl_files() -> SysctlFiles:
     return SysctlFiles()
 
 
-# Settings that are kept: as a table, and in the kernel.
+# Settings that are maintained: as a table, and in the kernel.
 #
 # Source: kernel Documentation/networking/ip-sysctl.rst; rtnetlink's RTM_NEWNETCONF (linux/netconf.h).
 
@@ -142,7 +142,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
     # The reconciler's target
 
     async def observe(self) -> Mapping[str, Sysctl]:
-        """What the settings are that are kept."""
+        """The values of the maintained settings."""
         found = {row.name: self._files.read(row.name) for row in self._table.all()}
         return {name: Sysctl(name, value) for name, value in found.items() if value is not None}
 
@@ -166,7 +166,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
             raise BatchError(failures)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Nothing: what is not kept any more stays as it is."""
+        """Nothing: a setting that is not maintained any more stays as it is."""
         del batch
 
     async def _hints(self) -> AsyncIterator[None]:

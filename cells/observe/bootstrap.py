@@ -24,7 +24,7 @@ __all__ = ["Bootstrap", "cell"]
 
 # Which hook belongs to which bootstrap scope, and what each scope took.
 #
-# Source: Cilium 1.17, bootstrapStatistics. A scope without time is not told; one may add up several hooks, of
+# Source: Cilium 1.17, bootstrapStatistics. One without time is not reported; one may add up several hooks, of
 #         which some run beside each other, so that all scopes together may be more than ``overall``.
 
 OVERALL: Final = "overall"
@@ -97,11 +97,11 @@ def families(scopes: Scopes) -> Iterator[Family]:
     )
 
 
-# Tells how the start went, once everything that pods and probes wait for has started.
+# Reports how long the start took, once everything that pods and probes wait for has started.
 
 
 class Bootstrap:
-    """The bootstrap statistics of this start. Whoever takes it waits for nothing."""
+    """The bootstrap statistics of this start. Its users wait for nothing."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile

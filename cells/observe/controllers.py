@@ -91,7 +91,7 @@ class _Controller:
         self.last_success: float | None = None
         self.last_failure: float | None = None
         self.cached: ControllerStatus | None = None
-        """Its status, created on demand and kept until it changes."""
+        """Its status, created on demand and reused until it changes."""
 
     def ask(self) -> None:
         """Have it run now, or once more."""
@@ -206,7 +206,7 @@ class Controllers:
         return tuple(found)
 
     def _job(self, name: str, job: JobStats, failing: bool) -> ControllerStatus:
-        """A job that goes on after a failure may never end a run again: its health tells that it is well."""
+        """A job that goes on after a failure may never end a run again: its health shows that it is well."""
         return ControllerStatus(
             name=name,
             uuid=str(uuid5(self._run, name)),

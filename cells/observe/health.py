@@ -1,4 +1,4 @@
-"""Tells whether the agent is well: one verdict, and the port the kubelet probes.
+"""Decides whether the agent is well: one verdict, and the port the kubelet probes.
 
 Controller: reads the hive's health tree, gives the verdict that the REST API and the port share.
 Why:        the port listens only once everything serves, so that a probe before that is refused.
@@ -82,7 +82,7 @@ class Probe(msgspec.Struct, frozen=True):
 class Probes:
     """Runs every probe as a controller; what is wrong is its failure, and one that hangs is stale.
 
-    Its hook waits until each has answered, whatever it said, or is stale.
+    Its hook waits until each has given any answer, or is stale.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ async def _ask(question: Callable[[Path], None], path: Path) -> None:
 
 
 def _maps_there(directory: Path) -> None:
-    """Raise HiveError when the maps' pins are gone: a restart would begin with empty maps."""
+    """Raise HiveError when the maps' pins are missing: a restart would begin with empty maps."""
     if not directory.is_dir():
         raise HiveError(f"{directory}: the maps' pins are missing; is the bpf file system still mounted?")
 
@@ -174,19 +174,19 @@ def _room_left(directory: Path) -> None:
         raise HiveError(f"{directory}: no space left; pods cannot be added")
 
 
-# How the agent is, in one value: what GET /healthz on the socket and port 9879 both tell.
+# How the agent is, in one value: what GET /healthz on the socket and port 9879 both answer.
 
 State = Literal["Ok", "Warning", "Failure", "Disabled"]
 
 WELL: Final[frozenset[State]] = frozenset({"Ok", "Disabled"})
 
 CNI_CONFIG_MODULE = "cni-config"
-"""Id of the module whose failure means that pods cannot be made here. Its jobs, below it, only watch."""
+"""Id of the module without which pods cannot be made here. Its jobs, below it, only watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Something outside the agent whose failure makes the agent's status a failure."""
+    """Something outside the agent that makes the agent's status a failure when it fails."""
 
     title: str
     """As the status names it."""
@@ -204,7 +204,7 @@ class AgentStatus:
     modules: tuple[HealthStatus, ...]
     """Health of every module, in the order of the tree."""
     cni_config: HealthStatus | None
-    """What the writer of the CNI configuration file said; None when there is none, or it has said nothing."""
+    """The last report of the writer of the CNI configuration file; None without one."""
     controllers: tuple[ControllerStatus, ...] = ()
     """By name."""
     stale: Mapping[str, float] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class AgentStatus:
 
     @property
     def uncontrolled(self) -> tuple[HealthStatus, ...]:
-        """Degraded modules whose trouble is not shown by a controller."""
+        """Degraded modules with trouble that no controller shows."""
         listed = {controller.name for controller in self.controllers}
         return tuple(
             module
@@ -317,7 +317,7 @@ class HealthServerSettings(Settings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentReady:
-    """Says that everything a healthy agent does has started.
+    """Announces that everything a healthy agent does has started.
 
     The composition provides it from the last things to start, so that a probe succeeds only after them.
     """

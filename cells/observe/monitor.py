@@ -2,7 +2,7 @@
 
 Edge: forwards events as they came to every client of ``<state-dir>/monitor1_2.sock``, which decodes them.
 Why:  an unmodified ``cilium-dbg monitor`` and ``hive monitor`` watch packets with it. Nothing is read from
-      the datapath while nobody is connected.
+      the datapath while no client is connected.
 
 Settings: enable-monitor.
 """
@@ -65,7 +65,7 @@ _FIELDS: Final = (("Data", _BYTES), ("CPU", _INT), ("Lost", _UINT), ("Type", _IN
 
 
 def _definition() -> bytes:
-    """The type definition: a wireType whose third field, a structType, names the fields and their types.
+    """The type definition: a wireType; its third field, a structType, names the fields and their types.
 
     Every number before a value is how many fields further it is; 0 ends a struct.
     """
@@ -233,7 +233,7 @@ class Monitor:
         self._server = None
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client until either side has gone."""
+        """Serve one client until either side disconnects."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("asyncio accepts in a task")
@@ -248,7 +248,7 @@ class Monitor:
                     await _send(writer, subscription)
                     tasks.cancel_scope.cancel()
         except* (ConnectionError, asyncio.CancelledError):
-            pass  # the client has gone, or we stop: no caller waits for this connection any more
+            pass  # the client has disconnected, or we stop: no caller waits for this connection any more
         except* HiveError as errors:
             reason = "; ".join(map(str, errors.exceptions))
             self._log.warning("events cannot be read from the datapath", error=reason)

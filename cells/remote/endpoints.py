@@ -1,7 +1,7 @@
 """Pods of other nodes: their addresses in the ipcache, with identity and node.
 
 Source: CiliumEndpoint objects, or CiliumEndpointSlices, in; claims of prefixes out. Pods of manifests, too.
-Why:    by its address alone a packet is known to be a pod's, and whose.
+Why:    by its address alone a packet is known to be a pod's, and which pod's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What nodes tell each other through the store: themselves, and whose their pods' addresses are.
+"""What nodes share through the store: themselves, and their pods' addresses.
 
 Source and controller: keys of the store in; rows of the table ``nodes`` and claims in the ipcache out. This
         node and its endpoints in; its own keys out.
@@ -97,7 +97,7 @@ class SharedClaims:
     async def _rounds(self) -> AsyncIterator[Sequence[Change[SharedAddress]] | None]:
         """None at the beginning: everything is to be looked at.
 
-        Identities come first: by a number whose labels are unknown no rule would deny.
+        Identities come first: no rule would deny by a number without known labels.
         """
         await self._identities.table.wait_initialized()
         await self._addresses.wait_initialized()
@@ -143,7 +143,7 @@ def _stretches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield stretch
 
 
-# What this node tells through the store: itself, and its pods' addresses.
+# What this node writes into the store: itself, and its pods' addresses.
 #
 # Controller: endpoints, pods and this node in, keys out, which the store is made to hold.
 
@@ -237,7 +237,7 @@ class SharedKeys:
         return list(address_keys(endpoint, node.name, host, ports, node.endpoint_key))
 
     def _left(self) -> dict[str, str]:
-        """Keys that say that this node has them: an earlier agent's of pods that are gone."""
+        """Keys of this node in the store: an earlier agent's of deleted pods."""
         node = self._own
         own = {str(each.ip) for each in node.addresses} if node is not None else set()
         return {f"{IPS}{row.address}": row.value for row in self._addresses.all() if row.node in own}

@@ -1,4 +1,4 @@
-"""Addresses of pods told through the store: what a key says, and what is to be said of an endpoint.
+"""Addresses of pods in the store: the contents of a key, and the key of an endpoint.
 
 Source: Cilium 1.17, IPIdentityPair as JSON, below ip/v1/default/: an address, or a prefix, is the key.
 """
@@ -44,14 +44,14 @@ class IPIdentityPair(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class SharedAddress(msgspec.Struct, frozen=True, gc=False):
-    """A row of the table ``shared-addresses``: an address of a pod, as its node tells."""
+    """A row of the table ``shared-addresses``: an address of a pod, as its node publishes it."""
 
     address: str
     """The key: an address, or a prefix."""
     prefix: Prefix
     identity: int
     node: str
-    """The address of its node; empty if that is not said."""
+    """The address of its node; empty if unknown."""
     value: str
     """The whole, as it was read."""
     encrypt_key: int = 0
@@ -73,7 +73,7 @@ class SharedAddress(msgspec.Struct, frozen=True, gc=False):
 
 
 def resource_of(address: str) -> str:
-    """Whose the claim of an address is."""
+    """The owner of the claim of an address."""
     return f"kvstore//{address}"
 
 
@@ -106,7 +106,7 @@ def read_address(key: str, value: bytes) -> SharedAddress | None:
 def address_keys(
     endpoint: Endpoint, node: str, host: IPAddress | None, ports: Iterable[SharedPort], key: int
 ) -> Iterator[OwnKey]:
-    """The keys of an endpoint whose identity is known, one for each address."""
+    """The keys of an endpoint with a known identity, one for each address."""
     for ip in endpoint.addresses:
         pair = IPIdentityPair(
             ip=str(ip),
@@ -129,7 +129,7 @@ def _tunnel_endpoint(node: str) -> IPv4Address:
     return ip if isinstance(ip, IPv4Address) else IPv4Address(0)
 
 
-# Nodes told through the store: this one's key, and what the others' say.
+# Nodes in the store: this one's key, and the contents of the others'.
 #
 # Source: Cilium 1.17, pkg/node/types.Node as JSON: a network is Go's net.IPNet, its mask bytes as base64.
 
@@ -226,7 +226,7 @@ def _of(addresses: Iterable[IPAddress], family: Family) -> str:
 
 
 def read_node(key: str, value: bytes) -> ClusterNode | None:
-    """The node of a key, ``cluster/name``; None for what is none, or another one than the key says."""
+    """The node of a key, ``cluster/name``; None for an invalid one, or another one than in the key."""
     try:
         decoded = _DECODE_NODE.decode(value)
     except msgspec.MsgspecError:

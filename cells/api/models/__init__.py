@@ -108,7 +108,7 @@ class KVStoreConfiguration(Model, frozen=True):
 
 
 class MasqueradeProtocols(Model, frozen=True):
-    """Families whose traffic leaving the cluster gets the node's address."""
+    """Families that get the node's address where traffic leaves the cluster."""
 
     ipv4: bool = False
     ipv6: bool = False

@@ -69,7 +69,7 @@ class SelectorLabel(Model, frozen=True, omit_defaults=False):
 
 
 class SelectorIdentityMapping(Model, frozen=True, omit_defaults=False):
-    """A selector in use, whom it selects, how many use it, and the labels of a rule that has it."""
+    """A selector in use, its identities, its number of users, and the labels of a rule that has it."""
 
     selector: str
     identities: list[int]
@@ -217,7 +217,7 @@ class IdentityEndpoints(Model, frozen=True):
 
 
 class IPListMetadata(Model, frozen=True):
-    """Who said whose a prefix is; the pod, if it is one's."""
+    """The source that named the owner of a prefix; the pod, if it is one's."""
 
     source: str = ""
     namespace: str = ""
@@ -225,7 +225,7 @@ class IPListMetadata(Model, frozen=True):
 
 
 class IPListEntry(Model, frozen=True, omit_defaults=False):
-    """A prefix and whose it is."""
+    """A prefix and its owner."""
 
     cidr: str
     identity: int
@@ -244,7 +244,7 @@ class BPFMapEntry(Model, frozen=True, omit_defaults=False):
 
 
 class BPFMap(Model, frozen=True):
-    """A map; ``cache`` is absent if the datapath writes the map, or no copy of it is kept."""
+    """A map; ``cache`` is absent if the datapath writes the map, or there is no copy of it."""
 
     path: str
     cache: list[BPFMapEntry] | None = None

@@ -82,7 +82,7 @@ class Switch(Model, frozen=True):
 
 
 class MasqueradedProtocols(Model, frozen=True):
-    """Families whose packets leave with the node's address."""
+    """Families that leave with the node's address."""
 
     ipv4: bool = False
     ipv6: bool = False

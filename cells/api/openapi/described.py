@@ -49,7 +49,7 @@ class DescribedResponse(msgspec.Struct, frozen=True):
     """The body's type; None without a body."""
     content: str = JSON
     lines: bool = False
-    """The body is a line of ``kind`` for each thing there is to tell; empty lines mean nothing."""
+    """The body is a line of ``kind`` for each thing there is to report; empty lines mean nothing."""
     links: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     """Operations that go on from here, and where in this answer their parameters are."""
 
@@ -118,7 +118,7 @@ def ok(text: str, kind: Any = None, *, status: int = 200, **more: Any) -> Descri
 
 
 def error(status: int, text: str) -> DescribedResponse:
-    """An error with a text that says more."""
+    """An error with a text of details."""
     return DescribedResponse(status, text, Error)
 
 

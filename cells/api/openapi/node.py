@@ -235,12 +235,12 @@ SERVICE_OPERATIONS = (
 )
 
 
-# What the API says of parts of Cilium that are not built: reading finds nothing, changing is refused.
+# What the API answers for parts of Cilium that are not built: reading finds nothing, changing is refused.
 #
 # Source: Cilium 1.17, api/v1/openapi.yaml, of which only the answers that are given are here.
 
 NONE: Any = list[dict[str, str]]
-"""Of lists whose items nothing makes yet."""
+"""Of lists that nothing fills yet."""
 NO_FILTER = (error(500, "There is no prefilter."),)
 RECORDER = path("id", "A recorder.", kind=int, example=1)
 NO_RECORDER = (bare(404, "There is none."),)

@@ -81,7 +81,7 @@ class Route(msgspec.Struct, frozen=True):
     path: str
     operation: Operation
     texts: frozenset[int] = frozenset()
-    """Error statuses whose body is the text."""
+    """Error statuses with the text as body."""
     bare: frozenset[int] = frozenset()
     """Error statuses without a body."""
 

@@ -176,7 +176,7 @@ class StateDB:
         ]
 
     async def list_tables(self, _request: Request) -> Response:
-        """GET /statedb/tables: what each table is called, how large it is, whom it waits for."""
+        """GET /statedb/tables: the name of each table, its size, and the initializers it waits for."""
         return answer(200, tables_info(self._tables))
 
     async def dump_all(self, _request: Request) -> Response:

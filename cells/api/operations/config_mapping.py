@@ -1,6 +1,6 @@
-"""The agent's configuration as GET /config tells it, and what PATCH /config may ask.
+"""The agent's configuration as GET /config shows it, and what PATCH /config may change.
 
-Needs: what the router and the endpoint cell tell.
+Needs: the facts of the router and the endpoint cell.
 Gives: NodeFacts, configuration_model, host_addressing, requested_configuration, requested_debug.
 """
 

@@ -251,7 +251,7 @@ class AgentEnds:
         raise UnanswerableError(f"{ip_network(text, strict=False)} is a network: ask of an address in it")
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
-        """Whoever has the address."""
+        """The owner of the address."""
         del client
         end = self._at(address)
         node = self._others.node_of(address)
@@ -280,7 +280,7 @@ class AgentEnds:
         return found
 
     def reserved_ends(self) -> list[KnownPods]:
-        """What is no pod and packets come from or go to."""
+        """Sources and destinations of packets that are not pods."""
         return [
             KnownPods(name, end, "", tuple(self._labels(end.identity)), ())
             for name in RESERVED_ENDS

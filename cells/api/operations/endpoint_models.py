@@ -94,7 +94,7 @@ def user_labels(endpoint: Endpoint) -> models.LabelConfigurationSpec:
 def requested_verification(
     body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]
 ) -> bool:
-    """Whether PATCH of an endpoint's options asks to verify its source; ``now`` where it says nothing.
+    """Whether PATCH of an endpoint's options asks to verify its source; ``now`` where that is absent.
 
     Clients send all options back, those they do not change as words, others as ``0`` or ``1``. Raises
     EndpointError 400 for an option that cannot be changed, or a value that is none.
@@ -210,7 +210,7 @@ def has_labels(endpoint: Endpoint, wanted: Iterable[str]) -> bool:
 
 
 def _label(text: str) -> tuple[str, str]:
-    """Source and ``key[=value]``; a colon in the value is no source."""
+    """Source and ``key[=value]``; a colon in the value does not end a source."""
     source, colon, rest = text.partition(":")
     return (
         (source, rest.removesuffix("=")) if colon and "=" not in source else ("any", text.removesuffix("="))
@@ -295,7 +295,7 @@ def requested_cookie(text: str) -> int:
 def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathConfiguration:
     """The datapath configuration of a request; raises EndpointError 400 for what this datapath cannot do.
 
-    A pod whose packets went another way than asked for would look well and not work.
+    Packets of the pod that took another way than asked for would be lost, and all would look well.
     """
     if wanted is None:
         return DatapathConfiguration()

@@ -204,7 +204,7 @@ class EndpointOperations:
         return self._deleted(found)
 
     def _deleted(self, endpoints: list[Endpoint]) -> Response:
-        """Delete them: 200, or 206 and how many things went wrong. The log of the endpoint cell says what."""
+        """Delete them: 200, or 206 and how many things went wrong. The endpoint cell logs the errors."""
         errors = sum(len(self._endpoints.delete(endpoint)) for endpoint in endpoints)
         return answer(206, errors) if errors else empty(200)
 

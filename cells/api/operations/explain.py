@@ -64,7 +64,7 @@ class ExplainOperations:
         return answer(200, found)
 
     async def get_reachability(self, request: Request) -> Response:
-        """GET /hive/policy/reachability: who of a namespace's pods on this node reaches whom on a port."""
+        """GET /hive/policy/reachability: which of a namespace's pods on this node reach which on a port."""
         namespace = request.query.get("namespace", "")
         try:
             asked = _asked(request.query)
@@ -144,7 +144,7 @@ class ExplainOperations:
 def _chosen(
     known: Sequence[KnownPods], reserved: Sequence[KnownPods], namespace: str, most: int
 ) -> tuple[list[KnownPods], int]:
-    """What is no pod, and at most so many of the namespace, or of all; and how many more there are."""
+    """Places that are not pods, at most so many pods of the namespace, or of all; how many more there are."""
     there = [one for one in known if namespace in ("", one.namespace)]
     if namespace and not there:
         raise UnanswerableError(f"no pods of namespace {namespace[:63]} are known")

@@ -203,7 +203,7 @@ class IdentityOperations:
         return empty(404) if found is None else answer(200, _identity(found))
 
     async def list_ips(self, request: Request) -> Response:
-        """GET /ip: whose every prefix is, of those inside ``cidr`` if that is given; none is a 404."""
+        """GET /ip: the owner of every prefix, of those inside ``cidr`` if that is given; none is a 404."""
         text = request.query.get("cidr", "")
         inside = None
         if text:

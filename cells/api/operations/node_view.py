@@ -189,11 +189,11 @@ class NodeView:
         )
 
     def audited(self) -> bool:
-        """Whether the node's policy drops nothing and only tells what it would drop."""
+        """Whether the node's policy drops nothing and only reports what it would drop."""
         return bool(self._datapath.notifications.flags & NODE_AUDITS_POLICY)
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Have the datapath tell this of packets from now on; nothing happens when it does already."""
+        """Have the datapath report this of packets from now on; nothing happens when it does already."""
         if notifications != self._datapath.notifications:
             self._datapath.set_notifications(notifications)
 
@@ -247,7 +247,7 @@ class StatusView:
         return agent_version(), self._datapath.build
 
     def status(self) -> StatusFacts:
-        """What GET /healthz tells besides the verdict."""
+        """The contents of GET /healthz besides the verdict."""
         version, revision = self.version()
         facts = StatusFacts(
             version=version,

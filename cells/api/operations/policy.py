@@ -40,7 +40,7 @@ from lifecycle.http import Refusal, Request, Response
 __all__ = ["EndpointPolicyModels", "NameOperations", "PolicyOperations", "names_part", "part"]
 
 
-# The policy of an endpoint in Cilium's words: what is enforced, for whom, by which rules.
+# The policy of an endpoint in Cilium's words: what is enforced, for which identities, by which rules.
 #
 # Source: Cilium 1.17, pkg/endpoint/api.go, pkg/policy/l4.go: L4Filter as JSON in a text.
 
@@ -334,7 +334,7 @@ class NameOperations:
 
 
 def _matching(pattern: str) -> Callable[[str], bool]:
-    """Whether a name is meant. Raises Refusal 400 for what is no pattern."""
+    """Whether a name is meant. Raises Refusal 400 for an invalid pattern."""
     if not pattern:
         return lambda _name: True
     if _PATTERN.fullmatch(pattern) is None:

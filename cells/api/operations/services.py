@@ -119,7 +119,7 @@ def _word(known: dict[str, Meaning], name: str, text: str) -> Meaning:
     return known[text]
 
 
-# The operations on services: to look at, and by hand beside what the cluster's objects say.
+# The operations on services: to read them, and to add some beside those of the cluster's objects.
 
 _PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
 

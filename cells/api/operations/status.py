@@ -130,7 +130,7 @@ class StatusFacts(msgspec.Struct):
 
     version: str
     revision: str
-    """What tells two builds of one version apart: the datapath's digest."""
+    """Distinguishes two builds of one version: the datapath's digest."""
     cluster_name: str
     node_name: str
     node: NodeFacts
@@ -200,7 +200,7 @@ def uncontrolled(module: HealthStatus) -> ControllerStatus:
 
 
 def module_health(module: HealthStatus) -> wire.ModuleHealth:
-    """One module, as it told last."""
+    """One module, as it last reported."""
     return wire.ModuleHealth(
         module_id=module.module,
         level=LEVELS[module.level],
@@ -210,7 +210,7 @@ def module_health(module: HealthStatus) -> wire.ModuleHealth:
 
 
 def trouble(module: HealthStatus) -> str:
-    """What a degraded module says, and the error behind it where that is not said already."""
+    """The message of a degraded module, and the error behind it where that is not in it already."""
     if not module.error or module.error.partition(": ")[2] in module.message:
         return module.message or module.error or ""
     return f"{module.message}: {module.error}" if module.message else module.error
@@ -233,7 +233,7 @@ def stale(status: AgentStatus) -> dict[str, str]:
 
 
 def cni_file(status: AgentStatus) -> wire.Status:
-    """The state of the CNI configuration file, as the module that writes it tells."""
+    """The state of the CNI configuration file, as the module that writes it reports."""
     if status.cni_config is None:
         return DISABLED
     if status.cni_config.level == "degraded":
@@ -335,11 +335,11 @@ class NodeSummary(Protocol):
         ...
 
     def audited(self) -> bool:
-        """Whether the node's policy drops nothing and only tells what it would drop."""
+        """Whether the node's policy drops nothing and only reports what it would drop."""
         ...
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Have the datapath tell this of packets from now on; raises OSError."""
+        """Have the datapath report this of packets from now on; raises OSError."""
         ...
 
     def log_debug(self, on: bool) -> None:
@@ -355,9 +355,9 @@ class StatusSummary(Protocol):
     """The agent's status in answers, besides the verdict."""
 
     def version(self) -> tuple[str, str]:
-        """The agent's version, and what tells two builds of it apart."""
+        """The agent's version, and what distinguishes two builds of it."""
         ...
 
     def status(self) -> StatusFacts:
-        """What GET /healthz tells besides the verdict."""
+        """The contents of GET /healthz besides the verdict."""
         ...

@@ -2,7 +2,7 @@
 
 Source and writer: keys or objects fill the table ``identities``; labels that have none get one.
 
-Why: a number says the same on every node, so only one place can give it. While that is away endpoints go on
+Why: a number means the same on every node, so only one place can give it. While that is away endpoints go on
      with what they have, and what nobody has a number for waits.
 """
 
@@ -163,7 +163,7 @@ def cluster_allocator(
     store: KVStore,
     lifecycle: Lifecycle,
 ) -> ClusterAllocator:
-    """Whoever agrees with the other nodes; this node alone where there is neither kvstore nor API server."""
+    """The allocator that agrees with the other nodes; this node alone with neither kvstore nor API server."""
 
     async def check() -> None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What the kvstore says of identities, and how.
+"""How identities are stored in the kvstore.
 
 Source: keys below identities/v1/id in, rows of ``shared-identities`` out.
 Source: Cilium 1.17, the kvstore's allocator: labels as ``source:key=value;``, sorted by key.
@@ -72,7 +72,7 @@ def encode(labels: tuple[str, ...]) -> str:
 
 
 def value_key(labels: tuple[str, ...], node: str) -> str:
-    """The key that says that the node, by its address, uses the identity of the labels."""
+    """The key by which the node, with its address, uses the identity of the labels."""
     return f"{VALUES}{encode(labels)}/{node}"
 
 

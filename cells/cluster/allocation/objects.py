@@ -184,7 +184,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
         except ConflictError:
             try:
                 there = await self._api.client.get(CILIUM_IDENTITIES, str(number))
-            except NotFoundError:  # gone in this moment: another number is as good
+            except NotFoundError:  # deleted in this moment: another number is as good
                 return False
             return labels_of(there.security_labels) == labels
         self._fresh[number] = time.monotonic()
@@ -248,7 +248,7 @@ class CiliumIdentityWatch:
             await self._keep(used)
 
     async def _look(self, _: list[Change[ForgottenObject]]) -> None:
-        """The server has lost objects: those in use here are made again, before others believe them gone."""
+        """The server has lost objects: those in use here are made again, before others drop them."""
         if self._writes and self._table.initialized:
             await self._keep(self._identities.in_use())
 

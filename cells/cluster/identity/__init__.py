@@ -1,6 +1,6 @@
-"""Security identities: a number for each set of labels, by which the datapath knows whose packets are whose.
+"""Security identities: a number for each set of labels, by which the datapath knows who sends a packet.
 
-Controller: label sets in, the table ``identities`` out. This node's own are kept in
+Controller: label sets in, the table ``identities`` out. This node's own are saved in
             local_allocator_state.json.
 Why:        a number may have to be agreed upon with other nodes, so asking for one may wait:
             ClusterAllocator. Without one this node gives the numbers.
@@ -40,7 +40,7 @@ __all__ = ["cell"]
 #
 # Reconciler: the table ``identities`` in, local_allocator_state.json out.
 # Why:        the datapath still uses these numbers, so none may be reused before all claims are known.
-# Source:     Cilium 1.17, the local identity allocator's checkpoint, whose form this is.
+# Source:     Cilium 1.17, the local identity allocator's checkpoint, in its format.
 
 FILE: Final = "local_allocator_state.json"
 DEBOUNCE: Final = 1.0

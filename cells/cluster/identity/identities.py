@@ -63,7 +63,7 @@ class IdentityAllocator(Protocol):
         ...
 
     def release(self, number: int) -> None:
-        """Nobody on this node has the number any more; telling others may happen later."""
+        """No user is left for the number on this node; other nodes may learn that later."""
         ...
 
     def grace(self, number: int) -> float:
@@ -121,7 +121,7 @@ class NodeAllocator:
         self._next = max(self._next, max(self._reserved, default=0) + 1)
 
     def restored(self) -> Mapping[Labels, int]:
-        """Those that nobody has asked for yet."""
+        """Those without a user yet."""
         return self._restored
 
     async def allocate(self, labels: Labels, previous: int = 0) -> int:
@@ -133,7 +133,7 @@ class NodeAllocator:
         self._taken.discard(number)
 
     def grace(self, number: int) -> float:
-        """Nobody else need know."""
+        """Only this node needs to know."""
         del number
         return 0.0
 
@@ -214,7 +214,7 @@ class Identities:
         """Those that the cluster knows: they are listed whether or not anybody here has them."""
         self._asked: dict[Labels, anyio.Event] = {}
         self._of_host: dict[str, frozenset[str]] = {}
-        """The host's labels, by who says so."""
+        """The host's labels, by their source."""
 
     def acquire_now(self, labels: Labels, previous: int = 0) -> Identity | None:
         """One more reference to the identity of ``labels``, if that takes no waiting; else None.
@@ -280,7 +280,7 @@ class Identities:
         self._local.restore(numbers)
 
     def forget_restored(self) -> None:
-        """Whoever had a number before has asked by now: the rest of restore_local()'s are free."""
+        """All users from before the restart have asked by now: the rest of restore_local()'s are free."""
         self._local.restore({})
 
     def local(self) -> list[Identity]:
@@ -292,7 +292,7 @@ class Identities:
     # What the cluster knows
 
     def learn(self, number: int, labels: Labels) -> None:
-        """The cluster says what a number stands for. Whoever has it for other labels is to ask for another.
+        """The cluster has these labels for a number. Users of it with other labels are to ask for another.
 
         Numbers that no cluster gives are ignored.
         """

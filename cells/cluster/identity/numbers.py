@@ -79,7 +79,7 @@ class Scope(StrEnum):
 
 
 FIXED: Final = frozenset({Scope.RESERVED, Scope.WELL_KNOWN})
-"""Scopes whose numbers are not allocated: their identities always exist."""
+"""Scopes without allocation: their identities always exist."""
 
 
 def scope_of(number: int) -> Scope:

@@ -1,4 +1,4 @@
-"""The ipcache: whose every prefix is, and how to get there.
+"""The ipcache: the owner of every prefix, and how to get there.
 
 Controller and reconciler: other cells claim prefixes, each under the name of its resource and as a source of
 known strength. The claim that counts is the prefix's row in the table ``ipcache``, and in the map
@@ -40,7 +40,7 @@ __all__ = ["IdentityFollower", "Ipcache", "cell"]
 # sweep is for what others changed, what the kernel refused, and what an earlier agent left.
 
 SEEN: Final = 4096
-"""Addresses whose identities are remembered."""
+"""Addresses with remembered identities."""
 WEAKER_CLAIM: Final = "upsert", "cannot_overwrite_by_source"
 WEAKER_WITHDRAWN: Final = "delete", "cannot_overwrite_by_source"
 NEVER_CLAIMED: Final = "delete", "no_such_prefix"
@@ -55,7 +55,7 @@ class IdentityFollower(Protocol):
 
 
 class Ipcache:
-    """Whose every prefix is.
+    """The owner of every prefix.
 
     An identity is made known to all followers before a prefix gets it, no matter which caller claims it: by a
     number that policy maps do not know, no rule would deny.
@@ -129,7 +129,7 @@ class Ipcache:
     def withdraw(self, resource: str, prefixes: Iterable[Prefix]) -> None:
         """Take back what the resource claimed of these prefixes. Where another claim is left, it counts now.
 
-        Raises OSError when the kernel refuses: the claims are gone, the rows follow with the next sweep.
+        Raises OSError when the kernel refuses: the claims are removed, the rows follow with the next sweep.
         """
         before: dict[Prefix, IpcacheEntry] = {}
         for prefix in prefixes:
@@ -156,7 +156,7 @@ class Ipcache:
         return next((each for each in row.claims if each.resource == resource), None) if row else None
 
     def _ensure_identities(self, numbers: Iterable[int]) -> None:
-        """Those whose labels are known; others no rule by labels can select until their labels come."""
+        """Those with known labels; others no rule by labels can select until their labels come."""
         if self._identities is None or not self._followers:
             return
         for number in numbers:
@@ -199,7 +199,7 @@ def ipcache(
     tables: Tables,
     log: Logger,
 ) -> Ipcache:
-    """Whose every prefix is, once its hook has read what an earlier agent left.
+    """The owner of every prefix, once its hook has read what an earlier agent left.
 
     The map is swept when all sources are known, every minute, and when the kernel refused a row.
     """

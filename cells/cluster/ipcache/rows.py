@@ -30,7 +30,7 @@ __all__ = ["IpcacheEntry", "IpcacheTarget", "Prefix", "Source", "ipcache_target"
 #
 # Source: Cilium 1.17, the sources of ipcache entries and their order.
 #
-# A prefix is kept as its text: a network of the module ipaddress takes seven times the memory and is looked
+# A prefix is stored as its text: a network of the module ipaddress takes seven times the memory and is looked
 # up ten times slower, and a cluster has a row for each of its pods.
 
 
@@ -75,7 +75,7 @@ class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     identity: int
     source: Source
     resource: str
-    """Whose claim it is: ``<kind>/<namespace>/<name>``, ``ep//12`` for one. It has one claim of a prefix."""
+    """A claim's owner: ``<kind>/<namespace>/<name>``, ``ep//12`` for one. It has one claim of a prefix."""
     tunnel_endpoint: IPv4Address = IPv4Address(0)
     """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
     encrypt_key: int = 0

@@ -54,7 +54,7 @@ __all__ = ["SharedNodes", "cell"]
 
 
 class NodeCounts:
-    """Counts nodes that came, changed or went, by where that was told."""
+    """Counts nodes that came, changed or left, by the source."""
 
     def __init__(self, nodes: ReadTable[ClusterNode], *, jobs: Jobs) -> None:
         self._nodes = nodes

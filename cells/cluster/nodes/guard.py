@@ -1,4 +1,4 @@
-"""What other nodes may have: no address or range that is this node's, another one's, or nobody's.
+"""Which addresses and ranges other nodes may have: none that is this node's, another one's, or reserved.
 
 Needs: rows of nodes, Table[Device].   Gives: guarded(), OwnNetworks, own_networks(), RefusedClaims,
 claim_events().
@@ -61,7 +61,7 @@ def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) 
     """The rows by ``cluster/name``, without what is refused; ``refused`` has what that is, and why.
 
     ``name`` is that of this node, which is refused nothing. Of others that claim the same, or ranges that
-    overlap, the one whose object is oldest has it.
+    overlap, the one with the oldest object has it.
     """
     rows = sorted(nodes, key=lambda node: (node.full_name != name, node.created or "~", node.full_name))
     own = own_networks(devices, next((node for node in rows if node.full_name == name), None))

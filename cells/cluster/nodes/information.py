@@ -39,7 +39,7 @@ PATIENCE: Final = 10.0
 
 
 class NodeInformation:
-    """What the sources say of this node. Whoever needs it starts once that is known, or need not be.
+    """The facts that the sources have of this node. Users start once these are known, or need not be.
 
     The wait has no end where a range is required: no range that is made up here may go to pods then. A
     restarted agent continues with the range it was assigned before, and follows later changes.
@@ -81,7 +81,7 @@ class NodeInformation:
         return {family: tuple(parsed.cidrs[family]) for family in self._enabled if parsed.cidrs[family]}
 
     def pools(self) -> PoolState | None:
-        """What this node's CiliumNode says of pools; None without one."""
+        """The pools in this node's CiliumNode; None without one."""
         row = self._cilium_nodes.get(self._own)
         if row is None:
             return None
@@ -117,7 +117,7 @@ class NodeInformation:
         """The families whose range must be assigned; one that is set is known already. Pools are Ipam's
         to wait for.
 
-        Raises UsageError where nothing could tell it.
+        Raises UsageError where no source could have it.
         """
         asked = {
             Family.IPV4: self._settings.k8s_require_ipv4_pod_cidr,

@@ -96,7 +96,7 @@ def local_node(
 
 
 def read_boot_id() -> str:
-    """Of the running kernel; empty where it tells none."""
+    """Of the running kernel; empty where it has none."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:

@@ -56,7 +56,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str = ""
     node_identity: int = 0
     created: str = ""
-    """When its object was made, in RFC 3339; empty where nothing says so."""
+    """When its object was made, in RFC 3339; empty where unknown."""
     refused: tuple[str, ...] = ()
     """What it claims and does not get, and why."""
     unconfirmed: tuple[IPAddress, ...] = ()

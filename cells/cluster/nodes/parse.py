@@ -117,7 +117,7 @@ class NodeFault(msgspec.Struct, frozen=True):
 
 
 class ParsedNode(msgspec.Struct, kw_only=True):
-    """What an object tells; empty where it does not."""
+    """The node in an object; empty where there is none."""
 
     addresses: list[NodeIP] = msgspec.field(default_factory=list)
     cidrs: dict[Family, list[IPNetwork]] = msgspec.field(
@@ -142,9 +142,9 @@ def annotation(annotations: Mapping[str, str], name: str) -> str:
 
 
 def parse_node(node: Node, *, annotations: bool = False) -> ParsedNode:
-    """A Node: its addresses, and the ranges that its spec tells.
+    """A Node: its addresses, and the ranges in its spec.
 
-    ``annotations`` (the option annotate-k8s-node): a range that the spec does not tell is taken from the
+    ``annotations`` (the option annotate-k8s-node): a range that is missing in the spec is taken from the
     annotations, and so are the addresses of health, ingress and router and the encryption key.
     """
     found = ParsedNode()
@@ -174,7 +174,7 @@ def _spec_cidrs(node: Node, faults: list[NodeFault]) -> Iterable[str]:
 
 
 def _annotated(given: Mapping[str, str], found: ParsedNode) -> None:
-    """Fill in from annotations what the spec does not tell."""
+    """Fill in from annotations what is missing in the spec."""
     for family, name in ((Family.IPV4, IPV4_CIDR), (Family.IPV6, IPV6_CIDR)):
         text = annotation(given, name)
         if found.cidrs[family] or not text:
@@ -213,7 +213,7 @@ def _of(family: Family, text: str, faults: list[NodeFault]) -> list[IPAddress]:
 def parse_cilium_node(node: CiliumNode) -> ParsedNode:
     """A CiliumNode: addresses, ranges (those of podCIDRs, then those of pools), health, ingress.
 
-    What is no address or range is left out without a word, as in Cilium: agents and the operator write it.
+    Invalid addresses and ranges are skipped without a line, as in Cilium: agents and the operator write it.
     """
     found = ParsedNode(encryption_key=node.spec.encryption.key & 0xFF)
     for address in node.spec.addresses or ():
@@ -266,7 +266,7 @@ class NodeReader:
         self._settings = settings
 
     def parse(self, node: Node) -> ParsedNode:
-        """What its Node tells, with what is wrong in it."""
+        """The node in a Node, with what is wrong in it."""
         parsed = parse_node(node, annotations=self._settings.annotate_k8s_node)
         if not self._cidrs_of_nodes:
             parsed.cidrs = {Family.IPV4: [], Family.IPV6: []}
@@ -327,7 +327,7 @@ def annotations_of(found: Node | CiliumNode | None) -> dict[str, str]:
 
 
 def filled(first: ParsedNode, second: ParsedNode) -> ParsedNode:
-    """What the first one tells, and the second one where the first says nothing."""
+    """The fields of the first one, and those of the second one where they are empty."""
     return ParsedNode(
         addresses=first.addresses or second.addresses,
         cidrs={family: first.cidrs[family] or second.cidrs[family] for family in Family},

@@ -1,8 +1,8 @@
 """This node's CiliumNode: what other agents and the operator know of it.
 
-Reconciler: this node's row and its Node object in, the CiliumNode out: made, kept, made again when deleted.
+Reconciler: this node's row and its Node object in, the CiliumNode out: made, corrected, made anew.
         The table ``ciliumnode`` is what it should say, also where there is no API server.
-        In IPAM mode multi-pool it asks for addresses of pools and gives ranges back, as Ipam's table says.
+        In IPAM mode multi-pool it asks for addresses of pools and gives ranges back, as in Ipam's table.
 Needs:  NodeSettings, LocalNodeStore, NodeAddresses, KubernetesAPI, Table[Node], Table[CiliumNode],
         Table[PoolRequest] and Table[PodRange].
 Gives:  CiliumNodePublisher.
@@ -42,9 +42,9 @@ AGAIN: Final = minutes(10)
 
 
 def wanted(local: ClusterNode, node: Node | None, mode: str) -> Body:
-    """What the CiliumNode of this node says, as far as its agent decides it.
+    """The contents of this node's CiliumNode, as far as its agent decides them.
 
-    Ranges are the agent's to tell in mode kubernetes alone: in cluster-pool they are the operator's.
+    Ranges are the agent's to write in mode kubernetes alone: in cluster-pool they are the operator's.
     """
     spec: Body = {
         "addresses": [{"type": each.type, "ip": str(each.ip)} for each in local.addresses],
@@ -75,7 +75,7 @@ def _pair(addresses: tuple[IPAddress, ...]) -> Body:
 def merged(
     live: Body, want: Body, families: set[Family], requests: Collection[PoolRequest] | None = None
 ) -> Body | None:
-    """The object with what the agent decides put in; None when it says so already.
+    """The object with what the agent decides put in; None when it has that already.
 
     What others write stays: the operator's ranges and pools, labels and annotations of other people. The
     router's address stays, too, while this agent has not found its own.
@@ -146,7 +146,7 @@ def with_pools(body: Body, requests: Collection[PoolRequest]) -> Body:
 
 
 def with_ranges(body: Body, ranges: Iterable[PodRange], requests: Collection[PoolRequest]) -> Body:
-    """A CiliumNode that is made: it holds the ranges whose addresses this node's pods have."""
+    """A CiliumNode that is made: it holds the ranges of the addresses that this node's pods have."""
     released = {(one.pool, network) for one in requests for network in one.released}
     by_pool: dict[str, list[str]] = {}
     for row in sorted(ranges, key=lambda row: (row.pool, row.network.version, str(row.network))):

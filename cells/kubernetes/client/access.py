@@ -1,4 +1,4 @@
-"""How to reach an API server and as whom, and what is mounted into every pod.
+"""How to reach an API server and as which user, and what is mounted into every pod.
 
 Source: client-go/rest (InClusterConfig).
 """
@@ -95,7 +95,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-# A kubeconfig: how to reach an API server, and as whom.
+# A kubeconfig: how to reach an API server, and as which user.
 #
 # Source: k8s.io/client-go/tools/clientcmd/api/v1; what is refused: clientcmd/validation.go, rest/exec.go.
 
@@ -182,7 +182,7 @@ class _Config(_KubeconfigPart, frozen=True):
 def from_kubeconfig(path: Path, context: str = "") -> Access:
     """Of a kubeconfig's current context, or another one. Raises AccessError.
 
-    Its files have to be there, and fit: what is wrong with them is told now, not with the first request.
+    Its files have to be there, and fit: what is wrong with them is reported now, not with the first request.
     """
     config = _read(path)
     chosen = context or config.current_context
@@ -319,7 +319,7 @@ def _program(given: _Exec, path: Path, where: str) -> Exec:
 
 
 def _file(path: Path, name: str) -> Path | None:
-    """A file named in the kubeconfig, whose folder relative names begin at."""
+    """A file named in the kubeconfig, in the folder where relative names begin."""
     return path.parent / os.path.expanduser(name) if name else None  # noqa: PTH111
 
 

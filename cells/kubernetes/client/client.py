@@ -113,11 +113,11 @@ class Client:
             await self._once("GET", "/healthz", None, b"")
 
     async def heartbeat(self, silence: float) -> None:
-        """Ask a server that has said nothing for so many seconds how it is. Raises KubernetesError.
+        """Ask a server after so many silent seconds how it is. Raises KubernetesError.
 
         Without an answer every connection is replaced: it may be dead without either end knowing, and a
         watch on it would wait for its end. So it asks once: a second connection may work where the first is
-        dead. A server that refuses to tell has answered.
+        dead. A server that refuses has answered.
         """
         if time.monotonic() - self.calls.last_answer < silence:
             return
@@ -140,7 +140,7 @@ class Client:
         return _decoded(kind, await self.raw("GET", kind.path(namespace, name)))
 
     async def whole(self, kind: Kind[T], name: str, namespace: str = "") -> dict[str, Any]:
-        """One object with all it says. Raises NotFoundError, ApiError, MalformedError, UnreachableError."""
+        """One whole object. Raises NotFoundError, ApiError, MalformedError, UnreachableError."""
         return _whole(kind, await self.raw("GET", kind.path(namespace, name)))
 
     async def page(self, kind: Kind[T], query: Mapping[str, str], namespace: str = "") -> bytes:
@@ -151,7 +151,7 @@ class Client:
     async def watch(
         self, kind: Kind[T], query: Mapping[str, str], namespace: str = "", *, silence: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """A watch that has begun: whole lines as they come, an event each. A silence (seconds) breaks it off.
+        """An open watch: whole lines as they come, an event each. A silence (seconds) breaks it off.
 
         Raises ApiError, UnreachableError, and while it runs MalformedError.
         """

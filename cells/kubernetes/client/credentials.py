@@ -1,4 +1,4 @@
-"""Credentials for requests: headers and client certificates, kept fresh.
+"""Credentials for requests: headers and client certificates, refreshed in time.
 
 Source: client-go/plugin/pkg/client/auth/exec; client.authentication.k8s.io/v1 ExecCredential.
 """
@@ -129,7 +129,7 @@ class Credentials:
         return self._access.token_file is not None or self._access.exec is not None
 
     def expired(self) -> str:
-        """What is wrong with a client certificate whose time is over; empty for any other."""
+        """What is wrong with an expired client certificate; empty for any other."""
         access, given = self._access, self._given
         pem, name = access.certificate_data, "the client certificate"
         if given is not None and given.client_certificate_data:
@@ -139,7 +139,7 @@ class Credentials:
             try:
                 pem = access.certificate_file.read_bytes()
             except OSError:
-                return ""  # told where it is loaded
+                return ""  # reported where it is loaded
         end = not_after(pem) if pem else None
         return f"{name} expired {end:%Y-%m-%d %H:%M} UTC" if end and end <= datetime.now(UTC) else ""
 
@@ -273,7 +273,7 @@ def load_certificate(
                 path.touch(mode=0o600)
                 path.write_bytes(given)
             paths.append(str(path))
-        context.load_cert_chain(paths[0], paths[1], password=lambda: b"")  # nobody is there to be asked
+        context.load_cert_chain(paths[0], paths[1], password=lambda: b"")  # an agent cannot ask for it
 
 
 def _stamp(path: Path | None) -> object:

@@ -1,4 +1,4 @@
-"""Connections to servers: TCP, a proxy if there is one, TLS if the URL says so."""
+"""Connections to servers: TCP, a proxy if there is one, TLS for https."""
 
 from __future__ import annotations
 
@@ -225,14 +225,14 @@ def _reason(error: BaseException) -> str:
     return reason or "the connection broke off"
 
 
-# Connections that are kept for the next request.
+# Connections that stay open for the next request.
 
 
 class ConnectionPool:
     """So many requests at once; the connection used last is used again first."""
 
     def __init__(self, dialler: Dialler, *, most: int, within: float, keep_alive: float) -> None:
-        """``within``: seconds to wait for a turn. ``keep_alive``: seconds a connection is kept idle."""
+        """``within``: seconds to wait for a turn. ``keep_alive``: seconds a connection may be idle."""
         self.dialler = dialler
         self._most = most
         self._within = within

@@ -38,7 +38,7 @@ class CredentialsError(KubernetesError):
 
 
 class MalformedError(KubernetesError):
-    """A server answered with what is no answer of an API server."""
+    """A server's response is not one of an API server."""
 
 
 class Cause(msgspec.Struct, frozen=True, gc=False):
@@ -65,7 +65,7 @@ class StatusMeta(msgspec.Struct, frozen=True, gc=False, rename={"continue_": "co
 
 
 class ServerStatus(msgspec.Struct, frozen=True, gc=False):
-    """What a server says of a failure (metav1.Status)."""
+    """A server's description of a failure (metav1.Status)."""
 
     code: int = 0
     reason: str = ""
@@ -83,7 +83,7 @@ class ApiError(KubernetesError):
         self.code = status.code
         self.reason = status.reason
         self.retry_after = retry_after
-        """Seconds to wait before it is tried again, when the server said so."""
+        """Seconds to wait before the next try, when the server has set them."""
 
     @property
     def from_the_future(self) -> bool:

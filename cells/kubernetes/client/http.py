@@ -1,4 +1,4 @@
-"""HTTP/1.1 as a client: connections that are kept, read by llhttp, over TCP, TLS and proxies.
+"""HTTP/1.1 as a client: connections that are reused, read by llhttp, over TCP, TLS and proxies.
 
 Why: an event of a watch is a chunk of its own: framing them in Python costs more than decoding them.
 """
@@ -201,7 +201,7 @@ class TlsStream:
                 await self._flush()
                 await self._fill()
             except ssl.SSLError:
-                await self._flush()  # sends the alert that says why
+                await self._flush()  # sends the alert with the reason
                 raise
             else:
                 return await self._flush()
@@ -290,7 +290,7 @@ class HttpConnection:
         except TimeoutError as error:
             raise UnreachableError(f"the request could not be sent within {within:g} s") from error
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            pass  # a server may refuse before it has read all: then its answer says why, or that it is gone
+            pass  # a server may refuse before it has read all: then its answer has the reason
         while not answer.started:
             await self._more()
         return answer

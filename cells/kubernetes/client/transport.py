@@ -1,4 +1,4 @@
-"""HTTP to one of several API servers: connections kept, the next server tried when one does not answer.
+"""HTTP to one of several API servers: connections reused, the next server tried when one does not answer.
 
 The HTTP client is imported when the first request is made: an agent without Kubernetes does not pay for it.
 """
@@ -35,7 +35,7 @@ FIRST_PROBE, LONGEST_PROBE = 0.1, 3.0
 
 
 class Reach:
-    """Told by every answer and every failure to get one; wakes those who wait for a server."""
+    """Learns from every answer and every failure; wakes those who wait for a server."""
 
     def __init__(self) -> None:
         self._found: anyio.Event | None = None
@@ -91,7 +91,7 @@ MAX_CONNECTIONS: Final = 64
 
 
 class StreamedResponse:
-    """An answer whose head is there; the body comes in parts."""
+    """An answer after its head; the body comes in parts."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
@@ -145,7 +145,7 @@ class Transport:
     async def send(
         self, method: str, target: str, headers: Headers, body: bytes | None, *, quiet: float | None
     ) -> AsyncIterator[StreamedResponse]:
-        """One request, and the head of its answer, whose parts may be ``quiet`` seconds apart.
+        """One request, and the head of its answer, with parts at most ``quiet`` seconds apart.
 
         Raises UnreachableError, CredentialsError.
         """

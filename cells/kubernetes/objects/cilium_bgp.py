@@ -293,7 +293,7 @@ class BGPAdvertisementSpec(Wire, frozen=True, gc=False):
 
 
 class CiliumBGPAdvertisement(Object, frozen=True, gc=False):
-    """What is announced to the peers whose families select it by its labels."""
+    """What is announced to the peers with families that select it by its labels."""
 
     spec: BGPAdvertisementSpec
 

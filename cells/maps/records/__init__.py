@@ -1,4 +1,4 @@
-"""What is inside the maps: a typed record for each key and value, whose bytes a test holds to the C."""
+"""What is inside the maps: a typed record for each key and value; a test compares the bytes with the C."""
 
 import struct
 from ipaddress import IPv4Address, IPv6Address
@@ -6,7 +6,7 @@ from typing import Final
 
 # A C struct as Python packs it: one definition gives bytes, size and offsets, and a test holds it to the C.
 #
-# Source: cells/datapath/bpf/lib/maps.h, whose names the structs and their members have.
+# Source: cells/datapath/bpf/lib/maps.h, with the same names of structs and members.
 
 IPAddress = IPv4Address | IPv6Address
 
@@ -20,7 +20,7 @@ LAYOUTS: Final[list["Layout"]] = []
 class Layout:
     """``struct <name>`` of lib/maps.h: members in order, as codes of the struct module, little endian.
 
-    ``6s2x`` is a MAC in a u64, ``2s`` a number in network order, ``x`` padding. A member whose name begins
+    ``6s2x`` is a MAC in a u64, ``2s`` a number in network order, ``x`` padding. A name that begins
     with an underscore stands for bit fields, which have no offset.
     """
 

@@ -1,4 +1,4 @@
-"""Rows of cilium_ipcache: whose a prefix is, and where.
+"""Rows of cilium_ipcache: the owner of a prefix, and its place.
 
 Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in network order.
 
@@ -89,7 +89,7 @@ def ipcache_prefix(key: bytes) -> str:
 
 
 class IpcacheValue(msgspec.Struct, frozen=True):
-    """Value of cilium_ipcache, 12 bytes: whose a prefix is and where."""
+    """Value of cilium_ipcache, 12 bytes: the owner of a prefix and its place."""
 
     SIZE: ClassVar = _ipcache_value.size
 

@@ -232,14 +232,14 @@ class NodeConfig(msgspec.Struct, frozen=True):
     pod_cidr: IPv4Network | None
     flags: int = 0
     """NODE_NOTIFY_DROP, _TRACE, _POLICY_VERDICT, _SOCK: which events the programs send.
-    NODE_AUDITS_POLICY: what policy refuses is let through, and told; NODE_AUDITS_HOST: the same of the
+    NODE_AUDITS_POLICY: what policy refuses is let through, and reported; NODE_AUDITS_HOST: the same of the
     node's own policy."""
     router_ip6: IPv6Address | None = None
     pod_cidr6: IPv6Network | None = None
     aggregation: int = 0
     """Of trace events, 0 (none) to 4 (maximum)."""
     host_endpoint: int = 0
-    """Whose policy the node itself has; 0: it may do everything."""
+    """The endpoint with the node's own policy; 0: the node may do everything."""
 
     def pack(self) -> bytes:
         cidr, cidr6 = self.pod_cidr or _NO_NETWORK, self.pod_cidr6 or _NO_NETWORK6
@@ -323,7 +323,7 @@ class PolicyEntry(msgspec.Struct, frozen=True):
     """Whether nothing passes while no proxy listens on the port; else it goes where it was sent."""
 
     def pack(self, key: PolicyKey) -> bytes:
-        """The value under ``key``, whose wild protocol and port it repeats."""
+        """The value under ``key``, with the key's wildcard protocol and port."""
         flags = self.deny | (not key.protocol) << 1 | (not key.port_bits) << 2 | self.only_by_proxy << 7
         proxy_port = self.proxy_port.to_bytes(2, "big")
         return _policy_entry.pack(proxy_port, flags, self.auth_type, self.packets, self.octets)

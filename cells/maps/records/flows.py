@@ -169,7 +169,7 @@ class CtEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FragmentPorts(msgspec.Struct, frozen=True):
-    """Value of cilium_ipv4_frag_datagrams and its IPv6 twin, 4 bytes: what the first fragment said."""
+    """Value of cilium_ipv4_frag_datagrams and its IPv6 twin, 4 bytes: the ports of the first fragment."""
 
     SIZE: ClassVar = _fragment_ports.size
 
@@ -359,7 +359,7 @@ class EncryptionConfig(msgspec.Struct, frozen=True):
 SOCK_HOST_ONLY: Final = 1
 """Sockets of pods are left alone."""
 SOCK_BIND_PROTECTION: Final = 2
-"""Nobody of the node takes the address and port of a service."""
+"""The address and port of a service are free for all on the node."""
 SOCK_TRUSTS_EXTERNAL_IP: Final = 4
 """externalIPs are served that the node does not have."""
 SOCK_REJECTS: Final = 8

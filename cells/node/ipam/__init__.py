@@ -66,7 +66,7 @@ AGAIN: Final = minutes(1)
 class Ipam(Allocator):
     """Hands out the addresses of the node's ranges. Synchronous: for the event loop only.
 
-    Whoever takes an Ipam starts after its hook, and so knows the ranges.
+    Users of an Ipam start after its hook, and so know the ranges.
     """
 
     mode: str
@@ -229,7 +229,7 @@ class Ipam(Allocator):
         return self._settings.explicit_range(family) is None
 
     async def _look(self, _: object) -> None:
-        """Go on with the ranges as they are assigned now; an object that is gone says nothing of them."""
+        """Go on with the ranges as they are assigned now; a deleted object changes nothing."""
         if self._assigned is None:
             return
         for family, networks in self._assigned.current().items():
@@ -239,7 +239,7 @@ class Ipam(Allocator):
                 self._keep({family: networks[0]}, {family})
 
     def _keep(self, used: Mapping[Family, IPNetwork], assigned: Collection[Family]) -> None:
-        """Keep these ranges beside what is kept of other families; a family that was assigned stays so."""
+        """Take these ranges beside those of other families; a family that was assigned stays so."""
         saved = saved_ranges(self._agent.state_dir, self._log)
         ranges = {**saved.primary, **used}
         same = {family for family in saved.assigned if saved.primary[family] == ranges[family]}
@@ -254,7 +254,7 @@ class Ipam(Allocator):
             self._node_pools.keep()
 
     def _choose(self, found: dict[Family, IPNetwork | None]) -> None:
-        """Fill in what is missing from the node's own addresses, as far as they tell."""
+        """Fill in what is missing from the node's own addresses, as far as these show it."""
         ipv4 = found[Family.IPV4] = found[Family.IPV4] or automatic_range(self._devices.all())
         if found[Family.IPV6] is None and isinstance(ipv4, IPv4Network):
             found[Family.IPV6] = nested_range(self._settings.cluster_alloc_network(), ipv4)

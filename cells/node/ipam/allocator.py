@@ -144,7 +144,7 @@ class Allocator:
         self._ranges_changed()
 
     def use_pools(self, families: Collection[Family], retired: Mapping[str, Sequence[IPNetwork]]) -> None:
-        """Allocate from pools that follow_pools() will tell; of these ranges addresses may be claimed."""
+        """Allocate from pools that follow_pools() will set; of these ranges addresses may be claimed."""
         self._families = tuple(family for family in _ORDER if family in families)
         self._pools = {}
         for pool, networks in retired.items():
@@ -259,7 +259,7 @@ class Allocator:
 
     @property
     def range(self) -> IPv4Network:
-        """The primary IPv4 network of this node's pods. IpamError: IPv4 is off; ``ranges`` tells."""
+        """The primary IPv4 network of this node's pods. IpamError: IPv4 is off; ``ranges`` shows it."""
         found = self.ranges.get(Family.IPV4)
         if not isinstance(found, IPv4Network):
             raise IpamError(FAILED, "IPv4 allocation disabled")
@@ -338,7 +338,7 @@ class Allocator:
         return Allocation(ip, name, owner)
 
     def release(self, ip: IPAddress, pool: str) -> None:
-        """Give an address back, and stop its timer. One that is not allocated is no error."""
+        """Give an address back, and stop its timer. A free one is not an error."""
         if not pool:
             raise IpamError(FAILED, f"no IPAM pool provided for IP release of {ip}")
         self._started()
@@ -390,7 +390,7 @@ class Allocator:
         return self._shown[Family.IPV4] | self._shown[Family.IPV6]
 
     def usage(self) -> dict[Family, tuple[int, int]]:
-        """For each family how many addresses are taken, and how many Cilium says there are."""
+        """For each family how many addresses are taken, and how many Cilium counts."""
         self._started()
         of = {family: [each for _, one, each in self._all() if one is family] for family in self._families}
         return {

@@ -39,7 +39,7 @@ class AssignedPodCIDRs(Protocol):
 
 
 class PoolState(msgspec.Struct, frozen=True):
-    """What this node's CiliumNode says of pools."""
+    """The pools in this node's CiliumNode."""
 
     requested: Mapping[str, Mapping[Family, int]]
     """How many addresses are asked for, by pool."""
@@ -53,7 +53,7 @@ class AssignedPools(Protocol):
     """What is known of this node's pools, in IPAM mode multi-pool."""
 
     def pools(self) -> PoolState | None:
-        """What the object says; None without one, which says nothing."""
+        """The object's pools; None without an object."""
         ...
 
     def changes(self) -> AsyncIterator[object]:
@@ -113,11 +113,11 @@ class Demand:
         self._pending: dict[tuple[str, Family, str], float] = {}
 
     def wanted(self, pool: str, family: Family, owner: str) -> None:
-        """Somebody could not have an address: ask for one more, for a while."""
+        """A request found no address: ask for one more, for a while."""
         self._pending[pool, family, owner] = self._clock.now() + PENDING
 
     def met(self, pool: str, family: Family, owner: str) -> None:
-        """Somebody has one."""
+        """A request got an address."""
         self._pending.pop((pool, family, owner), None)
 
     def needed(self, in_use: Mapping[Key, int], families: Iterable[Family]) -> dict[Key, int]:
@@ -150,7 +150,7 @@ FIRST: Final = "the node itself"
 
 
 class NodePools:
-    """Keeps an allocator's pools as the CiliumNode says, and the requests as the allocator is used."""
+    """Keeps an allocator's pools as the CiliumNode has them, and the requests as the allocator is used."""
 
     def __init__(
         self,
@@ -243,14 +243,14 @@ class NodePools:
         return found or self._default
 
     def wanted(self, pool: str, family: Family, owner: str) -> str:
-        """Somebody could not have an address: ask for it; what the operator says of the pool."""
+        """A request found no address: ask for it; the operator's message about the pool."""
         self._demand.wanted(pool, family, owner)
         state = self._assigned.pools() if self._assigned is not None else None
         lines = state.problem.splitlines() if state is not None else []
         return next((line for line in lines if f'"{pool}"' in line and str(family) in line), "")
 
     def met(self, pool: str, family: Family, owner: str) -> None:
-        """Somebody has an address."""
+        """A request got an address."""
         self._demand.met(pool, family, owner)
 
     async def grown(self) -> None:

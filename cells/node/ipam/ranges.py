@@ -61,7 +61,7 @@ class AddressRanges:
 
     @property
     def capacity(self) -> int:
-        """How many addresses Cilium says there are to hand out."""
+        """How many addresses to hand out Cilium counts."""
         return sum(each.capacity for each in self._active)
 
     @property

@@ -198,7 +198,7 @@ class SavedRanges(NamedTuple):
     primary: Mapping[Family, IPNetwork]
     """The range of each family that addresses came from."""
     assigned: frozenset[Family]
-    """Families whose range was assigned by Kubernetes or the operator."""
+    """Families with a range assigned by Kubernetes or the operator."""
 
 
 class _RangesFile(msgspec.Struct, omit_defaults=True):

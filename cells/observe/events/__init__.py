@@ -102,7 +102,7 @@ MOST_PAGES: Final = 1 << 14
 
 
 class EventsSettings(Settings, frozen=True):
-    """Buffers for the datapath's events. They take no memory while nobody watches."""
+    """Buffers for the datapath's events. They take no memory without a client."""
 
     monitor_num_pages: int = 64
     """Pages of each CPU's event buffer, a power of two."""

@@ -161,7 +161,7 @@ def read_request(record: dict[str, Any]) -> RequestRecord | None:
     )
 
 
-# What the DNS proxy says of a lookup: who asked which server for which name, and what it said.
+# Lookups of the DNS proxy: which client asked which server for which name, and the answer.
 #
 # Source: Cilium 1.17, LogRecordDNS of pkg/proxy/accesslog; of events of type 129 like requests.
 

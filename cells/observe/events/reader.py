@@ -19,7 +19,7 @@ from lifecycle import HiveError
 # Source: perf_event_open(2), include/uapi/linux/perf_event.h, kernel/events/ring_buffer.c.
 #
 # The kernel writes and moves the head, we read and move the tail. When the buffer is full the kernel drops
-# what comes, counts it, and says how much that was once it can write again.
+# what comes, counts it, and reports how much that was once it can write again.
 
 _NR_PERF_EVENT_OPEN: Final = {
     "x86_64": 298,
@@ -47,7 +47,7 @@ _syscall.restype = ctypes.c_long
 
 
 class RingError(HiveError):
-    """The kernel gave no buffer for a CPU; ``errno`` says why."""
+    """The kernel gave no buffer for a CPU; ``errno`` has the reason."""
 
     def __init__(self, code: int, cpu: int) -> None:
         super().__init__(f"cannot read the datapath's events of CPU {cpu}: {os.strerror(code)}")

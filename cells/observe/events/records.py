@@ -1,4 +1,4 @@
-"""What the datapath says of a packet, as typed records made from the bytes of a perf event.
+"""The datapath's reports of packets, as typed records made from the bytes of a perf event.
 
 For:    subscribers of Events. Needs: nothing.
 Gives:  Sample, decode(), Drop, Trace, Verdict, TraceSock, Raw, Lost, Event.
@@ -36,7 +36,7 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True):
     """A packet was dropped. ``packet`` holds its first bytes, from the Ethernet header on."""
 
     source: int
-    """The endpoint whose program spoke; 0 if none was known."""
+    """The endpoint of the program that reports; 0 if none was known."""
     hash: int
     """The kernel's flow hash, 0 if it has none."""
     reason: int
@@ -60,7 +60,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """A packet passed a point of the datapath. ``packet`` holds its first bytes."""
 
     source: int
-    """The endpoint whose program spoke; 0 if none."""
+    """The endpoint of the program that reports; 0 if none."""
     hash: int
     point: int
     """See OBSERVATION_POINTS."""
@@ -137,7 +137,7 @@ class Lost(msgspec.Struct, frozen=True):
 
     count: int
     cpu: int | None = None
-    """The CPU whose buffer was full; None: the subscriber's own queue was."""
+    """The CPU with the full buffer; None: the subscriber's own queue was."""
 
 
 Event = Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | Raw | Lost

@@ -1,4 +1,4 @@
-"""An event as a line of text: what happened and why, from whom, to whom."""
+"""An event as a line of text: what happened and why, source and destination."""
 
 import struct
 from ipaddress import IPv4Address, IPv6Address
@@ -23,7 +23,7 @@ class Packet(msgspec.Struct, frozen=True):
     source_mac: str
     destination_mac: str
     source: IPv4Address | IPv6Address | None = None
-    """None: it is no IP packet."""
+    """None: not an IP packet."""
     destination: IPv4Address | IPv6Address | None = None
     protocol: str = ""
     """``tcp``, ``udp``, ``icmp``, ``icmpv6``, ``sctp``, ``protocol 47``; ``arp``; ``ethertype 0x88cc``."""

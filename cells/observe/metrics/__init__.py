@@ -115,11 +115,11 @@ class MetricsSettings(Settings, frozen=True):
         return ListenAddress.parse(self.prometheus_serve_addr) if self.prometheus_serve_addr else None
 
 
-# Who tells metrics, asked one after the other when someone wants to know.
+# The sources of metrics, asked one after the other for each scrape.
 
 
 class MetricsProgram(msgspec.Struct, frozen=True):
-    """Whose process this is; the agent's where nobody says."""
+    """The process's name in metrics; the agent's by default."""
 
     prefix: str = "cilium"
     """What the names of the process's own metrics begin with."""
@@ -128,7 +128,7 @@ class MetricsProgram(msgspec.Struct, frozen=True):
 class Metrics:
     """All families that the settings let through. Reading them is all that metrics cost.
 
-    What the process and the hive tell is there from the beginning, what cells tell once they have started.
+    Families of the process and the hive are there from the beginning, those of cells once they have started.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Metrics:
         return Choice(self._words)
 
     def warn_of_settings(self) -> None:
-        """Log what the setting ``metrics`` says in vain."""
+        """Log the parts of the setting ``metrics`` that have no effect."""
         for word in self._choice.unsigned:
             self._log.warning(
                 f"--metrics flag contains value which does not start with + or -, '{word}', ignoring"
@@ -184,7 +184,7 @@ class Metrics:
         return [family for family in await self.every() if self._choice.serves(family)]
 
     async def every(self) -> list[Family]:
-        """Every family there is, told or not. Of a collector that fails none; the log says why."""
+        """Every family there is, served or not. Of a collector that fails none; the log has the error."""
         found: list[Family] = []
         for collector in list(self._collectors):
             try:

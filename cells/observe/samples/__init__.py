@@ -1,6 +1,6 @@
 """Two hours of every metric, for the shell: ``metrics``, ``metrics/plot``, ``metrics/html``.
 
-Source: asks all metrics every five minutes, told to Prometheus or not, and keeps 24 samples of each.
+Source: asks all metrics every five minutes, served to Prometheus or not, and stores 24 samples of each.
 Why:    to find out what an agent has been doing even if it was never scraped. Source of names and layouts:
         Cilium 1.17, pkg/metrics; ``cilium-dbg metrics list`` of 1.18 is one of them.
 """
@@ -70,18 +70,18 @@ def unit_of(value: float) -> tuple[str, float]:
 
 
 def pretty(value: float, suffix: str = "") -> str:
-    """Four digits that tell, with the prefix of a unit: 1.5m, 23.4k."""
+    """Four significant digits, with the prefix of a unit: 1.5m, 23.4k."""
     unit, factor = unit_of(value)
     return f"{value * factor:.4g}{unit}{suffix}"
 
 
-# What is kept of every metric: a ring of 24 samples, five minutes apart.
+# The history of every metric: a ring of 24 samples, five minutes apart.
 
 RETAINED: Final = 24
 INTERVAL: Final = 300.0
 """Seconds from one sample to the next: two hours in all."""
 MOST: Final = 2000
-"""Series that are kept; more would cost more memory than they are worth."""
+"""Series with a history; more would cost more memory than they are worth."""
 LEFT_OUT: Final = ("cilium_event_ts", "cilium_feature_")
 """Beginnings of the names of metrics that say nothing by their course, as Cilium has it."""
 
@@ -102,7 +102,7 @@ class Series:
 
     @property
     def is_histogram(self) -> bool:
-        """Whether what is kept are percentiles."""
+        """Whether the history is of percentiles."""
         return len(self.rings) > 1
 
     def put(self, slot: int, value: float | Histogram) -> None:
@@ -137,7 +137,7 @@ class Samples:
         self._series: dict[tuple[str, str], Series] = {}
         self._latest = -1
         self.full = False
-        """Whether there are series that are not kept, for there are too many."""
+        """Whether there are series without a history, for there are too many."""
 
     def __iter__(self) -> Iterator[Series]:
         """By name and labels."""
