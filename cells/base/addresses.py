@@ -20,14 +20,14 @@ IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
 _CHUNK: Final = 4096
-"""Addresses whose bits are kept together, 512 bytes; made once one of them is taken."""
+"""Addresses with bits stored together, 512 bytes; made once one of them is taken."""
 
 _WIDEST_IPV6: Final = 65536
 """Of a wider IPv6 network only so many addresses, the first, are used."""
 
 
 class PodIPv4(IPv4Address):
-    """An address of a pod, whose hash, bytes and text are computed once."""
+    """An address of a pod, with its hash, bytes and text computed once."""
 
     __slots__ = ("_hashed", "_packed", "text")
 
@@ -114,7 +114,7 @@ class AddressRange:
         self.size = total - 2 if total > 2 else total
         """How many addresses can be allocated."""
         self.capacity = max(network.num_addresses - 2, 0)
-        """How many Cilium says there are: by the prefix alone."""
+        """How many Cilium counts: by the prefix alone."""
         self._base = int(network.network_address) + (1 if total > 2 else 0)
         self._chunks: dict[int, bitarray] = {}
         self._count = 0

@@ -110,7 +110,7 @@ def pod_labels(
 
     What a pod's own labels claim of its namespace, service account or cluster is left out: users who create
     pods
-    must not choose whose policies they fall under. The API server labels every namespace with its name.
+    must not choose which policies apply to them. The API server labels every namespace with its name.
     """
     for key, value in own.items():
         if key not in _DERIVED and not key.startswith(f"{NAMESPACE_LABELS}."):
@@ -229,7 +229,7 @@ DEFAULT_RULES: Final = tuple(
 
 
 class LabelFilter:
-    """Tells labels that make the identity from those that only inform."""
+    """Separates labels that make the identity from those that only inform."""
 
     def __init__(self, rules: Iterable[LabelRule] = DEFAULT_RULES, *, only_included: bool = False) -> None:
         """With ``only_included`` a label that no rule is about does not count."""

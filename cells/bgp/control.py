@@ -127,7 +127,7 @@ class BGPResources:
             kinds.CILIUM_BGP_PEER_CONFIGS,
             kinds.CILIUM_BGP_ADVERTISEMENTS,
         )
-        """Kinds without whose definitions nothing is known."""
+        """Kinds without which, if undefined, nothing is known."""
         self.configs: Table[CiliumBGPNodeConfig] = resources.follow(kinds.CILIUM_BGP_NODE_CONFIGS)
         self.peer_configs: Table[CiliumBGPPeerConfig] = resources.follow(kinds.CILIUM_BGP_PEER_CONFIGS)
         self.advertisements: Table[CiliumBGPAdvertisement] = resources.follow(kinds.CILIUM_BGP_ADVERTISEMENTS)

@@ -148,7 +148,7 @@ class BGPOperations:
         return found
 
     def _tables(self, instance: BGPInstance, query: RouteQuery) -> list[IPAddress | None]:
-        """The peers whose tables are asked for; None for the router's own. Raises BGPQueryError."""
+        """The peers with the requested tables; None for the router's own. Raises BGPQueryError."""
         if query.afi not in AFIS:
             raise BGPQueryError(f"unknown AFI {query.afi}")
         if query.safi not in SAFIS:

@@ -104,7 +104,7 @@ class SpeakerTarget:
                 async with connected(self._speakers.socket(instance)) as gobgp:
                     found[instance] = self._held[instance] = await listed_facts(gobgp)
             except GobgpError:
-                continue  # that is no row's facts: put() calls it again, and reports what it fails with
+                continue  # not the facts of a row: put() calls it again, and reports what it fails with
         return found
 
     def matches(self, row: WantedSpeaker, observed: SpeakerFacts) -> bool:

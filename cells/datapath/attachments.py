@@ -1,4 +1,4 @@
-"""The programs attached to interfaces: loaded once, pinned, and kept while the package's are the same."""
+"""The programs attached to interfaces: loaded once, pinned, and reused while the package's are the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["is_ours"]
 
 
 class Dispatchers:
-    """Open descriptors of the dispatchers. ``stale`` says that interfaces still have others."""
+    """Open descriptors of the dispatchers. ``stale``: interfaces still have others."""
 
     def __init__(self, descriptors: Mapping[str, int], *, stale: bool) -> None:
         self.descriptors = dict(descriptors)
@@ -65,7 +65,7 @@ class Dispatchers:
         self.stale = False
 
     def unpinned(self, pins: Path) -> list[str]:
-        """Names of those that are not pinned, or behind whose pin is another program."""
+        """Names of those that are not pinned, or with another program in place of their pin."""
         pinned = open_pinned(pins)
         try:
             return [

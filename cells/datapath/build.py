@@ -32,7 +32,7 @@ FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wex
 
 
 class ObjectBuildError(RuntimeError):
-    """The objects cannot be compiled; the text says what is missing, or what the compiler said."""
+    """The objects cannot be compiled; the text has what is missing, or the compiler's message."""
 
 
 def compile_objects(out_dir: Path) -> list[Path]:
@@ -49,7 +49,7 @@ def tagged(source: Path, target: Path, tag: str) -> Path:
     """Write a compiled object once more, with a tag (at most 31 characters): a generation of its own.
 
     The digest of the file differs, and the running programs' ``.rodata.cfg`` shows the tag. It is written
-    into that section, whose last field it is (``struct config`` of ``bpf/lib/config.h``); sections are found
+    into that section, as its last field (``struct config`` of ``bpf/lib/config.h``); sections are found
     as elf(5) has them. Raises ObjectBuildError.
     """
     if not re.fullmatch(rf"[\w.+-]{{0,{TAG - 1}}}", tag, re.ASCII):

@@ -40,7 +40,7 @@ class CiliumPrograms:
         """Whether Cilium's agent left anything."""
 
     def release(self, ifindex: int, ours: Collection[int]) -> None:
-        """Take Cilium's programs off an interface; those whose kernel ids are ``ours`` stay.
+        """Take Cilium's programs off an interface; those with kernel ids in ``ours`` stay.
 
         Raises BpfError, NetlinkError; again is harmless.
         """
@@ -57,7 +57,7 @@ class CiliumPrograms:
     def release_all(self, ours: Collection[int], keep: Collection[int]) -> list[str]:
         """Take them off every interface but those of ``keep``; the names of the pins that went.
 
-        Where some are kept the tail calls stay too, which they need. Raises BpfError, NetlinkError, OSError.
+        Where some stay the tail calls stay too, which they need. Raises BpfError, NetlinkError, OSError.
         """
         if not self.there:
             return []
@@ -82,7 +82,7 @@ class CiliumPrograms:
 
 
 def _device(path: Path) -> int:
-    """Index of the interface that the pinned link is at; 0 where it is gone, or where it is no such link."""
+    """Index of the interface that the pinned link is at; 0 where it does not exist, or is of another kind."""
     link = open_link(path)
     try:
         return linked_device(link)

@@ -71,7 +71,7 @@ class ConntrackCollector:
         lifecycle.append(Hook("let go of the conntrack programs", stop=self._stop))
 
     async def collect(self) -> tuple[Collected, ...]:
-        """Remove the connections whose lifetime is over; by map. Raises LoadError, BpfError."""
+        """Remove expired connections; by map. Raises LoadError, BpfError."""
         return await anyio.to_thread.run_sync(self._collect, limiter=self._one)
 
     async def forget(self, addresses: Collection[IPv4Address | IPv6Address]) -> int:

@@ -82,7 +82,7 @@ def next_interval(expected: float, removed: float, actual: float | None = None) 
 
     ``expected`` is the interval that was to pass before it, ``actual`` the one that did, None for a first
     pass: one that came early has had less time to find something, so its share counts for more.
-    A share of 0 says that there is no traffic, and changes nothing.
+    A share of 0 means that there is no traffic, and changes nothing.
     """
     share = removed
     if actual is not None and 0 < actual < expected:
@@ -123,7 +123,7 @@ class Walk(Protocol):
     """The conntrack maps in the kernel, as far as this cell touches them."""
 
     async def collect(self) -> tuple[Collected, ...]:
-        """Remove the connections whose lifetime is over; raises OSError or HiveError."""
+        """Remove expired connections; raises OSError or HiveError."""
         ...
 
 

@@ -64,7 +64,7 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy:
-    """Whose policy the node itself has."""
+    """The endpoint with the node's own policy."""
 
     endpoint_id: int = 0
     """0: it may do everything."""
@@ -220,12 +220,12 @@ class Datapath:
         return all(self._has(index, self._expected(place)) for index, place in wanted.items())
 
     def set_node(self, node: NodeConfig) -> None:
-        """Tell the programs about the node; of which packets they tell is ours to say."""
+        """Configure the programs for the node; of which packets they report is ours to decide."""
         self._node = node
         self._maps.node.update(bytes(4), self._row(node))
 
     def has_node(self, node: NodeConfig) -> bool:
-        """Whether the programs know of the node what :meth:`set_node` would tell them."""
+        """Whether the programs already have what :meth:`set_node` would set."""
         return self._maps.node.lookup(bytes(4)) == self._row(node)
 
     def known_node(self) -> NodeConfig | None:
@@ -235,7 +235,7 @@ class Datapath:
 
     @property
     def host_policy(self) -> HostPolicy:
-        """Whose policy the node itself has; before :meth:`set_host_policy`, what a former agent has said."""
+        """The endpoint with the node's own policy; before :meth:`set_host_policy`, an earlier agent's."""
         if self._host is not None:
             return self._host
         known = self.known_node()
@@ -264,7 +264,7 @@ class Datapath:
         return row.pack()
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Have the programs tell this of packets, from the next one on. Raises BpfError, nothing changed."""
+        """Have the programs report this of packets, from the next on. Raises BpfError, nothing changed."""
         before, self.notifications = self.notifications, notifications
         if self._node is None:
             return

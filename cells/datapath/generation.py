@@ -3,7 +3,7 @@
 For:    Datapath, and the self-check, which loads onto maps of its own. Needs: libbpf, cells.maps.
 Gives:  Constants, read_object(), load(), publish(), in_force(), serves().
 
-The programs in force are the entries of hive_entry, and nothing else: no file says so, no attachment changes.
+The programs in force are the entries of hive_entry, and nothing else: no file has it, no attachment changes.
 Replacing the entries is therefore the whole upgrade; the kernel frees the old programs once the last packet
 has left them.
 """
@@ -270,7 +270,7 @@ def read_constants(map_id: int) -> Constants | None:
     """The constants in a map of a program, if it is that map."""
     try:
         table = map_by_id(map_id)
-    except BpfError:  # gone meanwhile
+    except BpfError:  # removed meanwhile
         return None
     with table:
         if table.spec.type != MapType.ARRAY or table.spec.value_size != _CONSTANTS.size:
@@ -279,7 +279,7 @@ def read_constants(map_id: int) -> Constants | None:
 
 
 def read_object(path: Path) -> bytes:
-    """The bytes of a compiled object; HiveError says how to get it."""
+    """The bytes of a compiled object; HiveError explains how to get it."""
     try:
         return path.read_bytes()
     except OSError as error:

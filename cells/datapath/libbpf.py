@@ -1,7 +1,7 @@
 """libbpf, as far as loading our objects needs it.
 
 For:    loading. Needs: libbpf.so.1 (Debian: libbpf1), opened at first use. Gives: LoadedObject, LoadError.
-Source: libbpf's own headers bpf/libbpf.h, whose functions keep their ABI within libbpf.so.1.
+Source: libbpf's own headers bpf/libbpf.h; its functions have a stable ABI within libbpf.so.1.
 
 Through ctypes: declaring the same dozen functions to cffi costs 25 ms of start-up to parse them, against 0.3.
 """
@@ -28,11 +28,11 @@ OWN_CODES: Final = 4000  # from here on (enum libbpf_errno) strerror knows nothi
 
 _LOG_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _heard = threading.local()
-"""``lines``: where what libbpf says in this thread goes."""
+"""``lines``: where libbpf's messages of this thread go."""
 
 
 class LoadError(HiveError):
-    """The kernel or libbpf refused an object. ``log``: all libbpf said, the verifier's log included."""
+    """The kernel or libbpf refused an object. ``log``: libbpf's messages, with the verifier's log."""
 
     def __init__(self, what: str, code: int = 0, log: str = "") -> None:
         self.log = log
@@ -41,7 +41,7 @@ class LoadError(HiveError):
 
 
 def verdict(log: str) -> str:
-    """The line that says why: the verifier's last word, else libbpf's first."""
+    """The line with the reason: the verifier's last, else libbpf's first."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for after, line in enumerate(lines):
         if line.startswith("processed ") and after:
@@ -92,7 +92,7 @@ class _OpenOptions(ctypes.Structure):
 class LoadedObject:
     """An object file in libbpf's hands: opened, given its maps and constants, then loaded.
 
-    Its map and program descriptors are libbpf's and are gone after :meth:`close`. Raises LoadError.
+    Its map and program descriptors are libbpf's and are closed by :meth:`close`. Raises LoadError.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -206,7 +206,7 @@ def _format_text() -> Any:
 
 @contextmanager
 def captured_log() -> Iterator[list[str]]:
-    """What libbpf says meanwhile in this thread, debugging aside; nothing goes to standard error."""
+    """libbpf's messages meanwhile in this thread, debugging aside; nothing goes to standard error."""
     lines: list[str] = []
     _heard.lines = lines
     try:

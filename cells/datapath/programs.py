@@ -78,13 +78,13 @@ L3_PROGRAMS: Final = (
     ),
     Program(*("hive_to_l3_device", 1, "cil_to_netdev_l3"), _at(Side.EGRESS, DeviceKind.NATIVE_L3_DEVICE)),
 )
-"""Those of devices whose packets begin with the network header (bpf/l3.c), in hive_l3_entry."""
+"""Those of devices with packets that begin with the network header (bpf/l3.c), in hive_l3_entry."""
 ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
 """Programs of an object and their entries."""
 L3_ENTRIES: Final = MappingProxyType({program.name: program.entry for program in L3_PROGRAMS})
 """The same of devices without Ethernet headers."""
 XDP_ENTRIES: Final = MappingProxyType({"hive_xdp": 0})
-"""The same of the programs in devices' drivers (bpf/xdp.c), whose entries are those of hive_xdp_entry."""
+"""The same of the programs in devices' drivers (bpf/xdp.c), with their entries in hive_xdp_entry."""
 XDP_DISPATCHER: Final = "cil_xdp_entry"
 """What is attached in drivers."""
 DISPATCHERS: Final = (

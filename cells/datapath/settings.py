@@ -117,7 +117,7 @@ class DatapathSettings(Settings, frozen=True):
     """Send policy verdicts of new flows, and of every denied packet, to the monitor."""
 
     bpf_events_trace_enabled: bool = True
-    """Send trace events to the monitor, as monitor-aggregation says."""
+    """Send trace events to the monitor, as monitor-aggregation has it."""
 
     trace_sock: bool = True
     """Send the backend each socket is connected to, to the monitor."""
@@ -134,7 +134,7 @@ class DatapathSettings(Settings, frozen=True):
 
     @property
     def notifications(self) -> MonitorNotifications:
-        """What the programs tell from the start on."""
+        """What the programs report from the start on."""
         flags = (
             NODE_NOTIFY_DROP * self.bpf_events_drop_enabled
             | NODE_NOTIFY_TRACE * self.bpf_events_trace_enabled

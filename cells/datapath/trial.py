@@ -207,7 +207,7 @@ def forget(metrics: Map) -> None:
 
 
 def check(case: Case, program: int, metrics: Map, name: str) -> None:
-    """Run one case; LoadError says what went otherwise."""
+    """Run one case; LoadError reports the difference."""
     forget(metrics)
     run = test_run(program, case.packet)
     reasons = {MetricsKey.unpack(key).reason for key in counted(metrics)}

@@ -4,7 +4,7 @@ Source: lists and watches through Client, fills Table[T].
 Needs:  Client, a Sink (the table with its bookkeeping).   Gives: Reflector.
 Source: Kubernetes API concepts (efficient detection of changes; watch bookmarks; streaming lists), KEP-3157.
 
-What is known stays in force whatever happens: a table changes only by what a server says of an object, or by
+What is known stays in force whatever happens: a table changes only by a server's event about an object, or by
 a list that came whole.
 """
 
@@ -221,7 +221,7 @@ class Reflector(Generic[T]):
         return rows, whole.metadata.resource_version, whole.metadata.continue_
 
     def _one_by_one(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
-        """The same when some object is not as its definition says: it keeps its last good row."""
+        """The same when some object does not follow its definition: it keeps its last good row."""
         try:
             parts = _RAW_LIST.decode(body)
             head = msgspec.json.decode(parts["metadata"], type=dict[str, Any])
@@ -249,7 +249,7 @@ class Reflector(Generic[T]):
         return self._sink.known((metadata.namespace, metadata.name)), f"{self._kind.plural}/{name}"
 
     async def _stream(self) -> bool:
-        """A list as the beginning of a watch; whether it came whole, for somebody between may cut it short.
+        """A list as the beginning of a watch; whether it came whole, for a proxy in between may cut it short.
 
         Raises ApiError when the server does not know of it.
         """
@@ -351,7 +351,7 @@ class Reflector(Generic[T]):
             self._doubted |= time.monotonic() < ends - 1  # a server ended it that stops
 
     def _take(self, batch: list[WatchEvent]) -> None:
-        """All events of a block at once. Raises what an ERROR among it says, once the rest is taken."""
+        """All events of a block at once. Raises the ERROR among them, once the rest is taken."""
         refusal: KubernetesError | None = None
         rows: dict[Any, T | None] = {}
         broken: list[str] = []
@@ -379,7 +379,7 @@ class Reflector(Generic[T]):
 
 
 def _last(block: bytes) -> WatchEvent:
-    """The last event of a block whose events are known to be sound."""
+    """The last event of a block with events that are known to be sound."""
     whole = block.rstrip()
     return events(whole[whole.rfind(b"\n") + 1 :])[0]
 

@@ -77,7 +77,7 @@ class Resources:
         self.forgotten = Forgotten(forgotten, statuses, health, log)
         """What a server has lost, and is in force here."""
         self.events = ObjectEvents()
-        """What sources have told, counted."""
+        """The events of sources, counted."""
         self.kinds: tuple[Kind[Any], ...] = tuple(RETAINED.get(kind.qualified, kind) for kind in KINDS)
         self._tables: dict[str, Table[Any]] = {}
         for kind in self.kinds:

@@ -40,7 +40,7 @@ def checked_proxy(url: str, where: str) -> str:
 
 
 def checked_url(url: str, where: str) -> str:
-    """The URL of a server, https unless it says otherwise. Raises AccessError."""
+    """The URL of a server, https unless it names a scheme. Raises AccessError."""
     whole = url if "://" in url else f"https://{url}"
     parts = _split(whole)
     if parts is None or parts.scheme not in {"http", "https"}:
@@ -92,7 +92,7 @@ class KubernetesSettings(Settings, frozen=True):
     """Time limit for connecting, and for an answer."""
 
     k8s_client_connection_keep_alive: Duration = seconds(30)
-    """How long an idle connection is kept, and the interval of TCP keepalive probes."""
+    """How long an idle connection stays open, and the interval of TCP keepalive probes."""
 
     k8s_heartbeat_timeout: Duration = seconds(30)
     """How long the API server may be silent before it is probed; without an answer the connections are
@@ -100,7 +100,7 @@ class KubernetesSettings(Settings, frozen=True):
 
     @property
     def has_source(self) -> bool:
-        """Whether objects come from anywhere; kubelet tells every pod where the API server is."""
+        """Whether objects come from anywhere; kubelet gives every pod the address of the API server."""
         return bool(self.manifests_dir) or self.asks_api_server
 
     @property

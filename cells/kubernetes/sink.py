@@ -44,7 +44,7 @@ class SourceStatus(msgspec.Struct, frozen=True):
     """Objects that cannot be read, with what is wrong; their last good rows stay."""
 
 
-# What sources have told of objects, as Cilium's metrics.
+# The objects that sources delivered, as Cilium's metrics.
 #
 # Source: Cilium 1.17, cilium_kubernetes_events_received_total and cilium_kubernetes_events_total.
 
@@ -99,7 +99,7 @@ def families(events: ObjectEvents) -> Iterator[Family]:
 # Source: what lists leave out. The rows stay in force until the store has been filled again: nothing of a
 #         node may be torn down because a list came too early.
 # Why:    a watch reports deleted objects. A list that lacks more than half of what was known means a server
-#         whose store was replaced, by an old copy or an empty one.
+#         with a store replaced by an old copy or an empty one.
 
 SETTLE: Final = 10.0
 """Seconds without another object after which the store counts as filled."""
@@ -165,7 +165,7 @@ class Forgotten:
         self._report()
 
     def listed(self, kind: str) -> None:
-        """A list told all there is, as it should be."""
+        """A list held all objects, as it should."""
         if self._drop.pop(kind, None) is not None:
             with self.table.txn() as txn:
                 for one in self.table.by("kind").get(kind):
@@ -210,7 +210,7 @@ class Forgotten:
         news.set()
 
 
-# Where a source puts the objects of one kind: its table, and the row that says how the source is.
+# Where a source puts the objects of one kind: its table, and the row with the source's state.
 
 T = TypeVar("T", bound=Object)
 
@@ -235,7 +235,7 @@ class Sink(Generic[T]):
         namespace: str = "",
     ) -> None:
         self.namespace = namespace
-        """The one whose objects are asked for; empty for those of all."""
+        """The namespace of the wanted objects; empty for all."""
         self._kind = kind
         self._events = events or ObjectEvents()
         self._forgotten = forgotten
@@ -296,7 +296,7 @@ class Sink(Generic[T]):
         """A server's list came whole. If it lacks most of what is known, that stays in force for now.
 
         Of a long list a part is taken in at a time, so that others have their turn: first what is new, last
-        what is gone.
+        what was deleted.
         """
         removed = self._missing(rows)
         if self._forgotten is None or not self._synced or 2 * len(removed) <= len(self._table):
@@ -326,7 +326,7 @@ class Sink(Generic[T]):
         self._forgotten.lost(self._kind.qualified, removed, len(rows), self._drop)
 
     def _drop(self, keys: Collection[Key]) -> None:
-        """These are gone after all."""
+        """These do not exist after all."""
         self._count(dict.fromkeys(keys), ())
         with self._table.txn() as txn:
             for key in keys:

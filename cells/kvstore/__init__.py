@@ -2,8 +2,8 @@
 
 Edge: a connection to etcd, with leases, locks and watches, for cells that share something through it.
 Needs:  KVStoreSettings.   Gives: KVStore; PrefixWatch to follow keys, keep_keys() to have some.
-Why:    a cluster needs no API server for what its nodes tell each other. While etcd is down everything
-        stays as it was, health and status say so, and what this node tells is written once it is back.
+Why:    a cluster needs no API server for what its nodes share. While etcd is down everything
+        stays as it was, health and status show it, and this node's keys are written once it is back.
 """
 
 from collections.abc import Iterable

@@ -283,7 +283,7 @@ class EtcdClient:
         return TransactionOutcome(answer.succeeded, found)
 
     async def grant(self, ttl: float) -> int:
-        """A new lease, which expires unless it is kept alive within `ttl` seconds."""
+        """A new lease, which expires unless it is renewed within `ttl` seconds."""
         rpc = await self._messages()
         request = rpc.LeaseGrantRequest(TTL=round(ttl))
         answer = await self._ask("lease", "Lease/LeaseGrant", request, rpc.LeaseGrantResponse)
@@ -410,7 +410,7 @@ class EtcdClient:
             return found
 
     def _translated(self, error: Any, channel: Any) -> StoreError:
-        """The error as a StoreError; when nobody answered, the next request goes to the next address."""
+        """The error as a StoreError; without an answer, the next request goes to the next address."""
         import grpc
 
         if not isinstance(error, grpc.RpcError):  # the connection was given up under the request

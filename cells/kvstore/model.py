@@ -47,11 +47,11 @@ IDENTITIES: Final = "cilium/state/identities/v1"
 IDS: Final = f"{IDENTITIES}/id/"
 """Number to labels: the master key of an identity, without a lease."""
 VALUES: Final = f"{IDENTITIES}/value/"
-"""Labels and a node's address to the number: leased, it says that the node uses the identity."""
+"""Labels and a node's address to the number: leased, it means that the node uses the identity."""
 LOCKS: Final = f"{IDENTITIES}/locks/"
 
 IPS: Final = "cilium/state/ip/v1/default/"
-"""Address, or prefix, to whose it is."""
+"""Address, or prefix, to its owner."""
 NODES: Final = "cilium/state/nodes/v1/"
 """Cluster and name to the node."""
 CLUSTER_CONFIG: Final = "cilium/cluster-config/"
@@ -69,7 +69,7 @@ class StoreError(HiveError):
 
 
 class StoreUnavailableError(StoreError):
-    """Raised when nobody answers in time, or there is no quorum. A retry may succeed."""
+    """Raised when no server answers in time, or there is no quorum. A retry may succeed."""
 
 
 class CompactedError(StoreError):
@@ -77,7 +77,7 @@ class CompactedError(StoreError):
 
 
 class LeaseLostError(StoreError):
-    """Raised when a lease has ended, and the keys attached to it are gone."""
+    """Raised when a lease has ended, and the keys attached to it are deleted."""
 
 
 class KeyValue(msgspec.Struct, frozen=True, gc=False):
@@ -133,7 +133,7 @@ def put(key: str, value: bytes, lease: int = 0) -> Operation:
 
 
 def delete(key: str) -> Operation:
-    """Delete a key; a missing one is no error."""
+    """Delete a key; a missing one is fine."""
     return Operation(key, "delete")
 
 

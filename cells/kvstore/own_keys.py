@@ -1,4 +1,4 @@
-"""What this node tells: keys written under its leases, and kept as they should be.
+"""This node's keys: written under its leases, and restored when others change them.
 
 Reconciler target: a table of OwnKey in, keys of the store out.
 Needs:  KVStore.   Gives: OwnKey, OwnKeys, keep_keys().

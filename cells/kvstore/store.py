@@ -1,7 +1,7 @@
 """The store as its users see it: a connection, leases, and how it is.
 
 Source: Cilium 1.17, the status check of its etcd client. Unlike there an agent does not end when the store is
-        gone: what it knows stays in force.
+        lost: what it knows stays in force.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from lifecycle import Health, Jobs, Lifecycle, Logger
 __all__ = ["KVStore", "Lock", "StoreState", "lock"]
 
 
-# Leases: what this node tells stays in the store as long as its agent, or for a while after it.
+# Leases: this node's keys stay in the store as long as its agent, or for a while after it.
 #
-# Source: Cilium 1.17, the lease manager: a lease has so many keys at most, and is kept every third of its
+# Source: Cilium 1.17, the lease manager: a lease has so many keys at most, and is renewed every third of its
 #         time.
 
 MOST_KEYS: Final = 1000
@@ -47,7 +47,7 @@ RETRY: Final = 2.0
 
 
 class Leases:
-    """As many leases as the keys need, kept alive; writers are notified when theirs is lost."""
+    """As many leases as the keys need, renewed; writers are notified when theirs is lost."""
 
     def __init__(self, client: EtcdClient, ttl: float) -> None:
         self._client = client
@@ -125,7 +125,7 @@ class Leases:
         except LeaseLostError:
             self.lost(lease)
             return True
-        except StoreError:  # the looks at the store tell; it may come back within the lease's time
+        except StoreError:  # the looks at the store report it; it may come back within the lease's time
             return False
         self._renewed[lease] = began
         return True
@@ -256,7 +256,7 @@ class KVStore:
             f" leases={self.lock_leases}, has-quorum={quorum}: {self._described}",
         )
 
-    # What its users tell
+    # The keys of its users
 
     def on_return(self, notified: Callable[[], object]) -> None:
         """Call this when the store is reached again, or is another one, or a lease was lost."""
@@ -310,7 +310,7 @@ class KVStore:
         self.replaced()
 
     async def _look(self) -> None:
-        """See whether it answers and agrees. Whoever reaches it before the next look has it looked at."""
+        """See whether it answers and agrees. A user that reaches it earlier triggers the next look."""
         try:
             described = await self.client.describe()
             beat = await self.client.lookup(HEARTBEAT)  # takes a quorum

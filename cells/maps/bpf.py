@@ -42,7 +42,7 @@ __all__ = [
 #
 # Two ways into the kernel. Element operations take about a microsecond, less than handing the GIL to
 # another thread would, so they keep it (``quick``). Commands that may take long - creation, batches, test
-# runs, and maps of maps, whose updates wait for RCU - let other threads run (``sleeping``).
+# runs, and updates of maps of maps, which wait for RCU - let other threads run (``sleeping``).
 
 NR_BPF: Final = ctypes.c_long(
     {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}.get(os.uname().machine, -1)
@@ -58,7 +58,7 @@ _INFO = struct.Struct("<IIQ")
 
 
 class BpfError(OSError, HiveError):
-    """A bpf command the kernel refused; ``errno`` says why, the text also which command on what."""
+    """A bpf command the kernel refused; ``errno`` has the reason, the text also command and object."""
 
     def __init__(self, code: int, operation: str, what: str) -> None:
         super().__init__(code, os.strerror(code))
@@ -327,7 +327,7 @@ def open_link(path: Path) -> int:
 
 
 def link_info(fd: int) -> CgroupLinkInfo | None:
-    """Describe the link behind ``fd``; None if it is no link to a control group. Raises BpfError."""
+    """Describe the link behind ``fd``; None if it is another kind of link. Raises BpfError."""
     info = buffer(bytes(_LINK_INFO.size))
     object_info(fd, info, f"link fd {fd}")
     kind, number, program, cgroup, _ = _LINK_INFO.unpack(info.raw)
@@ -335,7 +335,7 @@ def link_info(fd: int) -> CgroupLinkInfo | None:
 
 
 def linked_device(fd: int) -> int:
-    """Index of the device that the link is at (XDP, tcx, netkit); 0 if it is gone, or it is another link.
+    """Index of the device that the link is at (XDP, tcx, netkit); 0 if it does not exist, or is another link.
 
     Raises BpfError.
     """

@@ -1,7 +1,7 @@
 """Pods reach the world behind the node's address: programs on native devices translate their source.
 
 Reconciler: the table ``native-devices`` follows the node's devices; programs are attached to each, and
-            ``hive_devices`` tells them what packets come from. The table ``ip-masq-networks`` follows the
+            ``hive_devices`` names devices where packets arrive. The table ``ip-masq-networks`` follows the
             file of ip-masq-agent and is stored in ``cilium_ipmasq_v4`` and ``cilium_ipmasq_v6``.
 Why:        networks outside have no routes to pods' addresses. The node's own packets stay as they are,
             unless a pod was given the port they come from.

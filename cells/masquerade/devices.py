@@ -60,7 +60,7 @@ class MasqueradeSettings(Settings, frozen=True):
     leave the node."""
 
     derive_masq_ip_addr_from_device: str = ""
-    """Device whose address masqueraded packets get; unset: the device they leave through."""
+    """The device with the address of masqueraded packets; unset: the device they leave through."""
 
     enable_ip_masq_agent: bool = False
     """Also do not masquerade packets to the networks in ip-masq-agent's file."""
@@ -226,7 +226,7 @@ class DevicePrograms(Protocol):
 class DeviceTarget:
     """Rows first, then programs: a program without its row lets everything pass.
 
-    A row says that the driver has a program only once it has: others send packets to such a device.
+    A row has the driver's program only once the driver has it: others send packets to such a device.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class DeviceTarget:
         self._programs = programs
         self._log = log
         self._slow: dict[int, str] = {}
-        """Names of devices whose drivers cannot, by index."""
+        """Names of devices with drivers that cannot, by index."""
 
     async def observe(self) -> Mapping[int, bytes]:
         """The rows of devices."""
@@ -259,7 +259,7 @@ class DeviceTarget:
             return False
 
     async def put(self, batch: Mapping[int, NativeDevice]) -> None:
-        """Attach to devices. Raises BatchError; one that has gone is none of ours any more."""
+        """Attach to devices. Raises BatchError; a deleted one is dropped."""
         with BatchFailures(OSError, HiveError) as failures:
             for ifindex, device in batch.items():
                 with failures.of(ifindex):

@@ -103,7 +103,7 @@ class GatewayPods:
         return found
 
     def all(self) -> Iterator[GatewayPod]:
-        """Those with an address of IPv4 whose identity's labels are known."""
+        """Those with an address of IPv4 and known labels of their identity."""
         for row in self._ipcache.all():
             if not (row.prefix.endswith(_ONE_ADDRESS) and _is_pods(row.identity)):
                 continue

@@ -59,7 +59,7 @@ class EgressPolicy(NamedTuple):
 
 
 def read_policy(policy: CiliumEgressGatewayPolicy) -> EgressPolicy:
-    """What it says. Raises ValueError with one line for what cannot be followed."""
+    """The object as a policy. Raises ValueError with one line for what cannot be followed."""
     spec = policy.spec
     if spec is None:
         raise ValueError("spec: expected selectors, destinationCIDRs and egressGateway")

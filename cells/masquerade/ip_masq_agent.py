@@ -67,7 +67,7 @@ class _MasqueradeFile(msgspec.Struct, rename="camel"):
 
 
 def read_networks(text: str | None) -> set[IPNetwork]:
-    """What the file says; None: there is none. ValueError if it says something else."""
+    """The contents of the file; None: there is none. ValueError if they are invalid."""
     if text is None:
         return {*DEFAULTS, *LINK_LOCAL}
     try:
@@ -80,7 +80,7 @@ def read_networks(text: str | None) -> set[IPNetwork]:
 
 
 class IpMasqAgent:
-    """Follows the file. One that says something else changes nothing, and shows as degraded."""
+    """Follows the file. An invalid one changes nothing, and shows as degraded."""
 
     def __init__(
         self,

@@ -172,7 +172,7 @@ CILIUM_IDENTITIES = Kind(
 # Why: a node knows the pods of all others. An object as it is read takes some 1,500 bytes, one of these 300.
 
 NODE_NAME: Final = "network.cilium.io/node-name"
-"""An annotation of CiliumEndpoints: the node whose agent writes the object. An admission policy holds it to
+"""An annotation of CiliumEndpoints: the node of the agent that writes it. An admission policy holds it to
 the node that the agent's token is bound to."""
 
 
@@ -182,7 +182,7 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     key: Key
     """Namespace and name."""
     identity: int
-    """0 while it has none, and where the object says what cannot be."""
+    """0 while it has none, and where the object has an impossible one."""
     node: str
     """The address of its node."""
     addresses: str
@@ -193,9 +193,9 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
     encrypt_key: int = 0
     ports: tuple[NamedPort, ...] = ()
     digest: int = 0
-    """Of all that the object says, see digest(); 0 for one of a slice."""
+    """Of the whole object, see digest(); 0 for one of a slice."""
     node_name: str = ""
-    """The node whose agent wrote it, by its annotation; empty without one, and for one of a slice."""
+    """The node of the agent that wrote it, by its annotation; empty without one, and for one of a slice."""
 
     @property
     def namespace(self) -> str:
@@ -219,7 +219,7 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
-    """What a CiliumEndpointSlice tells."""
+    """The contents of a CiliumEndpointSlice."""
 
     name: str
     endpoints: tuple[KnownEndpoint, ...]

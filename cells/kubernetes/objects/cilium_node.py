@@ -1,4 +1,4 @@
-"""CiliumNode: what agents and the operator tell each other of a node.
+"""CiliumNode: what agents and the operator share about a node.
 
 Needs: nothing.   Gives: CiliumNode and its parts, CILIUM_NODES.
 Source: Cilium 1.17, custom resource CiliumNode of group cilium.io, version v2.
@@ -128,7 +128,7 @@ class CiliumNodeStatus(Wire, frozen=True, gc=False):
 
 
 class CiliumNode(Object, frozen=True, gc=False):
-    """A node as its agent tells it; the operator writes its ranges."""
+    """A node as its agent describes it; the operator writes its ranges."""
 
     metadata: DatedMeta
     spec: CiliumNodeSpec = CiliumNodeSpec()

@@ -129,7 +129,7 @@ class EgressGateway(Wire, frozen=True, gc=False):
 
 
 class EgressSelector(Wire, frozen=True, gc=False):
-    """Whose traffic."""
+    """The endpoints that it applies to."""
 
     pod_selector: Selector | None = None
     namespace_selector: Selector | None = None

@@ -84,7 +84,7 @@ class CiliumLoadBalancerIPPool(Object, frozen=True, gc=False):
 
 
 class L2AnnouncementSpec(Wire, frozen=True, gc=False):
-    """What is announced, where, by whom; interfaces are regular expressions."""
+    """What is announced, where, by which nodes; interfaces are regular expressions."""
 
     interfaces: tuple[str, ...] | None = None
     node_selector: Selector | None = None
@@ -94,7 +94,7 @@ class L2AnnouncementSpec(Wire, frozen=True, gc=False):
 
 
 class PolicyMeta(Meta, frozen=True, gc=False):
-    """With the count of changes of the spec, which conditions tell."""
+    """With the count of changes of the spec, which conditions carry."""
 
     generation: int = 0
 

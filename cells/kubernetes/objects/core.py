@@ -175,7 +175,7 @@ PODS = Kind(Pod, "v1", "pods")
 # Source: k8s.io/api/core/v1, discovery/v1, networking/v1.
 
 SERVICE_NAME = "kubernetes.io/service-name"
-"""The label by which an EndpointSlice says whose it is."""
+"""The label by which an EndpointSlice names its service."""
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
 """The label of a Service that names the proxy which serves it."""
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
@@ -272,7 +272,7 @@ class Service(Object, frozen=True, gc=False):
 
 
 class EndpointConditions(Wire, frozen=True, gc=False):
-    """How a backend is; what is not said counts as ready and serving."""
+    """How a backend is; absent conditions count as ready and serving."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -280,7 +280,7 @@ class EndpointConditions(Wire, frozen=True, gc=False):
 
 
 class ZoneHint(Wire, frozen=True, gc=False):
-    """A zone whose clients should use a backend."""
+    """A zone with clients that should use a backend."""
 
     name: str
 

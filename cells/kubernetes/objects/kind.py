@@ -1,4 +1,4 @@
-"""A kind of object: where it is served, how it is decoded, what its definition says."""
+"""A kind of object: where it is served, how it is decoded, and its definition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 # Source: Kubernetes API conventions, metadata; k8s.io/apimachinery/pkg/apis/meta/v1.
 #
 # The structs are narrow: what is not read is not decoded. ``resourceVersion`` and ``managedFields`` are left
-# out on purpose, so that a write which changes nothing we read is no change of a row.
+# out on purpose, so that a write which changes nothing we read changes no row.
 
 Key = tuple[str, str]
 """Namespace, empty for objects of the cluster, and name."""
@@ -41,7 +41,7 @@ class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=
 
 
 class OwnerReference(Wire, frozen=True, gc=False):
-    """Whom an object goes with."""
+    """The object that an object belongs to."""
 
     api_version: str = ""
     kind: str = ""
@@ -63,7 +63,7 @@ class Meta(Wire, frozen=True, gc=False):
 
 
 class DatedMeta(Meta, frozen=True, gc=False):
-    """The same, of kinds whose age matters."""
+    """The same, of kinds with an age that matters."""
 
     creation_timestamp: str = ""
 
