@@ -89,13 +89,13 @@ class Moments(Generic[Row]):
         newer.older = moment.older
         if older is None:
             return
-        older.newer = newer
         if len(older.undo) < len(moment.undo):
             moment.undo.update(older.undo)
             older.undo = moment.undo
         else:
             for key, row in moment.undo.items():
                 older.undo.setdefault(key, row)
+        older.newer = newer  # last: another thread may be on its way along these
 
 
 class Snapshot(Rows[Row]):
