@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from cells.api.openapi import DESCRIBED, Described
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from lifecycle.process.loop_lag import measured_loop
-from tests.unit.api.described_requests import LINKED, Socket, check, example, requests_test
+from tests.integration.api.described_requests import LINKED, Socket, check, example, requests_test
 from tests.unit.api.node import BY_RULES, ROUTER, UNLIMITED, running_node
 from tests.unit.fuzz.inputs import bounded
 
