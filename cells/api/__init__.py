@@ -201,6 +201,7 @@ _api = module(
         policy.PolicyOperations,
         directory.AgentDirectory,
         directory.AgentEnds,
+        directory.Neighbourhood,
         directory.OwnPolicies,
         directory.AgentServices,
         explain.ExplainOperations,

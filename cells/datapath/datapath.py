@@ -36,6 +36,7 @@ from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import (
     ENDPOINT_REQUIRE_EGRESS_PROG,
     NODE_AUDITS_HOST,
+    NODE_CIDR_MATCHES_PODS,
     EndpointConfig,
     NodeConfig,
 )
@@ -257,7 +258,9 @@ class Datapath:
         host = self.host_policy
         row = structs.replace(
             node,
-            flags=self.notifications.flags | NODE_AUDITS_HOST * host.audited,
+            flags=self.notifications.flags
+            | NODE_AUDITS_HOST * host.audited
+            | NODE_CIDR_MATCHES_PODS * self._maps.uses("policy_prefixes"),
             aggregation=self.notifications.aggregation,
             host_endpoint=host.endpoint_id,
         )

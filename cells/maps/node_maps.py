@@ -46,6 +46,8 @@ class Maps:
     """cilium_lxc: LxcKey to LxcValue, the addresses of this node."""
     ipcache: Map
     """cilium_ipcache: IpcacheKey to IpcacheValue, the identity of every prefix."""
+    policy_prefixes: Map
+    """hive_policy_prefixes: IpcacheKey to a number, networks of policies where those select pods."""
     ct4_tcp: Map
     """cilium_ct4_global: CtKey to CtEntry."""
     ct4_any: Map
@@ -183,6 +185,10 @@ class Maps:
         if self._open and not wanted <= self._used:
             raise RuntimeError(f"{', '.join(attributes)}: the maps are open, use() belongs in a constructor")
         self._used |= wanted
+
+    def uses(self, attribute: str) -> bool:
+        """Whether a cell uses the map; known once all are constructed."""
+        return attribute in self._used
 
     @property
     def conntrack(self) -> tuple[Map, ...]:

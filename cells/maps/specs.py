@@ -313,6 +313,15 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "ipcache": MapSpec(
             "cilium_ipcache", MapType.LPM_TRIE, *ipcache, 512000, NO_PREALLOC, voids=EVERY_FLOW
         ),
+        "policy_prefixes": MapSpec(
+            "hive_policy_prefixes",
+            MapType.LPM_TRIE,
+            IpcacheKey.SIZE,
+            4,
+            512000,
+            NO_PREALLOC,
+            voids=EVERY_FLOW,
+        ),
         "ct4_tcp": MapSpec("cilium_ct4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_tcp),
         "ct4_any": MapSpec("cilium_ct_any4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_any),
         "ct6_tcp": MapSpec("cilium_ct6_global", MapType.LRU_HASH, CT6_KEY, flow, sizes.ct_tcp),

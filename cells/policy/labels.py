@@ -23,6 +23,7 @@ __all__ = [
     "cidr_of_label",
     "dns_pattern",
     "except_prefixes",
+    "network_labels",
     "prefix_labels",
     "world_label",
 ]
@@ -164,6 +165,11 @@ class LabelSet:
         found = (cidr_of_label(label.key) for label in self._labels if label.source == CIDR)
         return tuple(prefix for prefix in found if prefix is not None)
 
+    @cached_property
+    def is_network(self) -> bool:
+        """Whether it stands for the addresses in a network alone: rules by other labels say nothing of it."""
+        return bool(self._labels) and all(label.source == CIDR for label in self._labels)
+
     def has_reserved(self, key: str) -> bool:
         """Whether the set has ``reserved:KEY``."""
         return any(label.source == "reserved" for label in self._by_key.get(key, ()))
@@ -266,6 +272,11 @@ def prefix_labels(prefix: Prefix, *, dual_stack: bool) -> LabelSet:
     if prefix.prefixlen:
         labels.append(Label(CIDR, cidr_label(prefix)))
     return LabelSet(labels)
+
+
+def network_labels(prefix: Prefix) -> LabelSet:
+    """The labels of what has an address in a prefix and an identity of its own, as pods have."""
+    return LabelSet([Label(CIDR, cidr_label(prefix))])
 
 
 def address_labels(

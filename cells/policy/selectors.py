@@ -98,7 +98,9 @@ class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
         return not self.requirements
 
     def matches(self, labels: LabelSet) -> bool:
-        """Whether every requirement is met."""
+        """Whether every requirement is met; of a network alone, one that names networks is among them."""
+        if labels.is_network and not self.has_source(CIDR):
+            return False
         return all(requirement.matches(labels) for requirement in self.requirements)
 
     def has_key(self, key: str, *sources: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ from cells.endpoint.host import HostEndpoint
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPodPort
-from cells.policy.control import NamedAddresses, PolicyView, of_pod, of_remote
-from cells.policy.explain import End, UnanswerableError
+from cells.policy.control import NamedAddresses, PodNetworks, PolicyView, of_pod, of_remote
+from cells.policy.explain import Around, End, UnanswerableError
 from cells.policy.explain.directory import Served, ServedPort, headless, refusal
 from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.rules import Direction
@@ -103,6 +103,19 @@ class OtherNodes:
         for pod in self._pods.by("address").get(str(address)):
             return RemotePod("/".join(pod.key), address, pod.spec.node_name or SOMEWHERE)
         return None
+
+    def addresses(self, name: str) -> list[IPAddress]:
+        """All addresses of a pod that are known."""
+        namespace, _, short = name.partition("/")
+        row = self._remote.get((namespace, short)) if self._remote is not None else None
+        texts = [one.partition("/")[0] for one in row.prefixes] if row is not None else []
+        shared = self._shared.addresses.all() if self._shared is not None else ()
+        texts += [
+            one.prefix.partition("/")[0] for one in shared if (one.namespace, one.pod) == (namespace, short)
+        ]
+        if (pod := self._pods.get((namespace, short))) is not None:
+            texts += pod.addresses
+        return [ip_address(text) for text in dict.fromkeys(texts)]
 
     def names(self) -> Collection[str]:
         """All that are known, by namespace and name."""
@@ -190,6 +203,30 @@ class OwnPolicies:
         return self.audited() or (self._host is not None and self._host.audited)
 
 
+class Neighbourhood:
+    """Which addresses names have, and which networks of rules are around pods' addresses."""
+
+    def __init__(self, names: NamedAddresses | None, networks: PodNetworks | None) -> None:
+        self._networks = networks
+        self._names = names
+
+    def addresses(self, name: str) -> list[IPAddress]:
+        """What DNS answered for a name."""
+        return self._names.addresses(canonical_name(name)) if self._names is not None else []
+
+    def around(self, addresses: Iterable[IPAddress]) -> tuple[Around, ...]:
+        """The network around each address of a pod; nothing where networks select no pods."""
+        if self._networks is None or not self._networks.matched:
+            return ()
+        return tuple(self._around(one) for one in addresses)
+
+    def _around(self, address: IPAddress) -> Around:
+        found = self._networks.around(address) if self._networks is not None else None
+        if found is None:
+            return Around(address.version)
+        return Around(address.version, found.id, LabelSet.parse(found.labels))
+
+
 class AgentEnds:
     """Pods, addresses, names and identities as this node knows them."""
 
@@ -199,7 +236,7 @@ class AgentEnds:
         endpoints: Endpoints,
         identities: Identities,
         prefixes: Table[IpcacheEntry],
-        names: NamedAddresses | None,
+        near: Neighbourhood,
         others: OtherNodes,
         agent: AgentConfig,
     ) -> None:
@@ -207,7 +244,7 @@ class AgentEnds:
         self._endpoints = endpoints
         self._identities = identities
         self._prefixes = prefixes
-        self._names = names
+        self._near = near
         self._others = others
         self._agent = agent
 
@@ -236,7 +273,8 @@ class AgentEnds:
             return self._at(remote.address)._replace(title=f"{name} (in the host's network)")
         if self._others.node_of(remote.address) is None and remote.node == self._agent.node_name:
             raise UnanswerableError(f"{name} is of this node, and is not attached to its network yet")
-        return self._remote(name, self.identity_at(remote.address), remote.node)
+        addresses = self._others.addresses(name) or [remote.address]
+        return self._remote(name, self.identity_at(remote.address), remote.node, addresses)
 
     def pods(self) -> Sequence[str]:
         """All that are known, by namespace and name."""
@@ -262,7 +300,7 @@ class AgentEnds:
 
     def named(self, name: str) -> Sequence[End]:
         """The addresses that DNS answered for a name."""
-        found = self._names.addresses(canonical_name(name)) if self._names is not None else []
+        found = self._near.addresses(name)
         if not found:
             raise UnanswerableError(
                 f"{name} is neither a pod nor a name that pods of this node have asked DNS for;"
@@ -323,9 +361,10 @@ class AgentEnds:
         if number in GLOBAL_IDENTITIES:
             pod = self._others.at(address)
             if pod is not None:
-                return self._remote(pod.name, number, pod.node)
+                return self._remote(pod.name, number, pod.node, [address])
             node = self._others.node_of(address)
-            return self._remote(str(address), number, node.name if node is not None else "its node", key="")
+            where = node.name if node is not None else "its node"
+            return self._remote(str(address), number, where, [address])._replace(key="")
         end = self._numbered(str(address), number)._replace(network=ip_network(address))
         node = self._others.is_node(address)
         if node is None or number not in (HOST, *REMOTE_NODES):
@@ -343,11 +382,12 @@ class AgentEnds:
             policy=self._own.policy(endpoint.title, endpoint.id),
             audited=self._own.audited(),
             unread=self._own.unread,
+            around=self._near.around(endpoint.addresses),
         )
 
-    def _remote(self, title: str, identity: int, node: str, key: str | None = None) -> End:
+    def _remote(self, title: str, identity: int, node: str, addresses: Iterable[IPAddress]) -> End:
         labels = LabelSet.parse(self._labels(identity))
-        return End(title, identity, labels, key=title if key is None else key, elsewhere=node)
+        return End(title, identity, labels, key=title, elsewhere=node, around=self._near.around(addresses))
 
     def _numbered(self, title: str, number: int) -> End:
         labels = LabelSet.parse(self._labels(number))

@@ -59,13 +59,18 @@ class NodeSettings(Settings, frozen=True):
     """Give other nodes identities by their labels, so that fromNodes and toNodes can select them."""
 
     policy_cidr_match_mode: tuple[str, ...] = ()
-    """What networks in policies select besides addresses outside the cluster: nodes, also addresses of
-    nodes."""
+    """What networks in policies select besides addresses outside the cluster: nodes, addresses of nodes;
+    pods, addresses of pods, beside what rules by labels say of them."""
 
     @property
     def matched_by_cidr(self) -> bool:
         """Whether networks in policies select nodes."""
         return "nodes" in self.policy_cidr_match_mode
+
+    @property
+    def pods_matched_by_cidr(self) -> bool:
+        """Whether networks in policies select pods."""
+        return "pods" in self.policy_cidr_match_mode
 
     def validate(self) -> None:
         """Refuse patterns and modes that are none; raises ValueErrors of one line."""
@@ -79,10 +84,8 @@ class NodeSettings(Settings, frozen=True):
                 yield f"exclude-node-label-patterns={pattern}: expected a regular expression: {error}"
 
         for mode in self.policy_cidr_match_mode:
-            if mode == "pods":
-                yield "policy-cidr-match-mode=pods: not built; expected nodes, or nothing"
-            elif mode != "nodes":
-                yield f"policy-cidr-match-mode={mode}: expected nodes, or nothing"
+            if mode not in ("nodes", "pods"):
+                yield f"policy-cidr-match-mode={mode}: expected nodes, pods, both, or nothing"
 
     def chosen_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
         """The labels that no pattern matches."""

@@ -22,6 +22,7 @@ __all__ = [
     "LXC_HOST",
     "NODE_AUDITS_HOST",
     "NODE_AUDITS_POLICY",
+    "NODE_CIDR_MATCHES_PODS",
     "NODE_EVENTS",
     "NODE_NOTIFY_DROP",
     "NODE_NOTIFY_POLICY_VERDICT",
@@ -132,6 +133,7 @@ NODE_NOTIFY_POLICY_VERDICT: Final = 4
 NODE_AUDITS_POLICY: Final = 8
 NODE_AUDITS_HOST: Final = 16
 NODE_NOTIFY_SOCK: Final = 32
+NODE_CIDR_MATCHES_PODS: Final = 64
 NODE_EVENTS: Final = {
     NODE_NOTIFY_DROP: "drops",
     NODE_NOTIFY_TRACE: "traces",
@@ -139,6 +141,7 @@ NODE_EVENTS: Final = {
     NODE_AUDITS_POLICY: "policy is audited only",
     NODE_AUDITS_HOST: "the node's own policy is audited only",
     NODE_NOTIFY_SOCK: "sockets",
+    NODE_CIDR_MATCHES_PODS: "networks select pods",
 }
 """In words, for people."""
 

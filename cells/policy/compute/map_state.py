@@ -163,8 +163,42 @@ class Match(NamedTuple):
         return redirect is not None and redirect.filter_peers is not None
 
 
-def lookup(entries: Mapping[int, Entries], identity: int, protocol: int, port: int) -> Match:
-    """Decide on a packet, by the entries of one direction by identity. For ICMP the port is the type."""
+def lookup(
+    entries: Mapping[int, Entries], identity: int, protocol: int, port: int, network: int = 0
+) -> Match:
+    """Decide on a packet, by the entries of one direction by identity. For ICMP the port is the type.
+
+    ``network``: the number of the network around the peer's address, where networks select pods, too.
+    """
+    found = _of_identity(entries, identity, protocol, port)
+    return _also_by_network(found, entries, network, protocol, port) if network else found
+
+
+def _also_by_network(
+    chosen: Match, entries: Mapping[int, Entries], network: int, protocol: int, port: int
+) -> Match:
+    """What denies wins, else the more specific port; of two alike what is not everybody's, else a proxy's."""
+    best = _best(entries, network, PortKey(protocol, port, FULL_PORT))
+    if best is None or chosen.verdict == "deny":
+        return chosen
+    bits = best[0].ports.specificity
+    found = Match(_verdict(best[1]), "l3-l4" if bits > 8 else "l3-proto" if bits else "l3-only", *best)
+    if found.verdict == "deny" or chosen.key is None:
+        return found
+    rank, held = _rank(found.kind), _rank(chosen.kind)
+    if rank != held:
+        return found if rank > held else chosen
+    if chosen.key.identity == ANYBODY:
+        return found
+    return found if best[1].redirect is not None and chosen.verdict != "redirect" else chosen
+
+
+def _rank(kind: str) -> int:
+    """How closely an entry of a class names the port."""
+    return {"l3-l4": 2, "l4-only": 2, "l3-proto": 1, "proto-only": 1}.get(kind, 0)
+
+
+def _of_identity(entries: Mapping[int, Entries], identity: int, protocol: int, port: int) -> Match:
     packet = PortKey(protocol, port, FULL_PORT)
     own, anybody = _best(entries, identity, packet), _best(entries, ANYBODY, packet)
     own_bits = own[0].ports.specificity if own is not None else -1

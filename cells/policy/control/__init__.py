@@ -30,7 +30,14 @@ from cells.policy.control.http_redirects import (
     http_proxy,
     http_redirects,
 )
-from cells.policy.control.names import NamedAddresses, NameFilter, NameRules, name_matches
+from cells.policy.control.names import (
+    NamedAddresses,
+    NameFilter,
+    NameRules,
+    PodNetworks,
+    PolicyPrefixes,
+    name_matches,
+)
 from cells.policy.control.objects import (
     ClusterServices,
     PodPorts,
@@ -89,6 +96,7 @@ __all__ = [
     "NamedAddresses",
     "NamedPodPort",
     "NearRule",
+    "PodNetworks",
     "PolicyObject",
     "PolicyRuleSettings",
     "PolicyView",
@@ -143,6 +151,7 @@ def policy_options(
         enable_node_selector_labels=nodes is not None and nodes.enable_node_selector_labels,
         enable_l7_proxy=names,
         learns_names=names,
+        cidr_matches_pods=nodes is not None and nodes.pods_matched_by_cidr,
     )
 
 
@@ -182,8 +191,9 @@ cell = group(
         "policy-rules",
         "Rules, by policy objects",
         provide(PolicyWatch, known_rules),
+        provide_private(PolicyPrefixes),
         provide(policy_objects, policy_events, PolicyView),
-        provide(NamedAddresses, PolicyCounts, rule_metrics),
+        provide(NamedAddresses, PodNetworks, PolicyCounts, rule_metrics),
         invoke(PolicyWatch),
     ),
 )

@@ -9,7 +9,8 @@ Source:     Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping
 from ipaddress import ip_network
 from typing import Final
 
@@ -20,6 +21,9 @@ from cells.base.addresses import IPAddress
 from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import ipcache_key, ipcache_prefix
+from cells.maps.target import Codec, MapTable, MapTarget
 from cells.policy.compute import SelectorPolicy
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.control.computer import RulePolicy
@@ -31,11 +35,13 @@ from cells.policy.labels import (
     address_labels,
     canonical_name,
     dns_pattern,
+    network_labels,
+    prefix_labels,
 )
 from cells.policy.maps import EndpointPolicies, EndpointPolicy
 from cells.policy.rules import PolicyOptions
 from cells.policy.selectors import ALL
-from lifecycle import Jobs
+from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, minutes
 from lifecycle.tables import Initializer
 
 # Waiting until the policy maps have what policies became.
@@ -250,6 +256,164 @@ class NamedAddresses:
         return IpcacheEntry(
             prefix=prefix_of(address), identity=identity, source=Source.GENERATED, resource=RESOURCE
         )
+
+
+# Prefixes that rules name: their identities, and what has them.
+#
+# A pod's packets have its own identity, never a prefix's. Where prefixes select pods, too, each prefix has a
+# second identity, of its network alone, which the datapath asks policy maps for beside the pod's.
+
+PREFIXES: Final = "policy//prefixes"
+"""Whose the claims of prefixes are in the ipcache."""
+SWEEP: Final = minutes(1)
+_NUMBER: Final = Codec[int](struct.Struct("<I").pack, lambda data: int.from_bytes(data, "little"))
+
+
+class PodNetwork(msgspec.Struct, frozen=True):
+    """A row of the table ``policy-prefixes``, and of hive_policy_prefixes: a prefix that selects pods."""
+
+    prefix: str
+    identity: int
+    """Of its network alone."""
+
+
+class PodNetworks:
+    """The prefixes of rules by which pods are selected; none unless ``policy-cidr-match-mode`` has pods."""
+
+    def __init__(
+        self,
+        options: PolicyOptions,
+        identities: Identities,
+        maps: Maps | None,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self._identities = identities
+        self._rows: MapTable[str, PodNetwork, int] | None = None
+        self._table = Table[PodNetwork]("policy-prefixes", key=lambda row: row.prefix)
+        self._initial = self._table.initializer("policies")
+        if not options.cidr_matches_pods or maps is None:
+            return
+        maps.use("policy_prefixes")
+        target = MapTarget[str, PodNetwork, int](
+            lambda: (maps.policy_prefixes,),
+            Codec(ipcache_key, ipcache_prefix),
+            _NUMBER,
+            lambda row: row.identity,
+        )
+        self._rows = MapTable(self._table, target, log, every=SWEEP)
+        tables.add(self._table)
+        tables.add(self._rows.reconciler.statuses)
+        lifecycle.append(Hook("read the networks of policies", self._rows.read))
+        jobs.timer("sweep-prefixes", self._rows.reconciler.sweep, SWEEP)
+
+    @property
+    def matched(self) -> bool:
+        """Whether prefixes select pods."""
+        return self._rows is not None
+
+    def around(self, address: IPAddress) -> Identity | None:
+        """The identity of the nearest network around an address. Raises OSError, NotStartedError."""
+        number = self._rows.lookup(prefix_of(address)) if self._rows is not None else None
+        return self._identities.get(number) if number is not None else None
+
+    def write(self, numbers: Mapping[Prefix, int | None]) -> None:
+        """Have pods at addresses of these prefixes selected by them, or not: None. Raises OSError."""
+        if self._rows is not None:
+            self._rows.write(
+                {
+                    str(prefix): PodNetwork(str(prefix), number) if number is not None else None
+                    for prefix, number in numbers.items()
+                }
+            )
+
+    def claimed(self) -> None:
+        """All prefixes from the start are written: what an earlier agent left beside them may go."""
+        self._initial.done()
+
+
+class PolicyPrefixes:
+    """What rules name outside the cluster, and by addresses inside."""
+
+    def __init__(
+        self, identities: Identities, ipcache: Ipcache, pods: PodNetworks, options: PolicyOptions
+    ) -> None:
+        self._identities = identities
+        self._ipcache = ipcache
+        self._pods = pods
+        self._dual_stack = options.dual_stack
+        self._outside: dict[Prefix, Identity] = {}
+        """Of packets. The whole of a family has none: it is the world."""
+        self._inside: dict[Prefix, Identity] = {}
+        """Of networks alone."""
+        self._claimed: set[Prefix] = set()
+        self._initial = ipcache.table.initializer("policies")
+
+    def claims(self) -> Callable[[], None]:
+        """To be called when all prefixes from the start are claimed."""
+
+        def done() -> None:
+            self._initial.done()
+            self._pods.claimed()
+
+        return done
+
+    def beside(self, wanted: Collection[Prefix]) -> tuple[list[Prefix], list[Prefix]]:
+        """Those of the wanted that are not claimed yet, and those that are held and not wanted."""
+        new = [one for one in wanted if one not in self._claimed and (one.prefixlen or self._pods.matched)]
+        return new, [one for one in {**self._outside, **self._inside} if one not in wanted]
+
+    async def acquire(self, prefixes: Iterable[Prefix]) -> list[Identity]:
+        """The identities of these prefixes, which are held until release(). Raises NoIdentityError."""
+        found = []
+        for prefix in prefixes:
+            if prefix.prefixlen:
+                if prefix not in self._outside:
+                    labels = prefix_labels(prefix, dual_stack=self._dual_stack)
+                    self._outside[prefix] = await self._identities.acquire(_texts(labels))
+                found.append(self._outside[prefix])
+            if self._pods.matched:
+                if prefix not in self._inside:
+                    self._inside[prefix] = await self._identities.acquire(_texts(network_labels(prefix)))
+                found.append(self._inside[prefix])
+        return found
+
+    def claim(self, prefixes: Collection[Prefix]) -> None:
+        """Packets are evaluated by these prefixes from now on. Raises OSError."""
+        self._ipcache.upsert(
+            *(
+                IpcacheEntry(
+                    prefix=str(one),
+                    identity=self._outside[one].id,
+                    source=Source.GENERATED,
+                    resource=PREFIXES,
+                )
+                for one in prefixes
+                if one in self._outside
+            )
+        )
+        self._pods.write({one: self._inside[one].id for one in prefixes if one in self._inside})
+        self._claimed.update(prefixes)
+
+    def withdraw(self, prefixes: Collection[Prefix]) -> None:
+        """They no longer are. Raises OSError."""
+        self._pods.write(dict.fromkeys(one for one in prefixes if one in self._inside))
+        self._ipcache.withdraw(PREFIXES, [str(one) for one in prefixes if one in self._outside])
+
+    def release(self, prefixes: Iterable[Prefix]) -> None:
+        """Give the identities of withdrawn ones back."""
+        for prefix in prefixes:
+            self._claimed.discard(prefix)
+            for held in (self._outside, self._inside):
+                if (identity := held.pop(prefix, None)) is not None:
+                    self._identities.release(identity.id)
+
+
+def _texts(labels: LabelSet) -> tuple[str, ...]:
+    return tuple(sorted(map(str, labels)))
 
 
 # Which names an endpoint may ask a server for.

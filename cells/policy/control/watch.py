@@ -1,7 +1,7 @@
 """Policy objects, CIDR groups and identities to policies of endpoints, in an order that is safe.
 
 Controller: the tables of objects, identities, remote endpoints in; EndpointPolicies, claims of prefixes out.
-Needs:  Resources, Identities, RulePolicy, EndpointPolicies, Ipcache, Table[RemoteEndpoint],
+Needs:  Resources, Identities, RulePolicy, EndpointPolicies, PolicyPrefixes, Table[RemoteEndpoint],
         Table[HTTPProxyState].
 Gives:  PolicyWatch.
 Why:    a prefix gets its identity in policy maps before the ipcache gives it to packets, and loses it there
@@ -21,8 +21,6 @@ import anyio
 import msgspec
 
 from cells.cluster.identity.identities import Identities, Identity
-from cells.cluster.ipcache import Ipcache
-from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.cluster.remote_endpoints import RemoteEndpoint
 from cells.kubernetes.objects.cilium_policy import CILIUM_CIDR_GROUPS, CiliumCIDRGroup
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, Pod
@@ -32,7 +30,7 @@ from cells.policy.compute import in_slices
 from cells.policy.compute.repository import RulesChanged
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.http_redirects import HTTPProxyState
-from cells.policy.control.names import NamedAddresses, realize
+from cells.policy.control.names import NamedAddresses, PolicyPrefixes, realize
 from cells.policy.control.objects import (
     NONE,
     ClusterPorts,
@@ -45,14 +43,11 @@ from cells.policy.control.objects import (
     policy_kinds,
 )
 from cells.policy.control.view import PolicyCounts
-from cells.policy.labels import Prefix, prefix_labels
+from cells.policy.labels import Prefix
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
-from cells.policy.rules import PolicyError, PolicyOptions, Unenforced
+from cells.policy.rules import PolicyError, Unenforced
 from cells.policy.rules import RuleSource as PolicySource
 from lifecycle import Change, Health, Jobs, Logger, Table
-
-RESOURCE = "policy//prefixes"
-"""Whose the claims of prefixes are in the ipcache."""
 
 NAMES_PATIENCE: Final = 5.0
 """Seconds that a change of rules waits for addresses of names to get their identities."""
@@ -69,11 +64,10 @@ class PolicyWatch:
         identities: Identities,
         policy: RulePolicy,
         policies: EndpointPolicies,
-        ipcache: Ipcache,
+        prefixes: PolicyPrefixes,
         remote: Table[RemoteEndpoint],
         statuses: Table[PolicyObject],
         proxies: Table[HTTPProxyState],
-        options: PolicyOptions,
         settings: PolicyRuleSettings,
         counts: PolicyCounts,
         names: NamedAddresses,
@@ -83,15 +77,13 @@ class PolicyWatch:
         health: Health,
         log: Logger,
     ) -> None:
-        self._identities = identities
         self._policy = policy
         self._policies = policies
-        self._ipcache = ipcache
+        self._prefixes = prefixes
         self._statuses = statuses
-        self._dual_stack = options.dual_stack
         self._counts = counts
         self._names = names
-        self._claimed = ipcache.table.initializer("policies")
+        self._claimed = prefixes.claims()
         self._starting = ExitStack()
         """Open until restored endpoints' maps know the identities that the ipcache is to give."""
         self._starting.enter_context(policies.deferring_deletes())
@@ -105,9 +97,6 @@ class PolicyWatch:
         """Objects that are in force otherwise than they are written, and the first reason of each."""
         self._outdated: set[PolicySource] = set()
         """Objects whose latest version is refused: an earlier one is in force, if any."""
-        self._prefixes: dict[Prefix, Identity] = {}
-        self._named: set[Prefix] = set()
-        """Those that the ipcache was told of."""
         self._taken: dict[PolicySource, dict[str, Any]] = {}
         """What became of an object is known: one whose status alone changes is not taken in again."""
         follow = sources.follow
@@ -136,7 +125,7 @@ class PolicyWatch:
         await self._follow_rules([])
         self._names.follow_rules((), ())
         self._starting.close()
-        self._claimed.done()
+        self._claimed()
 
     async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
         rows = self._policy.know(change.row for change in changes if change.row is not None)
@@ -227,46 +216,23 @@ class PolicyWatch:
         Maps get what is new, then addresses get their identities, then maps lose what is over: a flow that
         was allowed, and is, is not cut because its peer is another identity's now.
         """
-        wanted = self._policy.prefixes
-        removed = [prefix for prefix in self._prefixes if prefix not in wanted]
-        new = [prefix for prefix in wanted if prefix.prefixlen and prefix not in self._named]
+        new, removed = self._prefixes.beside(self._policy.prefixes)
         if not new and not removed and not self._names.concerned:
             await self._realize(rows, "policy rules changed")
             return
-        for prefix in new:
-            if prefix not in self._prefixes:
-                labels = prefix_labels(prefix, dual_stack=self._dual_stack)
-                self._prefixes[prefix] = await self._identities.acquire(tuple(sorted(map(str, labels))))
-        rows += self._policy.know(self._prefixes[prefix] for prefix in new)
+        rows += self._policy.know(await self._prefixes.acquire(new))
         if not self._started:
             await self._realize(rows, "policy rules changed")
             return
         with self._policies.deferring_deletes():
             await self._realize(rows, "policy rules changed")
-            self._claim(new)
+            self._prefixes.claim(new)
             self._names.follow_rules(new, removed)
             with anyio.move_on_after(NAMES_PATIENCE):
                 await self._names.all_settled()
-            self._ipcache.withdraw(RESOURCE, map(str, removed))
-        for prefix in removed:
-            self._named.discard(prefix)
-            self._identities.release(self._prefixes.pop(prefix).id)
+            self._prefixes.withdraw(removed)
+        self._prefixes.release(removed)
         await self._policies.apply()
-
-    def _claim(self, new: Iterable[Prefix]) -> None:
-        """The ipcache gives these prefixes their identities."""
-        self._ipcache.upsert(
-            *(
-                IpcacheEntry(
-                    prefix=str(prefix),
-                    identity=self._prefixes[prefix].id,
-                    source=Source.GENERATED,
-                    resource=RESOURCE,
-                )
-                for prefix in new
-            )
-        )
-        self._named.update(new)
 
     async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
         await realize(self._policies, rows, reason)

@@ -13,11 +13,12 @@ import msgspec
 
 from cells.policy.compute import FULL_PORT, RuleOrigin
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.explain.reasons import Near, Reason, decide
+from cells.policy.explain.reasons import Near, OtherSide, Reason, decide
 from cells.policy.labels import LabelSet
 from cells.policy.rules import PROTOCOLS, Direction
 
 __all__ = [
+    "Around",
     "End",
     "Explained",
     "ExplainedDirection",
@@ -50,6 +51,17 @@ class UnanswerableError(Exception):
     """Raised when a question cannot be understood or answered: one line."""
 
 
+class Around(NamedTuple):
+    """A network that rules name, around an address of a family; identity 0: they name none around it."""
+
+    version: int
+    identity: int = 0
+    labels: LabelSet = LabelSet(())
+
+
+NOWHERE: Final = Around(0)
+
+
 class End(NamedTuple):
     """One end of a connection."""
 
@@ -68,6 +80,14 @@ class End(NamedTuple):
     """Why its HTTP rules drop what they select; empty while a proxy reads that."""
     network: IPv4Network | IPv6Network | None = None
     """Its addresses, where it was asked of by them."""
+    around: tuple[Around, ...] = ()
+    """Of a pod, where networks select pods, too: the network around each of its addresses."""
+
+    @property
+    def peer(self) -> OtherSide:
+        """As the other side's policy sees it."""
+        near = self.around[0] if self.around else NOWHERE
+        return OtherSide(self.identity, self.labels, near.identity, near.labels)
 
     @property
     def is_outside(self) -> bool:
@@ -158,7 +178,7 @@ def explained(
     notes: Sequence[str] = (),
 ) -> Explained:
     """All ways from the source to the targets."""
-    ways = [way for target in targets for way in _ways(source, target, rule_text)]
+    ways = [way for target in targets for way in _ways_by_family(source, target, rule_text)]
     verdict, headline = _headline(ways)
     return Explained(
         source=source.title,
@@ -172,6 +192,26 @@ def explained(
 
 
 # One way
+
+
+def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
+    """The ways by each family of the ends' addresses, where these count; once where they fare alike."""
+    of_source = {one.version: one for one in source.around}
+    of_target = {one.version: one for one in target.end.around}
+    versions = sorted(of_source.keys() & of_target.keys() or of_source.keys() | of_target.keys() or {0})
+    found: dict[int, list[Way]] = {}
+    for version in versions:
+        near, far = of_source.get(version), of_target.get(version)
+        here = source._replace(around=(near,) if near else ())
+        there = target._replace(end=target.end._replace(around=(far,) if far else ()))
+        found[version] = list(_ways(here, there, rule_text))
+    first = found[versions[0]]
+    if all(ways == first for ways in found.values()):
+        yield from first
+        return
+    for version, ways in found.items():
+        for way in ways:
+            yield msgspec.structs.replace(way, destination=f"{way.destination} by IPv{version}")
 
 
 def _ways(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
@@ -220,7 +260,7 @@ def _reasons(sides: Sequence[Side], protocol: int, port: int) -> tuple[Reason, .
 
 
 def _reason(end: End, policy: DirectionPolicy, other: End, protocol: int, port: int) -> Reason:
-    reason = decide(policy, other.identity, other.labels, protocol, port)
+    reason = decide(policy, other.peer, protocol, port)
     if not (end.unread and reason.match.is_read):
         return reason
     return msgspec.structs.replace(
@@ -300,7 +340,8 @@ def _stretches(
     begins = {0}
     for _, policy, other in sides:
         named = (key for filter_ in policy.filters for key in policy.port_keys(filter_.port))
-        for key in (*policy.anybody(), *policy.of(other.identity), *named):
+        own = (key for number in other.peer.numbers for key in policy.of(number))
+        for key in (*policy.anybody(), *own, *named):
             if key.protocol == protocol:
                 begins |= {key.port, key.port + (1 << FULL_PORT - key.bits)}
     starts = sorted(each for each in begins if each <= last)

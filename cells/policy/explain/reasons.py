@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +15,25 @@ from cells.policy.rules import PROTOCOLS, Direction
 from cells.policy.rules.schema import HTTPRule
 from cells.policy.selectors import PeerSelector, Selector
 
-__all__ = ["Near", "Reason", "decide"]
+__all__ = ["Near", "OtherSide", "Reason", "decide"]
+
+
+class OtherSide(NamedTuple):
+    """The other side: its identity, and the network around its address, where networks select pods, too."""
+
+    identity: int
+    labels: LabelSet
+    network: int = 0
+    network_labels: LabelSet = LabelSet(())
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What entries are looked up by."""
+        return (self.identity, self.network) if self.network else (self.identity,)
+
+    def is_selected(self, selector: PeerSelector) -> bool:
+        """Whether a selector means it, by its labels or by its address."""
+        return selector.matches(self.labels) or bool(self.network and selector.matches(self.network_labels))
 
 
 class Near(msgspec.Struct, frozen=True):
@@ -55,19 +74,19 @@ class Reason(msgspec.Struct, frozen=True):
         return f"{names[ports.protocol]}, {port}, identity {key.identity or 'any'} ({self.match.kind})"
 
 
-def decide(policy: DirectionPolicy, peer: int, peer_labels: LabelSet, protocol: int, port: int) -> Reason:
+def decide(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Reason:
     """Why a packet from or to a peer fares as it does, by the policy of the other side."""
-    entries: Mapping[int, Entries] = {ANYBODY: policy.anybody(), peer: policy.of(peer)}
-    match = lookup(entries, peer, protocol, port)
+    entries: Mapping[int, Entries] = {ANYBODY: policy.anybody()} | {
+        number: policy.of(number) for number in peer.numbers
+    }
+    match = lookup(entries, peer.identity, protocol, port, peer.network)
     origins = tuple(sorted(match.entry.origins)) if match.entry is not None else ()
-    near = (
-        () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer_labels, protocol, port))
-    )
-    requests = tuple(_requests(policy, peer_labels, protocol, port)) if match.verdict == "redirect" else ()
+    near = () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer, protocol, port))
+    requests = tuple(_requests(policy, peer, protocol, port)) if match.verdict == "redirect" else ()
     return Reason(policy.direction, match, policy.enforced, origins, near, requests)
 
 
-def _requests(policy: DirectionPolicy, peer: LabelSet, protocol: int, port: int) -> dict[str, None]:
+def _requests(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> dict[str, None]:
     """What rules say of the peer's requests on the port."""
     packet = PortKey(protocol, port, FULL_PORT)
     found: dict[str, None] = {}
@@ -77,7 +96,7 @@ def _requests(policy: DirectionPolicy, peer: LabelSet, protocol: int, port: int)
         ):
             continue
         for selector, how in filter_.selectors.items():
-            if how.deny or not selector.matches(peer):
+            if how.deny or not peer.is_selected(selector):
                 continue
             if how.rules is None or not how.rules.http:
                 return {}
@@ -94,7 +113,7 @@ def request_text(rule: HTTPRule) -> str:
     return ", ".join([*words, *(f"with {one}" for one in headers)])
 
 
-def _near(policy: DirectionPolicy, peer: LabelSet, protocol: int, port: int) -> Iterator[Near]:
+def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Iterator[Near]:
     """Rules that allow the peer on other ports, or others on this port."""
     packet = PortKey(protocol, port, FULL_PORT)
     for filter_ in policy.filters:
@@ -102,11 +121,13 @@ def _near(policy: DirectionPolicy, peer: LabelSet, protocol: int, port: int) -> 
         for selector, how in filter_.selectors.items():
             if how.deny or not how.origins:
                 continue
-            matches = selector.matches(peer)
+            matches = peer.is_selected(selector)
             if matches and not covers:
                 yield Near(how.origins[0], f"it allows this peer on {port_text(filter_)} only")
             elif covers and not matches:
-                yield Near(how.origins[0], f"it allows {port_text(filter_)} for {_unmet(selector, peer)}")
+                yield Near(
+                    how.origins[0], f"it allows {port_text(filter_)} for {_unmet(selector, peer.labels)}"
+                )
 
 
 def _unmet(selector: PeerSelector, peer: LabelSet) -> str:

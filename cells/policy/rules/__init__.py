@@ -85,6 +85,8 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     """Whether ``enableDefaultDeny: false`` counts: without it, each rule denies what it does not allow."""
     enable_l7_proxy: bool = True
     enable_node_selector_labels: bool = False
+    cidr_matches_pods: bool = False
+    """Whether networks in rules select pods by their addresses, too (``policy-cidr-match-mode``)."""
     learns_names: bool = True
     """Whether a DNS proxy tells which addresses names have: ``toFQDNs`` selects those."""
     serves_requests: bool = True

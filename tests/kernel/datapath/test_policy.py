@@ -5,7 +5,7 @@ import struct
 import pytest
 from scapy.packet import Packet
 
-from cells.maps.records.endpoints import PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import NODE_CIDR_MATCHES_PODS, PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import (
     EGRESS,
@@ -149,3 +149,76 @@ def test_an_entry_counts_packets_and_bytes(world: World) -> None:
     ((_, value),) = [(k, v) for k, v in world.policies[B.id].items() if v[8:16] != bytes(8)]
     assert PolicyEntry.unpack(value).packets == 3
     assert PolicyEntry.unpack(value).octets == 3 * len(SYN)
+
+
+NETWORK, INNER = (1 << 24) + 7, (1 << 24) + 8
+
+
+@pytest.mark.parametrize("six", [False, True], ids=["ipv4", "ipv6"])
+def test_networks_select_pods_where_that_is_asked_for(world: World, six: bool) -> None:
+    """The nearest network around the peer's address counts beside the peer's identity, in both directions."""
+    a, b = (A.ip6, B.ip6) if six else (A.ip, B.ip)
+    everywhere, alone = ("fd00:10:1::/64", f"{b}/128") if six else ("10.1.0.0/16", f"{b}/32")
+    syn = from_pod(A) / tcp(a, b, "S")
+    world.name_network(everywhere, NETWORK)
+    world.allow(A, [(egress(NETWORK, TCP, 80), ALLOW)])
+    assert world.pod_sends(A, syn).dropped == (133, EGRESS), "networks select no pods by default"
+    world.tell(NODE_CIDR_MATCHES_PODS)
+    assert world.pod_sends(A, syn).action == REDIRECT
+    assert world.policy_use(A) == {egress(NETWORK, TCP, 80): 1}
+    world.name_network(alone, INNER)
+    assert world.pod_sends(A, syn).dropped == (133, EGRESS), "a nearer network is another one"
+    world.allow(A, [(egress(0), ALLOW), (egress(INNER), DENY)])
+    assert world.pod_sends(A, syn).dropped == (181, EGRESS)
+    world.allow(A, [(egress(0), ALLOW)])
+    world.allow(B, [(ingress(A.identity, TCP, 80), ALLOW), (ingress(NETWORK), DENY)])
+    assert world.pod_sends(A, syn).dropped == (181, INGRESS), "any deny wins over any allow"
+    world.allow(B, [(ingress(NETWORK), ALLOW), (ingress(A.identity, TCP, 80), DENY)])
+    assert world.pod_sends(A, syn).dropped == (181, INGRESS)
+    world.allow(B, [(ingress(NETWORK), ALLOW)])
+    assert world.pod_sends(A, syn).action == REDIRECT
+
+
+def test_answers_pass_while_a_network_allows_their_flow(world: World) -> None:
+    world.tell(NODE_CIDR_MATCHES_PODS)
+    world.name_network("10.1.0.11/32", NETWORK)
+    world.name_network("10.1.0.10/32", INNER)
+    world.allow(A, [(egress(NETWORK), ALLOW)])
+    world.allow(B, [(ingress(INNER), ALLOW)])
+    assert world.pod_sends(A, SYN).action == REDIRECT
+    answer = from_pod(B) / tcp(B.ip, A.ip, "SA", sport=80, dport=40000)
+    assert world.pod_sends(B, answer).action == REDIRECT
+    world.allow(B, [])
+    assert world.pod_sends(B, answer).dropped == (133, EGRESS)
+    world.allow(B, [(ingress(INNER), ALLOW)])
+    world.allow(A, [])
+    assert world.pod_sends(B, answer).dropped == (133, INGRESS)
+
+
+def test_networks_select_no_nodes_and_nothing_outside_by_their_pods_numbers(world: World) -> None:
+    world.tell(NODE_CIDR_MATCHES_PODS)
+    world.name_network("0.0.0.0/0", NETWORK)
+    world.allow(A, [(egress(NETWORK), ALLOW)])
+    for address in (OUTSIDE, NODE):
+        assert world.pod_sends(A, from_pod(A) / tcp(A.ip, address, "S")).dropped == (133, EGRESS), address
+    assert world.pod_sends(A, SYN).action == REDIRECT
+
+
+def test_the_closer_entry_decides_between_identity_and_network(world: World) -> None:
+    """As closely, what a proxy is to read goes to the proxy, unless it only holds for everybody."""
+    world.tell(NODE_CIDR_MATCHES_PODS)
+    world.name_network("10.1.0.11/32", NETWORK)
+    proxied = PolicyEntry(proxy_port=10080)
+    everybody, own, network = egress(0, TCP, 80), egress(B.identity, TCP, 80), egress(NETWORK, TCP, 80)
+    for rows, used in (
+        ([(own, ALLOW), (egress(NETWORK), ALLOW)], own),
+        ([(egress(B.identity), ALLOW), (network, ALLOW)], network),
+        ([(own, ALLOW), (network, ALLOW)], own),
+        ([(own, ALLOW), (network, proxied)], network),
+        ([(own, proxied), (network, ALLOW)], own),
+        ([(everybody, proxied), (network, ALLOW)], network),
+        ([(everybody, ALLOW), (egress(NETWORK), ALLOW)], everybody),
+    ):
+        world.allow(A, rows)
+        world.pod_sends(A, SYN)
+        assert [key for key, packets in world.policy_use(A).items() if packets] == [used], rows

@@ -153,6 +153,7 @@ class World:
             "cilium_node_map_v2",
             "cilium_l2_responder_v4",
             "cilium_egress_gw_policy_v4",
+            "hive_policy_prefixes",
             *(name for name in self.maps if name.startswith("cilium_lb")),
         ):
             self.maps[name].clear()
@@ -180,6 +181,13 @@ class World:
         """Tell the ipcache whose a network is."""
         self.maps["cilium_ipcache"].update(
             IpcacheKey.of(ip_network(network)).pack(), IpcacheValue(identity).pack()
+        )
+        self.bump(0)
+
+    def name_network(self, network: str, number: int) -> None:
+        """Let policies know a network, by which they select pods."""
+        self.maps["hive_policy_prefixes"].update(
+            IpcacheKey.of(ip_network(network)).pack(), struct.pack("<I", number)
         )
         self.bump(0)
 

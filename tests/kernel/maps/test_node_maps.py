@@ -69,6 +69,7 @@ ALL = {
     "hive_node",
     "hive_nodeport",
     "hive_policies",
+    "hive_policy_prefixes",
     "hive_sock",
     "hive_tunnel",
 }

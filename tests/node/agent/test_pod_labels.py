@@ -7,6 +7,7 @@ import select
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,48 @@ def test_networks_select_this_node_where_that_is_asked_for(node: Lab, tmp_path: 
         serving(node, f"--manifests-dir={tmp_path}", "--policy-cidr-match-mode=nodes")
         eventually(lambda: inside.run(ping, NODE_ADDRESS, 1, 0.3))
         eventually(lambda: inside.run(ping, OUTSIDE_ADDRESS, 1, 0.3))
+
+
+def test_networks_select_pods_where_that_is_asked_for(node: Lab, tmp_path: Path) -> None:
+    """As upstream's specs of ipBlock have it: a network with an exception, and another rule that opens it."""
+    pid = serving(node, f"--manifests-dir={tmp_path}", "--policy-cidr-match-mode=pods")
+    for name in ("client", "server", "other"):
+        write(tmp_path, name, pod(name, {"app": name}))
+    server, other, _ = (pods.add(node, name) for name in ("server", "other", "client"))
+    network = str(ip_network(f"{server.ipv4}/16", strict=False))
+
+    def blocks(*rules: dict[str, Any]) -> dict[str, Any]:
+        spec = {
+            "podSelector": {"matchLabels": {"app": "client"}},
+            "policyTypes": ["Egress"],
+            "egress": [{"to": [{"ipBlock": one}]} for one in rules],
+        }
+        metadata = {"name": "blocks", "namespace": "default"}
+        return {
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec
+        }  # fmt: skip
+
+    def agreed(inside: Any, reached: bool) -> bool:
+        """Whether packets and the explanation say so of the server, and the other pod is reached."""
+        query = "source=default/client&destination=default/server&port=80&protocol=TCP"
+        found = ask(f"/hive/policy/explain?{query}", api_socket(pid))
+        return (
+            bool(inside.run(ping, server.ipv4, 1, 0.3)) is reached
+            and found["allowed"] is reached
+            and bool(inside.run(ping, other.ipv4, 1, 0.3))
+        )
+
+    without = {"cidr": network, "except": [f"{server.ipv4}/32"]}
+    with node.open_pod("client") as inside:
+        write(tmp_path, "policy", blocks({"cidr": network}))
+        eventually(lambda: _enforcement(pid, "client") == "egress" and agreed(inside, True))
+        write(tmp_path, "policy", blocks(without))
+        eventually(lambda: agreed(inside, False))
+        write(tmp_path, "policy", blocks(without, {"cidr": f"{server.ipv4}/32"}))
+        eventually(lambda: agreed(inside, True))
+        assert terminated(node, pid) == 0
+        pid = serving(node, f"--manifests-dir={tmp_path}")
+        eventually(lambda: not inside.run(ping, server.ipv4, 1, 0.3))
 
 
 STRICT = {

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.api.operations.directory import AgentDirectory, AgentEnds, AgentServices, OtherNodes, OwnPolicies
+from cells.api.operations.directory import (
+    AgentDirectory,
+    AgentEnds,
+    AgentServices,
+    Neighbourhood,
+    OtherNodes,
+    OwnPolicies,
+)
 from cells.api.operations.explain import ExplainOperations
 from cells.api.operations.status import NodeSummary
 from cells.cluster.identity.identities import Identities, Identity, NodeAllocator
@@ -397,7 +404,7 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
         fake(Endpoints, all=lambda: here),
         Identities(known, NodeAllocator(CLUSTER)),
         filled(Table[IpcacheEntry]("ipcache", key=lambda one: one.prefix), claims),
-        None,
+        Neighbourhood(None, None),
         OtherNodes(table(Pod, PODS, rows), None, None, nodes),
         fake(AgentConfig, node_name="node-1"),
     )

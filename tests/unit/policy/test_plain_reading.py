@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from cells.cluster.identity.identities import Identity
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy import PolicySettings
-from cells.policy.compute.policies import NamedPodPort
+from cells.policy.compute.map_state import lookup
+from cells.policy.compute.policies import DIRECTIONS, NamedPodPort
 from cells.policy.control import RulePolicy
 from cells.policy.control.http_redirects import DNSProxyPort, HTTPRedirects
 from cells.policy.control.objects import PodPorts
-from cells.policy.labels import Prefix, prefix_labels
+from cells.policy.labels import Prefix, network_labels, prefix_labels
 from cells.policy.maps import NodePolicy
 from cells.policy.rules import PolicyOptions
 from lifecycle.testing import fake
@@ -147,8 +148,12 @@ def reads(
     packet: tuple[int, int],
     *,
     may_leave_open: bool = True,
+    address: str = "",
 ) -> bool:
-    """Whether the rules let a packet pass between the subject and a peer: an identity, or an address."""
+    """Whether the rules let a packet pass between the subject and a peer: an identity, or an address.
+
+    ``address``: that of an identity, where networks select it, too.
+    """
     closed = False
     verdicts = set()
     for spec in specs:
@@ -160,7 +165,7 @@ def reads(
             deny
             for deny, some in ((False, allows), (True, denies))
             for one in some
-            if speaks(one, peer, packet)
+            if speaks(one, peer, packet, address)
         }
     if True in verdicts:
         return False
@@ -169,18 +174,20 @@ def reads(
     return not closed or False in verdicts
 
 
-def speaks(rule: Rule, peer: int | str, packet: tuple[int, int]) -> bool:
+def speaks(rule: Rule, peer: int | str, packet: tuple[int, int], address: str = "") -> bool:
     who = {key: one for key, one in rule.items() if key not in ("toPorts", "icmps")}
     what = {key: one for key, one in rule.items() if key in ("toPorts", "icmps")}
     if not who and not what:
         return False
     return all(
-        any(is_meant(key.removeprefix("from").removeprefix("to"), one, peer) for one in some)
+        any(is_meant(key.removeprefix("from").removeprefix("to"), one, peer, address) for one in some)
         for key, some in who.items()
     ) and (not what or any(matches(what, packet)))
 
 
-def is_meant(kind: str, one: Any, peer: int | str) -> bool:
+def is_meant(kind: str, one: Any, peer: int | str, address: str = "") -> bool:
+    if address and kind in ("CIDR", "CIDRSet"):
+        return is_meant(kind, one, address)
     if kind == "Endpoints":
         return isinstance(peer, int) and peer in PODS and selects(one, PODS[peer])
     if kind == "Entities":
@@ -318,3 +325,29 @@ def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]], ma
             wanted = reads(specs, direction, peer, packet, may_leave_open=may_leave_open)
             seen = decides(entries, identity, direction == "egress", packet)
             assert seen == wanted, (direction, peer, identity, packet, specs)
+
+
+AT = {1001: "192.0.2.130", 1002: "192.0.2.1", 1003: "2001:db8:1::1", 1004: "198.51.100.7"}
+"""Addresses of pods, where networks select these, too."""
+
+
+@settings(deadline=None, max_examples=scaled(40))
+@given(specs)
+def test_networks_select_pods_beside_their_labels_where_that_is_asked_for(
+    specs: list[dict[str, Any]],
+) -> None:
+    world, _ = world_of(specs)
+    networks = {prefix: (1 << 25) - 1 - number for number, prefix in enumerate(world.prefixes)}
+    world.know(
+        Identity(number, tuple(sorted(map(str, network_labels(prefix)))))
+        for prefix, number in networks.items()
+    )
+    world.compute(1, SUBJECT, LABELS[SUBJECT], ("shop", "cart"))
+    for direction, (peer, address) in product(DIRECTIONS, AT.items()):
+        entries = world.computed.by_identity(1, direction)
+        around = [one for one in networks if ip_address(address) in one]
+        network = networks[max(around, key=lambda one: one.prefixlen)] if around else 0
+        for packet in PACKETS:
+            wanted = reads(specs, direction, peer, packet, address=address)
+            seen = lookup(entries, peer, *packet, network).allowed
+            assert seen == wanted, (direction, peer, address, packet, specs)

@@ -10,7 +10,7 @@ import pytest
 from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
 from cells.endpoint import Endpoint, State
 from cells.policy.control import PolicyView
-from cells.policy.explain.reasons import decide
+from cells.policy.explain.reasons import OtherSide, decide
 from cells.policy.labels import FQDNSelector, LabelSet
 from cells.policy.selectors import Requirement, Selector, selector_text
 from lifecycle.testing import eventually
@@ -163,10 +163,10 @@ async def test_a_rule_and_an_entry_say_why(tmp_path: Path) -> None:
         await eventually(lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "allow")
         policy = view.policy(node.cart, "ingress")
         assert policy is not None
-        reason = decide(policy, frontend.id, LabelSet.parse(FRONTEND), 6, 8080)
+        reason = decide(policy, OtherSide(frontend.id, LabelSet.parse(FRONTEND)), 6, 8080)
         assert [one.text for one in reason.origins] == ["spec.ingress[0] of CiliumNetworkPolicy shop/cart"]
         assert reason.entry_text == f"TCP, port 8080, identity {frontend.id} (l3-l4)"
-        other = decide(policy, 2, LabelSet.parse(("reserved:world",)), 6, 8080)
+        other = decide(policy, OtherSide(2, LabelSet.parse(("reserved:world",))), 6, 8080)
         assert not other.allowed
         assert [near.missing for near in other.near] != []
         assert view.policy(9999, "ingress") is None

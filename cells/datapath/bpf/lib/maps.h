@@ -63,6 +63,7 @@ struct node_config {
 #define NODE_AUDITS_POLICY 8 /* what policy refuses is let through and reported */
 #define NODE_AUDITS_HOST 16 /* the same of the node's own policy */
 #define NODE_NOTIFY_SOCK 32
+#define NODE_CIDR_MATCHES_PODS 64 /* networks that policies name select pods, too: hive_policy_prefixes */
 
 /* cilium_lxc: where an address of this node lives. */
 struct address_key {

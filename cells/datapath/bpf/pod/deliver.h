@@ -144,7 +144,7 @@ static __always_inline bool quoted_allowed(struct flow *flow, enum direction dir
 	flow->destination_identity = peer;
 	flow->policy_port = ABOUT_PORT(about);
 	flow->protocol = ABOUT_PROTOCOL(about);
-	answer = policy_ask(flow, own ? EGRESS : INGRESS, &use);
+	answer = policy_ask(flow, own ? EGRESS : INGRESS, &use, network_around(other, peer, family));
 	flow->source = source;
 	flow->destination = destination;
 	flow->source_identity = source_identity;

@@ -3,10 +3,14 @@
  *
  * Two lookups, by the peer's identity and by any identity. The more specific of the two entries
  * decides, allow or deny: identity+port, port, identity+protocol, protocol, identity, all.
+ *
+ * Where networks select pods, too, a third one asks by the network around the pod's address: what denies wins, else the
+ * more specific entry.
  */
 #pragma once
 
 #include "lib/events.h"
+#include "lib/identity.h"
 #include "lib/maps.h"
 #include "lib/packet.h"
 #include "policy/verdict.h"
@@ -25,6 +29,38 @@ struct {
 	__uint(max_entries, 4096);
 	__array(values, struct policy_map);
 } hive_policies SEC(".maps");
+
+/* Networks that policies name, and the number that policy maps know each by. Empty unless they select pods. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct ipcache_key);
+	__type(value, __u32);
+	__uint(max_entries, 512000);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} hive_policy_prefixes SEC(".maps");
+
+/* Whether an identity is an endpoint's, here or elsewhere: no node's, and not of what is outside. */
+static __always_inline bool is_endpoint_identity(__u32 identity)
+{
+	return !(identity >> 24) && identity && identity != IDENTITY_HOST && !is_remote_node(identity) &&
+	       !is_world(identity);
+}
+
+/* The number of the nearest network around a pod's address; 0 if policies name none, or networks select no pods. */
+VERIFIED_ALONE network_around(const struct address *ip, __u32 identity, __u32 family)
+{
+	const struct node_config *node = node_facts();
+	struct ipcache_key key = {};
+	__u32 *found;
+
+	if (!ip || !node || !(node->flags & NODE_CIDR_MATCHES_PODS) || !is_endpoint_identity(identity))
+		return 0;
+	key.prefixlen = family == FAMILY_IPV4 ? IPCACHE_PREFIX_IPV4 : IPCACHE_PREFIX_IPV6;
+	key.family = family;
+	key.ip = *ip;
+	found = bpf_map_lookup_elem(&hive_policy_prefixes, &key);
+	return found ? *found : 0;
+}
 
 /* How closely an entry names the port: 2 by number, 1 by protocol, 0 not at all. */
 static __always_inline int port_specificity(const struct policy_entry *entry)
@@ -68,6 +104,38 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 	return chosen;
 }
 
+/* The same, with what the network around the peer's address adds to the entry that decides without it. */
+static __always_inline struct policy_entry *policy_choose_also(void *map, const struct flow *flow,
+							       enum direction direction, __u32 network,
+							       struct policy_entry *chosen,
+							       enum policy_match *match)
+{
+	struct policy_key key __attribute__((aligned(8))) = {
+		.prefixlen = POLICY_PREFIX_FULL,
+		.identity = network,
+		.egress = direction == EGRESS,
+		.protocol = flow->protocol,
+		.port = flow->policy_port,
+	};
+	struct policy_entry *found = bpf_map_lookup_elem(map, &key);
+	int more;
+
+	if (!found || (chosen && chosen->bits & POLICY_DENY))
+		return chosen;
+	if (chosen && !(found->bits & POLICY_DENY)) {
+		more = port_specificity(found) - port_specificity(chosen);
+		if (more < 0)
+			return chosen;
+		/* As closely: before what holds for everybody, and of two for this peer the one with a proxy. */
+		if (!more && *match != MATCH_L4 && *match != MATCH_PROTOCOL && *match != MATCH_ALL &&
+		    (!found->proxy_port || chosen->proxy_port))
+			return chosen;
+	}
+	more = port_specificity(found);
+	*match = more == 2 ? MATCH_L3_L4 : more ? MATCH_L3_PROTOCOL : MATCH_L3;
+	return found;
+}
+
 /* Policy's result: the reason to drop or 0, how the deciding entry matched, and the port of the proxy that is to
  * take the packet.
  */
@@ -76,8 +144,8 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 #define ONLY_BY_PROXY 0x8000
 #define PROXY_OF(answer) ((__be16)((__u32)(answer) >> 16))
 
-/* Ask the policy of the flow's endpoint on this side. Counts the entry's use. */
-VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, const struct use *use)
+/* Ask the policy of the flow's endpoint on this side. `network` is that of network_around(). Counts the entry's use. */
+VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, const struct use *use, __u32 network)
 {
 	enum policy_match match = MATCH_NONE;
 	struct policy_entry *entry;
@@ -92,6 +160,8 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	if (!map)
 		return DROP_ENDPOINT_NOT_READY;
 	entry = policy_choose(map, flow, direction, identity, &match);
+	if (unlikely(network))
+		entry = policy_choose_also(map, flow, direction, network, entry, &match);
 	if (!entry)
 		return DROP_POLICY;
 	__sync_fetch_and_add(&entry->packets, use->packets);
@@ -112,14 +182,17 @@ static __always_inline bool is_audited(__u32 endpoint)
 			(node->flags & NODE_AUDITS_HOST && endpoint == node->host_endpoint));
 }
 
-/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. Sends a notification of what is
- * new, and stores in
- * `flow` the proxy that is to take it.
+/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. The peer is at the other end of the
+ * flow's `sent` direction, which is that of the packet. Sends a notification of what is new, and stores in `flow` the
+ * proxy that is to take it.
  */
-static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
-					bool new, const struct use *use, __u8 family)
+static __always_inline int policy_check_sent(struct __sk_buff *skb, struct flow *flow, enum direction direction,
+					     enum direction sent, bool new, const struct use *use, __u8 family)
 {
-	int answer = policy_ask(flow, direction, use), refused = REFUSED(answer);
+	__u32 peer = direction == EGRESS ? flow->destination_identity : flow->source_identity;
+	__u32 network = sent == EGRESS ? network_around(&flow->daddr, peer, family)
+				       : network_around(&flow->saddr, peer, family);
+	int answer = policy_ask(flow, direction, use, network), refused = REFUSED(answer);
 	__u32 how = MATCHED(MATCH_OF(answer), family);
 
 	if (unlikely(refused && refused != DROP_ENDPOINT_NOT_READY &&
@@ -133,6 +206,13 @@ static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow
 		send_policy_verdict_notify(skb, flow, direction, refused ? -refused : bpf_ntohs(flow->proxy_port),
 					   how);
 	return refused;
+}
+
+/* The same for a packet of the direction that is evaluated. */
+static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
+					bool new, const struct use *use, __u8 family)
+{
+	return policy_check_sent(skb, flow, direction, direction, new, use, family);
 }
 
 /* The port, or for ICMP the type, that the first packet of the flow was for which this packet answers. Other replies than an
@@ -167,7 +247,8 @@ static __always_inline int policy_check_answered(struct __sk_buff *skb, struct f
 		flow->destination = source;
 		flow->source_identity = peer;
 	}
-	refused = policy_check(skb, flow, direction, false, &use, family);
+	refused = policy_check_sent(skb, flow, direction, direction == EGRESS ? INGRESS : EGRESS, false, &use,
+				    family);
 	flow->policy_port = policy_port;
 	flow->source = source;
 	flow->destination = destination;
