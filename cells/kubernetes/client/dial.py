@@ -202,7 +202,7 @@ class Dialler:
         return scheme == "http" and self._proxy is not None and not self._proxy.scheme.startswith("socks5")
 
     async def _tcp(self, host: str, port: int) -> Stream:
-        return TcpStream(await anyio.connect_tcp(host, port), self._keep_alive)
+        return await TcpStream.connect(host, port, self._keep_alive)
 
 
 async def _secured(stream: Stream, context: ssl.SSLContext, name: str) -> Stream:

@@ -5,13 +5,14 @@ Why: an event of a watch is a chunk of its own: framing them in Python costs mor
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import ssl
 from typing import Final, Protocol
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketAttribute
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from cells.kubernetes.client.errors import UnreachableError
@@ -142,12 +143,92 @@ UNANSWERED_PROBES: Final = 3
 """So many probes without an answer end a silent connection."""
 
 
+class Arrivals(asyncio.Protocol):
+    """What has come over a connection and is not taken yet.
+
+    Why: a stream of anyio reads only while a task waits, which is two calls of the kernel for every event of
+    a watch, and gives way to all other tasks after each write.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.ended = False
+        """Whether nothing more comes."""
+        self.error: Exception | None = None
+        """What broke the connection off."""
+        self._size = 0
+        self._transport: asyncio.Transport | None = None
+        self._reads = True
+        self._reader: asyncio.Future[None] | None = None
+        self._writable = anyio.Event()
+        self._writable.set()
+
+    async def came(self) -> None:
+        """Wait until there is something to take, or the end."""
+        while not self.parts and not self.ended:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+
+    def take(self) -> bytes:
+        """All of it; nothing at the end."""
+        found = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        self.parts.clear()
+        self._size = 0
+        if not self._reads and self._transport is not None:
+            self._reads = True
+            self._transport.resume_reading()
+        return found
+
+    async def written(self) -> None:
+        """Wait while the kernel takes no more."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # ---- called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of a TCP socket
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(data)
+        self._size += len(data)
+        if self._size >= READ and self._reads and self._transport is not None:
+            self._reads = False
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        self.ended = True
+        self._wake()
+        return True  # what is written may still arrive
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended, self.error, self._transport = True, exc, None
+        self._writable.set()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._writable = anyio.Event()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+
 class TcpStream:
     """A connection of TCP, watched by the kernel while it is silent."""
 
-    def __init__(self, stream: SocketStream, keep_alive: float) -> None:
-        self._stream = stream
-        self._socket = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  # of anyio
+    def __init__(self, transport: asyncio.Transport, arrivals: Arrivals, keep_alive: float) -> None:
+        self._transport = transport
+        self._arrivals = arrivals
+        self._socket: socket.socket = transport.get_extra_info("socket")
         if keep_alive >= 1:
             seconds = int(keep_alive)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -155,28 +236,54 @@ class TcpStream:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNANSWERED_PROBES)
 
+    @classmethod
+    async def connect(cls, host: str, port: int, keep_alive: float) -> TcpStream:
+        """To an address or a name, of several addresses the one that answers first. Raises OSError."""
+        stream = await anyio.connect_tcp(host, port)
+        try:
+            connected = stream.extra(SocketAttribute.raw_socket).dup()  # noqa: S610  # of anyio
+        finally:
+            await stream.aclose()  # the connection lives on in the other descriptor
+        try:
+            loop = asyncio.get_running_loop()
+            transport, arrivals = await loop.create_connection(Arrivals, sock=connected)
+        except BaseException:
+            connected.close()
+            raise
+        return cls(transport, arrivals, keep_alive)
+
     @property
     def readable(self) -> bool:
         """See Stream."""
+        if self._arrivals.parts or self._arrivals.ended:
+            return True
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
     async def receive(self) -> bytes:
         """See Stream."""
-        try:
-            return await self._stream.receive(READ)
-        except anyio.EndOfStream:
-            return b""
+        await self._arrivals.came()
+        if not self._arrivals.parts:
+            self._check()
+        return self._arrivals.take()
 
     async def send(self, data: bytes) -> None:
         """See Stream."""
-        await self._stream.send(data)
+        self._check()
+        self._transport.write(data)
+        await self._arrivals.written()
+        self._check()
 
     async def aclose(self) -> None:
         """See Stream."""
-        with anyio.CancelScope(shield=True):
-            await self._stream.aclose()
+        self._transport.abort()
+
+    def _check(self) -> None:
+        if self._arrivals.error is not None:
+            raise anyio.BrokenResourceError from self._arrivals.error
+        if self._transport.is_closing():
+            raise anyio.ClosedResourceError
 
 
 class TlsStream:
