@@ -28,7 +28,13 @@ from cells.datapath.generation import (
 )
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES, XDP_DISPATCHER, DeviceKind, at, pod_link
-from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, HostRouting, MonitorNotifications
+from cells.datapath.settings import (
+    PACKAGED_OBJECTS,
+    DatapathSettings,
+    HostRouting,
+    MonitorNotifications,
+    ProgramSettings,
+)
 from cells.datapath.trial import WrongObjectError, load_tried
 from cells.maps.bpf import BpfError
 from cells.maps.map import Map, map_by_id
@@ -94,7 +100,8 @@ class Datapath:
         self.routing = routing or HostRouting()
         """How packets get from devices to pods and back."""
         legacy = not self.routing.past_stack
-        self._settings = structs.replace(settings, enable_host_legacy_routing=legacy)
+        chosen = structs.asdict(settings) | {"enable_host_legacy_routing": legacy}
+        self._settings = ProgramSettings(**chosen, marks_for_xfrm=self.routing.marks)
         self._object = settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
         self._agent = agent
         self._pins = agent.programs_dir / "dispatch"

@@ -19,7 +19,7 @@ from typing import Final, Self
 
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.programs import ENTRIES
-from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, ProgramSettings
 from cells.maps.bpf import BpfError, ProgramInfo, program_by_id, program_info
 from cells.maps.map import Map, MapType, map_by_id
 from lifecycle import HiveError, UsageError
@@ -33,6 +33,7 @@ FEATURE_SCTP: Final = 1
 FEATURE_UNREACHABLE: Final = 2
 FEATURE_HOST_ROUTING: Final = 4
 FEATURE_OWN_EXTERNAL_IPS: Final = 8
+FEATURE_IPSEC: Final = 16
 
 _CONSTANTS = struct.Struct("<9I4sI2HI16s32s")  # struct config of bpf/lib/config.h
 KERNEL_NAME = 15
@@ -111,7 +112,8 @@ class Constants:
             features=FEATURE_SCTP * settings.enable_sctp
             | FEATURE_UNREACHABLE * (settings.service_no_backend_response == "reject")
             | FEATURE_HOST_ROUTING * (settings.enable_host_legacy_routing is False)
-            | FEATURE_OWN_EXTERNAL_IPS * (not settings.disable_external_ip_mitigation),
+            | FEATURE_OWN_EXTERNAL_IPS * (not settings.disable_external_ip_mitigation)
+            | FEATURE_IPSEC * (isinstance(settings, ProgramSettings) and settings.marks_for_xfrm),
             nat_ports=(settings.node_port_range[1] + 1, 65535),
         )
 

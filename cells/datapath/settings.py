@@ -1,6 +1,7 @@
 """Settings of the datapath, and what follows from them and others'.
 
-Needs: ServiceSettings.   Gives: DatapathSettings, MonitorNotifications, HostRouting, host_routing().
+Needs: ServiceSettings.
+Gives: DatapathSettings, ProgramSettings, XfrmMarks, MonitorNotifications, HostRouting, host_routing().
 """
 
 from ipaddress import IPv4Address
@@ -26,6 +27,8 @@ __all__ = [
     "DatapathSettings",
     "HostRouting",
     "MonitorNotifications",
+    "ProgramSettings",
+    "XfrmMarks",
     "host_routing",
 ]
 
@@ -162,14 +165,29 @@ class DatapathSettings(Settings, frozen=True):
                 raise ValueError(f"{name}={value}: expected whole seconds, from 1s to 596523h")
 
 
+class ProgramSettings(DatapathSettings, frozen=True):
+    """Those, and what the programs do for encryption, which has settings of its own: no option."""
+
+    marks_for_xfrm: bool = False
+    """Mark what pods send to other nodes' pods for the kernel to encrypt by IPsec."""
+
+
+class XfrmMarks(msgspec.Struct, frozen=True):
+    """Whether programs mark what the kernel is to encrypt and decrypt by IPsec; from who has its keys."""
+
+    on: bool = False
+
+
 class HostRouting(msgspec.Struct, frozen=True):
     """How packets get from devices to pods and back: past the host's stack, or through it.
 
     As in Cilium 1.17, past it only with kube-proxy-replacement: else services may be in rules that only the
-    stack walks.
+    stack walks. With IPsec never: the stack encrypts.
     """
 
     past_stack: bool = False
+    marks: bool = False
+    """What pods send to other nodes' pods is marked for the stack to encrypt."""
 
     @property
     def mode(self) -> str:
@@ -178,14 +196,20 @@ class HostRouting(msgspec.Struct, frozen=True):
 
 
 def host_routing(
-    settings: DatapathSettings, services: ServiceSettings | None, lifecycle: Lifecycle, log: Logger
+    settings: DatapathSettings,
+    services: ServiceSettings | None,
+    ipsec: XfrmMarks | None,
+    lifecycle: Lifecycle,
+    log: Logger,
 ) -> HostRouting:
     """By the settings; that it was asked for in vain is logged."""
-    replaces = services is not None and services.kube_proxy_replacement
+    marks = ipsec is not None and ipsec.on
+    can = services is not None and services.kube_proxy_replacement and not marks
+    needs = "enable-ipsec=false" if marks else "kube-proxy-replacement=true"
 
     async def report() -> None:
-        log.info("host routing by eBPF needs kube-proxy-replacement=true: packets pass the host's stack")
+        log.info(f"host routing by eBPF needs {needs}: packets pass the host's stack")
 
-    if settings.enable_host_legacy_routing is False and not replaces:
+    if settings.enable_host_legacy_routing is False and not can:
         lifecycle.append(Hook("report how packets are routed", report))
-    return HostRouting(replaces and not settings.enable_host_legacy_routing)
+    return HostRouting(can and not settings.enable_host_legacy_routing, marks)

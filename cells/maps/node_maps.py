@@ -134,6 +134,8 @@ class Maps:
     """cilium_ipmasq_v6: the same of IPv6."""
     devices: Map
     """hive_devices: ifindex to DeviceConfig."""
+    encrypt_state: Map
+    """cilium_encrypt_state: index 0 to the number of the key that IPsec encrypts with; 0: none."""
     encryption: Map
     """hive_encryption: index 0 to EncryptionConfig."""
     l2_responder4: Map

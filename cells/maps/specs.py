@@ -269,6 +269,7 @@ ALWAYS: Final = frozenset(
             "nodes",
             "devices",
             "encryption",
+            "encrypt_state",
         ),
         *("sock", "nodeport", "tunnel", "runtime_config", "entry", "l3_entry", "xdp_entry"),
     }
@@ -399,6 +400,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "ipmasq4": MapSpec("cilium_ipmasq_v4", MapType.LPM_TRIE, 8, 1, 16384, NO_PREALLOC),
         "ipmasq6": MapSpec("cilium_ipmasq_v6", MapType.LPM_TRIE, 20, 1, 16384, NO_PREALLOC),
         "devices": MapSpec("hive_devices", MapType.HASH, 4, DeviceConfig.SIZE, 256, NO_PREALLOC),
+        "encrypt_state": MapSpec("cilium_encrypt_state", MapType.ARRAY, 4, 1, 1),
         "encryption": MapSpec("hive_encryption", MapType.ARRAY, 4, EncryptionConfig.SIZE, 1),
         "l2_responder4": MapSpec(
             *("cilium_l2_responder_v4", MapType.HASH, L2ResponderKey.SIZE, L2_RESPONDER_VALUE.size),

@@ -2,6 +2,7 @@
 
 Without enable-ipsec it removes at the start what an agent with it has left: states, policies, rules, routes.
 Reconciler: what :mod:`cells.encryption.ipsec.plan` plans in, XFRM out.
+Gives:      XfrmMarks, for the datapath's programs.
 Why:        a key is replaced while packets encrypted with the one before are on their way: what it made stays
             for a while. Source: Cilium 1.17, its IPsec key custodian.
 """
@@ -20,6 +21,7 @@ from anyio import to_thread
 
 from cells.base.addresses import Family
 from cells.config import AgentConfig
+from cells.datapath.settings import XfrmMarks
 from cells.encryption.ipsec.keys import IpsecKey, IpsecKeyError, read_keys
 from cells.encryption.ipsec.plan import DECRYPT, ENCRYPT, KIND, IpsecPlan, is_ours, node_of, spi_of
 from cells.netlink.connection import NetlinkError
@@ -52,8 +54,8 @@ TRIAL: Final = {
     Family.IPV6: (ip_address("2001:db8::1"), ip_address("2001:db8::2")),
 }
 """Addresses of nobody's (RFC 5737, RFC 3849), for a state that shows whether the kernel has what it needs."""
-NO_MARKS: Final = "not supported yet: packets of pods are not marked for the kernel to encrypt"
-BESIDES: Final = f"enable-ipsec=true is {NO_MARKS}"
+NOT_BUILT: Final = "not supported yet: the agent publishes no key, and keeps no states in the kernel"
+BESIDES: Final = f"enable-ipsec=true is {NOT_BUILT}"
 
 
 class IpsecSettings(Settings, frozen=True):
@@ -290,7 +292,7 @@ class IpsecCustodian:
             await self._remove()
             return
         await self._try_kernel(self._read(Path(self._settings.ipsec_key_file)))
-        raise UsageError(f"enable-ipsec=true: {NO_MARKS}; set it to false")
+        raise UsageError(f"enable-ipsec=true: {NOT_BUILT}; set it to false")
 
     def _read(self, path: Path) -> IpsecKey:
         try:
@@ -327,7 +329,7 @@ class IpsecCustodian:
                     f"enable-ipsec=true: this kernel has no ESP for {family.text} with the key's algorithms:"
                     f" {error.reason or error.strerror}; load the modules esp4, esp6 and those of the"
                     " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false;"
-                    f" besides, it is {NO_MARKS}"
+                    f" besides, it is {NOT_BUILT}"
                 )
 
     async def _remove(self) -> None:
@@ -354,6 +356,11 @@ def kernel() -> XfrmEdge:
     return KernelIpsec()
 
 
+def xfrm_marks(settings: IpsecSettings) -> XfrmMarks:
+    """Whether the datapath's programs mark packets for the kernel: only while it has states for them."""
+    return XfrmMarks(settings.enable_ipsec)
+
+
 @after(IpsecCustodian)
 def keep() -> None:
     """The custodian is part of the agent though no cell depends on it."""
@@ -363,7 +370,7 @@ cell = module(
     "ipsec",
     "Encryption between nodes: IPsec",
     config(IpsecSettings),
-    provide(IpsecCustodian),
+    provide(IpsecCustodian, xfrm_marks),
     provide_private(kernel),
     invoke(keep),
 )

@@ -8,6 +8,7 @@ What is not compared, because ours differs on purpose:
 * TCP flags seen that monitor-aggregation-flags does not name (SYN, FIN and RST are the agent's default);
 * forwarded packets in cilium_metrics: ours counts each once, where it leaves;
 * the hop of a packet that goes to the stack, and its destination's MAC: the stack counts hops itself;
+* the MAC of what passes cilium_host to cilium_net: ours is addressed there;
 * the entry of the pod that gets the packet: its policy is asked in the sender's program;
 * the mark of a packet that is delivered on the node: no program reads it any more;
 * the checksum of an ICMP error whose quote is translated: theirs is not changed by a port, ours is;
@@ -94,6 +95,7 @@ def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
     ours, theirs = replayed.packet, recording.packet_after
     if recording.verdict == OK and recording.hook != "xdp":
         theirs = without_hop(theirs, recording.packet)
+        theirs = ours[:6] + theirs[6:] if recording.hook == "from-host" else theirs
         if recording.hook != "snat-step":
             yield from _unequal("mark", hex(replayed.mark), hex(recording.mark_after))
     if "ENABLE_DSR" in recording.switches and theirs[12:14] == IPV6:
@@ -168,7 +170,7 @@ def _conntrack(recording: Recording, replayed: Replayed) -> Iterator[str]:
     for name in CONNTRACK:
         theirs = recording.after(name)
         ours = dict(replayed.tables[name])
-        if recording.hook in {"from-container", "from-netdev"} and to_pods:
+        if recording.hook in {"from-container", "from-netdev", "cil_from_overlay"} and to_pods:
             ours = {key: row for key, row in ours.items() if not key[-1] & CT_IN or key in theirs}
         if any(True for skipped in SKIPPED for _ in recording.before(skipped)):
             theirs = {key: row for key, row in theirs.items() if not key[-1] & CT_SERVICE or key in ours}

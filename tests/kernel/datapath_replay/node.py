@@ -16,10 +16,10 @@ from typing import Self
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.programs import ENTRIES, L3_ENTRIES, XDP_ENTRIES
-from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
+from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, ProgramSettings
 from cells.maps.bpf import test_run
 from cells.maps.map import Map, create_map
-from cells.maps.records.cluster import TunnelConfig
+from cells.maps.records.cluster import NodeKey, NodeValue, TunnelConfig
 from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue, NodeConfig, PolicyEntry, PolicyKey
 from cells.maps.records.flows import (
     DEVICE_MASQUERADE_IPV4,
@@ -63,7 +63,7 @@ FILLED = (
 TUNNEL_IFINDEX, ROUTE_MTU = 77, 1450
 EMPTIED = (*FILLED, "cilium_ipv6_frag_datagrams", "cilium_metrics", "hive_endpoints", "hive_devices")
 ANY_SOURCE = 2  # ENDPOINT_ANY_SOURCE
-MARK_AT = 8  # in struct __sk_buff
+MARK_AT, CONTROL_BLOCK_AT = 8, 48  # in struct __sk_buff
 ALLOW_ALL = (PolicyKey(0, egress=False), PolicyKey(0, egress=True))
 
 
@@ -110,8 +110,13 @@ class Node:
         now = int(time.monotonic())
         self._fill(recording, now)
         self._recorder.nothing(route(recording))
+        for came in recording.data["result"]["tunnel_keys"]:
+            if came["call"] == "get_tunnel_key":
+                node = came["remote_ipv4_host_order"]
+                self._recorder.comes_from(node, came["vni"])
+                self._maps["cilium_node_map_v2"].update(NodeKey(ip_address(node)).pack(), NodeValue(1).pack())
         packet, xdp = recording.packet, recording.hook == "xdp"
-        run = test_run(program, packet, ctx_in=driver_context(packet) if xdp else context(recording.mark))
+        run = test_run(program, packet, ctx_in=driver_context(packet) if xdp else context(recording))
         reasons = {MetricsKey.unpack(key).reason for key, _ in self._maps["cilium_metrics"].items()}
         return Replayed(
             run.retval,
@@ -150,6 +155,8 @@ class Node:
                 if name in AFFINITY:
                     value = struct.pack("<Q", now) + value[8:]  # noqa: PLW2901
                 self._maps[name].update(key, value)
+        keys = [value for _, value, _ in recording.before("cilium_encrypt_state")]
+        self._maps["cilium_encrypt_state"].update(bytes(4), keys[0] if keys else b"\0")
         self._tell_device(recording)
         if recording.hook == "snat-step":
             return
@@ -207,20 +214,21 @@ class Node:
     def _tell_endpoint(self, recording: Recording) -> None:
         """The endpoint at the link, its recorded policy, and every other's that lets all in."""
         constants = recording.constants
-        own = int(constants["LXC_ID"])
-        anything = 0 if "ENABLE_SIP_VERIFICATION" in recording.switches else ANY_SOURCE
-        row = EndpointConfig(
-            *(IPv4Address(constants["LXC_IPV4"]), own, int(constants["SECLABEL"])),
-            *(mac(constants["THIS_INTERFACE_MAC"]), recording.packet[6:12], anything),
-            IPv6Address(constants["LXC_IP"]),
-            netns_cookie=constants.get("ENDPOINT_NETNS_COOKIE", 0),
-        )
-        self._maps["hive_endpoints"].update(struct.pack("<I", 1), row.pack())
         for policy in self._policies:
             policy.close()
-        recorded = {key: value for key, value, _ in recording.before("cilium_policy_<endpoint>")}
         open_to_all = {key.pack(): PolicyEntry().pack(key) for key in ALLOW_ALL}
-        contents = dict.fromkeys(destinations(recording), open_to_all) | {own: recorded}
+        contents = dict.fromkeys(destinations(recording), open_to_all)
+        if "LXC_ID" in constants:
+            own = int(constants["LXC_ID"])
+            anything = 0 if "ENABLE_SIP_VERIFICATION" in recording.switches else ANY_SOURCE
+            row = EndpointConfig(
+                *(IPv4Address(constants["LXC_IPV4"]), own, int(constants["SECLABEL"])),
+                *(mac(constants["THIS_INTERFACE_MAC"]), recording.packet[6:12], anything),
+                IPv6Address(constants["LXC_IP"]),
+                netns_cookie=constants.get("ENDPOINT_NETNS_COOKIE", 0),
+            )
+            self._maps["hive_endpoints"].update(struct.pack("<I", 1), row.pack())
+            contents[own] = {key: value for key, value, _ in recording.before("cilium_policy_<endpoint>")}
         self._policies = [self._give_policy(number, rows) for number, rows in contents.items()]
 
     def _give_policy(self, endpoint: int, rows: dict[bytes, bytes]) -> Map:
@@ -233,16 +241,19 @@ class Node:
     def _begin_epochs(self, recording: Recording) -> None:
         """Nothing that the programs remember of the recording before holds."""
         epochs = self._maps["hive_epoch"]
-        for number in (0, int(recording.constants["LXC_ID"]), *destinations(recording)):
+        for number in (0, int(recording.constants.get("LXC_ID", 0)), *destinations(recording)):
             key = struct.pack("<I", number)
             (epoch,) = struct.unpack("<Q", epochs.lookup(key) or bytes(8))
             epochs.update(key, struct.pack("<Q", epoch + 1))
 
 
-def context(mark: int) -> bytes:
-    """A struct __sk_buff."""
+def context(recording: Recording) -> bytes:
+    """A struct __sk_buff. Of its control block our programs know what says who sends encrypted packets."""
     fields = bytearray(192)
-    struct.pack_into("<I", fields, MARK_AT, mark)
+    struct.pack_into("<I", fields, MARK_AT, recording.mark)
+    if "ENABLE_IPSEC" in recording.switches:
+        block = [int(each, 16) for each in recording.data["input"]["ctx"]["cb"]]
+        struct.pack_into("<5I", fields, CONTROL_BLOCK_AT, *block)
     return bytes(fields)
 
 
@@ -267,7 +278,8 @@ def settings(recording: Recording) -> DatapathSettings:
         return Duration(recording.constants[name])
 
     answers = "SERVICE_NO_BACKEND_RESPONSE" in recording.switches
-    return DatapathSettings(
+    return ProgramSettings(
+        marks_for_xfrm="ENABLE_IPSEC" in recording.switches,
         bpf_ct_timeout_regular_tcp=seconds("CT_CONNECTION_LIFETIME_TCP"),
         bpf_ct_timeout_regular_any=seconds("CT_CONNECTION_LIFETIME_NONTCP"),
         bpf_ct_timeout_regular_tcp_syn=seconds("CT_SYN_TIMEOUT"),

@@ -18,6 +18,7 @@ PROGRAMS: Final = {
     "to-overlay": "hive_to_vxlan",
     "cil_from_overlay": "hive_from_vxlan",
     "from-netdev": "hive_from_device",
+    "cil_from_network": "hive_from_device",
     "to-netdev": "hive_to_device",
     "xdp": "hive_xdp",
     "snat-step (reverse": "hive_from_device",
@@ -26,11 +27,9 @@ PROGRAMS: Final = {
 """Our programs, by where Cilium's were attached; of a step of one, by which step."""
 
 _PLACES: Final = (
-    ("cil_from_network", "IPsec: not built"),
     ("endpoint", "the destination's policy is decided in the sender's program: no tail call to replay"),
 )
 _SWITCHES: Final = (
-    ("ENABLE_IPSEC", "IPsec: not built"),
     ("ENABLE_SRV6", "SRv6: not built"),
     ("ENABLE_EGRESS_GATEWAY", "egress gateway: recorded at a device, of pods that are not the node's"),
     ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
@@ -43,7 +42,7 @@ _IPV4: Final = bytes.fromhex("0800")
 _IPV6: Final = bytes.fromhex("86dd")
 _FRAGMENT_HEADER: Final = 44
 _TTL_EXCEEDED: Final = 196
-_PROXY_MAGIC, _MAGIC = 0x0200, 0x0F00
+_PROXY_MAGIC, _DECRYPTED, _MAGIC = 0x0200, 0x0D00, 0x0F00
 
 
 def program_of(recording: Recording) -> str:
@@ -102,7 +101,21 @@ def _told_by_geneve(recording: Recording) -> bool:
     return chosen is not None and bool(chosen == geneve)
 
 
+def _tunnel_encrypted(recording: Recording) -> bool:
+    return recording.hook == "to-netdev" and "ENABLE_IPSEC" in recording.switches
+
+
+def _decrypted_with_endpoint_routes(recording: Recording) -> bool:
+    on = recording.switches >= {"ENABLE_IPSEC", "ENABLE_ENDPOINT_ROUTES"}
+    return on and recording.mark & _MAGIC == _DECRYPTED
+
+
 _DIFFERENCES: Final = (
+    ("packets of the tunnel encrypted as a whole: not built", _tunnel_encrypted),
+    (
+        "what was decrypted goes to pods by programs also where each has a route of its own",
+        _decrypted_with_endpoint_routes,
+    ),
     ("DSR by Geneve: not built", _told_by_geneve),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
     ("path MTU discovery passes policy about the pod's own flows only", _fragmentation_needed),

@@ -8,6 +8,7 @@
 #include "lib/mark.h"
 #include "lib/network.h"
 #include "netdev/maps.h"
+#include "overlay/ipsec.h"
 #include "overlay/send.h"
 #include "pod/deliver.h"
 #include "pod/links.h"
@@ -138,14 +139,17 @@ static __always_inline int pass_to_net(struct __sk_buff *skb)
 
 static __always_inline int from_host(struct __sk_buff *skb, struct flow *flow)
 {
+	bool encrypted = ipsec() && (mark_read(skb) & MARK_KIND) == MARK_ENCRYPT;
 	struct ethernet *eth = packet_eth(skb);
 	int verdict = TC_ACT_OK;
 
 	if (!eth)
 		return DROP(INGRESS, DROP_INVALID);
 	if (eth->protocol == bpf_htons(ETH_P_IP))
-		verdict = from_host_ip(skb, flow, FAMILY_IPV4);
+		verdict = encrypted ? from_host_encrypted(skb, flow, FAMILY_IPV4)
+				    : from_host_ip(skb, flow, FAMILY_IPV4);
 	else if (eth->protocol == bpf_htons(ETH_P_IPV6))
-		verdict = from_host_ip(skb, flow, FAMILY_IPV6);
+		verdict = encrypted ? from_host_encrypted(skb, flow, FAMILY_IPV6)
+				    : from_host_ip(skb, flow, FAMILY_IPV6);
 	return verdict == TC_ACT_OK ? pass_to_net(skb) : verdict;
 }

@@ -13,6 +13,7 @@
 #define FEATURE_UNREACHABLE 2 /* services without a backend answer */
 #define FEATURE_HOST_ROUTING 4 /* pods and native devices pass each other packets, past the host's stack */
 #define FEATURE_OWN_EXTERNAL_IPS 8 /* pods reach only those externalIPs that the node has: CVE-2020-8554 */
+#define FEATURE_IPSEC 16 /* what pods send to other nodes' pods is marked for the kernel to encrypt */
 
 struct config {
 	__u32 magic;
@@ -52,4 +53,9 @@ volatile const struct config config SEC(".rodata.cfg") = {
 static __always_inline bool host_routing(void)
 {
 	return config.features & FEATURE_HOST_ROUTING;
+}
+
+static __always_inline bool ipsec(void)
+{
+	return config.features & FEATURE_IPSEC;
 }

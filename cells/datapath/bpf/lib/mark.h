@@ -16,6 +16,10 @@
 #define MARK_OVERLAY 0x0400 /* inside a tunnel: not to be translated on its way out */
 #define MARK_INGRESS_PROXY 0x0a00 /* a layer 7 proxy has let it in */
 #define MARK_EGRESS_PROXY 0x0b00 /* a proxy sends it: for a pod, with its identity, or to one, without */
+#define MARK_DECRYPT 0x0d00 /* ESP of the node in bits 16 to 31, to be decrypted; or decrypted, with none */
+#define MARK_ENCRYPT 0x0e00 /* to be encrypted for that node with the key in bits 12 to 15; or encrypted */
+#define MARK_KEY_AT 12
+#define MARK_NODE_AT 16
 #define MARK_IDENTITY 0x0f00
 #define MARK_IDENTITY_BITS 24 /* larger ones, which only this node knows, do not fit */
 

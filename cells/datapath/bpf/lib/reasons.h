@@ -36,6 +36,7 @@
 #define DROP_NO_EGRESS_GATEWAY 194 /* a policy has the pod leave by a node, and there is none */
 #define DROP_UNENCRYPTED 195 /* it would leave the node in clear text */
 #define DROP_TTL_EXCEEDED 196
+#define DROP_NO_NODE_ID 197 /* to be encrypted for a node that has no number here */
 #define DROP_ENDPOINT_NOT_READY 203
 #define DROP_NO_EGRESS_IP 204 /* this node is the gateway, and has no address to be one */
 

@@ -10,6 +10,7 @@
 #include "netdev/encrypt.h"
 #include "netdev/ingress.h"
 #include "netdev/proxied.h"
+#include "overlay/ipsec.h"
 
 #define MAX_TAGS 4
 #define VLAN_ID 0x0fff
@@ -62,6 +63,9 @@ static __always_inline int device_in(struct __sk_buff *skb)
 		if (verdict)
 			return verdict < 0 ? finish(skb, &flow, DROP(INGRESS, -verdict)) : TC_ACT_OK;
 	}
+	verdict = ipsec() ? device_decrypts(skb) : UNDECIDED;
+	if (verdict != UNDECIDED)
+		return finish(skb, &flow, verdict);
 	verdict = from_netdev(skb, &flow);
 	if (verdict == TC_ACT_OK)
 		verdict = device_gives_proxy(skb, &flow);

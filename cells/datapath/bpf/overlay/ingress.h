@@ -16,6 +16,7 @@
 #include "nat/error.h"
 #include "netdev/gateway.h"
 #include "nodeport/answer.h"
+#include "overlay/ipsec.h"
 #include "overlay/tunnel.h"
 #include "pod/deliver.h"
 #include "proxy/redirect.h"
@@ -32,7 +33,7 @@ static __always_inline bool means_nothing(__u32 identity)
 static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
 {
 	const struct ipcache_info *info;
-	bool unknown = means_nothing(identity);
+	bool unknown = identity == IDENTITY_BY_ADDRESS || means_nothing(identity);
 
 	if (unknown)
 		identity = IDENTITY_WORLD;
@@ -120,17 +121,26 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 
 static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow)
 {
-	struct bpf_tunnel_key key = {};
+	struct bpf_tunnel_key key = { .tunnel_id = IDENTITY_BY_ADDRESS };
+	bool decrypted = ipsec() && is_decrypted(skb);
 	struct ethernet *eth;
 
 	mark_write(skb, 0); /* of the packet outside */
-	if (bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0))
-		return DROP(INGRESS, DROP_NO_TUNNEL_KEY);
-	if (!tunnel_knows(key.remote_ipv4))
-		return DROP(INGRESS, DROP_UNKNOWN_SENDER);
-	if (key.tunnel_id == IDENTITY_HOST)
-		return DROP(INGRESS, DROP_INVALID_IDENTITY);
-	flow->source_identity = key.tunnel_id;
+	if (!decrypted) {
+		if (bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0))
+			return DROP(INGRESS, DROP_NO_TUNNEL_KEY);
+		if (!tunnel_knows(key.remote_ipv4))
+			return DROP(INGRESS, DROP_UNKNOWN_SENDER);
+		if (key.tunnel_id == IDENTITY_HOST)
+			return DROP(INGRESS, DROP_INVALID_IDENTITY);
+		flow->source_identity = key.tunnel_id;
+	}
+	if (ipsec() && !decrypted) {
+		int verdict = node_decrypts(skb);
+
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
 	flow->from_tunnel = true;
 	if (unlikely(traces_every_packet())) {
 		flow->report = CT_CAPTURE;

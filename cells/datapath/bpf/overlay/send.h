@@ -5,7 +5,9 @@
 #include <linux/pkt_cls.h>
 
 #include "lib/events.h"
+#include "lib/config.h"
 #include "lib/metrics.h"
+#include "overlay/encrypt.h"
 #include "overlay/too_big.h"
 #include "overlay/tunnel.h"
 
@@ -41,6 +43,12 @@ VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *fl
 		return DROP(EGRESS, DROP_NO_CONFIG);
 	if (unlikely(node == GATEWAY_NOWHERE))
 		return DROP(EGRESS, DROP_NO_EGRESS_GATEWAY);
+	if (ipsec()) {
+		int verdict = encrypt_mark(skb, flow, family);
+
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
 	if (unlikely(skb->len > LINK_HLEN + tunnel->mtu) && exceeds(skb, flow, tunnel->mtu, family))
 		return family == FAMILY_IPV4 ? too_big4(skb, flow, tunnel->mtu) : too_big6(skb, flow, tunnel->mtu);
 	return tunnel_send(skb, flow, tunnel, node, status, family);
@@ -73,5 +81,11 @@ static __always_inline int host_sends_away(struct __sk_buff *skb, const struct f
 		return info && info->flags & IPCACHE_SKIP_TUNNEL ? TC_ACT_OK : DROP(INGRESS, DROP_UNROUTABLE);
 	if (flow->ttl <= 1)
 		return DROP(EGRESS, DROP_TTL_EXCEEDED);
+	if (ipsec() && flow->source_identity != IDENTITY_HOST) {
+		int verdict = encrypt_mark(skb, flow, family);
+
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
 	return tunnel_send(skb, flow, tunnel, node, TRACE_REASON_UNKNOWN, family);
 }

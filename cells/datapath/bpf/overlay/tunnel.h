@@ -34,6 +34,14 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_node_map_v2 SEC(".maps");
 
+/* cilium_encrypt_state: the key that this node encrypts with; 0: it has none yet. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct encrypt_state);
+	__uint(max_entries, 1);
+} cilium_encrypt_state SEC(".maps");
+
 /* The kernel's record without the address of our own end, which routing chooses. */
 #define TUNNEL_KEY_SIZE offsetof(struct bpf_tunnel_key, local_ipv4)
 #define TUNNEL_TTL 64

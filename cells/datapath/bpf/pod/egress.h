@@ -10,6 +10,7 @@
 #include "lib/network.h"
 #include "netdev/gateway.h"
 #include "nodeport/answer.h"
+#include "overlay/ipsec.h"
 #include "overlay/send.h"
 #include "pod/arp.h"
 #include "pod/deliver.h"
@@ -84,7 +85,8 @@ static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const
 		return hand_over(skb, flow, way->ifindex, way->host_mac, way->pod_mac, way->status, BY_PEER,
 				 family);
 	default:
-		return to_stack(skb, flow, way->status, family);
+		return ipsec() ? pod_meets_xfrm(skb, flow, way->status, family)
+			       : to_stack(skb, flow, way->status, family);
 	}
 }
 
