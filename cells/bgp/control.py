@@ -243,13 +243,15 @@ class BGPControl:
         if not nodes:
             return {}
         own = self._resources.agent.node_name
+        withheld = nodes[0].unannounced
+        announced = [one for one in ranges if one.state != "retired" and one.network not in withheld]
         facts = BGPFacts(
             nodes[0],
             next((one for one in configs if one.name == own), None),
             peer_configs,
             advertisements,
-            [one.network for one in ranges if one.state != "retired"] if self._mode in WITH_RANGES else (),
-            list(announced_pools(pools, ranges)) if self._mode == WITH_POOLS else (),
+            [one.network for one in announced] if self._mode in WITH_RANGES else (),
+            list(announced_pools(pools, announced)) if self._mode == WITH_POOLS else (),
             services,
             passwords,
             self._resources.secrets_namespace,

@@ -180,11 +180,10 @@ class AnnouncedPool(NamedTuple):
 
 
 def announced_pools(pools: Iterable[CiliumPodIPPool], ranges: Iterable[PodRange]) -> Iterator[AnnouncedPool]:
-    """The pools that this node has ranges of."""
+    """The pools that this node announces ranges of."""
     cidrs: dict[str, list[IPNetwork]] = {}
     for row in ranges:
-        if row.state != "retired":
-            cidrs.setdefault(row.pool, []).append(row.network)
+        cidrs.setdefault(row.pool, []).append(row.network)
     for pool in sorted(pools, key=lambda one: one.name):
         if pool.name in cidrs:
             parts = {Family.IPV4: pool.spec.ipv4, Family.IPV6: pool.spec.ipv6}

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, cast
 
+import msgspec
+
 from cells.base.addresses import Family
 from cells.base.metrics import Collector, counter, gauge
 from cells.base.metrics import Family as MetricFamily
@@ -132,7 +134,9 @@ def _second_first(parsed: ClusterNode | None, other: ClusterNode | None) -> Clus
 
 
 def _own_first(parsed: ClusterNode | None, own: ClusterNode | None) -> ClusterNode:
-    return own or cast("ClusterNode", parsed)  # a key is in one of the two tables
+    if own is None or parsed is None:
+        return own or cast("ClusterNode", parsed)  # a key is in one of the two tables
+    return msgspec.structs.replace(own, created=parsed.created)
 
 
 def _addresses(node: ClusterNode) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
-"""Which addresses and ranges other nodes may have: none that is this node's, another one's, or reserved.
+"""Which addresses and ranges nodes may have: none that is this node's, another one's, or reserved.
 
-Needs: rows of nodes, Table[Device].   Gives: guarded(), OwnNetworks, own_networks(), RefusedClaims,
-claim_events().
+Needs: rows of nodes, Table[Device].   Gives: guarded(), OwnNetworks, own_networks(), impossible_range(),
+RefusedClaims, claim_events().
 Why:    routes, the tunnel and the ipcache follow what CiliumNodes say. A mistaken or hostile one would take
         over this node's default route, its own network, or other nodes' pods. All of them pass here.
 """
@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from cells.base.addresses import IPAddress, IPNetwork
-from cells.cluster.nodes.node import ClusterNode, NodeIP
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode, NodeIP
 from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.node.devices import Device
@@ -60,8 +60,8 @@ def own_networks(devices: Iterable[Device], local: ClusterNode | None) -> OwnNet
 def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) -> dict[str, ClusterNode]:
     """The rows by ``cluster/name``, without what is refused; ``refused`` has what that is, and why.
 
-    ``name`` is that of this node, which is refused nothing. Of others that claim the same, or ranges that
-    overlap, the one with the oldest object has it.
+    ``name`` is that of this node, which loses nothing: its ``unannounced`` has ranges that routers must not
+    send here. Of others that claim the same, or ranges that overlap, the one with the oldest object has it.
     """
     rows = sorted(nodes, key=lambda node: (node.full_name != name, node.created or "~", node.full_name))
     own = own_networks(devices, next((node for node in rows if node.full_name == name), None))
@@ -76,8 +76,39 @@ def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) 
     overlapping = set(_overlapping(checked))
     if overlapping:
         taken: list[tuple[IPNetwork, str]] = []
-        checked = [_first_come(node, taken) if node.full_name in overlapping else node for node in checked]
-    return {node.full_name: node for node in checked}
+        first = [_first_come(node, taken) if node.full_name in overlapping else node for node in checked]
+    else:
+        first = checked
+    found = {node.full_name: node for node in first}
+    if (local := found.get(name)) is not None:
+        found[name] = _announced(local, devices, (node for node in rows if _age(node) < _age(local)))
+    return found
+
+
+def _age(node: ClusterNode) -> tuple[str, str]:
+    """By which the oldest of several comes first."""
+    return node.created or "~", node.full_name
+
+
+def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[ClusterNode]) -> ClusterNode:
+    """This node, with the ranges that it does not announce: what is not pods' alone, or another node's."""
+    addresses = frozenset(each.ip for each in local.addresses if each.type != CILIUM_INTERNAL_IP)
+    connected = own_networks(devices, None).connected
+    own = OwnNetworks(addresses, tuple(one for one in connected if any(ip in one for ip in addresses)))
+    others = [
+        (cidr, node.full_name) for node in elder for cidr in node.all_cidrs() if not _wrong_range(cidr, own)
+    ]
+    found: dict[IPNetwork, str] = {}
+    for cidr in local.all_cidrs():
+        held = next((each for each in others if _overlap(cidr, each[0])), None)
+        reason = _wrong_range(cidr, own) or (f"overlaps {held[0]} of {held[1]}" if held else "")
+        if reason:
+            found[cidr] = f"range {cidr} {reason}: in use here, not announced"
+    return (
+        msgspec.structs.replace(local, refused=tuple(found.values()), unannounced=tuple(found))
+        if found
+        else local
+    )
 
 
 def _checked(node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str]) -> ClusterNode:
@@ -126,11 +157,18 @@ def _taken(ip: IPAddress, node: ClusterNode, owner: Mapping[IPAddress, str]) -> 
     return f"is that of {held}" if held is not None and held != node.full_name else ""
 
 
-def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
+def impossible_range(cidr: IPNetwork) -> str:
+    """Why no node's pods can have a range; empty if they can."""
     if not cidr.prefixlen:
         return "is every address"
     if any(_overlap(cidr, each) for each in _SPECIAL):
         return "has addresses that are no pod's (loopback, link-local, multicast)"
+    return ""
+
+
+def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
+    if reason := impossible_range(cidr):
+        return reason
     if held := next((ip for ip in own.addresses if ip.version == cidr.version and ip in cidr), None):
         return f"has this node's own address {held}"
     for what, networks in (("this node's network", own.connected), ("this node's pods", own.ranges)):
@@ -208,13 +246,6 @@ class RefusedClaims:
                 self._known.pop(name, None)
             for text in set(refused) - set(before.get(name, ())):
                 self._log.warning("refusing what a node claims", node=name, claim=text)
-            unconfirmed = change.row.unconfirmed if change.row is not None else ()
-            for ip in set(unconfirmed) - set(change.old.unconfirmed if change.old is not None else ()):
-                self._log.warning(
-                    "CiliumNode has an address that the Node has not: check that it belongs to the node",
-                    node=name,
-                    address=str(ip),
-                )
         if not self._known:
             self._health.ok("no node claims what is not its own")
             return

@@ -15,6 +15,7 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import Family, IPNetwork
+from cells.cluster.nodes.guard import impossible_range
 from cells.cluster.nodes.parse import (
     DECIDED_IN_CILIUM_NODES,
     NodeFault,
@@ -93,7 +94,10 @@ class NodeInformation:
         allocated = {one.pool: tuple(map(parse_cidr, one.cidrs or ())) for one in ranges.allocated or ()}
         return PoolState(
             requested,
-            {pool: tuple(cidr for cidr in cidrs if cidr is not None) for pool, cidrs in allocated.items()},
+            {
+                pool: tuple(cidr for cidr in cidrs if cidr is not None and not impossible_range(cidr))
+                for pool, cidrs in allocated.items()
+            },
             row.status.ipam.operator_status.error,
         )
 
@@ -211,6 +215,11 @@ class NodeInformation:
         if seen is None:
             return ParsedNode()
         parsed = parse_cilium_node(seen) if isinstance(seen, CiliumNode) else self._reader.parse(seen)
+        for family, cidrs in parsed.cidrs.items():
+            for cidr in filter(impossible_range, cidrs):
+                text = f"Refusing a range of this node: it {impossible_range(cidr)}"
+                parsed.faults.append(NodeFault("error", text, str(cidr)))
+            parsed.cidrs[family] = [cidr for cidr in cidrs if not impossible_range(cidr)]
         for fault in parsed.faults:
             if fault not in self._reported:
                 self._reported.add(fault)

@@ -59,8 +59,8 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """When its object was made, in RFC 3339; empty where unknown."""
     refused: tuple[str, ...] = ()
     """What it claims and does not get, and why."""
-    unconfirmed: tuple[IPAddress, ...] = ()
-    """Addresses of its CiliumNode (by its agent) that its Node (by the kubelet) has not."""
+    unannounced: tuple[IPNetwork, ...] = ()
+    """Of this node: ranges that routers must not send here."""
 
     @property
     def full_name(self) -> str:

@@ -282,10 +282,10 @@ class NodeReader:
     def read(self, node: Node | None, cilium: CiliumNode | None) -> ClusterNode:
         """The row of a node that has one of the two objects, or both."""
         parsed = parse_cilium_node(cilium) if cilium is not None else ParsedNode()
-        unconfirmed: tuple[IPAddress, ...] = ()
+        refused: tuple[str, ...] = ()
         if node is not None:
             of_node = self.parse(node)
-            unconfirmed = tuple(_unconfirmed(parsed.addresses, of_node.addresses))
+            parsed.addresses, refused = _confirmed(parsed.addresses, of_node.addresses)
             parsed = filled(parsed, of_node)
         known = node or cilium
         labels = self._settings.chosen_labels(cilium.labels) if cilium is not None else {}
@@ -294,7 +294,7 @@ class NodeReader:
             name=known.name if known is not None else "",
             source=Source.KUBERNETES if cilium is None else Source.CUSTOM_RESOURCE,
             addresses=tuple(parsed.addresses),
-            unconfirmed=unconfirmed,
+            refused=refused,
             ipv4_alloc_cidrs=tuple(parsed.cidrs[Family.IPV4]),
             ipv6_alloc_cidrs=tuple(parsed.cidrs[Family.IPV6]),
             health=tuple(parsed.health),
@@ -312,14 +312,26 @@ class NodeReader:
         )
 
 
-def _unconfirmed(claimed: Iterable[NodeIP], known: Iterable[NodeIP]) -> Iterator[IPAddress]:
-    """Addresses others reach the node by that are not among those known, where those have the family."""
-    addresses = {each.ip for each in known}
-    families = {ip.version for ip in addresses}
+def _confirmed(claimed: Iterable[NodeIP], known: Iterable[NodeIP]) -> tuple[list[NodeIP], tuple[str, ...]]:
+    """The addresses of a CiliumNode without those that its Node has not, and what is refused so.
+
+    Its agent writes the one, the kubelet the other. The kubelet states all addresses of a family, or none:
+    then the agent's count. Where none of a family is left, the Node's count.
+    """
+    own = [each for each in known if each.type != CILIUM_INTERNAL_IP]
+    families = {each.ip.version for each in own}
+    addresses = {each.ip for each in own}
+    confirmed: list[NodeIP] = []
+    refused: dict[IPAddress, None] = {}
     for each in claimed:
-        ip = each.ip
-        if each.type in (INTERNAL_IP, EXTERNAL_IP) and ip.version in families and ip not in addresses:
-            yield ip
+        if each.type == CILIUM_INTERNAL_IP or each.ip in addresses or each.ip.version not in families:
+            confirmed.append(each)
+        else:
+            refused[each.ip] = None
+    left = {each.ip.version for each in confirmed if each.type != CILIUM_INTERNAL_IP}
+    without = {ip.version for ip in refused} - left
+    confirmed += [each for each in own if each.ip.version in without]
+    return confirmed, tuple(f"address {ip} is not in its Node" for ip in refused)
 
 
 def annotations_of(found: Node | CiliumNode | None) -> dict[str, str]:

@@ -95,7 +95,7 @@ def address_events(refused: Table[RefusedAddress], resources: Resources) -> Memb
         namespace, name = row.object_name.split("/")
         held = resources.table(kind).get((namespace, name))
         about = Regarding(kind, name, namespace, held.metadata.uid if held is not None else "")
-        note = f"{row.part} {row.address} {row.reason}: not served"
+        note = f"{row.part} {row.address} {row.reason}: {row.outcome}"
         yield EventDraft(about, "AddressRefused", note, "Serve", shared=kind is SERVICES)
 
     return EventSource("refused addresses", refused, drafts)

@@ -305,7 +305,7 @@ class ServiceWatch:
                 if one not in before.get(name, ()):
                     what, of = ("host port", "pod") if one.part == HOST_IP else ("service", "service")
                     self._log.warning(
-                        f"address of a {what} is refused",
+                        f"address of a {what} is {'not announced' if one.announced_only else 'refused'}",
                         **{of: one.object_name}, part=one.part, address=str(one.address), reason=one.reason,
                     )  # fmt: skip
 

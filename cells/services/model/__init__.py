@@ -281,7 +281,7 @@ class ServiceCatalog:
     ) -> Collection[tuple[ServiceType, IPAddress]]:
         """Note which addresses outside a service asks for, and which of them it does not get."""
         asked = list(outside_addresses(service, self._options)) if service is not None else []
-        wanted = {plain(ip) for _, _, ip in asked}
+        wanted = {plain(ip) for _, _, ip, _ in asked}
         for ip in self._asked.pop(name, set()) - wanted:
             del self._askers[ip][name]
             if not self._askers[ip]:
@@ -291,8 +291,8 @@ class ServiceCatalog:
         if wanted:
             self._asked[name] = wanted
         refused = {
-            (type_, ip): RefusedAddress(name, ip, part, reason)
-            for type_, part, ip in asked
+            (type_, ip): RefusedAddress(name, ip, part, reason, announced_only=not served)
+            for type_, part, ip, served in asked
             if (reason := self._reserved.refusal(ip, type_, self._options))
         }
         if refused:

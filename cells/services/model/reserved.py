@@ -96,6 +96,13 @@ class RefusedAddress(msgspec.Struct, frozen=True):
     part: str
     """The field of the object."""
     reason: str
+    announced_only: bool = False
+    """Whether it would not be served anyway, and is refused to be announced: by BGP, or on the network."""
+
+    @property
+    def outcome(self) -> str:
+        """What becomes of it, in words."""
+        return "not announced" if self.announced_only else "not served"
 
     @property
     def object_name(self) -> str:
@@ -224,20 +231,18 @@ def is_special(ip: IPAddress) -> bool:
 
 def outside_addresses(
     service: Service, options: LoadBalancerOptions
-) -> Iterator[tuple[ServiceType, str, IPAddress]]:
-    """The addresses at which clients outside are to reach it, with the field they are in."""
-    if service.spec.type == "ExternalName" or service.spec.cluster_ip == "None":
-        return
-    if options.enable_node_port:
-        for each in service.status.load_balancer.ingress or ():
-            ip = parse_address(each.ip) if each.is_of_nodes else None
-            if ip is not None:
-                yield ServiceType.LOAD_BALANCER, INGRESS, ip
-    if options.enable_external_ips:
-        for text in service.spec.external_ips or ():
-            ip = parse_address(text)
-            if ip is not None:
-                yield ServiceType.EXTERNAL_IPS, EXTERNAL_IPS, ip
+) -> Iterator[tuple[ServiceType, str, IPAddress, bool]]:
+    """The addresses at which clients outside are to reach it, with the field they are in, and whether it is
+    served there. Where it is not, as a headless one, it may still be announced."""
+    served = service.spec.type != "ExternalName" and service.spec.cluster_ip != "None"
+    for each in service.status.load_balancer.ingress or ():
+        ip = parse_address(each.ip) if each.is_of_nodes else None
+        if ip is not None:
+            yield ServiceType.LOAD_BALANCER, INGRESS, ip, served and options.enable_node_port
+    for text in service.spec.external_ips or ():
+        ip = parse_address(text)
+        if ip is not None:
+            yield ServiceType.EXTERNAL_IPS, EXTERNAL_IPS, ip, served and options.enable_external_ips
 
 
 def cluster_reservations(service: Service) -> frozenset[Reservation]:

@@ -32,7 +32,9 @@ from cells.kubernetes.resources import Resources
 from cells.kubernetes.sink import SourceStatus
 from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import PodRange
+from cells.services import ServiceName
 from cells.services.control.tables import refused_addresses
+from cells.services.model.reserved import EXTERNAL_IPS, RefusedAddress
 from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, Tables, provide, replace
 from lifecycle.admin.plain import plain
 from lifecycle.testing import eventually, fake
@@ -54,6 +56,7 @@ ALPHA: Final = "cilium.io/v2alpha1"
 NODE_CONFIGS = Resource("cilium.io", "ciliumbgpnodeconfigs")
 PEER: Final = ("tor", ip_address("192.0.2.1"))
 VIP: Final = ip_network("203.0.113.7/32")
+UNANNOUNCED, SECOND = ip_network("192.0.2.0/24"), ip_network("10.1.1.0/24")
 
 
 def body(
@@ -152,7 +155,15 @@ async def agent(folder: Path, **settings: str) -> AsyncIterator[Hive]:
     def nodes() -> ReadTable[ClusterNode]:
         found: Table[ClusterNode] = Table("nodes", key=lambda row: row.name)
         addresses = (NodeIP("InternalIP", ip_address("192.0.2.11")),)
-        found.put(ClusterNode(cluster="default", name="n1", source=Source.LOCAL, addresses=addresses))
+        found.put(
+            ClusterNode(
+                cluster="default",
+                name="n1",
+                source=Source.LOCAL,
+                addresses=addresses,
+                unannounced=(UNANNOUNCED,),
+            )
+        )
         return found
 
     def ranges() -> Table[PodRange]:
@@ -232,6 +243,20 @@ async def follows(one: ApiServer, hive: Hive) -> None:
     one.add(backends("n1"))
     await eventually(lambda: VIP in {row.prefix for row in wanted.paths.all()})
     assert ("tor", "one-ipv4-Service-web-default-ExternalIP") in wanted.policies
+    refused = hive.get(Table[RefusedAddress])
+    with refused.txn() as rows:
+        web, ip = ServiceName("default", "web"), VIP.network_address
+        rows.put(RefusedAddress(web, ip, EXTERNAL_IPS, "is an address of node n2", announced_only=True))
+    await eventually(lambda: VIP not in {row.prefix for row in wanted.paths.all()})
+    with refused.txn() as rows:
+        rows.replace_all([])
+    await eventually(lambda: VIP in {row.prefix for row in wanted.paths.all()})
+    with hive.get(Table[PodRange]).txn() as ranges:
+        ranges.put(PodRange(UNANNOUNCED, "secondary"))
+        ranges.put(PodRange(SECOND, "secondary"))
+    await eventually(lambda: SECOND in {row.prefix for row in wanted.paths.all()})
+    assert UNANNOUNCED not in {row.prefix for row in wanted.paths.all()}
+
     before = found.plans.revision
     one.add(backends("n2"))
     await hive.get(Resources).table(ENDPOINT_SLICES).wait_for(("default", "web-n2"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.guard import RefusedClaims, guarded
-from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
 from lifecycle import Hive, ReadTable, Table, invoke, module, provide, supply
 from lifecycle.testing import eventually
@@ -94,9 +94,36 @@ def test_of_nodes_with_ranges_that_overlap_the_oldest_object_keeps_its_own() -> 
     assert [str(cidr) for cidr in rows["default/n4"].all_cidrs()] == ["10.4.0.0/24"]
 
 
-def test_this_node_is_refused_nothing_also_where_only_its_object_is_known() -> None:
-    own = node(1, "10.1.0.0/24", "192.0.2.0/25")
-    assert guarded([own], DEVICES, SELF) == {SELF: own}
+@pytest.mark.parametrize(
+    ("claimed", "reason"),
+    [
+        ("0.0.0.0/0", "is every address"),
+        ("192.0.2.0/25", "has this node's own address 192.0.2.1"),
+        ("192.0.2.128/25", "overlaps 192.0.2.0/24, this node's network"),
+        ("169.254.0.0/24", "has addresses that are no pod's (loopback, link-local, multicast)"),
+        ("10.3.0.0/16", "overlaps 10.3.3.0/24 of default/n3"),
+    ],
+)
+@pytest.mark.parametrize("local", [True, False])
+def test_this_node_loses_no_range_and_does_not_announce_a_wrong_one(
+    claimed: str, reason: str, local: bool
+) -> None:
+    """Also where only its object is known."""
+    own = node(1, "10.1.0.0/24", claimed, created="2026-01-02T00:00:00Z", local=local)
+    elder = node(3, "10.3.3.0/24", created="2026-01-01T00:00:00Z")
+    younger = node(4, "10.1.0.0/16", created="2026-01-03T00:00:00Z")
+    row = guarded([own, younger, elder], DEVICES, SELF)[SELF]
+    assert list(row.all_cidrs()) == list(own.all_cidrs())
+    assert row.unannounced == (ip_network(claimed),)
+    assert row.refused == (f"range {claimed} {reason}: in use here, not announced",)
+
+
+def test_a_node_with_ranges_of_its_own_announces_them_all() -> None:
+    own = node(1, "10.1.0.0/24", "fd01::/112", local=True)
+    router = NodeIP(CILIUM_INTERNAL_IP, ip_address("10.1.0.1"))
+    own = msgspec.structs.replace(own, addresses=(*own.addresses, router))
+    bridge = Device(9, "cni0", "", bytes(6), 1500, True, (ip_interface("10.1.0.2/24"),))
+    assert guarded([own, node(2, "10.2.0.0/24")], [*DEVICES, bridge], SELF)[SELF] is own
 
 
 RANGES = st.builds(

@@ -151,7 +151,7 @@ def test_a_ciliumnode_tells_several_ranges_those_of_pools_last() -> None:
 def test_a_ciliumnode_counts_first_and_the_node_fills_in() -> None:
     known = node(
         {"podCIDR": "10.7.0.0/24", "providerID": "kind://n1"},
-        status={"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]},
+        status={"addresses": [{"type": "InternalIP", "address": f"192.0.2.{last}"} for last in (9, 1)]},
     )
     told = cilium(
         {"ipam": {"podCIDRs": ["10.1.0.0/24"]}, "addresses": [{"type": "InternalIP", "ip": "192.0.2.1"}]}
@@ -196,22 +196,23 @@ def test_nothing_a_node_may_hold_breaks_the_reading(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claimed", "unconfirmed"),
+    ("claimed", "refused", "left"),
     [
-        (["InternalIP 192.0.2.1"], []),
-        (["InternalIP 203.0.113.9"], ["203.0.113.9"]),
-        (["InternalIP 192.0.2.1", "ExternalIP 203.0.113.9"], ["203.0.113.9"]),
-        (["InternalIP 192.0.2.1", "CiliumInternalIP 10.0.1.1"], []),
-        (["InternalIP 192.0.2.1", "InternalIP 2001:db8::1"], []),
+        (["InternalIP 192.0.2.1"], [], ["192.0.2.1"]),
+        (["InternalIP 203.0.113.9"], ["203.0.113.9"], ["192.0.2.1"]),
+        (["InternalIP 192.0.2.1", "ExternalIP 203.0.113.9"], ["203.0.113.9"], ["192.0.2.1"]),
+        (["Other 203.0.113.9", "InternalIP 192.0.2.1"], ["203.0.113.9"], ["192.0.2.1"]),
+        (["InternalIP 192.0.2.1", "CiliumInternalIP 10.0.1.1"], [], ["192.0.2.1", "10.0.1.1"]),
+        (["InternalIP 203.0.113.9", "InternalIP 2001:db8::1"], ["203.0.113.9"], ["2001:db8::1", "192.0.2.1"]),
     ],
 )
-def test_addresses_that_the_node_itself_has_not_are_unconfirmed(
-    claimed: list[str], unconfirmed: list[str]
+def test_addresses_that_the_node_itself_has_not_are_refused(
+    claimed: list[str], refused: list[str], left: list[str]
 ) -> None:
-    """The kubelet tells no address of a family that it does not use."""
+    """The kubelet states no address of a family that it does not use."""
     pairs = [dict(zip(("type", "ip"), one.split(), strict=True)) for one in claimed]
     reader = NodeReader("default", "cluster-pool", NodeSettings())
     known = node(status={"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]})
     row = reader.read(known, cilium({"addresses": pairs}))
-    assert [str(ip) for ip in row.unconfirmed] == unconfirmed
-    assert len(row.addresses) == len(claimed)
+    assert row.refused == tuple(f"address {ip} is not in its Node" for ip in refused)
+    assert [str(each.ip) for each in row.addresses] == left

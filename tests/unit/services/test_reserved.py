@@ -121,6 +121,30 @@ def test_no_service_takes_the_cluster_address_of_another(first: str, port: int, 
     assert cluster.catalog.refused == {}
 
 
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ({"cluster_ip": "None"}, {}),
+        ({"type": "ExternalName"}, {}),
+        ({}, {"enable_external_ips": False, "enable_node_port": False}),
+    ],
+)
+def test_addresses_that_are_not_served_anyway_are_refused_to_be_announced(
+    spec: Mapping[str, str], options: Mapping[str, bool]
+) -> None:
+    """Else a headless service would have routers send here what is a node's, or answer for it by ARP."""
+    cluster = Cluster(**options)
+    web = service("web", "10.96.0.9", external=[NODE_IP, "198.51.100.5"], ingress=[ROUTER_IP])
+    web = msgspec.structs.replace(web, spec=msgspec.structs.replace(web.spec, **spec))
+    cluster.see(cluster.catalog.upsert_service(web), cluster.catalog.reserve("node c/n1", RESERVED))
+    assert cluster.reasons("web").keys() == {NODE_IP, ROUTER_IP}
+    rows = cluster.catalog.refused[ServiceName("shop", "web")]
+    assert all(row.announced_only and row.outcome == "not announced" for row in rows)
+    assert cluster.served.keys() <= {"10.96.0.9:443"}
+    cluster.see(cluster.catalog.reserve("node c/n1", ()))
+    assert cluster.catalog.refused == {}
+
+
 def test_the_cluster_address_of_a_service_of_another_proxy_is_refused_too() -> None:
     cluster = Cluster()
     other = service("other", "10.96.0.1")
