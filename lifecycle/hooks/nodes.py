@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import anyio
 
 from lifecycle.errors import ExitRequestedError, HookTimeoutError
+from lifecycle.hooks.deadlines import Flag
 from lifecycle.hooks.hooks import HookSpec
 from lifecycle.injection.constructors import Constructor
 
@@ -33,14 +34,12 @@ class HookNode:
     """One hook and its place among the others."""
 
     __slots__ = (
-        "began", "deadline", "ending", "failures", "finished", "leave", "limits", "live", "module", "name",
+        "began", "ending", "failures", "finished", "leave", "limits", "live", "module", "name",
         "needs", "owner", "ready", "scope", "spec", "starting", "state", "task", "unstarted_needs", "users",
         "wave",
     )  # fmt: skip
     starting: anyio.CancelScope
     scope: anyio.CancelScope
-    deadline: asyncio.TimerHandle
-    """Of the start or the stop that is going on."""
     wave: "Wave"
     failures: "list[HookFailure]"
     """Where its failures go: to those who wait for its start, or its end."""
@@ -65,9 +64,9 @@ class HookNode:
         self.ending = False
         """Whether it has been asked to end."""
         self.began = 0.0
-        self.ready = asyncio.Event()
-        self.leave = asyncio.Event()
-        self.finished = asyncio.Event()
+        self.ready = Flag()
+        self.leave = Flag()
+        self.finished = Flag()
         """Set when it is over, or left behind."""
         self.task: asyncio.Task[object] | None = None
         for need in self.needs:

@@ -50,5 +50,5 @@ class Phase:
 
     def moved(self) -> None:
         """A hook has come to another step; for the hive alone."""
-        for call in list(self._followers.values()):
+        for call in list(self._followers.values()) if self._followers else ():
             call()

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 import anyio
 
 from lifecycle.errors import HookTimeoutError, as_failure, thrown_away
+from lifecycle.hooks.deadlines import Deadlines
 from lifecycle.hooks.events import Events, HookEvent, HookStep
 from lifecycle.hooks.nodes import HookFailure, HookNode, State, Wave
 from lifecycle.hooks.pending import hook_stack, pending_tree
@@ -70,6 +71,8 @@ class Supervisor:
         self._on_crash = on_crash
         self._stop_budget = stop_budget
         self._budget: asyncio.TimerHandle | None = None
+        self._deadlines: Deadlines[HookNode] = Deadlines()
+        self._scope = anyio.CancelScope
         self._out_of_time = False
         self._alive = dict.fromkeys(nodes)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,6 +93,7 @@ class Supervisor:
         Lasts longer than `over` when hooks are left behind. Someone who cancels its task stops the hooks.
         """
         self._task = asyncio.current_task()
+        self._scope = type(anyio.CancelScope())  # of this loop: anyio looks for it at every call
         self._phase.look = self._progress
         self._phase.reach("starting")
         try:
@@ -140,7 +144,7 @@ class Supervisor:
                 node.ready.set()
             elif node.state is State.STARTING:
                 node.starting.cancel()
-                self._time(node, node.limits[1], self._leave_behind)
+                self._deadlines.set(node, node.limits[1], self._leave_behind)
         for node in nodes:
             if not node.live:
                 node.leave.set()
@@ -178,7 +182,7 @@ class Supervisor:
         task = node.task
         assert task is not None  # noqa: S101  # this one
         _inside.set((*_inside.get(), (self, node)))
-        node.starting, node.scope = anyio.CancelScope(), anyio.CancelScope()
+        node.starting, node.scope = self._scope(), self._scope()
         # `starting` is what a roll-back cancels. Once the context is entered, the shield of `scope` keeps
         # a cancellation that comes a moment too late from skipping the stop.
         with node.starting, node.scope:
@@ -211,23 +215,23 @@ class Supervisor:
     async def _enter_and_leave(self, node: HookNode) -> None:
         node.state = State.STARTING
         node.began = time.perf_counter()
-        self._time(node, node.limits[0], self._overdue)
+        self._deadlines.set(node, node.limits[0], self._overdue)
         try:
             self._record(node, "starting")
             async with node.spec.context():
-                node.deadline.cancel()
+                self._deadlines.clear(node)
                 node.scope.shield = True
                 self._started(node)
                 await self._asked_to_leave(node)
                 node.state = State.STOPPING
                 node.began = time.perf_counter()
                 self._record(node, "stopping")
-                self._time(node, node.limits[1], self._overdue)
+                self._deadlines.set(node, node.limits[1], self._overdue)
                 if self._out_of_time:  # it is still reached, and may do what needs no waiting
                     node.scope.cancel()
             self._stopped(node)
         finally:
-            node.deadline.cancel()
+            self._deadlines.clear(node)
 
     async def _asked_to_leave(self, node: HookNode) -> None:
         """Until its users are over. A loop that is torn down cancels all tasks at once: not so the order."""
@@ -311,11 +315,6 @@ class Supervisor:
         owner = node.owner.name
         self._events.emit(HookEvent(step, node.name, node.module, owner, source, took, error))
 
-    def _time(self, node: HookNode, limit: float, then: Callable[[HookNode], None]) -> None:
-        if node.state is not State.STARTING or node.ending:
-            node.deadline.cancel()
-        node.deadline = asyncio.get_running_loop().call_later(limit, then, node)
-
     def _overdue(self, node: HookNode) -> None:
         """A deadline has passed: say who is pending and what they await, then cancel the hook."""
         starting = node.state is State.STARTING
@@ -324,7 +323,7 @@ class Supervisor:
         self._fail(node, HookTimeoutError("\n".join([beginning, *self.pending()])))
         if not starting:  # the failed start has been cancelled with its wave
             node.scope.cancel()
-            self._time(node, GRACE, self._leave_behind)
+            self._deadlines.set(node, GRACE, self._leave_behind)
 
     def _leave_behind(self, node: HookNode) -> None:
         """It was cancelled and runs on: name it, and go on without it. A start that ends yet is stopped."""
@@ -347,12 +346,12 @@ class Supervisor:
         for node in self._alive:
             if node.state is State.STOPPING:
                 node.scope.cancel()
-                node.deadline.cancel()
+                self._deadlines.clear(node)
         asyncio.get_running_loop().call_later(GRACE, self._leave_all_behind)
 
     def _leave_all_behind(self) -> None:
         for node in [node for node in self._alive if node.running]:
-            node.deadline.cancel()
+            self._deadlines.clear(node)
             self._leave_behind(node)
         if not self.over.is_set():  # those that waited for them are reached now
             asyncio.get_running_loop().call_later(GRACE / 10, self._leave_all_behind)

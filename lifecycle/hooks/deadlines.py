@@ -1,0 +1,98 @@
+"""Deadlines of hooks, and the flags that they wait for: thousands of each, few of which are ever used.
+
+Needs:  nothing.
+Gives:  Deadlines, Flag.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["Deadlines", "Flag"]
+
+Node = TypeVar("Node")
+
+
+class Deadlines(Generic[Node]):
+    """Calls back for hooks that are overdue; a hook has one deadline at most.
+
+    Hooks mostly have the same limits, so that those of one limit are due in the order they were set: one
+    timer of the loop serves them all.
+    """
+
+    __slots__ = ("_limits", "_queues", "_timers")
+
+    def __init__(self) -> None:
+        self._limits: dict[Node, float] = {}
+        self._queues: dict[float, dict[Node, tuple[float, Callable[[Node], None]]]] = {}
+        """By limit, in seconds: when each is due, in order, and what to call then."""
+        self._timers: dict[float, asyncio.TimerHandle] = {}
+
+    def set(self, node: Node, limit: float, then: Callable[[Node], None]) -> None:
+        """Call `then` with this hook after so many seconds, in place of what was to be called for it."""
+        self.clear(node)
+        loop, self._limits[node] = asyncio.get_running_loop(), limit
+        if (queue := self._queues.get(limit)) is None:
+            queue = self._queues[limit] = {}
+        queue[node] = (due := loop.time() + limit, then)
+        if limit not in self._timers:
+            self._timers[limit] = loop.call_at(due, self._ring, limit)
+
+    def clear(self, node: Node) -> None:
+        """Call nothing for this hook, if anything was to be called."""
+        if (limit := self._limits.pop(node, None)) is None:
+            return
+        queue = self._queues[limit]
+        del queue[node]
+        if not queue and limit in self._timers:  # or a clock that jumps from timer to timer stops there
+            self._timers.pop(limit).cancel()
+
+    def _ring(self, limit: float) -> None:
+        queue, now = self._queues[limit], self._timers.pop(limit).when()
+        overdue = []
+        for node, (due, then) in queue.items():
+            if due > now:
+                self._timers[limit] = asyncio.get_running_loop().call_at(due, self._ring, limit)
+                break
+            overdue.append((node, then))
+        for node, then in overdue:
+            if node in queue:  # it may have ended with the one before
+                self.clear(node)
+                then(node)
+
+
+class Flag:
+    """As an asyncio.Event that is never cleared, in a twentieth of the memory."""
+
+    __slots__ = ("_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._set
+
+    def set(self) -> None:
+        """Wake all who wait."""
+        self._set = True
+        if self._waiters is not None:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters = None
+
+    async def wait(self) -> None:
+        """Until it is set."""
+        if self._set:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if self._waiters is not None:  # cancelled
+                self._waiters.remove(waiter)
