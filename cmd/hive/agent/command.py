@@ -54,6 +54,7 @@ def command(ctx: click.Context, settings: tuple[str, ...]) -> int:
 
     configure_logging()
     hive = build(settings)
+    gc.freeze()  # what is imported stays: no collection has to look through it again
     gc.enable()
     return run_or_help(ctx, hive, settings)
 
