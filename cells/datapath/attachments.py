@@ -131,7 +131,7 @@ class Drivers:
 
         Raises LoadError and BpfError.
         """
-        with map_by_id(self._maps.xdp_entry.id) as entry:
+        with map_by_id(self._maps.xdp_entry.id, writable=True) as entry:
             if self._settings.accelerates:
                 enter(entry, XDP_ENTRIES, data, XDP_OBJECT.name, tables, generation, self._settings)
             else:
@@ -234,7 +234,7 @@ class L3Programs:
 
     def put_in_force(self, tables: tuple[Map, ...], data: bytes, generation: int) -> None:
         """Load and enter them, unless they are. Raises LoadError and BpfError."""
-        with map_by_id(self._maps.l3_entry.id) as entry:
+        with map_by_id(self._maps.l3_entry.id, writable=True) as entry:
             enter(entry, L3_ENTRIES, data, L3_OBJECT.name, tables, generation, self._settings)
             self.programs = MappingProxyType(ids_in_force(entry, L3_ENTRIES))
 

@@ -370,7 +370,7 @@ class Datapath:
         """Bring the wanted generation about, in a worker thread: the verifier takes tens of milliseconds."""
         path, tables = self._object, self._maps.all()
         data = read_object(path)
-        with map_by_id(self._maps.entry.id) as entry:  # this thread's own
+        with map_by_id(self._maps.entry.id, writable=True) as entry:  # this thread's own
             constants = in_force(entry)
             if constants is None or not self._fits(constants, data) or not serves(entry, tables, constants):
                 constants = self._replace(entry, constants, data)

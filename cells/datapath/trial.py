@@ -151,7 +151,9 @@ def lent(tables: Iterable[Map]) -> Iterator[dict[str, Map] | None]:
     """
     with ExitStack() as open_maps:
         known = {table.spec.name: table.id for table in tables}
-        maps = {each: open_maps.enter_context(map_by_id(known[each])) for each in USED}  # this thread's own
+        maps = {  # this thread's own
+            each: open_maps.enter_context(map_by_id(known[each], writable=True)) for each in USED
+        }
         if (
             maps["hive_endpoints"].first_key()
             or any(maps["hive_node"].lookup(bytes(4)) or b"")

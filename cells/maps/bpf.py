@@ -70,7 +70,8 @@ class BpfError(OSError, HiveError):
 
     def __str__(self) -> str:
         name = errno.errorcode.get(self.errno or 0, str(self.errno))
-        return f"cannot {self.operation} {self.what}: {self.strerror} ({name})"
+        full = self.errno == errno.E2BIG and self.operation == "update"  # of an argument that is too long
+        return f"cannot {self.operation} {self.what}: {'it is full' if full else self.strerror} ({name})"
 
 
 def _entry(library: type[ctypes.CDLL]) -> "ctypes._NamedFuncPointer":

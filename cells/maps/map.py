@@ -123,6 +123,8 @@ EXIST: Final = 2
 
 NO_PREALLOC: Final = 1
 """Map flag BPF_F_NO_PREALLOC; every LPM trie needs it."""
+_READ_ONLY: Final = 1 << 3
+"""BPF_F_RDONLY: of a descriptor, not of the map."""
 
 _ELEMENT = struct.Struct("<IIQQQ")  # map_fd, pad, key, value or next_key, flags
 _BATCH = struct.Struct("<QQQQIIQQ")  # in, out, keys, values, count, map_fd, elem_flags, flags
@@ -298,7 +300,8 @@ class Map:
             raise self._wrong_size("key or value", key, value) from None
         self._flags[0] = flags
         if self._call(NR_BPF, MAP_UPDATE, self._attr, 32) < 0:
-            error = BpfError(ctypes.get_errno(), "update", self._what())
+            what = f"{self._what()} of {self.spec.max_entries} entries"
+            error = BpfError(ctypes.get_errno(), "update", what)
             self.failed_updates += 1
             if self.log is not None:
                 self.log.note(key, value, errno.errorcode.get(error.errno or 0, str(error.errno)))
@@ -343,7 +346,7 @@ class Map:
         return nullcontext() if self.epochs is None else self.epochs.once()
 
     def reopened(self) -> "Map":
-        """The same map with buffers of its own, for another thread, which closes it."""
+        """The same map with buffers of its own, for another thread, which reads and closes it."""
         table = map_by_id(self.id, self.spec.name)
         table.spec = self.spec
         return table
@@ -575,9 +578,13 @@ def open_map(path: Path) -> Map:
     return _opened(open_pin(path), path.name)
 
 
-def map_by_id(id: int, name: str = "") -> Map:  # noqa: A002  (the kernel's word)
-    """Open the map with this kernel id; ``name`` is what messages shall call it."""
-    fd = command(MAP_FD_BY_ID, buffer(struct.pack("<III", id, 0, 0)), "open", f"map {name} (id {id})")
+def map_by_id(id: int, name: str = "", *, writable: bool = False) -> Map:  # noqa: A002  (the kernel's word)
+    """Open the map with this kernel id, to be read unless ``writable``: else the kernel answers EPERM.
+
+    ``name`` is what messages call it. Raises BpfError.
+    """
+    flags = 0 if writable else _READ_ONLY
+    fd = command(MAP_FD_BY_ID, buffer(struct.pack("<III", id, 0, flags)), "open", f"map {name} (id {id})")
     return _opened(fd, name or f"id {id}")
 
 

@@ -114,7 +114,7 @@ class RetiredMap:
             )
             if self.name not in _CONNTRACK or not alike or retired.id == current.id:
                 return 0
-            with map_by_id(current.id, self.name) as own:  # this thread's
+            with map_by_id(current.id, self.name, writable=True) as own:  # this thread's
                 return sum(_merge(own, key, value) for key, value in retired.items())
 
     def settle(self, current: Map) -> int:

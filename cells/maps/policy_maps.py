@@ -161,7 +161,7 @@ class PolicyPins:
         found = {}
         for key, value in self._policies.items():
             endpoint_id, map_id = int.from_bytes(key, "little"), int.from_bytes(value, "little")
-            found[endpoint_id] = map_by_id(map_id, policy_name(endpoint_id))
+            found[endpoint_id] = map_by_id(map_id, policy_name(endpoint_id), writable=True)
         return found
 
     def _pinned_ids(self) -> set[int]:

@@ -81,7 +81,7 @@ def enter_lost(policies_id: int, policies: Collection[PolicyMap]) -> list[Policy
 
     For a worker thread: opens the map again, by its id. Raises BpfError.
     """
-    with map_by_id(policies_id) as table:
+    with map_by_id(policies_id, writable=True) as table:
         lost = [each for each in policies if table.lookup(_index(each.endpoint_id)) != _index(each.map.id)]
         if lost:
             table.update_batch([(_index(each.endpoint_id), _index(each.map.fd)) for each in lost])

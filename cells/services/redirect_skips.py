@@ -6,27 +6,23 @@ Why:        a pod that stands in for an address, such as a metadata proxy, must 
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from cells.config.shared import ServiceSettings
 from cells.endpoint import Endpoint
-from cells.maps.map import Map
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import SkipLbKey
+from cells.maps.target import BYTES, MapTarget, record
 from cells.services.control import LocalRedirect
 from lifecycle import (
-    BatchError,
     Derived,
-    HiveError,
     Jobs,
     Reconciler,
     Table,
     Tables,
-    Target,
     invoke,
     minutes,
     module,
@@ -67,7 +63,7 @@ class RedirectSkips:
             return
         maps.use("skip_lb4", "skip_lb6")
         reconciler: Reconciler[SkipLbKey, RedirectSkip] = Reconciler(
-            self.wanted, SkipTarget(maps), full_every=SWEEP
+            self.wanted, skip_target(maps), full_every=SWEEP
         )
         tables.add(self.wanted, reconciler.statuses)
         jobs.observe("reconcile redirect skips", reconciler)
@@ -89,41 +85,15 @@ def skips(redirects: list[LocalRedirect], endpoints: list[Endpoint]) -> Mapping[
     return {key: RedirectSkip(key) for key in keys}
 
 
-class SkipTarget(Target[SkipLbKey, RedirectSkip, RedirectSkip]):
-    """The maps, as the target of a reconciler."""
-
-    def __init__(self, maps: Maps) -> None:
-        self._maps = maps
-
-    async def observe(self) -> Mapping[SkipLbKey, RedirectSkip]:
-        """What they have."""
-        found = [SkipLbKey.unpack(raw) for held in self._both() for raw, _ in held.items()]
-        return {key: RedirectSkip(key) for key in found}
-
-    async def put(self, batch: Mapping[SkipLbKey, RedirectSkip]) -> None:
-        """Leave these alone. Raises BatchError."""
-        failures: dict[SkipLbKey, Exception] = {}
-        for key in batch:
-            held = self._of(key)
-            try:
-                held.update(key.pack(), _PRESENT)
-            except OSError as error:
-                full = HiveError(f"{held.spec.name} is full: it has {held.spec.max_entries} entries")
-                failures[key] = full if error.errno == errno.E2BIG else error
-        if failures:
-            raise BatchError(failures)
-
-    async def drop(self, batch: Collection[SkipLbKey]) -> None:
-        """These no more."""
-        for key in batch:
-            self._of(key).delete(key.pack())
-
-    def _both(self) -> tuple[Map, Map]:
-        return self._maps.skip_lb4, self._maps.skip_lb6
-
-    def _of(self, key: SkipLbKey) -> Map:
-        four, six = self._both()
-        return four if key.ip.version == 4 else six
+def skip_target(maps: Maps) -> MapTarget[SkipLbKey, RedirectSkip, bytes]:
+    """Both maps, by the family of the address, as the target of a reconciler."""
+    return MapTarget(
+        lambda: (maps.skip_lb4, maps.skip_lb6),
+        record(SkipLbKey),
+        BYTES,
+        lambda _: _PRESENT,
+        which=lambda key: int(key.ip.version == 6),
+    )
 
 
 cell = module(

@@ -137,7 +137,7 @@ class Reader:
         self._rings: list[Ring] = []
         # Opened separately: the kernel removes the entries that were added through a descriptor when that
         # is closed. So only ours are removed, also if the agent is killed.
-        self._table = map_by_id(table.id)
+        self._table = map_by_id(table.id, writable=True)
         try:
             for cpu in online_cpus():
                 self._attach(cpu, pages)

@@ -32,7 +32,7 @@ from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import AGENT_LIVENESS, L2ResponderKey
 from cells.netlink.rows import parse_mac
 from cells.services.announcements.policies import L2Candidate
-from lifecycle import Change, HiveError, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
+from lifecycle import Change, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
 
 # The maps by which programs answer, and the network that is told.
 #
@@ -48,7 +48,7 @@ Frame = tuple[str, IPv4Address, str]
 
 
 class ResponderKernel(Protocol):
-    """What the programs look at, and the network. Methods raise OSError and HiveError."""
+    """What the programs look at, and the network. Methods raise OSError."""
 
     def held(self) -> list[L2ResponderKey]:
         """What is answered for."""
@@ -94,10 +94,6 @@ class KernelResponder:
         try:
             found.update(key.pack(), _NONE_YET, NOEXIST)
         except BpfError as error:
-            if error.errno == errno.E2BIG:
-                raise HiveError(
-                    f"{found.spec.name} is full: it has {found.spec.max_entries} entries"
-                ) from error
             if error.errno != errno.EEXIST:
                 raise
             return False

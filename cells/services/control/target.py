@@ -65,7 +65,7 @@ class KernelServices:
             inner = outer.spec.inner
             if not own or inner is None:
                 continue
-            with map_by_id(outer.id, outer.spec.name) as table, ExitStack() as made:
+            with map_by_id(outer.id, outer.spec.name, writable=True) as table, ExitStack() as made:
                 entries = []
                 for where, value in own:
                     if value is None:

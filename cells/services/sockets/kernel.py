@@ -292,6 +292,9 @@ class KernelSockets:
 
     def _forget(self, keys: Iterable[ReverseSkKey]) -> None:
         maps = self._maps
-        with map_by_id(maps.reverse_sk4.id) as table4, map_by_id(maps.reverse_sk6.id) as table6:
+        with (
+            map_by_id(maps.reverse_sk4.id, writable=True) as table4,
+            map_by_id(maps.reverse_sk6.id, writable=True) as table6,
+        ):
             for key in keys:
                 (table4 if key.ip.version == 4 else table6).delete(key.pack())

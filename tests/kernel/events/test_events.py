@@ -87,7 +87,7 @@ async def running(
 def foreign_reader(maps_: Maps) -> Iterator[Callable[[], list[bytes | int]]]:
     """Another program's reader of all CPUs, as bpftool map event_pipe is one."""
     rings = [Ring(cpu, 1) for cpu in range(os.cpu_count() or 1)]
-    with map_by_id(maps_.events.id) as table:
+    with map_by_id(maps_.events.id, writable=True) as table:
         for ring in rings:
             table.update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))
         try:

@@ -46,7 +46,7 @@ def test_elements_are_set_read_and_removed() -> None:
         table.update(u32(1), b"one\0\0\0\0\0")
         table.update(u32(1), b"uno\0\0\0\0\0")
         assert table.lookup(u32(1)) == b"uno\0\0\0\0\0"
-        with pytest.raises(BpfError, match=r"cannot update map hive_test: File exists \(EEXIST\)"):
+        with pytest.raises(BpfError, match=r"map hive_test of 16 entries: File exists \(EEXIST\)"):
             table.update(u32(1), bytes(8), NOEXIST)
         assert table.first_key() == u32(1)
         assert table.delete(u32(1)) is True
@@ -68,8 +68,27 @@ def test_a_key_of_the_wrong_size_is_refused_before_the_kernel_sees_it() -> None:
 def test_a_full_map_says_so() -> None:
     with hash_map(1) as table:
         table.update(u32(1), bytes(8))
-        with pytest.raises(BpfError, match="E2BIG"):
+        with pytest.raises(BpfError, match=r"cannot update map hive_test of 1 entries: it is full \(E2BIG\)"):
             table.update(u32(2), bytes(8))
+
+
+def test_a_map_opened_by_its_id_is_read_unless_asked_otherwise() -> None:
+    with hash_map() as table:
+        table.update(u32(1), bytes(8))
+        with map_by_id(table.id) as again, table.reopened() as other:
+            for each in (again, other):
+                assert list(each.items()) == [(u32(1), bytes(8))]
+                assert each.lookup(u32(1)) == bytes(8)
+                with pytest.raises(BpfError, match="EPERM"):
+                    each.update(u32(1), b"changed!")
+                with pytest.raises(BpfError, match="EPERM"):
+                    each.delete(u32(1))
+                with pytest.raises(BpfError, match="EPERM"):
+                    each.update_batch([(u32(1), b"changed!")])
+                with pytest.raises(BpfError, match="EPERM"):
+                    each.delete_batch([u32(1)])
+        with map_by_id(table.id, writable=True) as own:
+            assert own.delete(u32(1))
 
 
 def test_a_closed_map_is_an_error_not_somebody_elses_descriptor() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,9 +22,10 @@ from cells.services.control import LocalRedirect, ServedFrontend
 from cells.services.model import ServiceCatalog
 from cells.services.model.redirect import read_redirect
 from cells.services.model.reserved import node_reservations
-from cells.services.redirect_skips import skips
-from lifecycle import Table
+from cells.services.redirect_skips import RedirectSkip, skip_target, skips
+from lifecycle import BatchError, Table
 from lifecycle.testing import eventually
+from tests.support.fake_map import SPECS, FakeMap
 from tests.unit.ciliumendpoint.test_objects import endpoint
 from tests.unit.services.test_control import SERVICE, SLICE, FakeServiceMaps, agent
 
@@ -218,3 +221,22 @@ async def test_a_refused_address_is_in_the_table_and_in_the_log(folder: Path) ->
             assert (line["policy"], line["error"]) == ("shop/near", told)
             (folder / "other.yaml").unlink()
             await eventually(lambda: [one.error for one in redirects.all()] == [""])
+
+
+async def test_skips_are_in_the_map_of_their_family_and_a_full_map_takes_the_others() -> None:
+    maps: Any = SimpleNamespace(skip_lb4=FakeMap(SPECS["skip_lb4"]), skip_lb6=FakeMap(SPECS["skip_lb6"]))
+    target = skip_target(maps)
+    four, six = (SkipLbKey(7, ip_address(ip), 80) for ip in ("169.254.169.254", "fd00::1"))
+    await target.put({key: RedirectSkip(key) for key in (four, six)})
+    assert (set(maps.skip_lb4.raw), set(maps.skip_lb6.raw)) == ({four.pack()}, {six.pack()})
+    observed = await target.observe()
+    assert all(target.matches(RedirectSkip(key), observed[key]) for key in (four, six))
+    await target.drop([six])
+    assert set(await target.observe()) == {four}
+    room = SPECS["skip_lb4"].max_entries - 1
+    more = [SkipLbKey(8 + each, four.ip, 80) for each in range(room + 1)]
+    with pytest.raises(BatchError) as raised:
+        await target.put({key: RedirectSkip(key) for key in (*more, six)})
+    assert set(raised.value.failures) == {more[-1]}
+    assert "it is full" in str(raised.value.failures[more[-1]])
+    assert set(await target.observe()) == {four, six, *more[:-1]}
