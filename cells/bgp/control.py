@@ -46,7 +46,7 @@ from cells.kubernetes.settings import ObjectSource
 from cells.kubernetes.sink import SourceStatus
 from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import PodRange
-from cells.services.model.reserved import RefusedAddress
+from cells.services.model.claims import RefusedAddress
 from lifecycle import (
     Change,
     Derived,

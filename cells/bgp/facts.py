@@ -21,7 +21,7 @@ from cells.kubernetes.objects.cilium_pools import CiliumPodIPPool
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.kubernetes.objects.kind import Key, Kind, Object
 from cells.node.ipam.ranges import PodRange
-from cells.services.model.reserved import EXTERNAL_IPS, INGRESS, RefusedAddress
+from cells.services.model.claims import EXTERNAL_IPS, INGRESS, RefusedAddress
 from lifecycle import ReadTable, Secret
 
 __all__ = [

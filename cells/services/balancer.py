@@ -108,15 +108,16 @@ class LoadBalancer:
         """Take over what an earlier agent installed, with its numbers; what must be deleted at once.
 
         Frontends and backends that the sources do not confirm stay until :meth:`synced`: a source that has
-        not said everything must cut nobody off. Source ranges of no frontend go at once, and so do backends
-        of no frontend, unless no backend is referred to at all, or look-up tables may lead to them, which are
-        written before the slots.
+        not said everything must cut nobody off. Slots and source ranges of no frontend go at once, and so do
+        backends of no frontend, unless no backend is referred to at all, or look-up tables may lead to them,
+        which are written before the slots.
         """
         restored = read(maps, self._families())
         for one in restored.frontends:
             self._take_over(one, restored)
         numbers = {one.id for one in self.installed.values()}
-        writes = [
+        writes = [MapWrite(where, None) for where in restored.stray_slots]
+        writes += [
             MapWrite(where, None)
             for number, ranges in sorted(restored.ranges.items())
             if number not in numbers

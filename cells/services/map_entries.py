@@ -305,6 +305,8 @@ class Restored(NamedTuple):
     """What the maps hold. ``ranges`` and ``affinity`` are keyed by the frontend's number."""
 
     frontends: list[RestoredFrontend]
+    stray_slots: list[MapKey]
+    """Slots without a slot 0: an agent was killed before it wrote that, or after it deleted it."""
     backends: dict[int, Backend]
     zones: dict[int, int]
     ranges: dict[int, dict[MapKey, str]]
@@ -323,13 +325,19 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
             backends[number] = Backend(address, BackendState(value[length + 3]))
             zones[number] = value[length + 6]
     ranges = _ranges(maps, families)
-    frontends = [one for family in families for one in _frontends(maps, family, backends, ranges)]
-    return Restored(frontends, backends, zones, ranges, _affinity(maps))
+    frontends: list[RestoredFrontend] = []
+    stray: list[MapKey] = []
+    for family in families:
+        of_family, strays = _frontends(maps, family, backends, ranges)
+        frontends += of_family
+        stray += strays
+    return Restored(frontends, stray, backends, zones, ranges, _affinity(maps))
 
 
 def _frontends(
     maps: Maps, family: int, backends: Mapping[int, Backend], ranges: Mapping[int, Mapping[MapKey, str]]
-) -> list[RestoredFrontend]:
+) -> tuple[list[RestoredFrontend], list[MapKey]]:
+    """The frontends of a family, and the slots that belong to none."""
     masters: dict[FrontendKey, bytes] = {}
     slots: dict[FrontendKey, dict[int, bytes]] = {}
     length = FAMILIES[family]
@@ -348,7 +356,8 @@ def _frontends(
         own = tuple(held.get(slot, b"") for slot in range(1, max(held, default=0) + 1))
         texts = tuple(sorted(ranges.get(number, {}).values()))
         found.append(RestoredFrontend(number, _frontend(where, master, own, backends, texts), own, master))
-    return found
+    stray = [service_key(where, slot) for where in slots.keys() - masters.keys() for slot in slots[where]]
+    return found, sorted(stray)
 
 
 def _frontend(

@@ -33,7 +33,7 @@ from cells.maps.records.cluster import L2ResponderKey
 from cells.node.devices import Device, DeviceSettings, native_uplinks
 from cells.services.announcements.elections import Elections, Frame, KernelResponder, L2Lease, ResponderKernel
 from cells.services.announcements.policies import L2Candidate, PolicyConditions, announceable, candidates
-from cells.services.model.reserved import RefusedAddress
+from cells.services.model.claims import RefusedAddress
 from lifecycle import (
     BatchError,
     Derived,

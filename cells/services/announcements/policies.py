@@ -23,7 +23,7 @@ from cells.kubernetes.resources import Resources
 from cells.netlink.rows import mac_text
 from cells.node.devices import Device
 from cells.services import IPAddress, ServiceName
-from cells.services.model.reserved import EXTERNAL_IPS, INGRESS, RefusedAddress
+from cells.services.model.claims import EXTERNAL_IPS, INGRESS, RefusedAddress
 from lifecycle import Change, Jobs, Logger
 
 BAD_NODES: Final = "io.cilium/bad-node-selector"

@@ -69,8 +69,8 @@ from cells.services.control.target import KernelServices, ServicesTarget
 from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
 from cells.services.model.backends import backends_of
+from cells.services.model.claims import RefusedAddress
 from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
-from cells.services.model.reserved import RefusedAddress
 from cells.services.outside import NodePorts
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import (

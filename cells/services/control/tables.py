@@ -16,9 +16,9 @@ from cells.kubernetes.resources import Resources
 from cells.observe.health import Dependency, State
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName
 from cells.services.model.backends import refused_backends
+from cells.services.model.claims import HOST_IP, RefusedAddress, unserved_of
 from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import RedirectPolicy
-from cells.services.model.reserved import HOST_IP, RefusedAddress, unserved_of
 from lifecycle import HiveError, Member, Table
 
 

@@ -210,8 +210,9 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         synced = self._balancer.synced()
         for owner, batches in synced.items():
             self._pending.add(owner, batches)
-        await self._write_of([key for key in synced if key is not None])  # of what fails the rest is put()
+        # Frontends that are not served go first: their lookup tables may lead to backends that no slot names.
         await self._write_rest()
+        await self._write_of([key for key in synced if key is not None])  # of what fails the rest is put()
         if held:
             with self._served.txn() as rows:
                 for one in self._served.all():

@@ -31,16 +31,17 @@ from cells.services.control.manual import ManualService, ManualState
 from cells.services.control.tables import LocalRedirect, ServiceConflict
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import WEIGHT, refused_backends, weight_of
-from cells.services.model.claims import FrontendChange, Upsert
-from cells.services.model.frontends import faults_of
-from cells.services.model.redirect import RedirectPolicy, read_redirect
-from cells.services.model.reserved import (
+from cells.services.model.claims import (
     HOST_IP,
+    FrontendChange,
     RefusedAddress,
+    Upsert,
     node_reservations,
     pod_reservations,
     unserved_of,
 )
+from cells.services.model.frontends import faults_of
+from cells.services.model.redirect import RedirectPolicy, read_redirect
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
 

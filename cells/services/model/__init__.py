@@ -23,17 +23,11 @@ from cells.services import (
     parse_address,
 )
 from cells.services.model.backends import Backends, backends_of
-from cells.services.model.claims import Claims, FrontendChange
-from cells.services.model.frontends import frontends_of
-from cells.services.model.redirect import (
-    RedirectPolicy,
-    foreign_host_ips,
-    host_port_frontends,
-    redirect_frontends,
-)
-from cells.services.model.reserved import (
+from cells.services.model.claims import (
     FOREIGN_HOST_IP,
     HOST_IP,
+    Claims,
+    FrontendChange,
     Holder,
     RefusedAddress,
     Reservation,
@@ -41,6 +35,13 @@ from cells.services.model.reserved import (
     cluster_reservations,
     outside_addresses,
     plain,
+)
+from cells.services.model.frontends import frontends_of
+from cells.services.model.redirect import (
+    RedirectPolicy,
+    foreign_host_ips,
+    host_port_frontends,
+    redirect_frontends,
 )
 
 __all__ = ["ServiceCatalog"]

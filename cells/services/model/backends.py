@@ -29,7 +29,7 @@ from cells.services import (
     is_port,
     parse_address,
 )
-from cells.services.model.reserved import is_special
+from cells.services.model.claims import is_special
 
 __all__ = [
     "WEIGHT",

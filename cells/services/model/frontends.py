@@ -33,7 +33,7 @@ from cells.services import (
     parse_prefix,
 )
 from cells.services.model.backends import Backends
-from cells.services.model.reserved import is_special
+from cells.services.model.claims import is_special
 
 __all__ = ["backends_by_port", "faults_of", "frontends_of", "is_headless", "seen_inside", "selectable"]
 

@@ -30,7 +30,7 @@ from cells.services import (
     is_wildcard,
     parse_address,
 )
-from cells.services.model.reserved import plain
+from cells.services.model.claims import plain
 
 __all__ = ["RedirectPolicy", "read_redirect"]
 

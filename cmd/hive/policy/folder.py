@@ -24,6 +24,7 @@ from cells.policy.rules import Direction, PolicyError
 from cells.services import Frontend as ServedAt
 from cells.services import LoadBalancerOptions, ServiceType, ServingNode
 from cells.services.model.backends import backends_of
+from cells.services.model.claims import Holder, Reservation, ReservedAddresses, cluster_reservations
 from cells.services.model.frontends import (
     backends_by_port,
     frontends_of,
@@ -31,7 +32,6 @@ from cells.services.model.frontends import (
     seen_inside,
     selectable,
 )
-from cells.services.model.reserved import Holder, Reservation, ReservedAddresses, cluster_reservations
 from hive.endpoint_slices import SERVICE_NAME, endpoint_slices, namespace_of, selects
 
 INVENTED = int(IPv4Address("240.0.0.0"))

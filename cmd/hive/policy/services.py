@@ -20,15 +20,15 @@ from cells.policy.explain.cluster import Cluster, Located
 from cells.services import LoadBalancerOptions, ServiceName, ServingNode, parse_address
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import refused_backends
-from cells.services.model.frontends import faults_of
-from cells.services.model.redirect import read_redirect
-from cells.services.model.reserved import (
+from cells.services.model.claims import (
     EXTERNAL_IPS,
     INGRESS,
     node_reservations,
     pod_reservations,
     unserved_of,
 )
+from cells.services.model.frontends import faults_of
+from cells.services.model.redirect import read_redirect
 
 OPTIONS = LoadBalancerOptions(enable_sctp=True, enable_local_redirect_policy=True)
 

@@ -27,7 +27,7 @@ from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES
 from cells.kubernetes.objects.kind import Kind
 from cells.node.ipam.ranges import PodRange
-from cells.services.model.reserved import RefusedAddress
+from cells.services.model.claims import RefusedAddress
 from lifecycle import Table
 from tests.support.recordings import recordings
 

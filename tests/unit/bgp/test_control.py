@@ -34,7 +34,7 @@ from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import PodRange
 from cells.services import ServiceName
 from cells.services.control.tables import refused_addresses
-from cells.services.model.reserved import EXTERNAL_IPS, RefusedAddress
+from cells.services.model.claims import EXTERNAL_IPS, RefusedAddress
 from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, Tables, provide, replace
 from lifecycle.admin.plain import plain
 from lifecycle.testing import eventually, fake

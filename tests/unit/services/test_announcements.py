@@ -26,7 +26,7 @@ from cells.services.announcements import L2Announcement, Responder
 from cells.services.announcements.elections import Frame, ResponderKernel, announcement
 from cells.services.announcements.policies import announceable, candidates, conditions, read_policy
 from cells.services.control.tables import refused_addresses
-from cells.services.model.reserved import EXTERNAL_IPS, RefusedAddress
+from cells.services.model.claims import EXTERNAL_IPS, RefusedAddress
 from lifecycle import BatchError, Hive, StartError, Table, config, provide, replace
 from lifecycle.testing import eventually, fake
 from tests.support import chart

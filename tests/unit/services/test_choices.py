@@ -20,9 +20,8 @@ from cells.services import (
     ServingNode,
 )
 from cells.services.model import ServiceCatalog
-from cells.services.model.claims import FrontendChange, Upsert
+from cells.services.model.claims import FrontendChange, Upsert, unserved_of
 from cells.services.model.frontends import faults_of, frontends_of
-from cells.services.model.reserved import unserved_of
 
 NODE = ServingNode("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
 MODE = "service.cilium.io/forwarding-mode"

@@ -20,8 +20,8 @@ from cells.maps.records.flows import SkipLbKey
 from cells.services import LoadBalancerOptions, ServiceName, ServiceType, ServingNode
 from cells.services.control import LocalRedirect, ServedFrontend
 from cells.services.model import ServiceCatalog
+from cells.services.model.claims import node_reservations
 from cells.services.model.redirect import read_redirect
-from cells.services.model.reserved import node_reservations
 from cells.services.redirect_skips import RedirectSkip, skip_target, skips
 from lifecycle import BatchError, Table
 from lifecycle.testing import eventually

@@ -21,8 +21,16 @@ from cells.node.devices import Device
 from cells.services import Frontend, LoadBalancerOptions, ServiceName, ServingNode
 from cells.services.control import ServedFrontend
 from cells.services.model import ServiceCatalog
-from cells.services.model.claims import FrontendChange, Upsert
-from cells.services.model.reserved import EXTERNAL_IPS, HOST_IP, Holder, RefusedAddress, Reservation, plain
+from cells.services.model.claims import (
+    EXTERNAL_IPS,
+    HOST_IP,
+    FrontendChange,
+    Holder,
+    RefusedAddress,
+    Reservation,
+    Upsert,
+    plain,
+)
 from lifecycle import ReadTable, Table, provide
 from lifecycle.testing import eventually
 from tests.unit.fuzz.inputs import bounded
