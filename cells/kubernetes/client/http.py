@@ -12,6 +12,7 @@ import ssl
 from typing import Final, Protocol
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import SocketAttribute
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -243,7 +244,8 @@ class TcpStream:
         try:
             connected = stream.extra(SocketAttribute.raw_socket).dup()  # noqa: S610  # of anyio
         finally:
-            await stream.aclose()  # the connection lives on in the other descriptor
+            with anyio.CancelScope(shield=True):
+                await stream.aclose()  # the connection lives on in the other descriptor
         try:
             loop = asyncio.get_running_loop()
             transport, arrivals = await loop.create_connection(Arrivals, sock=connected)
@@ -278,6 +280,8 @@ class TcpStream:
     async def aclose(self) -> None:
         """See Stream."""
         self._transport.abort()
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()  # the loop closes the socket in its next turn
 
     def _check(self) -> None:
         if self._arrivals.error is not None:
