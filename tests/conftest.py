@@ -31,6 +31,9 @@ settings.load_profile("hive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in a shell's background. What the tests start would inherit it, and not be interruptible either.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # By nohup, which goes on: a handler is not inherited, as ignoring is.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

@@ -65,7 +65,7 @@ def test_every_struct_of_a_map_has_its_record() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "words"),
-    [("ENDPOINT_", ENDPOINT_FLAGS), ("NODE_(?:NOTIFY|AUDITS)_", NODE_EVENTS), ("DEVICE_", DEVICE_FLAGS)],
+    [("ENDPOINT_", ENDPOINT_FLAGS), ("NODE_(?:NOTIFY|AUDITS|CIDR)_", NODE_EVENTS), ("DEVICE_", DEVICE_FLAGS)],
 )
 def test_every_flag_has_its_number_and_its_words(prefix: str, words: Mapping[int, str]) -> None:
     defined = re.findall(rf"^#define ({prefix}\w+) (\d+)", headers(), re.MULTILINE)

@@ -17,8 +17,8 @@
 static __always_inline __u32 shared_key(__u32 theirs)
 {
 	__u32 zero = 0;
-	const struct encrypt_state *state = bpf_map_lookup_elem(&cilium_encrypt_state, &zero);
-	__u32 own = state ? state->key : 0;
+	const __u8 *state = bpf_map_lookup_elem(&cilium_encrypt_state, &zero);
+	__u32 own = state ? *state : 0;
 
 	if (theirs == LAST_KEY)
 		return own == 1 ? theirs : own;

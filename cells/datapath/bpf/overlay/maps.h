@@ -50,10 +50,6 @@ struct node_value {
 	__u8 pad;
 };
 
-struct encrypt_state {
-	__u8 key;
-};
-
 _Static_assert(sizeof(struct tunnel_config) == 32, "hive_tunnel");
 _Static_assert(sizeof(struct tunnel_key) == 20, "cilium_tunnel_map");
 _Static_assert(sizeof(struct tunnel_value) == 20, "cilium_tunnel_map");

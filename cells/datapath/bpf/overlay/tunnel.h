@@ -38,7 +38,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, struct encrypt_state);
+	__type(value, __u8);
 	__uint(max_entries, 1);
 } cilium_encrypt_state SEC(".maps");
 
