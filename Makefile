@@ -2,7 +2,7 @@
 # make test     everything the project promises, checked (root; half an hour on two processors)
 #
 # Each tier of it alone:
-# make unit         tests that need Python only: no root, no Debian package (three minutes on two processors)
+# make unit         tests that need Python only: no root, no Debian package (two minutes on two processors)
 # make integration  tests of whole operators, and with other programs: compilers, etcd, kubectl, Helm (no root once these are installed)
 # make browser      the page of hive inspect in Chromium
 # make kernel       the datapath, maps and netlink in the kernel (root)
