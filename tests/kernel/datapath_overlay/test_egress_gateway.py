@@ -21,7 +21,14 @@ from tests.kernel.datapath.packets import from_pod, tcp, udp
 from tests.kernel.datapath.world import EGRESS, IFINDEX, INGRESS, NODE, OK, OUTSIDE, REDIRECT, A, Outcome, raw
 from tests.kernel.datapath_overlay.recorder import Redirected, Route, Tunnelled
 from tests.kernel.datapath_overlay.world import IFINDEX as TUNNEL
-from tests.kernel.datapath_overlay.world import OTHER_NODE, PORT, REMOTE, REMOTE_IDENTITY, OverlayWorld
+from tests.kernel.datapath_overlay.world import (
+    OTHER_NODE,
+    PORT,
+    REMOTE,
+    REMOTE_IDENTITY,
+    STRANGER,
+    OverlayWorld,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -243,3 +250,18 @@ def test_the_gateway_takes_what_policies_say_alone(overlay: OverlayWorld) -> Non
     overlay.identify(OUTSIDE, REMOTE_NODE)
     assert brought(overlay, outward(REMOTE)).dropped == (UNROUTABLE, INGRESS)
     assert not list(overlay.maps["cilium_snat_v4_external"].items())
+
+
+def test_nothing_leaves_by_the_gateway_in_the_name_of_a_pod_that_did_not_send_it(
+    overlay: OverlayWorld,
+) -> None:
+    serve(overlay)
+    for pod in (REMOTE, A.ip, NODE):
+        policy(overlay, NODE, EGRESS_IP, pod=pod)
+    for source in (A.ip, NODE, "127.0.0.1"):
+        assert brought(overlay, outward(source)).dropped == (132, INGRESS), source
+    overlay.recorder.comes_from(STRANGER, REMOTE_IDENTITY, HERE)
+    assert overlay._run("hive_from_vxlan", outward(REMOTE), 1).dropped is not None, "of no known node"
+    assert overlay.pod_sends(A, from_pod(A) / udp(REMOTE, OUTSIDE)).dropped == (132, EGRESS)
+    assert not list(overlay.maps["cilium_snat_v4_external"].items())
+    assert brought(overlay, outward(REMOTE)).action == REDIRECT

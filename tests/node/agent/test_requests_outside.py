@@ -302,3 +302,32 @@ def test_rules_that_others_remove_come_back_and_go_with_the_last_redirect(node: 
         eventually(lambda: host.run(own_table) == before)
         place.rule(policy(PUBLIC, direction="egress"))
         eventually(lambda: host.run(own_table) == "")
+
+
+def _answers(address: str, port: int, family: socket.AddressFamily) -> bool:
+    """Whether anything takes a connection there."""
+    with socket.socket(family, socket.SOCK_STREAM) as made:
+        made.settimeout(0.5)
+        try:
+            made.connect((address, port))
+        except OSError:
+            return False
+        return True
+
+
+def test_listeners_of_envoy_are_reached_by_redirects_alone(node: Lab, tmp_path: Path) -> None:
+    """Else a client could have a rule of another pod let it through, or Envoy ask in its name."""
+    give_addresses(node)
+    with shop(node, tmp_path, DUAL) as place, node.open() as host, node.open_outside() as outside:
+        place.rule(policy(PUBLIC))
+        eventually(partial(_says, place.here, place.server.ipv4, "/public/1", 200))
+        (port,) = place.ports.values()
+        assert host.run(_answers, "127.0.0.1", port, socket.AF_INET), "it does listen"
+        for where in (place.here, outside, host):
+            for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
+                assert not where.run(_answers, NODE[version], port, family), (where, version)
+        for where in (place.here, outside):
+            assert not where.run(_answers, place.server.ipv4, port, socket.AF_INET)
+        outside.run(command, f"route add 127.0.0.9/32 via {NODE[4]}")
+        outside.run(command, "route del table local local 127.0.0.0/8 dev lo")
+        assert not outside.run(_answers, "127.0.0.9", port, socket.AF_INET)
