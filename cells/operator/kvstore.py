@@ -2,8 +2,8 @@
 
 Controller: keys of the store in, deletions, the heartbeat and the cluster's configuration out.
 Why:        agents know by the heartbeat that the store they read is written to, and those of other
-            clusters by the configuration who owns it. Numbers are few, and who took one cannot tell whether
-            others use it by now.
+            clusters by the configuration their owner. Numbers are few, and a node that took one cannot know
+            whether others use it by now.
 """
 
 from __future__ import annotations

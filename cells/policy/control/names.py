@@ -264,7 +264,7 @@ class NamedAddresses:
 # second identity, of its network alone, which the datapath asks policy maps for beside the pod's.
 
 PREFIXES: Final = "policy//prefixes"
-"""Whose the claims of prefixes are in the ipcache."""
+"""The owner of the claims of prefixes in the ipcache."""
 SWEEP: Final = minutes(1)
 _NUMBER: Final = Codec[int](struct.Struct("<I").pack, lambda data: int.from_bytes(data, "little"))
 

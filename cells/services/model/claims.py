@@ -260,7 +260,7 @@ def cluster_reservations(service: Service) -> frozenset[Reservation]:
     return frozenset(Reservation(ip, Holder.CLUSTER_IP, use, of) for ip in parsed if ip is not None)
 
 
-# What a service's spec asks for and does not get: for the log, since nothing else would tell.
+# What a service's spec asks for and does not get: for the log, the only place that shows it.
 
 
 def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What is marked for the kernel to encrypt with IPsec, whoever sends it in a pod's name."""
+"""What is marked for the kernel to encrypt with IPsec, from every sender in a pod's name."""
 
 from __future__ import annotations
 
