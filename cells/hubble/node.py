@@ -2,17 +2,19 @@
 
 Source: the datapath's events and access logs (Events), and the agent's tables; a ring keeps the last ones.
 Needs:  Hubble, and what hands its events on.
-Gives:  Hubble; HubbleServer, HubbleMetrics and Exporters, which hand its events on.
+Gives:  Hubble; HubbleServer, HubbleMetrics, Exporters and DropEvents, which hand its events on.
 Why:    an event says numbers; people ask for pods, services and the policy that decided. Nothing of this is
         imported, and no event read, unless enable-hubble is true.
 
 Settings: enable-hubble, hubble-event-buffer-capacity, hubble-event-queue-size, hubble-monitor-events,
 hubble-skip-unknown-cgroup-ids, hubble-redact-*; hubble-socket-path, hubble-listen-address, hubble-tls-*,
-hubble-metrics, hubble-metrics-server, hubble-export-*, hubble-flowlogs-config-path.
+hubble-metrics, hubble-metrics-server, hubble-export-*, hubble-flowlogs-config-path, hubble-drop-events,
+hubble-drop-events-interval, hubble-drop-events-reasons.
 """
 
 from __future__ import annotations
 
+from cells.hubble.export.drop_events import DropEvents, DropEventSettings
 from cells.hubble.export.exporters import Exporters, HubbleExportSettings
 from cells.hubble.hubble import Hubble, followed_tables, known_names
 from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsSettings
@@ -27,7 +29,8 @@ cell = module(
     config(HubbleServerSettings),
     config(HubbleMetricsSettings),
     config(HubbleExportSettings),
+    config(DropEventSettings),
     provide(Hubble, HubbleServer, HubbleMetrics),
-    provide_private(known_names, followed_tables, Exporters),
-    invoke(Hubble, HubbleServer, HubbleMetrics, Exporters),
+    provide_private(known_names, followed_tables, Exporters, DropEvents),
+    invoke(Hubble, HubbleServer, HubbleMetrics, Exporters, DropEvents),
 )

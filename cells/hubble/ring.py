@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator
 from functools import lru_cache
 from typing import Final, cast
 
@@ -134,6 +134,11 @@ class FlowRing:
     def holds(self, number: int) -> bool:
         """Whether an event that is still there is not known to be a record that becomes none."""
         return self.slot(number).event is not None
+
+    def may_be(self, number: int, records: Container[bytes]) -> bool:
+        """Whether an event that is still there is one of these records, or no record of the datapath."""
+        event = self.slot(number).event
+        return type(event) is not Sample or event.data[:1] in records
 
     def event(self, number: int) -> HubbleEvent | None:
         """An event that is still there; None for a record that becomes none."""
@@ -331,8 +336,11 @@ class FlowObserver:
         async for batch in self._of_kind(request, DebugEvent, response):
             yield batch
 
-    async def follow(self) -> AsyncGenerator[list[SeenEvent], None]:
-        """All events from now on; a LostEvent stands for those that a slow reader missed."""
+    async def follow(self, records: Container[bytes] | None = None) -> AsyncGenerator[list[SeenEvent], None]:
+        """All events from now on; a LostEvent stands for those that a slow reader missed.
+
+        ``records``: first bytes of the datapath's records that are of interest; no flows are built of others.
+        """
         position = self.ring.end
         node_name = self.origin.node_name
         while True:
@@ -343,6 +351,8 @@ class FlowObserver:
                     found.append(SeenEvent(lost, time.time_ns(), node_name))
                 for number in range(position, min(self.ring.end, position + _SLICE)):
                     position = number + 1
+                    if records is not None and not self.ring.may_be(number, records):
+                        continue
                     if (event := self.ring.event(number)) is not None:
                         found.append(SeenEvent(event, self.ring.time_of(number), node_name))
                 await checkpoint()

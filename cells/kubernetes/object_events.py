@@ -71,7 +71,10 @@ class EventSource(NamedTuple):
 
 
 class EventRecorder:
-    """Writes events. The name of one follows from what it reports: who reports the same writes the same."""
+    """Writes events. The name of one follows from what it reports: who reports the same writes the same.
+
+    ``again``: seconds after which the same counts as happening again.
+    """
 
     def __init__(
         self,
@@ -79,11 +82,14 @@ class EventRecorder:
         controller: str,
         instance: str,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        again: float = AGAIN,
     ) -> None:
         self._client = client
         self._controller = controller
         self._instance = instance
         self._clock = clock
+        self._again = again
 
     async def report(
         self,
@@ -127,7 +133,7 @@ class EventRecorder:
             series = there.get("series") or {}
             last = _time(series.get("lastObservedTime") or there.get("eventTime"))
             now = self._clock()
-            if last is not None and (now - last).total_seconds() < AGAIN:
+            if last is not None and (now - last).total_seconds() < self._again:
                 return
             again = {"count": int(series.get("count") or 1) + 1, "lastObservedTime": now.strftime(_TIME)}
             version = there["metadata"]["resourceVersion"]

@@ -276,9 +276,6 @@ class UnservedNode(UnservedSettings, frozen=True):
 class UnservedHubble(UnservedSettings, frozen=True):
     """Flows."""
 
-    hubble_drop_events: bool = False
-    """Drops are no events of Kubernetes; flows and `hive monitor` show them."""
-
     hubble_metrics_server_enable_tls: bool = False
     """Metrics of flows are served without TLS."""
 

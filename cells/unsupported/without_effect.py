@@ -194,11 +194,9 @@ class UnusedByProxies(WithoutEffect, frozen=True):
 
 
 class HubbleWithoutEffect(WithoutEffect, frozen=True):
-    """Packets of flows are not recorded, and drops are no events of Kubernetes."""
+    """Packets of flows are not recorded, and metrics of flows are served without TLS."""
 
     enable_hubble_recorder_api: bool = True
-    hubble_drop_events_interval: Duration = minutes(2)
-    hubble_drop_events_reasons: str = ""
     hubble_metrics_server_tls_cert_file: str = ""
     hubble_metrics_server_tls_client_ca_files: str = ""
     hubble_metrics_server_tls_key_file: str = ""

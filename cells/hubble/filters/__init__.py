@@ -536,7 +536,7 @@ def _path(flow: Flow) -> str | None:
 def _expressions(message: FlowFilter) -> list[Predicate]:
     if message.experimental is None or not message.experimental.cel_expression:
         return []
-    from cells.hubble.filters.cel import compile_expressions
+    from cells.hubble.filters.descriptors import compile_expressions
 
     return [compile_expressions(message.experimental.cel_expression)]
 

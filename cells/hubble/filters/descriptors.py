@@ -1,18 +1,24 @@
-"""Descriptions of the messages and services in protobuf's own terms, for what reads messages by them.
+"""Descriptions of the messages and services in protobuf's own terms, and CEL, which reads flows by them.
 
-Source: google/protobuf/descriptor.proto; the files and services of Cilium 1.17's api/v1.
+Filters in the Common Expression Language (a flow is named ``_flow``) need the Python packages
+cel-expr-python and protobuf, which are imported only for a request that has such a filter.
+
+Source: google/protobuf/descriptor.proto; Cilium 1.17, api/v1 and pkg/hubble/filters/cel.go; cel.dev.
 """
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Annotated, ClassVar, Final, NamedTuple
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from cells.hubble import enums, flow, observer
 from cells.hubble.codec import Wire, WireMessage, encode, members_of
+from cells.hubble.filters import InvalidFilter
+from cells.hubble.flow import Flow, HubbleEvent
 from cells.hubble.scalars import EnumType, Member, camel_case
 
 
@@ -240,3 +246,55 @@ def _type(member: Member) -> tuple[int, str]:
     if name := member.type.message_name:
         return _MESSAGE, f".{name}"
     return _SCALARS[member.type.name], ""
+
+
+# Filters in the Common Expression Language
+
+
+def compile_expressions(texts: Sequence[str]) -> Callable[[HubbleEvent], bool]:
+    """Whether one of the expressions is true; one that fails on a flow is not. Raises InvalidFilter."""
+    environment, message, types = _environment()
+    expressions = []
+    for text in texts:
+        try:
+            expression = environment.compile(text)
+        except Exception as error:  # noqa: BLE001 - the library raises its own kinds and RuntimeError
+            raise InvalidFilter(f"error compiling CEL expression: {error}") from None
+        if expression.return_type() != types.BOOL:
+            kind = expression.return_type().name()
+            raise InvalidFilter(f'error compiling CEL expression: got "{kind}", wanted "bool" result type')
+        expressions.append(expression)
+
+    def matches(event: HubbleEvent) -> bool:
+        flow = message.FromString(encode(event) if isinstance(event, Flow) else b"")
+        return any(_holds(expression, flow) for expression in expressions)
+
+    return matches
+
+
+def _holds(expression: Any, flow: object) -> bool:
+    try:
+        return expression.eval(data={"_flow": flow}).value() is True
+    except Exception:  # noqa: BLE001 - an expression that fails does not match
+        return False
+
+
+@cache
+def _environment() -> tuple[Any, Any, Any]:
+    """The environment of expressions, protobuf's class of a flow, and the library's types."""
+    try:
+        from cel_expr_python import cel
+        from google.protobuf import any_pb2, field_mask_pb2, message_factory, timestamp_pb2, wrappers_pb2
+        from google.protobuf.descriptor_pool import DescriptorPool
+    except ImportError:
+        raise InvalidFilter("CEL filters need the Python package cel-expr-python") from None
+    pool = DescriptorPool()
+    for known in (any_pb2, field_mask_pb2, timestamp_pb2, wrappers_pb2):
+        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    for data in file_descriptors():
+        pool.AddSerializedFile(data)
+    environment = cel.NewEnv(
+        descriptor_pool=pool, variables={"_flow": cel.Type("flow.Flow")}, container="flow"
+    )
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName("flow.Flow"))
+    return environment, message, cel.Type
