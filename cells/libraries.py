@@ -32,7 +32,7 @@ FLAGS = (
 
 
 class BuildError(RuntimeError):
-    """A library cannot be compiled; the text says what is missing, or what the compiler said."""
+    """A library cannot be compiled; the text has what is missing, or the compiler's message."""
 
 
 def compile_libraries() -> list[Path]:

@@ -126,7 +126,7 @@ def api(
 ) -> Api:
     """The node's API. Its socket appears only after what follows, so no client can come before it:
 
-    restored endpoints have claimed their addresses, plugins can no longer queue a deletion that nobody would
+    restored endpoints have claimed their addresses, plugins can no longer queue a deletion that is never
     read, and the datapath knows the node's own addresses, so that the first pod reaches them. Requests that
     need the running daemon wait at the gate.
     """

@@ -95,8 +95,8 @@ def decode(body: bytes, model: type[T], name: str) -> T:
     """Decode a request body; ``name`` is the parameter's name in the schema.
 
     Unknown keys are ignored and null means absent, as encoding/json has it. Raises FrameworkError:
-    422 when the body or a required key is missing, or a word is none of those it may be, 400 when it is no
-    such JSON.
+    422 when the body or a required key is missing, or a word is not among the allowed ones, 400 when it is
+    not such JSON.
     """
     if not body.strip():
         raise FrameworkError(422, 602, f"{name} in body is required")

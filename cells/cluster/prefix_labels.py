@@ -95,7 +95,7 @@ class PrefixMetadata:
 _WORLD: Final = frozenset({"reserved:world", "reserved:world-ipv4", "reserved:world-ipv6"})
 _IN_CLUSTER: Final = frozenset({"reserved:remote-node", "reserved:health", "reserved:ingress"})
 _OUTSIDE: Final = ("cidr:", "fqdn:", "cidrgroup:")
-"""Sources of labels that only what is outside has, or a node whose own identity says so."""
+"""Sources of labels that only prefixes outside have, or a node with the identity ``remote-node``."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class Known(msgspec.Struct, frozen=True):
 def resolved(rows: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
     """The sorted labels of the prefix's identity; None where it has the one of its claims.
 
-    That is so without labels, for a pod, which keeps its own, and for this node, whose identity
+    That is so without labels, for a pod, which keeps its own, and for this node, which has an identity
     gets the labels: see labels_of().
     """
     overriding = sorted(row.resource for row in rows if row.override)

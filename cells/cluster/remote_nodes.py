@@ -49,7 +49,7 @@ from lifecycle import (
 __all__ = ["NodeClaim", "RemoteNodes", "cell", "claims_of"]
 
 
-# Whose the addresses of other nodes are: claims, made and withdrawn as nodes come, change and go.
+# The owners of other nodes' addresses: claims, made and withdrawn as nodes appear, change and end.
 #
 # Source: Cilium 1.17, NodeManager.nodeUpdated.
 

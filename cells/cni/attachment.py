@@ -206,7 +206,7 @@ class Undo:
 
 
 def remove_endpoint(endpoints: AttachEndpoints, endpoint: Endpoint) -> None:
-    """Take back an endpoint whose addresses are not released with it; raises CniError for what remains."""
+    """Take back an endpoint without releasing its addresses; raises CniError if a part remains."""
     problems = endpoints.delete(endpoint, release_address=False)
     if problems:
         raise CniError("; ".join(problems))

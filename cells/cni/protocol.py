@@ -46,7 +46,7 @@ class PluginAction(IntEnum):
 class CniError(Exception):
     """The error that the runtime gets instead of a result; raised wherever a call cannot go on.
 
-    With a ``action`` the plugin tells it only if it cannot fulfil that.
+    With a ``action`` the plugin names it only if it cannot fulfil that.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ _RELEASE: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 def version_of(release: str) -> Version | None:
-    """Major and minor number in a release as uname tells it, such as ``6.1.0-18-amd64``."""
+    """Major and minor number in a release as uname prints it, such as ``6.1.0-18-amd64``."""
     found = _RELEASE.match(release)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -171,7 +171,7 @@ BPF_FS_MAGIC = 0xCAFE4A11  # linux/magic.h
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
 
 FEWEST_FILES = 256
-"""Descriptors without which not even the policy maps kept ready can be opened."""
+"""Descriptors without which not even the pooled policy maps can be opened."""
 
 
 class AgentConfig:
@@ -256,7 +256,7 @@ class AgentConfig:
 
 @contextmanager
 def writable(setting: str, directory: Path) -> Iterator[None]:
-    """Tell what could not be made below a directory, in one line that names its setting."""
+    """Report what could not be made below a directory, in one line that names its setting."""
     try:
         yield
     except OSError as error:

@@ -92,7 +92,7 @@ def _text(values: dict[str, object] | dict[str, str]) -> str:
 
 
 def _rotate(directory: Path, name: str, suffix: str, text: str) -> None:
-    """Write ``name.suffix``, the former ones being ``name-1.suffix`` and ``name-2.suffix``."""
+    """Write ``name.suffix``, earlier ones becoming ``name-1.suffix`` and ``name-2.suffix``."""
     paths = [directory / f"{name}{f'-{n}' if n else ''}.{suffix}" for n in range(_GENERATIONS)]
     fresh = directory / f".{name}.new"
     fresh.write_text(text, encoding="utf-8")
@@ -121,8 +121,8 @@ class _Source(msgspec.Struct, frozen=True):
 def mounted_sources(config_dir: Path) -> list[Path]:
     """The directories it was made of, the strongest last.
 
-    None unless all of them are mounted here too, and all of them count whole: what a cluster says, and what
-    was kept from overriding, cannot be followed from here. Raises OSError.
+    None unless all of them are mounted here too, and all of them count whole: sources in the cluster, and
+    keys that may not override, cannot be followed from here. Raises OSError.
     """
     try:
         sources = msgspec.json.decode((config_dir / SOURCES).read_bytes(), type=list[_Source])
@@ -143,10 +143,10 @@ def _here(path: Path) -> bool:
 #
 # Source: Cilium 1.17, its drift checker.
 #
-# Nothing takes effect before a restart: this only tells. A config-dir is watched, a mounted ConfigMap's swap
-# included, and so is a YAML file that was named; flags and variables cannot change while a process runs. Of a
-# config-dir that hive build-config made of mounted ConfigMaps, these are watched if they are mounted here
-# too.
+# Nothing takes effect before a restart: this only reports. A config-dir is watched, a mounted ConfigMap's
+# swap included, and so is a YAML file that was named; flags and variables cannot change while a process runs.
+# Of a config-dir that hive build-config made of mounted ConfigMaps, these are watched if they are mounted
+# here too.
 
 SETTLE: Final = 0.05
 """Seconds in which several changes of the directory are one."""

@@ -138,10 +138,10 @@ class ServiceSettings(Settings, frozen=True):
     """Whether clients of a service with sessionAffinity ClientIP stay with one backend."""
 
     nodeport_addresses: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Networks whose addresses of the node serve node ports; unset: of each device one of each family."""
+    """Serve node ports at the node's addresses in these networks; unset: at one of each family and device."""
 
     direct_routing_device: str = ""
-    """Device whose address clients of backends on other nodes seem to have; bond+ matches all names that
+    """Device with the address that backends on other nodes see as the client; bond+ matches all names that
     start with bond, of which the first device counts; unset: that of the node's own address."""
 
     enable_svc_source_range_check: bool = True
@@ -158,7 +158,7 @@ class ServiceSettings(Settings, frozen=True):
     """Serve cluster addresses to clients outside too."""
 
     enable_k8s_terminating_endpoint: bool = True
-    """Let connections to pods that end go on, and serve by them while there is nobody else."""
+    """Let connections to terminating pods go on, and serve by them while no other backend is active."""
 
     enable_service_topology: bool = False
     """Prefer backends that are hinted for the node's zone."""
@@ -191,11 +191,11 @@ class ServiceSettings(Settings, frozen=True):
     other nodes are reached. bpf-lb-algorithm-annotation does so too, but for nodes with a tunnel."""
 
     k8s_service_proxy_name: str = ""
-    """Serve only services whose label service.kubernetes.io/service-proxy-name has this value; unset: only
+    """Serve only services with this value of the label service.kubernetes.io/service-proxy-name; unset: only
     those without the label."""
 
     bpf_lb_proto_diff: bool = True
-    """Tell protocols apart: a port may be that of two services, in TCP and in UDP; else of one, for any."""
+    """Distinguish protocols: two services may share a port, in TCP and in UDP; else one has it."""
 
     def validate(self) -> None:
         """Refuse what is not served yet; raises ValueErrors of one line."""

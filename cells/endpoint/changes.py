@@ -108,7 +108,7 @@ class PolicyEnforcement:
         """Why this cannot be enforced now, in one line; empty when it can.
 
         Restored endpoints keep their policies until all rules are known, in whichever mode: without the rules
-        nobody can tell what a mode leaves open.
+        what a mode leaves open is unknown.
         """
         policies = self._endpoints.policies
         keeping = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())

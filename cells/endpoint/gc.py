@@ -1,4 +1,4 @@
-"""Removes endpoints whose links no longer exist: their namespaces ended without a DEL.
+"""Removes endpoints without a link: their namespaces ended without a DEL.
 
 Controller: looks at the links of the ``endpoints`` table, removes what has had none for a while.
 Why:        a runtime that is killed with its pods never calls DEL; addresses, ids and policy maps would be

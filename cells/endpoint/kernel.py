@@ -254,9 +254,9 @@ class ConntrackScrub:
 #
 # Source: Cilium 1.17, the order of an endpoint's regeneration and deletion.
 #
-# The order of every step is such that an agent killed in the middle leaves nothing that a restart cannot tell
-# from a working endpoint: policy first, the state file last (the creator of the endpoint brings the link up
-# after that), and the reverse when removing.
+# The order of every step is such that an agent killed in the middle leaves nothing that a restart cannot
+# distinguish from a working endpoint: policy first, the state file last (the creator of the endpoint brings
+# the link up after that), and the reverse when removing.
 
 REFUSALS: Final = (OSError, HiveError, NoIdentityError, IpamError)
 """What a step of an endpoint's life may raise."""

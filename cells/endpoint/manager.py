@@ -279,7 +279,7 @@ class Endpoints:
         Every step is tried whatever happened before it. A missing one is fine; of one that waits
         for its identity the creation fails, and the caller keeps the addresses. The link is the
         caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the addresses
-        to the caller too, who releases them once the link is gone; another IPAM's are never released.
+        to the caller too, who releases them once the link is removed; another IPAM's are never released.
         """
         new = self._creation.of(endpoint.id)
         if new is not None and new.endpoint.created == endpoint.created:

@@ -51,8 +51,8 @@ class PodMetadata(Protocol):
 # The labels of this node's pods, from the tables of pods and namespaces.
 #
 # Controller: two tables in, labels out.
-# Source:     Cilium 1.17, the metadata of pods when an endpoint is made. A pod whose object is late must not
-#             be given reserved:init while the API server can answer (cilium/cilium issue 35993).
+# Source:     Cilium 1.17, the metadata of pods when an endpoint is made. A pod without its object yet must
+#             not be given reserved:init while the API server can answer (cilium/cilium issue 35993).
 
 WATCH_SECONDS: Final = 2.0
 """How long the watch has to bring a pod, before the API server is asked for it."""

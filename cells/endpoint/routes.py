@@ -169,7 +169,7 @@ class EndpointRouteKeeper:
         self._ipv4 = agent.ipv4
         self._sysctls = sysctls
         # Without the setting there may be some of an earlier start: they go. No endpoint has others then, and
-        # nobody looks at each of them.
+        # they are not looked at one by one.
         table = of_endpoints(endpoints) if self._enabled else Table("endpoint-routes", key=_destination)
         every = SWEEP if self._enabled else math.inf
         self._reconciler = Reconciler(table, EndpointRouteTarget(endpoints, kernel), full_every=every)

@@ -138,7 +138,7 @@ class KernelState:
         return self._datapath.endpoint_programs(egress_prog=endpoint.datapath.egress_prog)
 
     def _filtered(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Ids of those whose links filter by reverse path; a deleted link filters nothing."""
+        """Ids of those with a link that filters by reverse path; a deleted link filters nothing."""
         return {each.id for each in endpoints if self._sysctls.read(_setting(each)) not in {"0", None}}
 
     def _wrong_rows(self, endpoint: Endpoint) -> set[EndpointFault]:

@@ -108,7 +108,7 @@ class HealthAddresses:
             )
         try:
             self.claim()
-        except IpamError as error:  # the controller tries again, and says so
+        except IpamError as error:  # the controller tries again, and reports it
             self._log.warning("no address for the health endpoint yet", error=error.text)
 
     def claim(self) -> tuple[IPAddress, ...]:
@@ -220,7 +220,7 @@ def _open_inside(families: Sequence[Family], port: int) -> _Inside:
 
 
 def _enable_ipv6() -> None:
-    """In the namespace of the calling thread, whose settings /proc/sys/net shows. Raises OSError.
+    """In the calling thread's namespace, of which /proc/sys/net shows the settings. Raises OSError.
 
     A new namespace has it mostly, and a container may not write there.
     """

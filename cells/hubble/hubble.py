@@ -40,7 +40,7 @@ class KnownNames(msgspec.Struct, frozen=True):
 
 
 class FollowedTables(msgspec.Struct, frozen=True):
-    """The agent's tables whose changes are agent events."""
+    """The agent's tables; their changes become agent events."""
 
     endpoints: Table[Endpoint]
     realized: Table[RealizedPolicy]

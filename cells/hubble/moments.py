@@ -4,7 +4,7 @@ A flow may be read long after its event. So the answers that it needs are asked 
 its two addresses comes, and are shared by all that follow until one of the agent's tables changes.
 
 Socket traces name the process's control group by its number alone, which leads to its pod by
-open_by_handle_at(2), whose handle of a group (FILEID_KERNFS) is that number, and by kubelet's names of them:
+open_by_handle_at(2), which encodes a group as that number (FILEID_KERNFS), and by kubelet's names of them:
 ``kubepods/burstable/pod<uid>``, or ``kubepods-burstable-pod<uid>.slice`` with underscores in the UID.
 """
 
@@ -237,7 +237,7 @@ class Moment(Resolver):
 
 
 def _keys(header: int, fixed: slice) -> Callable[[bytes], bytes]:
-    """What tells events of different parties apart: part of the record's header, the packet's addresses."""
+    """The key of the parties of an event: part of the record's header, the packet's addresses."""
 
     def key(data: bytes) -> bytes:
         if data[header + 12 : header + 14] == b"\x08\x00":
@@ -338,7 +338,7 @@ def pod_uid(path: str) -> str:
 
 @lru_cache(maxsize=4096)
 def pod_of_cgroup(number: int) -> str:
-    """The UID of the pod with this control group; empty where there is no such group, or it is no pod's."""
+    """The UID of the pod with this control group; empty without such a group, or if it has no pod."""
     root = cgroup2_mount(MOUNTS.read_text())
     return pod_uid(cgroup_path(root, number)) if root else ""
 

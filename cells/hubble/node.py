@@ -3,7 +3,7 @@
 Source: the datapath's events and access logs (Events), and the agent's tables; a ring keeps the last ones.
 Needs:  Hubble, and what hands its events on.
 Gives:  Hubble; HubbleServer, HubbleMetrics, Exporters and DropEvents, which hand its events on.
-Why:    an event says numbers; people ask for pods, services and the policy that decided. Nothing of this is
+Why:    an event has numbers; people ask for pods, services and the policy that decided. Nothing of this is
         imported, and no event read, unless enable-hubble is true.
 
 Settings: enable-hubble, hubble-event-buffer-capacity, hubble-event-queue-size, hubble-monitor-events,

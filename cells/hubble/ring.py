@@ -1,8 +1,8 @@
 """The ring of this node's last events, and the queries of clients over it.
 
-Datapath records are kept as they came, with the resolver of their moment: a flow is built when somebody reads
-it. So an event costs little while there is no reader, and one that is read later has the names it had then.
-
+The ring holds datapath records as they came, with the resolver of their moment: a flow is built when a client
+reads it. So an event costs little while there is no reader, and one that is read later has the names it had
+then.
 Source: Cilium 1.17, pkg/hubble/container and pkg/hubble/observer.
 """
 
@@ -82,7 +82,7 @@ class _Built(msgspec.Struct):
     event: HubbleEvent | None
     """None: the record becomes no event."""
     response: bytes = b""
-    """Of GetFlows without a mask; empty until somebody asked for it."""
+    """Of GetFlows without a mask; empty until a client asks for it."""
 
 
 class FlowRing:

@@ -21,7 +21,7 @@ class DecodeError(ValueError):
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """What a field's annotation says of it on the wire."""
+    """How a field is written on the wire, from its annotation."""
 
     number: int
     type: str | type[IntEnum] = ""
@@ -204,7 +204,7 @@ class IntegerType(FieldType):
 
 
 class OptionalInteger(IntegerType):
-    """An integer whose zero is written, where it is not None."""
+    """An integer that is written when it is zero, but not when it is None."""
 
     presence = True
 

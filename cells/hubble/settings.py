@@ -39,15 +39,15 @@ class HubbleSettings(Settings, frozen=True):
     """Keep the node's flows, and serve them to hubble and its relay."""
 
     hubble_event_buffer_capacity: int = 4095
-    """Events that are kept: one less than a power of two, 65535 at most."""
+    """Events that the ring holds: one less than a power of two, 65535 at most."""
 
     hubble_event_queue_size: int = 0
     """Events that wait to be taken in before further ones are lost; 0: 1024 for each processor, at most
     16384."""
 
     hubble_monitor_events: tuple[str, ...] = ()
-    """Kinds of events that are kept: drop, debug, capture, trace, policy-verdict, trace-sock, l7, agent;
-    none named: all."""
+    """Kinds of events that the ring takes: drop, debug, capture, trace, policy-verdict, trace-sock, l7,
+    agent; none named: all."""
 
     hubble_skip_unknown_cgroup_ids: bool = True
     """Pass over socket traces of processes that are in no pod."""
@@ -62,10 +62,10 @@ class HubbleSettings(Settings, frozen=True):
     """Hide passwords in URLs, also where hubble-redact-enabled is false."""
 
     hubble_redact_http_headers_allow: tuple[str, ...] = ()
-    """Headers whose values are shown; those of all others are hidden."""
+    """Headers shown with their values; the values of all others are hidden."""
 
     hubble_redact_http_headers_deny: tuple[str, ...] = ()
-    """Headers whose values are hidden; with neither list all are."""
+    """Headers shown without their values; with neither list the values of all are hidden."""
 
     hubble_redact_kafka_apikey: bool = False
     """Hide the API key of Kafka requests."""

@@ -199,7 +199,7 @@ class EventSources:
                 self._origin.node_labels = tuple(sorted(f"{key}={value}" for key, value in labels.items()))
 
     async def policies(self, changes: list[Change[PolicyObject]]) -> None:
-        """Policy objects are in force, or are gone."""
+        """Policy objects are in force, or were deleted."""
         if (view := self._policies) is None:
             return
         for change in changes:

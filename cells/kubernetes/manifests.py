@@ -62,7 +62,7 @@ class ManifestsSource:
     once every file has been good: what a broken one holds is not known, so its absence means nothing.
 
     A folder that loses all of several manifests at once, or is another one and empty, was emptied or is not
-    mounted: that is no wish to have nothing. What was in force stays so until there are manifests again, and
+    mounted: that does not mean "no objects". What was in force stays so until there are manifests again, and
     for as long as more of them come.
     """
 

@@ -2,9 +2,9 @@
 
 It opens or makes the maps, and keeps them pinned; other cells fill them.
 Needs:  AgentConfig, MapSettings.   Gives: Maps, PolicyMaps, and the layouts and calls to use them with.
-Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. Of one whose layout or
-        size differs the entries are taken over into a new one, or the start refuses; programs loaded earlier
-        keep the old one until they are reloaded.
+Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. Of a map with another
+        layout or size the entries are taken over into a new one, or the start refuses; programs
+        loaded earlier keep the old one until they are reloaded.
 
 Settings: bpf-map-dynamic-size-ratio, bpf-ct-global-tcp-max, bpf-ct-global-any-max, bpf-policy-map-max,
 bpf-nat-global-max, bpf-sock-rev-map-max, bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.

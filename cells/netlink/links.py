@@ -48,7 +48,7 @@ __all__ = [
 # Deletes links, many at once.
 #
 # Deleting one link waits 14 to 20 ms for RCU; deleting a group of fifty waits hardly longer. So links to go
-# are collected while an earlier deletion runs, put into a link group nobody else uses, and deleted as a
+# are collected while an earlier deletion runs, put into a link group of their own, and deleted as a
 # group, in a worker thread on a socket of its own. Needs: nothing. Gives: Reaper, delete_links().
 
 _BATCH = 100  # requests a datagram: their errors, if all fail, still fit the socket's receive buffer
@@ -138,7 +138,7 @@ def delete_links(ifindexes: Collection[int]) -> dict[int, NetlinkError]:
 def _delete_together(connection: Connection, ifindexes: list[int]) -> bool:
     """Delete the links as one group; False when something was in the way, and they go one by one.
 
-    The group's number is random out of 2**30 and lives for this one deletion: nobody else's links, and no
+    The group's number is random out of 2**30 and lives for this one deletion: it has no other links, and no
     other reap's, are ever in it.
     """
     group = 1 << 30 | secrets.randbits(30)

@@ -1,7 +1,7 @@
 """The pods' gateway: its addresses, one of each family, and the devices cilium_host and cilium_net.
 
 Reconciler: claims the addresses, then keeps the pair, its programs, addresses and routes as the table
-            ``router`` says, and has Sysctls keep the kernel settings.
+            ``router`` has them, and has Sysctls restore the kernel settings.
 Why:        pods' routes name these addresses, so they outlive restarts; they are claimed after the pods' own,
             so that a new choice is never the address of a running pod.
 """

@@ -79,7 +79,7 @@ _RTM_NEWNETCONF: Final = 80
 _ONE_SETTING: Final = 36
 """Bytes of a message about one setting: header 16, netconfmsg 4, the device's index 8, the setting 8.
 
-Those about a new device tell all of its settings; each pod has one, which concerns nobody here.
+Those about a new device list all of its settings; each pod has one, and they are skipped.
 """
 CHANGED: Final = news.passing(
     (news.kinds(_RTM_NEWNETCONF), news.Field(news.LOAD_WORD, 0, (socket.htonl(_ONE_SETTING),)))

@@ -328,7 +328,7 @@ class HealthServer:
     """Answers ``/healthz`` with any method: 200 when the agent serves, else 503; no body.
 
     Unlike Cilium's it goes on with 200 while only the key-value store has failed: the kubelet would kill the
-    agent for it, and a restart mends nothing. The API tells.
+    agent for it, and a restart mends nothing. The API reports it.
 
     Without Kubernetes the header ``require-k8s-connectivity`` changes nothing, so it is not read.
     """

@@ -23,7 +23,7 @@ class Localhost(StrEnum):
     """When the node itself may reach its endpoints, whatever is enforced."""
 
     AUTO = "auto"
-    """Always with Kubernetes, whose kubelet probes pods; else as policies say."""
+    """Always with Kubernetes, where the kubelet probes pods; else by policies."""
     ALWAYS = "always"
     POLICY = "policy"
 
@@ -45,7 +45,7 @@ class PolicySettings(Settings, frozen=True):
     """Enforce policies with a nodeSelector on the node itself."""
 
     enable_endpoint_lockdown_on_policy_overflow: bool = False
-    """Deny all traffic of an endpoint whose policy map overflows, instead of keeping the entries that fit."""
+    """Deny all traffic of an endpoint if its policy map overflows, instead of writing what fits."""
 
     def validate(self) -> None:
         """Refuse an interval that cannot be; raises ValueError with one line."""

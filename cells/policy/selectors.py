@@ -1,7 +1,7 @@
 """Label selectors in one canonical form, so that equal ones are one in the selector cache.
 
 Source: Kubernetes' LabelSelector; a key's prefix names the label's source (``k8s:``, ``reserved:``,
-        ``cidr:``), none means any source. A ``cidr:`` key matches every identity whose prefix lies inside it.
+        ``cidr:``), none means any source. A ``cidr:`` key matches every identity with a prefix inside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CIDR_INDEX: IndexKey = (CIDR, None)
 
 
 class SelectorError(ValueError):
-    """A selector that cannot be: the text says which part."""
+    """An invalid selector: the text names the part."""
 
 
 class Requirement(NamedTuple):
@@ -38,7 +38,7 @@ class Requirement(NamedTuple):
 
     @classmethod
     def of(cls, key: str, operator: str, values: Iterable[str] = ()) -> Requirement:
-        """From a selector's key, whose prefix up to the first colon is the source."""
+        """From a selector's key; the part before the first colon is the source."""
         source, colon, name = key.partition(":")
         return cls(*((source, name) if colon else (ANY, key)), operator, tuple(sorted(set(values))))
 

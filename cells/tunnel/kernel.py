@@ -121,7 +121,7 @@ def wanted(
 
 
 class TunnelRoute(msgspec.Struct, frozen=True):
-    """The way to the pods of another node, over cilium_host, whose programs know the tunnel."""
+    """The way to the pods of another node, over cilium_host, where the programs know the tunnel."""
 
     destination: IPNetwork
     gateway: IPAddress | None
@@ -153,7 +153,7 @@ class TunnelNetwork:
         await anyio.to_thread.run_sync(self._links.set_up, ifindex, name, mtu)
 
     async def delete(self, ifindex: int) -> None:
-        """Remove a link; gone already is fine."""
+        """Remove a link; a missing one is no error."""
         await anyio.to_thread.run_sync(self._links.delete, ifindex)
 
     async def routes(self, name: str) -> list[TunnelRoute]:
@@ -176,7 +176,7 @@ class TunnelNetwork:
         )
 
     async def remove_route(self, name: str, destination: IPNetwork) -> None:
-        """Remove a route of ours; gone already is fine."""
+        """Remove a route of ours; a missing one is no error."""
         await anyio.to_thread.run_sync(self._links.remove_route, _index(name), destination)
 
 
@@ -226,7 +226,7 @@ class TunnelRoutes(Protocol):
         ...
 
     async def remove_route(self, name: str, destination: IPNetwork) -> None:
-        """Remove; gone already is fine."""
+        """Remove; a missing one is no error."""
         ...
 
 

@@ -80,8 +80,8 @@ def _refuse_in_tunnel(ipam: IpamSettings) -> None:
 class Tunnel:
     """Made by its hook, before pods are attached; it stays at stop. In native mode the hook removes it.
 
-    While the agent runs, what is removed or changed is made right again: at once where the kernel tells, else
-    within half a minute.
+    While the agent runs, what is removed or changed is made right again: at once where the kernel reports it,
+    else within half a minute.
     """
 
     def __init__(

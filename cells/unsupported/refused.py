@@ -80,7 +80,7 @@ CLOUDS: Final = """
 aws-enable-prefix-delegation aws-release-excess-ips azure-use-primary-address azure-user-assigned-identity-id
 ec2-api-endpoint eni-gc-interval eni-gc-tags eni-tags update-ec2-adapter-limit-via-api
 """
-"""Options of Cilium's operators of clouds, whose modes of IPAM are refused."""
+"""Options of Cilium's operators of clouds; their modes of IPAM are refused."""
 
 PODS: Final = """
 all-state bpf-state clean-cilium-bpf-state clean-cilium-state cni-uninstall config-sources
@@ -171,7 +171,7 @@ class UnservedCluster(UnservedSettings, frozen=True):
 
 
 class UnservedDatapath(UnservedSettings, frozen=True):
-    """Kinds of links, and what the programs keep and tell."""
+    """Kinds of links, and what the programs store and report."""
 
     datapath_mode: str = "veth"
     """Kind of the pods' links; netkit is not built yet."""

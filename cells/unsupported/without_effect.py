@@ -1,4 +1,4 @@
-"""Cilium's options that are accepted and change nothing: each class says why for its options.
+"""Cilium's options that are accepted and change nothing: each class has the reason for its options.
 
 Source: Cilium 1.17, option names; the defaults are those of its chart where this renders the option, so that
         an installation with default values has nothing to log.
@@ -109,7 +109,7 @@ class UnusedByTheDatapath(WithoutEffect, frozen=True):
     bpf_events_default_rate_limit: int = 0
     """Events are not limited: see bpf-events-drop-enabled and its likes."""
     bpf_map_event_buffers: str = ""
-    """The last 256 changes are kept of each map that only the agent writes."""
+    """The agent holds the last 256 changes of each map that only it writes."""
     bpf_node_map_max: int = 16384
     """No map of nodes is needed."""
     enable_tcx: bool = True

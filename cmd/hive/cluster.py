@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _PAUSE: Final = 2.0
 """Seconds between two looks of --wait."""
 _WIDEST: Final = 1000
-"""Columns of an error where the output is no terminal: one line for each."""
+"""Columns of an error where the output is not a terminal: one line for each."""
 _MOST: Final = 10
 """Lines of what is wrong; the others are counted."""
 _OURS_TO_FIX: Final = "node.cilium.io/agent-not-ready"

@@ -60,7 +60,7 @@ COMMANDS = {
     "ui": ("hive.ui.command", "Show on a page in the browser flows, what policies allow, and how nodes are."),
     "version": ("hive.agent.version", "Show the versions of this command and of the agent."),
 }
-"""Name -> module whose ``command`` it is, and the line the overview shows."""
+"""Name -> module that has it as ``command``, and the line the overview shows."""
 
 GROUPS = {
     "The cluster": "check cluster",
@@ -74,7 +74,7 @@ GROUPS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
+    """A group with commands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, without importing anything."""
@@ -109,7 +109,7 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from importlib import metadata  # 20 ms of imports nobody else needs
+        from importlib import metadata  # 20 ms of imports that no other command needs
 
         click.echo(f"hive {metadata.version('hive-agent')}")
         ctx.exit()
@@ -155,7 +155,7 @@ def _run(arguments: list[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe has gone: it has seen enough. Keep Python from complaining at exit.
+        # The reader of a pipe has closed it: it has seen enough. Keep Python from complaining at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -20,7 +20,7 @@ HELD: Final = 10.0
 _PAUSE: Final = 1.0
 """Seconds between two questions for what was not found."""
 _SERVED_AT: Final = {"ClusterIP", "LoadBalancer", "ExternalIPs"}
-"""Types of services whose address is theirs alone, not a node's."""
+"""Types of services with an address of their own, not a node's."""
 _MOST: Final = 5
 """Candidates that an error names."""
 
@@ -41,7 +41,7 @@ def service_of(one: dict[str, Any]) -> str:
 
 
 def labels_text(labels: Iterable[str]) -> str:
-    """Labels that tell one identity from another, without what Cilium adds to those of all pods."""
+    """Labels that distinguish identities, without what Cilium adds to those of all pods."""
     short = [label.removeprefix("k8s:").removeprefix("reserved:") for label in labels]
     own = [label for label in short if not label.startswith(("io.kubernetes.", "io.cilium."))]
     return ", ".join(own or [label for label in short if label.startswith("io.kubernetes.pod.namespace")])

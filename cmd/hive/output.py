@@ -63,7 +63,7 @@ def document(value: object, form: str) -> str | None:
     if form in {TABLE, WIDE}:
         return None
     if form == "yaml":
-        import yaml  # 25 ms that nobody else needs
+        import yaml  # 25 ms that no other command needs
 
         return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True)).rstrip("\n")
     if form == "json":
@@ -78,7 +78,7 @@ def document(value: object, form: str) -> str | None:
 
 def _parts(template: str) -> Iterator[tuple[str, Any]]:
     """Text, and the path after it; None after the last text. Raises ValueError with what is wrong."""
-    import jsonpath  # 60 ms that nobody else needs
+    import jsonpath  # 60 ms that no other command needs
 
     position = 0
     for match in re.finditer(r"\{([^{}]*)\}", template):
@@ -236,7 +236,7 @@ def _cut(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
 
 
 def _wrap_last(rows: list[list[str]], width: int) -> list[list[str]]:
-    """Rows that fit: what the last column says in words goes on below; else long texts are cut short."""
+    """Rows that fit: the words of the last column go on below; else long texts are cut short."""
     others = [max(map(len, column)) + _GAP for column in list(zip(*rows, strict=True))[:-1]]
     left = width - sum(others)
     longest = max(rows, key=lambda row: len(row[-1]))[-1]

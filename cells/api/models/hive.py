@@ -223,7 +223,7 @@ class MatrixCell(Model, frozen=True, omit_defaults=False):
 
 
 class PolicyMatrix(Model, frozen=True, omit_defaults=False):
-    """Who may talk to whom, as far as this node decides; a pair that others decide has no cell."""
+    """Which sources may reach which destinations, as far as this node decides; other pairs have no cell."""
 
     sources: Sequence[MatrixEnd]
     destinations: Sequence[MatrixEnd]

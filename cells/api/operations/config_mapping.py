@@ -131,7 +131,7 @@ def requested_configuration(
 ) -> tuple[Enforced, MonitorNotifications]:
     """What PATCH /config asks for; what it does not name stays as it is.
 
-    Clients send the whole configuration back, so what is unchanged is no change. Raises ValueError, one line,
+    Clients send the whole configuration back, so equal values change nothing. Raises ValueError, one line,
     for an option that cannot change, or an invalid value.
     """
     enforcement, verification = now.enforcement, now.source_ip_verification

@@ -117,7 +117,7 @@ def config_part(operations: ConfigOperations) -> Member[ApiPart]:
 # Source: Cilium 1.17, api/v1/openapi.yaml; subsystems that are not built are in cells.api.operations.absent.
 
 COMPATIBLE = "1.17.0"
-"""The version of Cilium whose interfaces these are: tools read it to know what they may ask for."""
+"""The version of Cilium with these interfaces: tools read it to know what they may ask for."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 KEEPALIVE = 30.0
 

@@ -30,7 +30,7 @@ class Memo(Generic[Source, Made]):
     def __init__(self, make: Callable[[Source], Made]) -> None:
         self._make = make
         self._last: dict[int, tuple[Source, Made]] = {}
-        """By the value's id, which is no other's while the value is held here."""
+        """By the value's id, which is unique while the value is held here."""
 
     def of(self, sources: Iterable[Source]) -> list[Made]:
         """What is made of each, in their order. What is not among them this time is forgotten."""

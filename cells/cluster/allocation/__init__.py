@@ -3,7 +3,7 @@
 Source and writer: keys or objects fill the table ``identities``; labels that have none get one.
 
 Why: a number means the same on every node, so only one place can give it. While that is away endpoints go on
-     with what they have, and what nobody has a number for waits.
+     with what they have, and labels without a number wait.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def value_key(labels: tuple[str, ...], node: str) -> str:
 
 # Numbers of identities, by keys of the kvstore.
 #
-# Source: Cilium 1.17, pkg/allocator: under the lock of the labels, a key of any node that uses them tells
+# Source: Cilium 1.17, pkg/allocator: under the lock of the labels, a key of any node that uses them gives
 #         their number; else a number that no key has is taken. The operator deletes unused master keys.
 
 RETRY: Final = Backoff(first=0.2, maximum=5.0)

@@ -1,7 +1,7 @@
 """The nodes of the cluster: this one and all others, from their objects.
 
 Source and controller: Table[Node], Table[CiliumNode] and SharedNodes in, the table ``nodes`` out. What the
-        kvstore tells counts before a CiliumNode, and that before a Node; this node's row is what its agent
+        kvstore has ranks before a CiliumNode, and that before a Node; this node's row is what its agent
         has found and chosen, and what it writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
 """
 

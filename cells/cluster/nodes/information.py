@@ -118,7 +118,7 @@ class NodeInformation:
         return [family for family, enabled in on.items() if enabled]
 
     def required(self) -> list[Family]:
-        """The families whose range must be assigned; one that is set is known already. Pools are Ipam's
+        """The families that need an assigned range; a range that is set counts as assigned. Pools are Ipam's
         to wait for.
 
         Raises UsageError where no source could have it.

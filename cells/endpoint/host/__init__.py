@@ -3,7 +3,7 @@
 Kernel edge: a policy map, and whether the programs go by it.
 
 Why: a policy map outlives the agent, and stays in force meanwhile: restore must not take it for a pod's that
-     is gone.
+     is removed.
 
 Settings: enable-host-firewall.
 """

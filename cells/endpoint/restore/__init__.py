@@ -1,7 +1,7 @@
 """Endpoints outlive the agent: what the last one left is read, believed where it still holds, and taken on.
 
 Reconciler, once, in four steps that others order themselves by:
-OldEndpoints (read from disk) → RestoredEndpoints (addresses, ids and identities claimed, left-overs gone)
+OldEndpoints (read from disk) → RestoredEndpoints (addresses, ids and identities claimed, left-overs removed)
 → ExposedEndpoints (visible) → RegeneratedEndpoints (the kernel made right where it was not).
 What an endpoint with unreadable state, or with a policy map that cannot be opened, has, stays
 reserved until its link goes: QuarantinedEndpoints.

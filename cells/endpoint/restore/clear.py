@@ -61,7 +61,7 @@ def abandoned(links: Iterable[LinkInfo], live: Collection[int], unsure: Collecti
 
     ``live``: link indexes of the restored endpoints; ``unsure``: ids with unreadable state.
     A link that is up without alias may be Cilium's own plugin's, and is never abandoned, except half of a
-    pair whose other end has not left this namespace.
+    pair with both ends in this namespace.
     """
     everything = {link.ifindex: link for link in links}
     return [

@@ -80,7 +80,7 @@ def _flows(check: FlowPredicate) -> Predicate:
 
 
 def _equal(values: Iterable[Any], read: Callable[[Flow], Any]) -> list[Predicate]:
-    """Flows whose value is one of these; no check without values."""
+    """Flows with one of these values; no check without values."""
     wanted = frozenset(values)
     return [_flows(lambda flow: read(flow) in wanted)] if wanted else []
 

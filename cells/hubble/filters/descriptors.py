@@ -101,7 +101,7 @@ _WELL_KNOWN: Final = ("timestamp", "wrappers", "field_mask", "any")
 
 
 class ProtoFile(NamedTuple):
-    """A file of messages and services, whose Python types are in modules."""
+    """A file of messages and services; their Python types are in modules."""
 
     name: str
     package: str

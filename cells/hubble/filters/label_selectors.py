@@ -26,7 +26,7 @@ _SYMBOLS: Final = frozenset(("==", "!=", "=", "!", "<", ">", "(", ")", ",", ""))
 
 
 class LabelSelectorError(ValueError):
-    """The text is no selector."""
+    """The text is not a selector."""
 
 
 def index_labels(labels: Sequence[str]) -> Labels:

@@ -409,7 +409,7 @@ class FlowMetrics:
             one.process(flow)
 
     def remove_pod(self, namespace: str, pod: str) -> None:
-        """Remove the series of a pod that is no more."""
+        """Remove the series of a pod that was deleted."""
         for one in self._metrics:
             for metric in one.metrics:
                 metric.remove(lambda labels, of=one: of.contexts.names_pod(labels, namespace, pod))  # type: ignore[misc]

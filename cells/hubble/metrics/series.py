@@ -200,7 +200,7 @@ class FlowSeries:
             self.exemplars.setdefault(key, {})[bucket] = (trace, value, time.time())
 
     def remove(self, wanted: Callable[[Mapping[str, str]], bool]) -> None:
-        """Remove the series whose labels are wanted."""
+        """Remove the series with the given labels."""
         for key in [one for one in self.series if wanted(dict(zip(self.labels, one, strict=True)))]:
             del self.series[key]
             self.exemplars.pop(key, None)

@@ -1,6 +1,6 @@
 """From a record of the datapath to a flow or a debug event, with names from a resolver.
 
-`Parser.read` raises `EventError` for what becomes no event: its class says why.
+`Parser.read` raises `EventError` for a record that becomes no event: its class is the reason.
 
 Source: Cilium 1.17, bpf/lib/{drop,trace,trace_sock,policy_log,dbg}.h; parsers threefour, sock and debug.
 """

@@ -38,7 +38,7 @@ from cells.observe.events import LookupRecord, Party, RequestRecord
 ACCESS_LOG: Final = 129
 REDACTED: Final = "HUBBLE_REDACTED"
 REQUESTS_REMEMBERED: Final = 10_000
-"""Requests whose answers are waited for, to know how long they take."""
+"""Requests that wait for their answers, to measure how long they take."""
 
 V = TypeVar("V")
 
@@ -437,7 +437,7 @@ def _url(text: str, redaction: Redaction) -> str:
 
 
 def _path(text: str) -> str:
-    """Kept where it is escaped validly; else decoded, and escaped anew."""
+    """Unchanged where it is escaped validly; else decoded, and escaped anew."""
     data = text.encode()
     if text == "*" or _ESCAPED.fullmatch(data):
         return text

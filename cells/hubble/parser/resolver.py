@@ -67,7 +67,7 @@ class Resolver(ABC):
 
     @abstractmethod
     def service_at(self, address: str, port: int) -> FlowService | None:
-        """The service whose frontend is there, of whatever protocol."""
+        """The service with a frontend there, of any protocol."""
 
     @abstractmethod
     def names_at(self, endpoint: int, address: str) -> Sequence[str]:

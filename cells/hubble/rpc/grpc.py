@@ -240,7 +240,7 @@ class GrpcServer:
         return len(self._connections)
 
     async def serve(self, stream: ByteStream, peer: Hashable) -> None:
-        """Answer one client until it leaves, or is the one whose place another takes. Closes the stream."""
+        """Answer one client until it leaves, or another client takes its place. Closes the stream."""
         connection = GrpcConnection(self, stream, peer)
         replaced = asyncio.Event()
         async with stream:

@@ -79,7 +79,7 @@ class UnixStream(ByteStream):
 
 
 class HubbleServerSettings(Settings, frozen=True):
-    """Where Hubble's API is served, and to whom."""
+    """Where Hubble's API is served, and to which clients."""
 
     hubble_socket_path: Path = Path("/var/run/cilium/hubble.sock")
     """Unix socket for clients on this node."""

@@ -4,7 +4,7 @@ Needs: nothing.   Gives: convert, decode.
 Source: encoding/json of Go, in which null leaves a field as it is, so an API server reads it as absent; of
 custom kinds, nulls of fields that are not nullable are pruned (Kubernetes, structural schemas, defaulting
 and nullable).
-Why:   ``kubectl create --dry-run=client -o yaml`` writes such. Hardly any object that a server tells has
+Why:   ``kubectl create --dry-run=client -o yaml`` writes such. Hardly any object from a server has
 one, so only what does not fit its definition is looked through.
 """
 

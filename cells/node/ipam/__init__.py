@@ -3,7 +3,7 @@
 Controller: allocations in memory; endpoints keep theirs on disk and claim them again after a restart. The
             ranges in use are stored in pod-ranges.json in the state directory, which auto goes on with: pods
             keep their addresses though the node got another one. In mode multi-pool the ranges by pool are
-            what this node's CiliumNode says; what it asks of pools and gives back is the table
+            this node's CiliumNode; what it asks of pools and gives back is the table
             pod-pool-requests, which the CiliumNode is written from.
 
 Settings: ipam, ipv4-range, ipv6-range, ipv6-cluster-alloc-cidr, ipam-default-ip-pool,

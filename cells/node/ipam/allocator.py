@@ -106,7 +106,7 @@ class Allocator:
 
     Host scope has one pool, the default one: what a pool is named in a request must only be named, so that
     addresses outlive a change of the pool's name (in Cilium, too, the host-scope allocator does not look at
-    it). In mode multi-pool (``several``) there are any number, which come and go. Either way an address says
+    it). In mode multi-pool (``several``) there are any number, which come and go. Either way an address has
     by itself where it belongs.
     """
 

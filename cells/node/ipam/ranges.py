@@ -93,7 +93,7 @@ class AddressRanges:
     def follow(self, networks: Sequence[IPNetwork], *, keep: bool = False) -> bool:
         """Hand out from these from now on; whether anything changed.
 
-        What is no more among them is retired while addresses of it are in use, or whatever is (``keep``),
+        A range that is missing there is retired while addresses of it are in use, or in any case (``keep``),
         and comes back as it was.
         """
         if networks == list(self.networks):

@@ -1,7 +1,7 @@
 """The datapath's packet events: drops, traces and policy verdicts, as typed records.
 
 Source: reads the perf event array cilium_events, passes every record to the subscribers, which decode it.
-Why:    a packet that is dropped must be explainable while it happens, and cost nothing while nobody looks:
+Why:    a packet that is dropped must be explainable while it happens, and cost nothing without a reader:
         the buffers exist only as long as there is a subscriber.
 
     with events.subscribe() as subscription:

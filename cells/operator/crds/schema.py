@@ -181,7 +181,7 @@ def _limits(found: inspect.Type, names: Mapping[str, str]) -> dict[str, Any]:
     return {key: value for key, value in values if value is not None}
 
 
-# What the API server shall check beyond what a struct says: formats, choices, defaults.
+# What the API server shall check beyond a struct's types: formats, choices, defaults.
 #
 # Why: a struct is checked whenever an object is read; what the server has checked need not be checked again.
 #

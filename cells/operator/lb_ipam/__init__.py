@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 
-# Whether and for whom LB-IPAM works.
+# Whether and for which services LB-IPAM works.
 #
 # Source: Cilium 1.17, options of the operator.
 
@@ -102,11 +102,11 @@ class LBIPAMSettings(Settings, frozen=True):
     """Services of class io.cilium/l2-announcer get addresses, too."""
 
     k8s_service_proxy_name: str = ""
-    """Serve only services whose label service.kubernetes.io/service-proxy-name has this value; unset: only
+    """Serve only services with this value of the label service.kubernetes.io/service-proxy-name; unset: only
     those without the label."""
 
     bpf_lb_proto_diff: bool = True
-    """Whether agents tell protocols apart; if not, services that share an address have different port
+    """Whether agents distinguish protocols; if not, services that share an address have different port
     numbers."""
 
     def validate(self) -> None:

@@ -206,7 +206,7 @@ class AllocationRequest(msgspec.Struct, frozen=True):
     across: frozenset[str]
     """Namespaces it shares with, besides its own; ``*`` for all."""
     ports: frozenset[tuple[int, str]]
-    """Numbers and protocols, which are empty where agents do not tell them apart."""
+    """Numbers and protocols, which are empty where agents do not distinguish them."""
     policy: str
     selector: tuple[tuple[str, str], ...]
     has: tuple[Address, ...]

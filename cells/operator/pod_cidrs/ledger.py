@@ -198,7 +198,7 @@ class Ledger:
     def update(self, changed: Mapping[str, CiliumNode | None]) -> dict[str, NodePatch | None]:
         """Take in nodes that have changed (None: deleted); the plans of all that are concerned.
 
-        None for a wish: nothing is to be said of that node (any more).
+        None for a patch: that node needs none (any more).
         """
         freed = self._forget(name for name, node in changed.items() if node is None)
         live = {name: node for name, node in changed.items() if node is not None}

@@ -93,7 +93,7 @@ class RuleOrigin(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @property
     def text(self) -> str:
-        """Which rule it is, in words: its path in which object, or why no object says so."""
+        """Which rule it is, in words: its path in which object, or why no object has it."""
         if self.source and self.path:
             return f"{self.path} of {self.source}"
         if any("allow-localhost" in label for label in self.labels):

@@ -71,7 +71,7 @@ class Filter(msgspec.Struct):
 
     @property
     def wildcard(self) -> SelectorPolicy | None:
-        """What holds for everybody, if a rule says so."""
+        """The filter of all peers, if a rule has one."""
         return self.selectors.get(ALL)
 
 
@@ -121,7 +121,7 @@ def filters_in_steps(
 
 
 def _peers(entry: PeerRule, required: Sequence[Requirement]) -> Sequence[PeerSelector] | None:
-    """The entry's selectors, everybody where it restricts nobody; None when it selects no endpoint."""
+    """The entry's selectors, the wildcard where it has no peers; None when it selects no endpoint."""
     if entry.peers is None:
         return (ALL,) if entry.ports is not None else None
     peers = [
@@ -267,9 +267,9 @@ class DirectionPolicy:
         self._peers = self._entries.keys() - {ALL}
 
     def _read(self, filter_: Filter) -> Steps[None]:
-        """What a filter says to the peers of each of its selectors.
+        """What a filter allows the peers of each of its selectors.
 
-        What it says to some on a port is left out where it says the same to everybody.
+        What it allows some peers on a port is left out where it allows all peers the same.
         """
         ports = self.port_keys(filter_.port)
         if not ports:
@@ -364,7 +364,7 @@ class DirectionPolicy:
         return self._selected(self._entries) | ({HOST_IDENTITY} if self._localhost else set())
 
     def identities_since(self, previous: DirectionPolicy) -> set[int] | None:
-        """The identities whose entries may be others than by an earlier policy of this; None: any may.
+        """The identities with entries that may differ from an earlier policy of this; None: any may.
 
         The selector cache must still have the selectors of both.
         """

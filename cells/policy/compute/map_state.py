@@ -61,7 +61,7 @@ def identity_entries(own: Entries, anybody: Entries) -> Entries:
 
 
 def _speak_of_each_other(entries: Entries) -> bool:
-    """Whether some entry decides for others, too: a deny, or what a rule says of authentication."""
+    """Whether some entry decides for others, too: a deny, or a rule's authentication."""
     return any(entry.deny or entry.auth is not None for entry in entries.values())
 
 

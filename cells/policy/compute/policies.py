@@ -1,7 +1,7 @@
-"""The policies of a node's endpoints, kept up to date entry by entry.
+"""The policies of a node's endpoints, updated entry by entry.
 
 Endpoints with the same identity and the same named ports share one policy. An identity that comes or goes
-costs its own entries in the policies whose selectors select it, and nothing else is looked at.
+costs its own entries in the policies with selectors that select it; nothing else is looked at.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _NOTHING: Final[Entries] = {}
 class Difference(msgspec.Struct, frozen=True):
     """What changed in the policy ``key`` of some endpoints; an entry of None goes.
 
-    ``error`` says why the endpoints keep the policy they had.
+    ``error`` is why the endpoints stay with the policy they had.
     """
 
     key: SharedPolicyKey
@@ -124,7 +124,7 @@ class _Refill(NamedTuple):
 class ComputedPolicies:
     """The policies of endpoints, from a repository of rules and the known identities.
 
-    Every method that changes something returns what it changed in whose policy.
+    Every method that changes something returns what it changed, by policy.
     """
 
     def __init__(

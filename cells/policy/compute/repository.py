@@ -102,7 +102,7 @@ class Repository:
     def apply(self, object_: Mapping[str, Any]) -> RulesChanged:
         """Put an object in force in place of the one of its name.
 
-        Raises PolicyError; then what the name said before stays in force.
+        Raises PolicyError; then the name's earlier rules stay in force.
         """
         rules = translate(object_, self._world)
         source = rules[0].source
@@ -161,7 +161,7 @@ class Repository:
     def follow(self, world: World) -> tuple[RulesChanged, dict[RuleSource, PolicyError]]:
         """Translate anew what depends on CIDR groups or services; the objects that cannot be, with why.
 
-        Those keep what they said before.
+        Those stay with their earlier rules.
         """
         self._world = world
         failed: dict[RuleSource, PolicyError] = {}
@@ -182,11 +182,11 @@ class Repository:
         return RulesChanged(self.revision, tuple(self.rules))
 
     def sources(self) -> Iterable[RuleSource]:
-        """The objects whose rules are in force."""
+        """The objects with rules in force."""
         return self._rules.keys()
 
     def followers(self) -> list[RuleSource]:
-        """The objects whose rules follow CIDR groups or services."""
+        """The objects with rules that follow CIDR groups or services."""
         return [
             source
             for source, rules in self._rules.items()
@@ -206,7 +206,7 @@ class Repository:
         return {prefix for rule in self.rules for prefix in rule.prefixes}
 
     def selecting(self, labels: LabelSet) -> list[Rule]:
-        """The rules whose subject endpoints with these labels are, in the order of their objects."""
+        """The rules that select endpoints with these labels, in the order of their objects."""
         is_host = labels.has_reserved("host")
         candidates = {subject for key in (None, *labels.index_keys) for subject in self._by_key.get(key, ())}
         subjects = frozenset(subject for subject in candidates if subject.matches(labels))
@@ -252,7 +252,7 @@ def _names(rules: Iterable[Rule]) -> Iterator[FQDNSelector]:
 
 
 def _allow_all(direction: Direction) -> Rule:
-    """Keeps a direction open whose rules do not deny by default, so that their proxies still serve."""
+    """Keeps a direction open if its rules do not deny by default, so that their proxies still serve."""
     entry = (PeerRule(path="", peers=(ALL,), ports=None),)
     return Rule(
         source=RuleSource("", "", f"allow-any-{direction}"),

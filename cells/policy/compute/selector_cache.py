@@ -1,4 +1,4 @@
-"""Which identities each selector selects, kept up to date as identities come and go.
+"""Which identities each selector selects, updated as identities come and go.
 
 A new identity is compared with the selectors that could select it, found by the keys of its labels, not with
 all of them.

@@ -5,7 +5,7 @@ Controller: objects, CIDR groups, identities, named ports in; rows of ``endpoint
 Needs:  Resources, Table[RemoteEndpoint], Identities, NodePolicy, EndpointPolicies, Ipcache.
 Gives:  RulePolicy, the computer of policies by rules; the table ``policies``: what became of each object.
 Why:    a policy object may come, change or go at any time; an object that is refused leaves what its name
-        said before in force.
+        had before in force.
 """
 
 from collections.abc import Iterable

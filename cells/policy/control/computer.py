@@ -69,7 +69,7 @@ class RulePolicy:
         self._requests = requests
         self._sources = sources
         self._pods: dict[int, PodKey] = {}
-        """Whose the endpoints are."""
+        """The owner of the endpoints."""
         self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, self._redirect)
@@ -128,7 +128,7 @@ class RulePolicy:
 
     @property
     def selector_cache(self) -> SelectorCache:
-        """Whom their selectors select; not to be changed."""
+        """The identities that their selectors select; not to be changed."""
         return self._cache
 
     def compute(
@@ -193,7 +193,7 @@ class RulePolicy:
                 self._requests.forget(key)
 
     def apply(self, object_: Mapping[str, Any]) -> list[EndpointPolicy]:
-        """Put a policy object in force. Raises PolicyError; then what its name said before stays."""
+        """Put a policy object in force. Raises PolicyError; then its earlier rules stay."""
         return self._follow(self._repository.apply(object_))
 
     def put(self, object_: Mapping[str, Any]) -> RulesChanged:
@@ -201,7 +201,7 @@ class RulePolicy:
         return self._repository.apply(object_)
 
     def following_sources(self) -> list[RuleSource]:
-        """The objects whose rules name CIDR groups or services."""
+        """The objects with rules that name CIDR groups or services."""
         return self._repository.followers()
 
     def unenforced(self, source: RuleSource) -> list[Unenforced]:
@@ -227,7 +227,7 @@ class RulePolicy:
     def set_group(
         self, name: str, prefixes: tuple[Prefix, ...] | None
     ) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:
-        """A CIDR group is these prefixes now, or is gone; and the objects that cannot follow, with why."""
+        """A CIDR group has these prefixes now, or was deleted. Returns the objects that cannot follow."""
         if prefixes is None:
             self._groups.pop(name, None)
         else:
@@ -256,14 +256,14 @@ class RulePolicy:
         return list(rows.values())
 
     def unknow(self, numbers: Iterable[int]) -> list[EndpointPolicy]:
-        """Identities that are gone."""
+        """Remove identities."""
         rows: dict[int, EndpointPolicy] = {}
         for number in numbers:
             self._collect(self._computed.remove_identity(number), rows)
         return list(rows.values())
 
     def _follow(self, changed: RulesChanged) -> list[EndpointPolicy]:
-        """The rows of all endpoints: those whose entries stay have the new revision all the same."""
+        """The rows of all endpoints: those with the same entries have the new revision too."""
         self._collect(self._computed.follow_rules(changed), {})
         return self._rows()
 

@@ -59,7 +59,7 @@ class HTTPRedirect(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     direction: Direction
     identity: int
-    """Of the endpoints whose policy it is."""
+    """Of the endpoints that have the policy."""
     labels: tuple[str, ...]
     """That the identity stands for."""
     rules: tuple[HTTPRule, ...] | None
@@ -89,7 +89,7 @@ def http_redirects() -> Table[HTTPRedirect]:
 
 
 class HTTPRedirects:
-    """The redirects of each policy, kept up to date entry by entry. Without a proxy they deny."""
+    """The redirects of each policy, updated entry by entry. Without a proxy they deny."""
 
     def __init__(
         self, table: Table[HTTPRedirect], ports: HTTPProxyPorts | None, proxies: Table[HTTPProxyState]
@@ -116,7 +116,7 @@ class HTTPRedirects:
 
     @staticmethod
     def redirect(direction: Direction) -> Redirect:
-        """The proxy of a direction, whose port follows."""
+        """The proxy of a direction; its port follows."""
         return Redirect(0, 0, f"cilium-http-{direction}", frozenset())
 
     def with_port(self, key: SharedPolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
@@ -195,7 +195,7 @@ def _name(key: SharedPolicyKey, labels: LabelSet, direction: Direction, chosen: 
 
 
 def _rules(policy: DirectionPolicy | None, chosen: frozenset[FilterPeer]) -> tuple[HTTPRule, ...] | None:
-    """What may pass by any of the filters: all of it, if one of them says nothing of requests."""
+    """What may pass by any of the filters: all of it, if one of them has no rules for requests."""
     found: dict[HTTPRule, None] = {}
     for filter_ in policy.filters if policy is not None else ():
         for peer, how in filter_.selectors.items():

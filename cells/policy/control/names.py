@@ -48,7 +48,7 @@ from lifecycle.tables import Initializer
 
 
 async def realize(policies: EndpointPolicies, rows: Iterable[EndpointPolicy], reason: str) -> None:
-    """Have the maps follow, and wait until they have, or a map says why it cannot. Raises PolicyMapError."""
+    """Have the maps follow, and wait until they have, or a map has failed. Raises PolicyMapError."""
     latest = {row.endpoint_id: row for row in rows}
     if not latest:
         return
@@ -61,7 +61,7 @@ async def realize(policies: EndpointPolicies, rows: Iterable[EndpointPolicy], re
 
 
 RESOURCE: Final = "policy//names"
-"""Whose the claims of addresses are in the ipcache."""
+"""The owner of the claims of addresses in the ipcache."""
 
 
 class NamedAddresses:
@@ -88,7 +88,7 @@ class NamedAddresses:
         self._names: dict[IPAddress, dict[str, int]] = {}
         """How often each name was learnt for an address."""
         self._sources = 0
-        """Those that have still to tell what names were known before a restart."""
+        """Sources that have still to report the names known before a restart."""
         self._pending = False
         """The rules are known, and addresses are about to follow them."""
         self._selectors: frozenset[FQDNSelector] = frozenset()
@@ -111,7 +111,7 @@ class NamedAddresses:
         return [address for address, names in self._names.items() if name in names]
 
     def learn(self, name: str, addresses: Iterable[IPAddress]) -> None:
-        """DNS says that a name, in canonical form, has these addresses."""
+        """An answer of DNS: a name, in canonical form, has these addresses."""
         for address in addresses:
             names = self._names.setdefault(address, {})
             known = name in names
@@ -126,7 +126,7 @@ class NamedAddresses:
         return self._ipcache.table.initializer("addresses of names")
 
     def source(self) -> Callable[[], None]:
-        """Announce, in a constructor, who tells the names known before a restart; to be called when told."""
+        """Announce, in a constructor, a source of earlier names; it calls the result when all are known."""
         self._sources += 1
 
         def done() -> None:
@@ -148,7 +148,7 @@ class NamedAddresses:
         return bool(self._stale) and any(address in self._stale for address in addresses)
 
     def forget(self, name: str, addresses: Iterable[IPAddress]) -> None:
-        """The name does not have these addresses any more, as far as whoever learnt it is concerned."""
+        """Remove these addresses of the name, as the source that learnt them asks."""
         for address in addresses:
             names = self._names.get(address, {})
             names[name] = names.get(name, 0) - 1

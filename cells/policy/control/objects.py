@@ -235,14 +235,14 @@ class PodPorts:
 
 
 class ClusterPorts:
-    """The ports that pods name anywhere, each for as long as somebody tells of it."""
+    """The ports that pods name anywhere, each for as long as a source has it."""
 
     def __init__(self) -> None:
         self._reported: dict[Any, frozenset[NamedPodPort]] = {}
         self._tellers: Counter[NamedPodPort] = Counter()
 
     def report(self, teller: object, ports: frozenset[NamedPodPort]) -> None:
-        """What a teller knows of now; nothing where it is gone."""
+        """What a source has now; nothing once it is deleted."""
         self._tellers.subtract(self._reported.pop(teller, ()))
         if ports:
             self._reported[teller] = ports
@@ -250,7 +250,7 @@ class ClusterPorts:
 
     def all(self) -> frozenset[NamedPodPort]:
         """Every port with a name."""
-        self._tellers = +self._tellers  # those nobody tells of go
+        self._tellers = +self._tellers  # removes those that no teller has
         return frozenset(self._tellers)
 
 

@@ -97,7 +97,7 @@ _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 
 
 class SelectorUse(msgspec.Struct, frozen=True):
-    """A selector in use: whom it selects, how many policies of endpoints use it, and a rule that has it."""
+    """A selector in use: the identities it selects, how many endpoints' policies use it, a rule with it."""
 
     selector: str
     identities: tuple[int, ...]

@@ -92,13 +92,13 @@ class PolicyWatch:
         self._log = log
         self._health = health
         self._unenforced: dict[PolicySource, str] = {}
-        """Objects whose rules for requests no proxy follows, and why."""
+        """Objects with rules for requests that no proxy follows, and why."""
         self._unlike: dict[PolicySource, Unenforced] = {}
         """Objects that are in force otherwise than they are written, and the first reason of each."""
         self._outdated: set[PolicySource] = set()
-        """Objects whose latest version is refused: an earlier one is in force, if any."""
+        """Objects with a refused latest version: an earlier one is in force, if any."""
         self._taken: dict[PolicySource, dict[str, Any]] = {}
-        """What became of an object is known: one whose status alone changes is not taken in again."""
+        """What became of an object is known: a change of its status alone is not taken in again."""
         follow = sources.follow
         jobs.observe("identities", follow(identities.table).batches, self._follow_identities)
         jobs.observe("cidr-groups", follow(resources.table(CILIUM_CIDR_GROUPS)).batches, self._follow_groups)
@@ -270,7 +270,7 @@ class PolicyWatch:
         return why
 
     def _followed_objects(self, failed: Mapping[PolicySource, PolicyError]) -> None:
-        """Update the rows of objects whose rules, which name CIDR groups, are translated anew."""
+        """Update the rows of objects that name CIDR groups, after their rules are translated anew."""
         for source, error in failed.items():
             self._refused(source, error)
         for source in self._policy.following_sources():
@@ -286,7 +286,7 @@ class PolicyWatch:
         self._put(self._row(source))
 
     def _row(self, source: PolicySource) -> PolicyObject:
-        """The status of an object whose rules are in force, as they are written or not."""
+        """The status of an object with rules in force, as they are written or not."""
         wrong = next(iter(self._policy.unenforced(source)), None)
         return PolicyObject(
             kind=source.kind,

@@ -56,7 +56,7 @@ def check(cluster: Cluster) -> list[Finding]:
 
 
 def _unknown_fields(located: Located) -> Iterator[Finding]:
-    """Fields that the schema does not know, which are dropped: the rule says less than it seems to."""
+    """Fields that the schema does not know, which are dropped: the rule means less than it seems to."""
     object_ = located.object
     if object_["kind"] == "NetworkPolicy":
         return
@@ -204,9 +204,9 @@ def _conflicts(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _without_effect(cluster: Cluster, reported: Collection[FileLine]) -> Iterator[Finding]:
-    """Entries whose removal changes no packet's fate: others allow as much, or a deny stands before them.
+    """Entries without effect on any packet: others allow as much, or a deny stands before them.
 
-    Of those in ``reported`` the reason was said already.
+    Of those in ``reported`` the reason is reported already.
     """
     for source, located in cluster.policies.items():
         rules = [rule for rule in cluster.repository.rules if rule.source == source]
@@ -228,7 +228,7 @@ def _without_effect(cluster: Cluster, reported: Collection[FileLine]) -> Iterato
 
 
 def _selects(cluster: Cluster, entry: PeerRule) -> bool:
-    """Whether an entry says anything at all: one that only makes a direction enforced is left alone."""
+    """Whether an entry has any effect: one that only makes a direction enforced is left alone."""
     if entry.peers is None:
         return entry.ports is not None
     known = cluster.cache.identities.values()

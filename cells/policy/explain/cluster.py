@@ -296,7 +296,7 @@ class Cluster:
     def identity_of(self, network: Prefix) -> int:
         """The identity of addresses outside: of the nearest prefix that a rule names, else the world.
 
-        Raises PolicyError where rules tell some of the addresses from others.
+        Raises PolicyError where rules treat some of the addresses differently.
         """
         within = [prefix for prefix in self._local if prefix != network and contains(network, prefix)]
         if within:

@@ -177,7 +177,7 @@ class Directory(Protocol):
         ...
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
-        """Whoever has the address, and what else is to be known of that; several where it is not certain."""
+        """The owner of the address, and notes about it; several where it is not certain."""
         ...
 
     def named(self, name: str) -> Sequence[End]:
@@ -265,7 +265,7 @@ def _qualified(text: str) -> str:
 
 
 def _ends(directory: Directory, text: str, client: End | None) -> Sequence[tuple[End, str]]:
-    """Whoever is meant, and what else is to be known of that."""
+    """The peer that is meant, and notes about it."""
     if (reserved := directory.reserved(text)) is not None:
         return [(reserved, "")]
     if text.isascii() and text.isdigit():

@@ -1,10 +1,10 @@
 """Each endpoint's policy, in its policy map.
 
-Controller and reconciler: a PolicyComputer says what an endpoint may do; that is its row in the table
+Controller and reconciler: a PolicyComputer computes what an endpoint may do: its row in the table
 ``endpoint-policies``; its policy map is made equal by difference, and the table
 ``endpoint-policies-realized`` shows what the map has.
 
-Why: what is allowed may change at any time, and must be in force in every map, or told to be not.
+Why: what is allowed may change at any time, and must be in force in every map, or reported as missing.
 """
 
 import math
@@ -162,7 +162,7 @@ class NodePolicy:
         )
 
     def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
-        """No policy of the mode alone tells identities apart."""
+        """No policy of the mode alone distinguishes identities."""
         del identities
         return []
 

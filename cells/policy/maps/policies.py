@@ -1,6 +1,6 @@
 """Each endpoint's policy: computed, in a table, and made so in its policy map; deletions can wait.
 
-Why: an address changes its identity in the ipcache. Until then its packets are judged by the former one: what
+Why: an address changes its identity in the ipcache. Until then its packets are checked by the old one: what
      that may do goes afterwards.
 """
 
@@ -55,13 +55,13 @@ class DeferredDeletes:
 
     @property
     def over(self) -> Collection[int]:
-        """Endpoints whose maps may be made as wanted now."""
+        """Endpoints with maps that may be written as wanted now."""
         return () if self._depth else list(self._entries)
 
     def with_previous(
         self, endpoint_id: int, previous: PolicyEntries | None, wanted: PolicyEntries
     ) -> PolicyEntries:
-        """What to write: ``wanted``, with what the map has besides, if that is to be kept.
+        """What to write: ``wanted``, with what the map has besides, if that stays.
 
         Note it with keep().
         """
@@ -88,7 +88,7 @@ class DeferredDeletes:
         self._entries.pop(endpoint_id, None)
 
 
-# Each endpoint's policy: computed, kept in a table, and made so in its policy map.
+# Each endpoint's policy: computed, put in a table, and written to its policy map.
 #
 # Source: Cilium 1.17, policy maps, desired and realized policy, and their full reconciliation.
 
@@ -103,7 +103,7 @@ class PolicyMapError(HiveError):
 class EndpointPolicies:
     """What endpoints may do, and their policy maps. All but the two jobs is synchronous.
 
-    An entry of somebody else in a policy map stays until the next comparison of whole maps.
+    A foreign entry in a policy map stays until the next comparison of whole maps.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class EndpointPolicies:
         self._log = log
         self._lockdown = lockdown
         self._overflowed: dict[int, int] = {}
-        """Endpoints whose map had no room, and is empty therefore; for how many entries."""
+        """Endpoints with a map that had no room, and is empty therefore; for how many entries."""
         self._changed: set[int] = set()
-        """Endpoints whose maps are to follow."""
+        """Endpoints with maps that are to follow."""
         self._written: dict[int, EndpointPolicy] = {}
         """What maps were last made whole."""
         self._deferred = DeferredDeletes()
@@ -142,13 +142,13 @@ class EndpointPolicies:
         )
         """Endpoints that are to be regenerated, by id: each asks to realize()."""
         self._awaiting: set[int] = set()
-        """Endpoints whose maps are right, and whose proxies are behind."""
+        """Endpoints with maps that are right, and proxies that are behind."""
         self._apply_soon = apply_soon
 
     # Numbers and maps
 
     def acquire(self) -> int:
-        """A free endpoint number, whose policy map allows nothing.
+        """A free endpoint number; its policy map allows nothing.
 
         Raises PoolEmpty when none is prepared at the moment, PolicyIdsExhausted when there are none left,
         OSError.
@@ -158,7 +158,7 @@ class EndpointPolicies:
     def adopt(self, endpoint_id: int) -> None:
         """Take over the number and policy map from before a restart; raises HiveError, OSError.
 
-        Whoever does so is an initializer of ``realized`` until the map has been written, or could not be.
+        The caller is an initializer of ``realized`` until the map has been written, or could not be.
         """
         self._previous[endpoint_id] = self._pool.adopt(endpoint_id)
 
@@ -230,7 +230,7 @@ class EndpointPolicies:
 
         Nothing happens as long as the endpoint awaits_rules(); the restore asks again then.
         Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
-        had, or a part of the change, and its status says so.
+        had, or a part of the change, and its status has that.
         """
         self.ensure_identity(identity, labels)
         if self.awaits_rules(endpoint_id):
@@ -246,15 +246,15 @@ class EndpointPolicies:
     def change(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
         """These are the policies of their endpoints now; their maps follow soon.
 
-        Of rules with another revision the endpoints are regenerated, which their logs tell with the reason;
-        one whose map is right already has the new revision, and is not. What changes without a new revision
-        (peers that come and go) is written at once, and tried again until it is.
+        Of rules with another revision the endpoints are regenerated, which their logs have with the reason;
+        one with a map that is right has the new revision already, and is not. What changes without a new
+        revision (peers that come and go) is written at once, and tried again until it is.
         """
         outdated: list[OutdatedPolicy] = []
         with self.table.txn() as rows:
             for policy in policies:
                 known = rows.get(policy.endpoint_id)
-                if known is None:  # it is gone, or its first policy is still to be asked for
+                if known is None:  # it was removed, or its first policy is not computed yet
                     continue
                 rows.put(policy)
                 if self._is_realized(policy, known):

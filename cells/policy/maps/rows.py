@@ -11,7 +11,7 @@ from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from lifecycle import Named
 
 PolicyEntries = Mapping[PolicyKey, PolicyEntry]
-"""Of both directions; a key says which it is of."""
+"""Of both directions; a key has its direction."""
 
 ALLOW_ALL: Final[PolicyEntries] = {
     PolicyKey(identity=0, egress=False): PolicyEntry(),
@@ -90,10 +90,10 @@ NO_POD: Final[PodKey] = ("", "")
 
 
 class PolicyComputer(Protocol):
-    """Says what an endpoint may do.
+    """Computes what an endpoint may do.
 
     It is asked when an endpoint is made, regenerated, or gets another identity. What changes in between for
-    endpoints that exist it tells by EndpointPolicies.change().
+    endpoints that exist it calls EndpointPolicies.change().
     """
 
     @property
@@ -115,7 +115,7 @@ class PolicyComputer(Protocol):
     ) -> EndpointPolicy:
         """What the endpoint with this identity may do now; ``labels`` are those the identity stands for.
 
-        ``pod`` is whose endpoint it is: policies may name its ports. Synchronous: an ADD waits for it. Raises
+        ``pod`` is the endpoint's pod: policies may name its ports. Synchronous: an ADD waits for it. Raises
         HiveError when rules contradict each other: it keeps the policy it has.
         """
         ...

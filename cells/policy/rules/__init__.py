@@ -36,7 +36,7 @@ Stage = Literal["schema", "parse"]
 
 
 class PolicyError(ValueError):
-    """The object is refused whole; what it said before stays in force.
+    """The object is refused whole; its earlier rules stay in force.
 
     ``stage`` is ``schema`` when the API server's schema refuses it, else ``parse``. ``path`` is the place in
     the object, as ``spec.ingress[0].toPorts[0]``, empty for the whole. ``reason`` is the text without it.
@@ -75,7 +75,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     enable_ipv6: bool = False
     enable_policy: Literal["default", "always", "never"] = "default"
     enforces_init: bool = True
-    """Whether pods in ``init`` are closed: not where nobody would ever tell their labels."""
+    """Whether pods in ``init`` are closed: not where no source has their labels."""
     allow_localhost: Literal["auto", "always", "policy"] = "auto"
     enable_host_firewall: bool = False
     host_names: bool = True
@@ -88,7 +88,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
     cidr_matches_pods: bool = False
     """Whether networks in rules select pods by their addresses, too (``policy-cidr-match-mode``)."""
     learns_names: bool = True
-    """Whether a DNS proxy tells which addresses names have: ``toFQDNs`` selects those."""
+    """Whether a DNS proxy learns which addresses names have: ``toFQDNs`` selects those."""
     serves_requests: bool = True
     """Whether a proxy reads more than requests of HTTP: Kafka and others, server names, TLS, listeners."""
     authenticates: bool = True
@@ -101,7 +101,7 @@ class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def always_allows_localhost(self) -> bool:
-        """Whether the node reaches its pods whatever policy says; ``auto`` means so under Kubernetes."""
+        """Whether the node reaches its pods past any policy; ``auto`` means so under Kubernetes."""
         return self.allow_localhost != "policy"
 
 

@@ -1,7 +1,7 @@
 """Kubernetes' NetworkPolicy to one rule.
 
 Source: networking.k8s.io/v1. ``policyTypes`` decides which directions the policy speaks of, as Kubernetes
-        says: rules of another direction have no effect.
+        has: rules of another direction have no effect.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _entries(
 def _peer(
     peer: Peer, namespace: str, options: PolicyOptions, prefixes: set[Prefix], member: str
 ) -> tuple[PeerSelector, ...]:
-    """Nobody for a peer without any member."""
+    """No peer for a peer without any member."""
     if peer.ip_block is not None:
         if peer.pod_selector is not None or peer.namespace_selector is not None:
             raise PolicyError(f"Combining {member}Endpoints and {member}CIDRSet is not supported yet")

@@ -136,7 +136,7 @@ def check_allow(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts
 
 
 def check_deny(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
-    """Refuse a deny rule that does not tell what it denies. Raises PolicyError with the path in the rule."""
+    """Refuse a deny rule without peers. Raises PolicyError with the path in the rule."""
     if isinstance(rule, IngressRule):
         _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
         _nodes("FromNodes", rule.from_nodes, options)

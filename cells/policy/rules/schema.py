@@ -153,7 +153,7 @@ class DNSRule(PolicyPart, frozen=True, gc=False):
 
 
 class FQDN(DNSRule, frozen=True, gc=False):
-    """A name whose addresses may be reached."""
+    """A name; the subject may reach its addresses."""
 
 
 class L7Rules(PolicyPart, frozen=True, gc=False):
@@ -298,7 +298,7 @@ class IngressRule(Common, frozen=True, gc=False):
 
 
 class EgressRule(Common, frozen=True, gc=False):
-    """Whom the subject may (or, as egressDeny, may not) reach."""
+    """The peers that the subject may (or, as egressDeny, may not) reach."""
 
     to_endpoints: tuple[LabelSelector, ...] | None = None
     to_requires: tuple[LabelSelector, ...] | None = None

@@ -70,7 +70,7 @@ def _selector(selector: Selector) -> object:
 
 
 def _part(part: IngressRule | EgressRule, rule: Rule) -> dict[str, Any]:
-    """An entry as it is written, with whom it means."""
+    """An entry as it is written, with the peers it means."""
     shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(part))
     is_init = rule.subject.has_key("init", "reserved")
     for name, attribute in _SELECTORS.items():

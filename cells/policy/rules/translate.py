@@ -184,7 +184,7 @@ def _entry(
 
 
 def _denies(asked: bool | None, entries: Sequence[PeerRule]) -> bool:
-    """Default deny holds where the rule speaks of the direction, unless it says otherwise."""
+    """Default deny holds in each direction of the rule, unless its ``enableDefaultDeny`` differs."""
     return bool(entries) and (True if asked is None else asked)
 
 
@@ -202,7 +202,7 @@ def policy_labels(source: RuleSource, uid: str, extra: Sequence[RuleLabel] = ())
 
 
 def _subject(source: RuleSource, spec: RuleSpec) -> tuple[Selector, bool]:
-    """Whom the rule is for, and whether that is endpoints in ``init``, which have no namespace."""
+    """The subject of the rule, and whether that is endpoints in ``init``, which have no namespace."""
     if spec.node_selector is not None:
         return label_selector(spec.node_selector), False
     selector = label_selector(cast("LabelSelector", spec.endpoint_selector))

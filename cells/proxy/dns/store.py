@@ -119,7 +119,7 @@ GC: Final = minutes(1)
 OTHERS: Final = 0
 """The endpoint of names from the file of tofqdns-pre-cache."""
 MOST_LOGGED: Final = 4096
-"""Names whose forbidden addresses are logged once; beyond it the oldest may be reported again."""
+"""Names with forbidden addresses, logged once each; beyond it the oldest may be reported again."""
 KEEP: Final = 5.0
 """Seconds by which the endpoints' saved state follows the journal: it is there for other agents."""
 LATER: Final = 2.0

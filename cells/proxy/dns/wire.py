@@ -145,7 +145,7 @@ def _record(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def refusal(query: bytes, end: int, code: int) -> bytes:
-    """The answer with nothing but ``code`` to a query whose question ends at ``end``."""
+    """The answer with nothing but ``code`` to a query; its question ends at ``end``."""
     number, flags, _ = _header(query)
     answered = _RESPONSE | flags & (_OPCODE | _RECURSION) | _AVAILABLE | code
     return _HEADER.pack(number, answered, 1, 0, 0, 0) + query[12:end]

@@ -149,7 +149,7 @@ def describe(change: dict[str, Any], known: dict[str, dict[str, Any]], width: in
 
 
 def _fields(row: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Key and fields of a row; a field that is the key is not told twice."""
+    """Key and fields of a row; a field that is the key is not repeated."""
     value = row["obj"]
     if not isinstance(value, dict):
         return [("key", row["key"]), ("value", value)]

@@ -74,7 +74,7 @@ def command() -> None:
 def bundle(target: Path | None, bpf_root: Path, agent_socket: Path, timeout: float) -> None:
     """Write one archive with the agent's state, its maps and the node's network; secrets are left out.
 
-    Works without an agent too: what cannot be collected is named in errors.txt and told at the end.
+    Works without an agent too: what cannot be collected is named in errors.txt and printed at the end.
     """
     name = f"hive-debug-{platform.node()}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     path = target or Path(f"{name}.tar.gz")

@@ -260,7 +260,7 @@ def _watching(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _hubble(hubble: dict[str, Any]) -> str:
-    """Whether flows are kept, and how many."""
+    """Whether the agent stores flows, and how many."""
     if not (observer := hubble.get("observer")):
         return _state(hubble)
     current, most = observer.get("current-flows", 0), observer["max-flows"]

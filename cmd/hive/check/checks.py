@@ -68,7 +68,7 @@ class Site(Protocol):
         """Look around. Raises click.ClickException."""
 
     def start(self, nodes: Sequence[str]) -> tuple[list[Place], dict[str, str]]:
-        """Make namespace and pods; the places there are, and nodes whose pods did not start, and why."""
+        """Make namespace and pods; the places there are, and nodes where pods did not start, and why."""
 
     def ask(self, tries: Mapping[Place, Sequence[Try]]) -> Mapping[Place, Sequence[Answer]]:
         """Try from several places at once."""
@@ -167,7 +167,7 @@ class Run:
         self.wanted = self.facts.nodes
         self.places: dict[tuple[str, Role], Place] = {}
         self.nodes: tuple[str, ...] = ()
-        """Those whose pods run."""
+        """Those where the pods run."""
         self.versions: tuple[int, ...] = ()
         """Families that all pods have."""
         self.broken: set[Path] = set()
@@ -443,7 +443,7 @@ def _policy(kind: str, direction: str) -> Callable[[Run, Result], None]:
     def run_policy(run: Run, result: Result) -> None:
         allowed = list(run.between(("client", "server"), run.pairs()))
         port_denied = _denied(run, ("client", "server"), run.pairs(), SHUT)
-        if direction == "ingress":  # a server is no client
+        if direction == "ingress":  # a server is not a client
             denied = [*port_denied, *_denied(run, ("server", "server"), run.pairs(local=False), OPEN)]
         else:
             denied = [*port_denied, *_denied(run, ("client", "host"), run.pairs(), run.site.host_port)]

@@ -77,7 +77,7 @@ class Group(click.Group):
 
 
 class _Root(click.Group):
-    """The command itself, whose subcommands are imported when they are called."""
+    """The command itself; its subcommands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, without importing anything."""

@@ -61,7 +61,7 @@ _NAMES: Final[Mapping[str, Mapping[int, str]]] = {
     "GET /bgp/routes": {501: "Disabled"},
     "GET /bgp/route-policies": {501: "Disabled"},
 }
-"""Responses of operations whose names are not those of their statuses."""
+"""Responses of operations with names that differ from those of their statuses."""
 _ANSWERS: Final[Mapping[str, frozenset[int]]] = {
     "GET /healthz": frozenset(),
     "GET /config": frozenset(),
@@ -106,7 +106,7 @@ _ANSWERS: Final[Mapping[str, frozenset[int]]] = {
 }
 """Statuses that the client knows of each operation; all others it reports without what the agent answered."""
 _WITHOUT_TEXT: Final = frozenset({403, 404, 429})
-"""Statuses whose responses have no body in the schema."""
+"""Statuses of responses without a body in the schema."""
 _TEXTLESS: Final = frozenset(
     {
         *((f"GET /endpoint/{{id}}/{part}", 400) for part in ("log", "healthz")),

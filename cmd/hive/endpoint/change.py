@@ -109,7 +109,7 @@ def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout:
 
 
 def _wanted(options: tuple[str, ...], known: dict[str, str]) -> dict[str, str]:
-    """The changes by the options' names. The API says nothing of why it refuses one: this does."""
+    """The changes by the options' names. The API refuses one without a reason: this has it."""
     names = {name.lower(): name for name in known}
     wanted = {}
     for text in options:

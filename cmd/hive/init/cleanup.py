@@ -24,7 +24,7 @@ Step = tuple[str, Callable[[], list[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the agent of this node kept its things."""
+    """Where the agent of this node has its state."""
 
     state_dir: Path
     lib_dir: Path
@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Remove what the agent left on this node. Its pods lose their network.
 
-    With --bpf-state pods keep it, and no policy holds until the next agent serves; a warning says how many
+    With --bpf-state pods keep it, and no policy holds until the next agent serves; a warning has how many
     there are. Refused while an agent runs. What cannot be removed is reported, and the rest is removed.
     """
     places = Places(
@@ -113,7 +113,7 @@ def warn_of_open_pods(links: list[str]) -> None:
 
 
 def running(state_dir: Path) -> bool:
-    """Whether an agent has the state directory: its lock tells, a pidfile may be a killed one's."""
+    """Whether an agent has the state directory: its lock shows it, a pidfile may be a killed one's."""
     with suppress(FileNotFoundError), (state_dir / "agent.lock").open("rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,7 +123,7 @@ def running(state_dir: Path) -> bool:
 
 
 def take(title: str, remove: Callable[[], list[str]]) -> None:
-    """Take one step, and tell what came of it."""
+    """Take one step, and print its result."""
     try:
         removed = remove()
     except traces.NotRemovedError as error:
@@ -137,7 +137,7 @@ def take(title: str, remove: Callable[[], list[str]]) -> None:
 
 
 def link_steps() -> list[Step]:
-    """Before programs: a pod whose link has none would reach the network past its policy."""
+    """Before programs: a pod with none at its link would reach the network past its policy."""
     return [("links lxc* and cilium_*, with their routes", traces.remove_links)]
 
 

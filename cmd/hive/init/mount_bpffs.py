@@ -25,7 +25,7 @@ def command(directory: Path, host_process: Path | None) -> None:
 
 
 def mount_bpffs(directory: Path) -> str:
-    """Mount it; a line that tells what was done. Raises OSError."""
+    """Mount it; a line with what was done. Raises OSError."""
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     if syscalls.filesystem_type(directory) == syscalls.BPF_FS_MAGIC:
         return f"bpffs is mounted on {directory} already"

@@ -29,7 +29,7 @@ def command(directory: Path, host_process: Path | None) -> None:
 
 
 def mount_cgroup(directory: Path) -> str:
-    """Mount it, making the directory; a line that tells what was done. Raises OSError."""
+    """Mount it, making the directory; a line with what was done. Raises OSError."""
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     if syscalls.filesystem_type(directory) == syscalls.CGROUP2_SUPER_MAGIC:
         return f"cgroup v2 is mounted on {directory} already"

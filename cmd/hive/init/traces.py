@@ -2,7 +2,7 @@
 
 Needs: root, pyroute2 for links.   Gives: detach_programs, remove_links, remove_rules, remove_namespaces,
 remove_pins, remove_tree, remove_cni_configuration, unmount, NotRemovedError.
-Each removes all it can and returns the names of what went; being gone already is fine.
+Each removes all it can and returns the names of what it removed; a missing thing is no error.
 """
 
 import errno
@@ -77,7 +77,7 @@ def remove_pins(directory: Path) -> list[str]:
 
 
 def unmount(directory: Path) -> list[str]:
-    """Unmount what is mounted there, once its last user has gone."""
+    """Unmount what is mounted there, once its last user has ended."""
     if not directory.is_mount():
         return []
     syscalls.unmount(directory, syscalls.MNT_DETACH)
@@ -195,7 +195,7 @@ def _delete_link(routes: "IPRoute", index: int) -> None:
     try:
         routes.link("del", index=index)
     except NetlinkError as error:
-        if error.code != errno.ENODEV:  # its other end has gone, and it with that
+        if error.code != errno.ENODEV:  # its other end was deleted, and it with that
             raise OSError(error.code, str(error)) from error
 
 

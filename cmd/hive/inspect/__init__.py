@@ -1,1 +1,1 @@
-"""What a hive is made of, who needs whom, and how its start went."""
+"""What a hive is made of, what depends on what, and how its start went."""

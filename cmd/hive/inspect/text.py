@@ -1,6 +1,6 @@
 """How ``hive inspect`` looks on a terminal: its width and its colours; what it shows is lifecycle's.
 
-Needs: click, which drops styles where the output is no terminal.   Gives: width(), paint(), tinted().
+Needs: click, which drops styles where the output is not a terminal.   Gives: width(), paint(), tinted().
 """
 
 import re

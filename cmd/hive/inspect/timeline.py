@@ -20,7 +20,7 @@ _NUMBER, _TOOK, _HELD = 3, 8, 4
 
 
 def chart(graph: "Graph", timeline: "Timeline", module: str | None = None) -> list[str]:
-    """Every hook's waiting and starting on one axis, who held whom, the slowest constructors, the sums."""
+    """Hooks' waiting and starting on one axis, what waited for what, the slowest constructors, the sums."""
     sums = _sums(timeline) if module is None else []
     return [*_hooks(graph, timeline, module), *_constructors(graph, timeline, module), *sums]
 
@@ -121,6 +121,6 @@ def _lane(span: "Span", origin: float, length: float, columns: int, *, critical:
 
 
 def _ms(seconds: float) -> str:
-    """Milliseconds with two digits that tell: 0.04, 1.6, 21 ms."""
+    """Milliseconds with two significant digits: 0.04, 1.6, 21 ms."""
     value = seconds * 1000
     return f"{value:.{0 if value >= 10 else 1 if value >= 1 else 2}f} ms"

@@ -170,7 +170,7 @@ def _pidfile(lab: Lab) -> Path:
 
 
 def birth(pid: int) -> str | None:
-    """Start time, which tells a process from a later one with its pid (proc_pid_stat(5), field 22)."""
+    """Start time, by which a later process with its pid differs (proc_pid_stat(5), field 22)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

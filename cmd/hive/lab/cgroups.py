@@ -15,7 +15,7 @@ _SOCKETS = {text for each in _OPTIONS for text in (each, f"{each}=true")}
 
 
 def settings_of(name: str, settings: Sequence[str]) -> list[str]:
-    """What else to tell an agent with these settings, so that it leaves the machine's processes alone.
+    """Further settings for an agent with these, so that it leaves the machine's processes alone.
 
     Who is to reach services at sockets joins the group. Raises click.ClickException where there can be none.
     """

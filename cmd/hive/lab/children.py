@@ -88,7 +88,7 @@ class Child(Generic[T]):
         _parent_ends.update((result_read, stop_write))
 
     def stop(self) -> None:
-        """Tell the child to finish; returns at once."""
+        """Have the child finish; returns at once."""
         if self._stop >= 0:
             _parent_ends.discard(self._stop)
             os.close(self._stop)
@@ -113,7 +113,7 @@ class Child(Generic[T]):
         return value  # type: ignore[no-any-return]
 
     def finish(self, within: float | None = None) -> T:
-        """Tell the child to finish and wait for its result."""
+        """Have the child finish and wait for its result."""
         self.stop()
         return self.result(within)
 

@@ -210,7 +210,7 @@ def execute(lab: Lab, number: int | None, pod: str | None, outside: bool, argume
 @name_option()
 @click.option("--all", "everything", is_flag=True, help="All nodes of this machine.")
 def down(lab: Lab, everything: bool) -> None:
-    """Remove a node and everything in it, or all nodes of a cluster. A missing node is no error."""
+    """Remove a node and everything in it, or all nodes of a cluster. A missing node is not an error."""
     need_root()
     from hive.lab import agent_process
 

@@ -1,4 +1,4 @@
-"""What the kernel holds of a node: maps, programs, rows, links; and whether it is really gone.
+"""What the kernel holds of a node: maps, programs, rows, links; and whether it is really removed.
 
 For forked children inside a node (look, belongings) and for the machine itself (alive).
 Needs: root, cells.maps, libbpf.
@@ -125,7 +125,7 @@ def lab_links() -> frozenset[str]:
 def alive(maps: Iterable[int], programs: Iterable[int]) -> list[str]:
     """Those of these ids that still exist anywhere on the machine, in words.
 
-    Only ids are listed, nothing is opened: a prog array that somebody opens and closes while the kernel is
+    Only ids are listed, nothing is opened: a prog array that a process opens and closes while the kernel is
     clearing it is leaked for good (kernel/bpf/arraymap.c: prog_array_map_clear() takes a reference for work
     that may be queued already).
     """

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Namespaces:
     """A network namespace and, for a node, a mount namespace, held by open files.
 
-    Whoever makes one closes it; the namespaces end when nothing else holds them. Files, not bare
+    The code that makes one closes it; the namespaces end when nothing else holds them. Files, not bare
     descriptors: one that an interrupt drops on its way here is closed all the same.
     """
 
@@ -160,8 +160,8 @@ def furnish(share: Path | None = None) -> None:
             try:
                 syscalls.unmount(path, syscalls.MNT_DETACH)
             except OSError:
-                # Somebody removes it in this moment, which unmounts it in every namespace: fs/namespace.c,
-                # __detach_mounts(). Until its name is gone as well, the error is EINVAL, not ENOENT.
+                # Another process removes it in this moment, which unmounts it in every namespace:
+                # fs/namespace.c, __detach_mounts(). Until its name is removed as well, the error is EINVAL.
                 if path in mounted_below(Path("/run")):
                     raise
     handle = None if share is None else os.open(share, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -233,7 +233,7 @@ def end_processes(lab: Lab, within: float = 30.0) -> None:
 
 
 def wait_exited(pid: int, within: float) -> bool:
-    """Wait until the process has ended, whoever its parent is; false when it outlives `within` seconds."""
+    """Wait until the process has ended, a child or not; false when it outlives `within` seconds."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

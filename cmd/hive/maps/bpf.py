@@ -83,13 +83,13 @@ def summaries(bpf_root: Path) -> list[Row]:
             with open_map(path) as each:
                 found.append(_summary(each, path.name))
         except BpfError as error:
-            if error.errno not in {errno.ENOENT, errno.EINVAL}:  # gone meanwhile, or no map
+            if error.errno not in {errno.ENOENT, errno.EINVAL}:  # removed meanwhile, or not a map
                 raise refusal(path, error) from error
     return found
 
 
 def _summary(each: Map, name: str) -> Row:
-    countable = "ARRAY" not in each.spec.type.name  # whose slots are always there
+    countable = "ARRAY" not in each.spec.type.name  # its slots are always there
     return {
         "name": name,
         "type": _kind(each),

@@ -59,7 +59,7 @@ _GATEWAYS: Final = {IPv4Address(0): "none, dropped", IPv4Address(1): "excluded"}
 
 
 def describe(name: str, key: bytes, value: bytes) -> Row | None:
-    """What a row says; of a map not known here, its bytes. None: nothing, as in an unused array's slot."""
+    """The text of a row; of a map not known here, its bytes. None: nothing, as in an unused array's slot."""
     try:
         return _READERS[family_of(name)](key, value)
     except KeyError:

@@ -281,7 +281,7 @@ def main() -> NoReturn:
         code = run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of a pipe has gone: it has seen enough. Keep Python from complaining at exit.
+        # The reader of a pipe has closed it: it has seen enough. Keep Python from complaining at exit.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hive.observe.hubble_why import DropReasons
 
 LAST: Final = 20
-"""Flows that are printed where nothing says how many."""
+"""Flows that are printed without a limit in the arguments."""
 ALL: Final = (1 << 64) - 1
 _DEFAULT_MASK: Final = (
     "time",
@@ -322,7 +322,7 @@ def _events(
     response: type[_Message],
     show: Callable[[Printer], Callable[[_Message], None]],
 ) -> Callable[[Sequence[str]], int]:
-    """The command for one kind of event that is no flow."""
+    """The command for one kind of event that is not a flow."""
 
     def run_it(words: Sequence[str]) -> int:
         command = f"hubble observe {name.lower()}-events"

@@ -159,7 +159,7 @@ def command(
 ) -> int:
     """Show drops, traces and policy verdicts as the datapath reports them, until ctrl-C.
 
-    A line has the local time, what happened and why, from whom and to whom. ENDPOINT is a pod of this node,
+    A line has the local time, what happened and why, source and destination. ENDPOINT is a pod of this node,
     its number or its address; POD is a name, with or without its namespace. Several options of one kind
     mean any of them. Which packets are traced is the
     agent's setting monitor-aggregation. Events that come faster than they are read are lost, and counted.
@@ -206,7 +206,7 @@ def command(
 
 
 def events(stream: socket.socket) -> Iterator[Sample | Lost]:
-    """What comes over the monitor socket. Raises click.ClickException where that is no monitor's."""
+    """What comes over the monitor socket. Raises click.ClickException where it is not a monitor socket."""
     payloads = Payloads()
     while data := stream.recv(1 << 18):
         try:

@@ -97,7 +97,7 @@ class Wanted:
         if isinstance(event, Verdict) and not event.egress:
             source, destination = 0, event.source
         elif source == destination:
-            source = 0  # the receiver's program spoke: whom it is from is not told
+            source = 0  # an event of the receiver's program: it does not have the sender
         return (
             (not self.source or source in self.source)
             and (not self.destination or destination in self.destination)

@@ -58,7 +58,7 @@ def facts(answer: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def asked(server: str, timeout: float) -> dict[str, Any]:
-    """What the operator says of itself, with the answer of its health check. Raises ClickException."""
+    """The operator's own status, with the answer of its health check. Raises ClickException."""
     where = f"http://{server if not server.startswith(':') else 'localhost' + server}"
     try:
         with urlopen(f"{where}/hive/status", timeout=timeout) as answer:  # noqa: S310  # http, as given

@@ -164,7 +164,7 @@ class FolderDirectory:
         return End(text, number, self._cluster.cache.identities[number], network=network)
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
-        """Whoever has the address; a node is the client's own or another, both where that is not certain."""
+        """The owners of the address; a node is the client's own or another, both if uncertain."""
         if (pod := self._pods.get(address)) is not None:
             return [(self._end(pod), "")]
         if address not in self._nodes:

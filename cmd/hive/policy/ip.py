@@ -1,4 +1,4 @@
-"""``hive ip``: whose identity packets from an address have.
+"""``hive ip``: which identity packets from an address have.
 
 Needs: the agent's /v1/ip and /v1/identity.   Gives: command.   Source of the columns: cilium-dbg ip list.
 """
@@ -54,7 +54,7 @@ def get(prefix: str, numeric: bool, agent_socket: Path, timeout: float, output: 
 
 
 def _longest(entries: list[dict[str, Any]], address: str) -> list[dict[str, Any]]:
-    """The entry whose prefix decides: the longest that covers the address."""
+    """The entry with the longest prefix that covers the address."""
     wanted = ip_address(address)
     covering = [one for one in entries if wanted in ip_network(one["cidr"])]
     if not covering:

@@ -45,7 +45,7 @@ def service_findings(cluster: Cluster) -> list[Finding]:
 
 
 def _catalog(cluster: Cluster) -> ServiceCatalog:
-    """The services, beside nodes and pods whose addresses none of them may have."""
+    """The services, beside nodes and pods; no service may have an address of these."""
     catalog = ServiceCatalog(OPTIONS, ServingNode(""))
     for _, node in _rows(cluster, NODES):
         _reserve_node(catalog, f"Node {node.name}", node.name, parse_node(node))

@@ -27,7 +27,7 @@ def command() -> None:
 @timeout_option
 @output_option
 def list_services(words: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
-    """List services by number, or those whose name, address or type has all WORDS in it."""
+    """List services by number, or those with all WORDS in their name, address or type."""
     found = ask("/v1/service", agent_socket, timeout=timeout)
     found = [one for one in found if all(word in _line(one) for word in words)]
     found.sort(key=lambda one: one["spec"]["id"])

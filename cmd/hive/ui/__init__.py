@@ -1,1 +1,1 @@
-"""``hive ui``: who talks to whom, who may, how nodes are, and how the agent started, on one page."""
+"""``hive ui``: who talks to which peer, who may, how nodes are, and how the agent started, on one page."""

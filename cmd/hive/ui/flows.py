@@ -1,4 +1,4 @@
-"""Who talks to whom: the flows that Hubble's ring of this node holds, summed up by workload.
+"""Which workloads talk: the flows that Hubble's ring of this node holds, summed up by workload.
 
 Needs:  Hubble's socket.
 Gives:  FlowMap.
@@ -43,7 +43,7 @@ SHOWN_PORTS: Final = 8
 FRESH: Final = 1.0
 """Seconds for which one answer serves all pages."""
 OUTSIDE: Final = ""
-"""The group of what is no pod."""
+"""The group of all that are not pods."""
 _ALL: Final = (1 << 64) - 1
 _VERDICT_EVENT: Final = 5
 """The kind of Cilium's policy verdict notifications."""

@@ -1,4 +1,4 @@
-"""The cluster as its API server tells: what build-config asks is fetched once, before it is looked at.
+"""The cluster by its API server: what build-config asks is fetched once, before it is looked at.
 
 Needs: cells.kubernetes, imported when asked.   Gives: ApiServer.
 Source: Cilium 1.17, the client that cilium-dbg build-config starts (it waits a minute for a server).
@@ -27,7 +27,7 @@ PAUSE = 5.0
 class ApiServer(Manifests):
     """The objects that these sources are about, of an API server.
 
-    One that gives no answer, or says that it cannot, is asked again for ``patience`` seconds.
+    Without an answer, or with a 5xx, it is asked again for ``patience`` seconds.
     """
 
     def __init__(

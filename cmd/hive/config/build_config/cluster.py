@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class ClusterError(Exception):
-    """The cluster cannot be asked, or what it says cannot be understood: one line."""
+    """The cluster cannot be asked, or its answer cannot be understood: one line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``hive build-config``: from its arguments to the directory, or to one line that says why not.
+"""``hive build-config``: from its arguments to the directory, or to one line with the reason.
 
 Needs: an API server, a directory of manifests, or mounted ConfigMaps.   Gives: command.
 """
@@ -53,7 +53,7 @@ def command(
     """Write the agent's configuration directory, a file per setting, out of several sources.
 
     Afterwards the agent is started with --config-dir. The directory is written whole or not at all. The API
-    server is that of the options, else that of the cluster whose pod this is.
+    server is that of the options, else that of the cluster this pod runs in.
     """
     if not dest:
         raise click.UsageError("--dest is required: the directory to write")

@@ -117,7 +117,7 @@ def read_directory(path: str) -> dict[str, str]:
     if not directory.is_dir():
         raise SourceError(f"directory:{path}: expected a directory, such as a mounted ConfigMap")
     for _ in range(_TRIES):
-        # Where ..data leads nothing ever changes: the kubelet makes a new place, and removes the former one.
+        # Where ..data leads nothing ever changes: the kubelet makes a new place, and removes the old one.
         place = (directory / "..data").resolve() if (directory / "..data").is_dir() else directory
         try:
             return {

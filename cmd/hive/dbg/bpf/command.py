@@ -96,7 +96,7 @@ def _ipcache() -> Table:
 
 
 def ipcache_text(value: IpcacheValue) -> str:
-    """Whose a prefix is, and where."""
+    """The owner of a prefix, and where it is."""
     flags = "skiptunnel" if value.flags & 1 else "<none>"
     return (
         f"identity={value.identity} encryptkey={value.encrypt_key} "
@@ -325,7 +325,7 @@ def list_translations(output: str) -> None:
 def _clock() -> int:
     """Seconds of the clock that maps have, by the agent or by the settings of its last start.
 
-    Raises click.ClickException where neither tells which clock that is.
+    Raises click.ClickException where neither shows which clock that is.
     """
     reason = "could not determine clocksource"
     try:

@@ -74,7 +74,7 @@ class Cluster:
     def make(self, count: int, segments: int, *, etcd: bool = False, bgp: bool = False) -> list[Lab]:
         """Make what is missing of the network and of nodes 1 to `count`; those that were made.
 
-        With `etcd` the nodes publish themselves in it; objects tell each of its own. With `bgp`
+        With `etcd` the nodes publish themselves in it; objects give each its own. With `bgp`
         the nodes announce their pods to a router, and nothing else leads there from outside.
         """
         self._make_network(segments, etcd=etcd, bgp=bgp)
@@ -129,7 +129,7 @@ class Cluster:
         if TUNNEL in more:
             return [*found, *more]
         found += ["--routing-mode=native", "--auto-direct-node-routes=true"]
-        # Between segments the router leads to the pods: it knows every range, as BGP would have told it.
+        # Between segments the router leads to the pods: it knows every range, as by BGP.
         between = ["--direct-routing-skip-unreachable=true"] if self.network.segments > 1 else []
         return [*found, *between, *more]
 

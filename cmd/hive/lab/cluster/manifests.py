@@ -43,7 +43,7 @@ class Manifests:
             fresh.replace(node.manifests / name)
 
     def remove(self, name: str) -> None:
-        """Take a file out of every folder; gone already is fine."""
+        """Take a file out of every folder; a missing one is no error."""
         for node in self.nodes:
             (node.manifests / f"{name}.yaml").unlink(missing_ok=True)
 
@@ -55,7 +55,7 @@ class Manifests:
                 (newcomer.manifests / file.name).write_bytes(file.read_bytes())
 
     def follow_services(self) -> None:
-        """Write the slices of services with a selector, but of those whose slices were applied."""
+        """Write the slices of services with a selector, except those with applied slices."""
         objects = [one for one, file in self.objects() if file != f"{SLICES}.yaml"]
         pods = [one for one in objects if one["kind"] == "Pod"]
         given = {_service_of(one) for one in objects if one["kind"] == "EndpointSlice"}

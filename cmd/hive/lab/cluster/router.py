@@ -84,7 +84,7 @@ class Router:
         (self.directory / "zebra.conf").write_text("hostname router\n")
         (self.directory / "bgpd.conf").write_text(self._configuration())
         for path in (self.directory, *self.directory.iterdir()):
-            shutil.chown(path, "frr", "frr")  # as whom they run
+            shutil.chown(path, "frr", "frr")  # they run as this user
         shared = _SHARED.exists()
         for name in _DAEMONS:
             if self.pid(name) is None:

@@ -21,7 +21,7 @@ SETTLE_WITHIN = 30.0
 
 
 def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: frozenset[str]) -> None:
-    """Stop the agent, remove the node, and check that it is gone; not to be interrupted.
+    """Stop the agent, remove the node, and check that it is removed; not to be interrupted.
 
     `kernels` are earlier looks at its BPF objects, `machine` what lab_links() found before.
     """
@@ -46,7 +46,7 @@ def clear_away(lab: Lab, story: Story, kernels: Sequence[Kernel], machine: froze
 
 @contextlib.contextmanager
 def nothing_left(cluster: Cluster, story: Story, name: str, title: str, explained: str) -> Iterator[None]:
-    """Tell the story of a cluster's nodes in the block, and remove them, however it ends.
+    """Run the story of a cluster's nodes in the block, and remove them, however it ends.
 
     Errors in the block are reported, not raised. The last step has this name, title and explanation.
     """

@@ -38,7 +38,7 @@ def make_room(lab: Lab) -> None:
 
 
 def run(lab: Lab, story: Story) -> None:
-    """Tell the story on a node called `lab.name`, and leave nothing behind, however it ends."""
+    """Run the story on a node called `lab.name`, and leave nothing behind, however it ends."""
     story.title(
         "hive lab demo",
         "A node of its own on this machine: own network, own mounts, own bpffs. In it run the real agent "

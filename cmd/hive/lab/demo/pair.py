@@ -31,7 +31,7 @@ TEAM = "k8s:io.cilium.k8s.namespace.labels.team=blue"
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Tell the story on two nodes, and leave nothing behind, however it ends."""
+    """Run the story on two nodes, and leave nothing behind, however it ends."""
     if any(agent_process.running(lab) is not None for lab in cluster.nodes()):
         name = cluster.name
         raise LabError(f"nodes of {name} are running: remove them (hive lab down --name {name})")

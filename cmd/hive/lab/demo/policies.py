@@ -1,4 +1,4 @@
-"""``hive lab demo``, the fourth part: a policy cuts an open flow, and says why; then it goes on.
+"""``hive lab demo``, the fourth part: a policy cuts an open flow, with the reason; then it goes on.
 
 Needs: root, the compiled plugin and objects.   Gives: run.
 """
@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Tell the story on a node, and leave nothing behind, however it ends."""
+    """Run the story on a node, and leave nothing behind, however it ends."""
     last = ("nothing left of the policies", "The node is taken down", "Its policies with it.")
     part = Policies(cluster, story)
     with nothing_left(cluster, story, *last):
@@ -131,7 +131,7 @@ class Policies:
     # What the chapters share
 
     def _ping(self, within: float) -> bool:
-        """Send a byte; whether all that was said has arrived."""
+        """Send a byte; whether all bytes have arrived."""
         self._client.send(b"x")
         self._sent += 1
         return self._arrives(within)
@@ -149,7 +149,7 @@ class Policies:
             "metadata": {"name": "cart", "namespace": "default"},
             "spec": {
                 "endpointSelector": {"matchLabels": {"app": BACK}},
-                "ingress": [{"fromEndpoints": peers}],  # an empty list is nobody
+                "ingress": [{"fromEndpoints": peers}],  # an empty list selects no peer
             },
         }
         self._cluster.manifests.write("policies", [policy])

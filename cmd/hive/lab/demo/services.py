@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 
 def run(cluster: Cluster, story: Story) -> None:
-    """Tell the story on two nodes, and leave nothing behind, however it ends."""
+    """Run the story on two nodes, and leave nothing behind, however it ends."""
     last = ("nothing left of the services", "Both nodes are taken down", "Their services with them.")
     part = Services(cluster, story)
     with nothing_left(cluster, story, *last):

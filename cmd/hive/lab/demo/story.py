@@ -1,4 +1,4 @@
-"""Tells what happens and keeps the account: steps, explanations, checks with ✔ or ✘, and all of it as data.
+"""Prints what happens and records it: steps, explanations, checks with ✔ or ✘, and all of it as data.
 
 Needs: click.   Gives: Story.
 """
@@ -29,7 +29,7 @@ class Check:
 
 @dataclass(slots=True)
 class Story:
-    """A narrated run. `quiet` tells nothing while it goes on; the account is the same."""
+    """A narrated run. `quiet` prints nothing while it goes on; the record is the same."""
 
     quiet: bool = False
     checks: list[Check] = field(default_factory=list)

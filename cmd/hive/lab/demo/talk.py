@@ -16,7 +16,7 @@ ECHOED = 1 << 20
 
 
 class Talk:
-    """Has namespaces talk, and tells whether they could."""
+    """Has namespaces talk, and returns whether they could."""
 
     def __init__(self, story: Story) -> None:
         self._story = story
@@ -28,7 +28,7 @@ class Talk:
         self._story.check(what, len(trips) == PINGS, f"{len(trips)} of {PINGS} answered{best}")
 
     def echo(self, what: str, source: Namespaces, target: Namespaces, address: str, seen_as: str) -> None:
-        """ECHOED bytes there and back over TCP, from whom they should be."""
+        """ECHOED bytes there and back over TCP, from the expected peer."""
         with inside(target):
             listener = tcp_listener(socket.AF_INET6 if ":" in address else socket.AF_INET)
         with listener:

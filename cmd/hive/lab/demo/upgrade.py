@@ -1,6 +1,6 @@
 """The agent killed and started again with another build of the datapath, under traffic that counts.
 
-Needs: a node with a running agent and two attached pods.   Gives: second_build, upgrade, tell.
+Needs: a node with a running agent and two attached pods.   Gives: second_build, upgrade.
 """
 
 import time
@@ -98,7 +98,7 @@ def upgrade(
 
 
 def report(story: Story, seen: Upgrade) -> None:
-    """Judge what was seen, line by line, and keep the numbers."""
+    """Check what was seen, line by line, and record the numbers."""
     story.check(
         "killed with -9, and a new agent serves",
         True,

@@ -52,7 +52,7 @@ class Streamed:
 
 
 def udp_sender(stop: Stop, target: tuple[str, int], rate: float) -> Sent:
-    """Send numbered packets at `rate` per second until told to stop; late ones are caught up."""
+    """Send numbered packets at `rate` per second until stopped; late ones are caught up."""
     with socket.socket(family_of(target[0]), socket.SOCK_DGRAM) as sock:
         sock.connect(target)
         began = time.monotonic()
@@ -67,7 +67,7 @@ def udp_sender(stop: Stop, target: tuple[str, int], rate: float) -> Sent:
 
 
 def udp_receiver(stop: Stop, sock: socket.socket) -> Received:
-    """Count what arrives on a bound socket until told to stop and nothing more comes."""
+    """Count what arrives on a bound socket until stopped and nothing more comes."""
     seen: set[int] = set()
     duplicates = reordered = 0
     highest, last, longest = -1, 0.0, 0.0
@@ -94,7 +94,7 @@ def udp_receiver(stop: Stop, sock: socket.socket) -> Received:
 
 
 def tcp_sender(stop: Stop, target: tuple[str, int]) -> Streamed:
-    """Write a stream whose every 8-byte word is its own position, until told to stop."""
+    """Write a stream of 8-byte words, each its own position, until stopped."""
     position, longest = 0, 0.0
     with socket.create_connection(target, timeout=10) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -110,7 +110,7 @@ def tcp_sender(stop: Stop, target: tuple[str, int]) -> Streamed:
 
 
 def tcp_receiver(stop: Stop, listener: socket.socket) -> Streamed:
-    """Read one stream to its end and check every word of it; told to stop, give up waiting for a peer."""
+    """Read one stream to its end and check every word of it; when stopped, give up waiting for a peer."""
     sock = _accept(stop, listener)
     if sock is None:
         return Streamed(0, False, 0.0)

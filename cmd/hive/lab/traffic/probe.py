@@ -100,7 +100,7 @@ def _checksum(data: bytes) -> int:
 
 
 def tcp_echo_server(stop: Stop, listener: socket.socket) -> list[str]:
-    """Answer every connection with what it says, until told to stop; the peers' addresses in order."""
+    """Answer every connection with what it sends, until stopped; the peers' addresses in order."""
     peers = []
     listener.settimeout(0.02)
     while not stop.wait(0):

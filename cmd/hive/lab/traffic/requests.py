@@ -31,7 +31,7 @@ class Asked:
 
 
 def answer(stop: Stop, listener: socket.socket, name: str) -> int:
-    """Tell every client the server's name and the client's address, until told to stop; how many."""
+    """Answer every client with the server's name and the client's address, until stopped; how many."""
     count = 0
     listener.settimeout(0.02)
     while not stop.wait(0):
@@ -60,7 +60,7 @@ def answer_on(stop: Stop, listener: socket.socket, name: str) -> int:
                     open_.register(connection, selectors.EVENT_READ, (connection, peer[0]))
                     continue
                 connection, seen = key.data
-                with suppress(OSError):  # it is gone
+                with suppress(OSError):  # it is closed
                     if connection.recv(1):
                         connection.sendall(f"{name} {seen}\n".encode())
                         count += 1
@@ -91,7 +91,7 @@ def ask(target: tuple[str, int], count: int) -> Asked:
 
 
 def ask_on(stop: Stop, target: tuple[str, int], pause: float) -> Asked:
-    """Requests until told to stop."""
+    """Requests until stopped."""
     found = Asked()
     while not stop.wait(pause):
         _ask(target, found)
