@@ -1,7 +1,6 @@
-"""Build hook: compiles the eBPF objects, the cells' C libraries and the CNI plugin into the package.
+"""Build hook: compiles the eBPF objects, C libraries and the CNI plugin into a wheel with a platform tag.
 
-Needs: clang, libbpf's headers, gcc, musl-gcc.   Gives: a wheel with a platform tag. An editable install
-needs no compiler: there ``make`` compiles in place.
+An editable install needs no compiler: there ``make`` compiles in place.
 """
 
 from __future__ import annotations

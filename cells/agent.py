@@ -1,6 +1,5 @@
 """The node agent: all its cells, as one.
 
-Needs: every cell.   Gives: ``agent``, what ``hive agent`` runs and ``hive inspect`` shows.
 The order of this list means nothing: what starts before what follows from what each cell needs.
 """
 

@@ -1,9 +1,4 @@
-"""Compiles the cells' C into shared libraries.
-
-For:    the package build and ``make``.
-Needs:  gcc; of Python only the standard library, for this runs before the package exists.
-Gives:  compile_libraries(); run as a program it compiles each into ``objects`` beside its source.
-"""
+"""Compiles the cells' C into shared libraries."""
 
 from __future__ import annotations
 

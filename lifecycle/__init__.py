@@ -1,8 +1,4 @@
-"""A hive of dependency-injected cells: wired by type hints, checked as a whole, started and stopped in order.
-
-Needs:  nothing of networks; dependency-injector, anyio, structlog, msgspec.
-Gives:  the names below. Compose cells (module, provide, invoke, ...) and run them with Hive.
-"""
+"""A hive of dependency-injected cells: wired by type hints, checked whole, started and stopped in order."""
 
 from typing import TYPE_CHECKING
 

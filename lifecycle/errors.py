@@ -1,9 +1,4 @@
-"""The errors of a hive, and their messages for users.
-
-Needs:  nothing.
-Gives:  HiveError and its kinds (one clear line, an exit code), StartError and StopError (groups that name
-        the hook), as_failure(), and how any error becomes an exit code and a text for the terminal.
-"""
+"""The errors of a hive, and their messages for users."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,5 @@
 """The wire rules of the REST API: bodies in, bodies out, and the errors of the framework itself.
 
-Needs: lifecycle.http.   Gives: answer, json_answer, empty, plain, read_body, nowhere, FrameworkError.
 An error of an operation is a JSON string, or nothing where the operation's schema has no body; an error
 of the framework is ``{"code":..,"message":..}`` as go-openapi writes it (github.com/go-openapi/errors).
 """

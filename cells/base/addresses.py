@@ -1,6 +1,5 @@
 """The addresses of one range: which are taken.
 
-For:    Ipam. Needs: bitarray. Gives: AddressRange, Family, IPAddress, IPNetwork.
 A new address is looked for from a random offset on, so that a released one is not handed out again at once.
 """
 

@@ -1,7 +1,5 @@
 """Processes that outlive the agent: started in a session of their own, and watched.
 
-For:    Envoy, wireguard-go, gobgpd. Needs: nothing.
-Gives:  detached(), process_ended(), pidfd_ended(), exit_code(), exit_text().
 Source: pidfd_open(2), posix_spawn(3), setsid(2).
 """
 

@@ -1,6 +1,5 @@
 """What is wanted of a speaker and what gobgpd lists, as facts that compare; and the messages that make them.
 
-Gives:  SpeakerFacts, policy_rules(), wanted_speakers(), listed_facts(); messages for rules, routes and peers.
 Why:    a policy for each service and peer would be thousands, and gobgpd tries one after the other. What adds
         the same to routes for the same peers is one rule here, with all their prefixes in one set: a service
         that comes is one prefix more, in place, and nothing is sent again.

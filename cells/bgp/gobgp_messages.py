@@ -1,6 +1,5 @@
 """Messages of gobgpd's API, as far as they are used.
 
-Gives:  a WireMessage for each, of the package apipb, and the well-known types that they hold.
 Why:    both ends are on one machine, and gobgpd 3.10 to 3.29 differ only by fields that are not used here.
 Source: gobgp 3.10, api/gobgp.proto, api/attribute.proto (Apache-2.0).
 """

@@ -1,7 +1,5 @@
 """gobgpd: calls to it over a unix socket, and its processes.
 
-Needs:  h2; the framing of cells.hubble.rpc.grpc; the state directory.
-Gives:  Gobgp, connected(), GobgpError, GobgpUnreachableError; Speakers, end_speakers().
 Why:    the calls are a few hundred lines over h2, which the agent has for Hubble; grpcio costs it 20 MB.
         Each process outlives the agent, so that no session ends with it. There is one for each BGP instance:
         a gobgpd has one AS, one router ID, one port and one set of policies, and so has an instance; what

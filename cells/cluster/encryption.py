@@ -1,6 +1,5 @@
 """What is encrypted between nodes, and the key that this node publishes, in the words of those that heed it.
 
-Needs: nothing.   Gives: ClusterEncryption, EncryptionKey; who encrypts provides them.
 Source: Cilium 1.17; the key of all nodes with WireGuard is the number 255.
 """
 

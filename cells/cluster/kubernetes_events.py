@@ -1,7 +1,6 @@
 """Events of Kubernetes about objects that are not served as they are written.
 
 Controller: the tables of the EventSources in, Event objects at the API server out; without one, nothing.
-Needs:  Member[EventSource], KubernetesAPI, ReadTable[ClusterNode], AgentConfig.   Gives: EventReports.
 Why:    authors of a Service or a policy see its events, not the agents' logs. An author of many objects
         must not burden the API server: of an object and a reason there is one event, at most one a minute is
         written about it, one a second by an agent, and what all agents find is reported by three.

@@ -1,6 +1,5 @@
 """One ADD, from its request to its answer: tried until it works, or taken back whole.
 
-For:    CniServer. Needs: Attacher, AttachPolicyPool. Gives: AddRequest, AddTools, INTERNAL.
 What meets nothing unusual is prepare() and attach(), both synchronous; what has to wait is finish().
 """
 

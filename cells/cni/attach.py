@@ -1,6 +1,5 @@
 """The ADD of a pod: address, pair, endpoint, link up, pod configured; or nothing at all.
 
-Needs: the edges (Links, Addresses, Endpoints), LinkTeardown.   Gives: Attacher, Prepared, NameTaken.
 Source: the CNI specification, section 4 (ADD). The link comes up last, when every map row is there.
 """
 

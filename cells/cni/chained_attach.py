@@ -1,6 +1,5 @@
 """The ADD of a pod with a link that another plugin has made: an endpoint on that link, and nothing else.
 
-Needs: Links, Endpoints, the pod's links.   Gives: ChainedAttacher.
 Source: Cilium 1.17, chaining mode generic-veth, which aws-cni, azure and flannel are other names of; texts as
 recorded from the original plugin. Addresses, routes and the way packets take stay the other plugin's: ours
 only looks at them, in both directions, at the host's end of the link.

@@ -1,6 +1,5 @@
 """CHECK: is the attachment as its ADD left it?
 
-Needs: Endpoints, the pod's links.   Gives: Checker.
 Source: CNI spec 0.4.0 to 1.1.0, CHECK; order, texts and codes as recorded from the original plugin: first the
 endpoint's health, then the interface and each address the previous result gave it.
 """

@@ -1,6 +1,5 @@
 """What a runtime asks for: environment, CNI_ARGS and network configuration, read and checked.
 
-Needs: protocol (the packet).  Gives: PluginCall, read_call, check_add, delegated_addresses, pod_of, chain_of.
 Source: CNI spec 1.1 sections 2 and 5; texts and codes as recorded from the original plugin.
 """
 

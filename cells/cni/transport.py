@@ -1,6 +1,5 @@
 """cni.sock: connections that bring one packet, with descriptors, and get one back.
 
-Needs: a path.   Gives: listen, PacketServer, PluginConnection, TURN.
 Callbacks of the event loop rather than tasks: a pod's ADD is a millisecond of work, and each hop of a task
 would be a tenth of that.
 """

@@ -1,10 +1,4 @@
-"""Compiles the eBPF objects.
-
-For:    the package build, ``make``, tests and the lab.
-Needs:  clang, libbpf's headers, the kernel's UAPI headers; of Python only the standard library, for this runs
-        before the package exists.
-Gives:  compile_objects(), tagged(); run as a program it compiles into ``objects`` beside this file.
-"""
+"""Compiles the eBPF objects."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What Cilium's own agent leaves in force on a node that is moved to ours: its programs, until ours serve.
 
-For:    Datapath. Needs: bpffs, HostLinks. Gives: CiliumPrograms.
 Source: Cilium 1.17: from Linux 6.6 on its programs are attached by tcx, by links pinned below
         ``<bpf-root>/cilium/{endpoints,devices}/*/links``, before that as filters; their tail calls are pinned
         beside the maps. tcx runs before filters (kernel: include/net/tcx.h), so what stays there hides ours.

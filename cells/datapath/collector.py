@@ -1,7 +1,5 @@
 """Removes connections from the maps of flows: ended ones, or all of some addresses, within the kernel.
 
-For:    the conntrack cell, and endpoints that go. Needs: Maps, gc.o. Gives: ConntrackCollector, Collected.
-
 Nothing is copied out of the maps. A walk runs in a worker thread, outside the interpreter's lock, in slices
 of entries, or of empty buckets, between which the processor is free for others. The programs are loaded at
 their first use: a start does not wait for them.

@@ -1,7 +1,4 @@
-"""Brings the programs into the kernel, and onto interfaces.
-
-Needs: DatapathSettings, AgentConfig, Maps, HostLinks.   Gives: Datapath.
-"""
+"""Brings the programs into the kernel, and onto interfaces."""
 
 import errno
 import struct

@@ -1,8 +1,5 @@
 """One generation of the datapath: an object loaded onto the node's maps and put in force.
 
-For:    Datapath, and the self-check, which loads onto maps of its own. Needs: libbpf, cells.maps.
-Gives:  Constants, read_object(), load(), publish(), in_force(), serves().
-
 The programs in force are the entries of hive_entry, and nothing else: no file has it, no attachment changes.
 Replacing the entries is therefore the whole upgrade; the kernel frees the old programs once the last packet
 has left them.

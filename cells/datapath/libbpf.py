@@ -1,6 +1,5 @@
 """libbpf, as far as loading our objects needs it.
 
-For:    loading. Needs: libbpf.so.1 (Debian: libbpf1), opened at first use. Gives: LoadedObject, LoadError.
 Source: libbpf's own headers bpf/libbpf.h; its functions have a stable ABI within libbpf.so.1.
 
 Through ctypes: declaring the same dozen functions to cffi costs 25 ms of start-up to parse them, against 0.3.

@@ -1,6 +1,5 @@
 """The programs: what each is called, where it is attached, and where it is entered.
 
-For:    the loader, which enters and attaches them. Needs: nothing. Gives: PROGRAMS, at().
 The numbers of entries are those of bpf/lib/maps.h; a test compares them.
 
 A *dispatcher* (bpf/dispatch.c) is attached and stays; it jumps to the *program* of the generation in force

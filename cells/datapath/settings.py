@@ -1,8 +1,4 @@
-"""Settings of the datapath, and what follows from them and others'.
-
-Needs: ServiceSettings.
-Gives: DatapathSettings, ProgramSettings, XfrmMarks, MonitorNotifications, HostRouting, host_routing().
-"""
+"""Settings of the datapath, and what follows from them and others'."""
 
 from ipaddress import IPv4Address
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The endpoints of this node: made, found, regenerated and removed here.
 
-For:   CNI server, REST handlers, endpoint restore.   Needs: the edges of cells.endpoint.kernel.
-Gives: Endpoints.
 Source: Cilium 1.17, the endpoint manager: states, order of create and delete, lookups.
 
 All but waiting for an identity is synchronous and on the event loop, so no one ever sees a half-made

@@ -1,8 +1,4 @@
-"""Keeps this node's events while the agent runs, if enable-hubble is true.
-
-Needs:  HubbleSettings, AgentConfig, Events and the agent's tables; EventSources, imported only then.
-Gives:  Hubble, KnownNames, FollowedTables.
-"""
+"""Keeps this node's events while the agent runs, if enable-hubble is true."""
 
 from __future__ import annotations
 

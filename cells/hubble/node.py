@@ -1,8 +1,6 @@
 """Hubble: what the datapath, the proxies and the agent report, as flows with names.
 
 Source: the datapath's events and access logs (Events), and the agent's tables; a ring keeps the last ones.
-Needs:  Hubble, and what hands its events on.
-Gives:  Hubble; HubbleServer, HubbleMetrics, Exporters and DropEvents, which hand its events on.
 Why:    an event has numbers; people ask for pods, services and the policy that decided. Nothing of this is
         imported, and no event read, unless enable-hubble is true.
 

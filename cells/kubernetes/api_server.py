@@ -1,7 +1,6 @@
 """An API server as the source of objects, and the client by which others write.
 
 Source: a reflector per kind fills the tables of objects.
-Needs:  KubernetesSettings, AgentConfig, Resources, Table[SourceStatus].   Gives: KubernetesAPI, ServerState.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Leases: one of several is the leader, and all can see which.
 
-Needs: Client.   Gives: Election, Lease, LEASES.
 Source: k8s.io/client-go/tools/leaderelection; coordination.k8s.io/v1 Lease (times have six digits of
         fraction).
 """

@@ -1,7 +1,5 @@
 """Events: what happened to an object, for those who look at it (``kubectl describe``).
 
-Gives:  EventSource and EventDraft, by which a cell contributes what is to be reported of the rows of a table;
-        EventRecorder, EVENTS.
 Source: KEP-383, events.k8s.io/v1: one object a series, patched when the same thing happens again.
 """
 

@@ -1,7 +1,6 @@
 """Keeps a table equal to one kind of objects of an API server: list, watch, and again after trouble.
 
 Source: lists and watches through Client, fills Table[T].
-Needs:  Client, a Sink (the table with its bookkeeping).   Gives: Reflector.
 Source: Kubernetes API concepts (efficient detection of changes; watch bookmarks; streaming lists), KEP-3157.
 
 What is known stays in force whatever happens: a table changes only by a server's event about an object, or by

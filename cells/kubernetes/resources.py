@@ -1,7 +1,4 @@
-"""The tables of objects, one per kind, with their one writer.
-
-Needs: Tables, Health, Logger.   Gives: Resources, source_statuses.
-"""
+"""The tables of objects, one per kind, with their one writer."""
 
 from __future__ import annotations
 

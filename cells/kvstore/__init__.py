@@ -1,7 +1,6 @@
 """The key-value store that nodes share what they know by: etcd, with the keys that Cilium documents.
 
 Edge: a connection to etcd, with leases, locks and watches, for cells that share something through it.
-Needs:  KVStoreSettings.   Gives: KVStore; PrefixWatch to follow keys, keep_keys() to have some.
 Why:    a cluster needs no API server for what its nodes share. While etcd is down everything
         stays as it was, health and status show it, and this node's keys are written once it is back.
 """

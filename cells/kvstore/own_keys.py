@@ -1,7 +1,6 @@
 """This node's keys: written under its leases, and restored when others change them.
 
 Reconciler target: a table of OwnKey in, keys of the store out.
-Needs:  KVStore.   Gives: OwnKey, OwnKeys, keep_keys().
 """
 
 from __future__ import annotations

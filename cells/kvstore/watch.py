@@ -1,7 +1,5 @@
 """Keys of a prefix to rows of a table: all of them first, then what changes.
 
-For:    sources over the store. Needs: KVStore. Gives: PrefixWatch.
-
 A watch that breaks is taken up where it broke. What cannot be taken up, since etcd has compacted it, is read
 anew, and compared. A store that knows less than it did is another one, or an old copy: what it lacks stays
 for a while, since its owners write it again.

@@ -1,7 +1,6 @@
 """The BPF maps of the node, pinned where Cilium's tools look for them; and the pool of policy maps.
 
 It opens or makes the maps, and keeps them pinned; other cells fill them.
-Needs:  AgentConfig, MapSettings.   Gives: Maps, PolicyMaps, and the layouts and calls to use them with.
 Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. Of a map with another
         layout or size the entries are taken over into a new one, or the start refuses; programs
         loaded earlier keep the old one until they are reloaded.

@@ -1,10 +1,8 @@
 """Takes the entries of a pinned map over into one of another size or layout. They are never dropped.
 
-For:    Maps, in a worker thread. Needs: the pinned map. Gives: migrate(), RetiredMap, retired_maps().
-
 The programs in force use the old map until they are replaced, and may write to it until then. So it stays
-pinned beside the new one, as ``<name>_former_<id>``, until :meth:`RetiredMap.settle` has taken over what it got
-meanwhile. The pin itself changes hands in one step: an agent killed anywhere leaves a generation that
+pinned beside the new one, as ``<name>_former_<id>``, until :meth:`RetiredMap.settle` has taken over what
+it got meanwhile. The pin itself changes hands in one step: an agent killed anywhere leaves a generation that
 forwards, and a start that can be tried again.
 """
 

@@ -1,6 +1,5 @@
 """Sees to it that maps stay pinned, and that hive_policies leads to each endpoint's policy map.
 
-For:    the agent.   Needs: Maps, PolicyMaps, Jobs.   Gives: MapWatchdog.
 Why:    without its pin a map works on until the agent ends; then the next one starts without what was in it.
 """
 

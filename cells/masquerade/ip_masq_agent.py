@@ -2,7 +2,6 @@
 
 Source:     watches the file's directory (inotify), fills the table ``ip-masq-networks``.
 Reconciler: the table in, cilium_ipmasq_v4 and cilium_ipmasq_v6 out.
-Needs:      MasqueradeSettings, AgentConfig, Maps.   Gives: IpMasqAgent, Table[MasqueradedNetwork].
 Source:     https://github.com/kubernetes-sigs/ip-masq-agent, and Cilium 1.17's reading of its file.
 """
 

@@ -1,8 +1,5 @@
 """A route netlink socket that sends several requests in one datagram and finds out which of them failed.
 
-Needs: a file descriptor (its own, or one opened by the CNI plugin inside a pod's namespace).
-Gives: Connection.run(), answers(), NetlinkError.
-
 The kernel answers while it is being sent to, so nothing here waits; the socket is non-blocking, and an
 answer that is not there is an error. Only the last request asks for an acknowledgement: failures of the
 others are reported all the same (netlink(7)), so a batch is one send and, when it works, one receive.

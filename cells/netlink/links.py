@@ -49,7 +49,7 @@ __all__ = [
 #
 # Deleting one link waits 14 to 20 ms for RCU; deleting a group of fifty waits hardly longer. So links to go
 # are collected while an earlier deletion runs, put into a link group of their own, and deleted as a
-# group, in a worker thread on a socket of its own. Needs: nothing. Gives: Reaper, delete_links().
+# group, in a worker thread on a socket of its own.
 
 _BATCH = 100  # requests a datagram: their errors, if all fail, still fit the socket's receive buffer
 

@@ -1,7 +1,4 @@
-"""The network namespaces of this machine, and acting in each.
-
-Needs: CAP_SYS_ADMIN.   Gives: namespaces(), run_in_each(), run_in_new(), own_netns_cookie().
-"""
+"""The network namespaces of this machine, and acting in each."""
 
 from __future__ import annotations
 

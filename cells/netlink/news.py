@@ -1,7 +1,5 @@
 """Events of the kernel that something changed, without reading what.
 
-For:   cells that list again after each hint.   Needs: a netlink socket of its own.
-Gives: subscribed(), hints(), passing(), and the words its filters are written in.
 Source: rtnetlink(7); classic BPF of linux/filter.h, which stops in the kernel what no reader wants: pods
 make a lot of news. pyroute2, which could read the messages, would take 0.1 s and 13 MB to import.
 """

@@ -1,7 +1,4 @@
-"""The pod's side: addresses, routes, up, over a netlink socket that was opened inside the pod's namespace.
-
-Needs: the socket's descriptor, which stays the caller's.   Gives: PodLink.
-"""
+"""The pod's side: addresses, routes, up, over a netlink socket that was opened inside the pod's namespace."""
 
 import errno
 import os

@@ -1,6 +1,5 @@
 """VXLAN devices in collect-metadata mode: made, found, changed in place, removed. WireGuard's: made.
 
-Needs: a network namespace of the calling thread.   Gives: VxlanLinks, FoundVxlan, create_wireguard().
 Formats: linux/if_link.h, IFLA_VXLAN_*; the tests compare them with pyroute2's encoder byte by byte.
 Each call is one exchange over a socket of its own, for a worker thread. Calls raise NetlinkError.
 """

@@ -1,7 +1,4 @@
-"""Netlink framing: headers, attributes, and what comes back. Pure; the format is netlink(7) and rtnetlink(7).
-
-Gives: Request (one message to send), encode(), attribute(), messages() and attributes() to read answers.
-"""
+"""Netlink framing: headers, attributes, answers; the format is netlink(7) and rtnetlink(7)."""
 
 import struct
 from collections.abc import Iterator, Sequence

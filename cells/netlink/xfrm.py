@@ -1,7 +1,6 @@
 """States and policies of IPsec in the kernel (XFRM), over netlink; and how their messages are encoded.
 
 Edge:   the security associations and the policy database (RFC 4301, 4.4) of the network namespace.
-Gives:  XfrmState, XfrmPolicy, XfrmKernel.
 Why:    pyroute2 has no XFRM. Source: linux/xfrm.h. No text, log or table shows a key.
 """
 

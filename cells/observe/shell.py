@@ -1,7 +1,6 @@
 """The shell socket: commands to the running agent, for ``hive shell`` and an unmodified ``cilium-dbg shell``.
 
 Edge:   answers lines with text; its own commands look at tables, health, graph, start, jobs and logs.
-Needs:  AgentConfig; Member[Commands] of any cell.   Gives: nothing; it is invoked.
 Source: Cilium 1.17, pkg/shell: the socket and its setting. Only root may connect: commands can stop modules.
 
 Settings: shell-sock-path.

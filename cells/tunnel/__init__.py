@@ -2,8 +2,6 @@
 
 Reconciler: keeps the device ``cilium_vxlan`` with its programs, what pods' programs know of it (hive_tunnel),
             the ranges of other nodes' pods (cilium_tunnel_map) and the node's routes to them.
-Needs:      Datapath, Maps, Router, Sysctls, Table[Device], Table[NodeAddress], ReadTable[ClusterNode].
-Gives:      Tunnel, RouteMtu (for pods' routes), RemoteNetworks, TunnelSettings.
 Why:        the network between nodes need not know pods' addresses: pods' packets travel inside those of
             nodes, with the sender's identity as the VXLAN network identifier. Device, maps and programs
             forward on while no agent runs; in native mode the next start removes them.

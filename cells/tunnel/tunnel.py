@@ -1,9 +1,4 @@
-"""The tunnel of this node: its device, the programs on it, and what those of pods know of it.
-
-Needs: TunnelSettings, Datapath, TunnelLinks, TunnelMaps, Table[Device], Table[NodeAddress], PodMtu, RouteMtu,
-Sysctls, DirectRouteSettings, ClusterAllocator, Health.
-Gives: Tunnel; the tables ``tunnel`` and ``tunnel-status``.
-"""
+"""The tunnel of this node: its device, the programs on it, and what those of pods know of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Cilium's options that this agent does not serve: refused, without effect, or of other programs.
 
-Needs:  the settings, the log.
-Gives:  UnservedSettings and WithoutEffect, for the same elsewhere; OTHERS, the keys of other programs.
 Why:    a key of Cilium's ConfigMap is served, refused where it asks for what is not done, or known to change
         nothing. What remains is a mistake, and the agent warns of it.
 """

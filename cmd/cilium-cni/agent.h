@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The agent behind cni.sock (SOCK_SEQPACKET). Needs: netns.h. Gives: one request, one reply.
+// The agent behind cni.sock (SOCK_SEQPACKET). One request, one reply.
 //
 // request: "HCNI" | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin | addresses
 // reply:   "HCNI" | u16 version | u16 action | u32 exit_code | u32 stdout_len | stdout

@@ -1,7 +1,4 @@
-"""Compiles the CNI plugin; runs in the build, so it needs the standard library only.
-
-Needs: musl-gcc (Debian package musl-tools).   Gives: compile_plugin.
-"""
+"""Compiles the CNI plugin; runs in the build, so it needs the standard library only."""
 
 from __future__ import annotations
 

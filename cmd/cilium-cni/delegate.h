@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plugin that hands out addresses instead of the agent (ipam.type): found in CNI_PATH and called with this
 // plugin's own environment and stdin, in the namespace it was called in (CNI spec 1.1, section 4).
-// Needs: invocation.h, netns.h. Gives: one call, and what came of it.
 #pragma once
 
 #include "invocation.h"

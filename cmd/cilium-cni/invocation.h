@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the runtime calls a plugin: environment, stdin, protocol versions (CNI spec 1.1, section 2), with
-// the checks, codes and texts of the CNI library's skel package. Needs: netconf.h. Gives: struct invocation.
+// the checks, codes and texts of the CNI library's skel package.
 #pragma once
 
 #include "netconf.h"

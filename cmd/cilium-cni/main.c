@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // cilium-cni: the CNI plugin (CNI spec 1.1) a container runtime starts for every pod. It does what only
 // a process in the runtime's place can do - open the pod's namespace - and hands the rest to the agent
-// over cni.sock. Needs: the agent, except for VERSION and for a DEL it can leave in the delete queue.
+// over cni.sock. VERSION, and a DEL that it leaves in the delete queue, work without an agent.
 // Static and free of stdio, because its start is part of every pod's start.
 #include "agent.h"
 #include "delegate.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The network configuration on stdin, read only as far as the plugin itself needs it: the agent reads
-// the rest. Needs: text.h. Gives: struct netconf, and the error of another plugin, from a strict scan of the
-// whole text (RFC 8259).
+// the rest, from a strict scan of the whole text (RFC 8259). Also reads the error of another plugin.
 #pragma once
 
 #include <stdbool.h>

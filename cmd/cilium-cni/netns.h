@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pod's network namespace. Needs: CAP_SYS_ADMIN over it. Gives: its descriptor and an rtnetlink
-// socket inside it, which is all the agent needs to work there.
+// The pod's network namespace: its descriptor and an rtnetlink socket inside it, which is all the agent
+// needs to work there. Opening it takes CAP_SYS_ADMIN over it.
 #pragma once
 
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The delete queue: what a DEL leaves behind for an agent that is down. Needs: text.h.
-// Gives: a shared lock on the directory, held from before the last try to connect until the request
-// is in a file, so that no DEL falls between the agent's drain and its sockets.
+// The delete queue: what a DEL leaves behind for an agent that is down. A shared lock on
+// the directory is held from before the last try to connect until the request is in a file, so that no DEL
+// falls between the agent's drain and its sockets.
 #pragma once
 
 #include "text.h"

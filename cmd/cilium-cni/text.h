@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A bounded text buffer, and the plugin's output: errors on stdout, notes on stderr and in
-// the log file. Needs: nothing. Gives: no stdio, which would be most of the plugin's start time.
+// the log file. No stdio: it would be most of the plugin's start time.
 #pragma once
 
 #include <stdbool.h>

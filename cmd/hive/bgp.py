@@ -1,6 +1,6 @@
 """``hive bgp``: sessions, routes and policies of this node's BGP speakers.
 
-Needs: the agent's /v1/bgp.   Gives: command.   Source: RFC 4271; texts of attributes are those of cilium-dbg.
+Source: RFC 4271; texts of attributes are those of cilium-dbg.
 """
 
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Asks the running agent over its unix socket.
-
-Needs: the standard library; the agent's API (paths of the OpenAPI document under /v1).
-Gives: ask(), follow(), change(), connect(), and the ``--socket`` option every such command has.
-"""
+"""Asks the running agent over its unix socket."""
 
 import errno
 import http.client

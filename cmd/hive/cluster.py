@@ -1,6 +1,5 @@
 """``hive cluster``: the whole cluster from one place, as its API server shows it.
 
-Needs: cells.kubernetes, imported when asked; the user's kubeconfig.   Gives: command.
 Source: what ``cilium status`` (cilium-cli) counts.
 """
 

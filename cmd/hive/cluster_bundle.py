@@ -1,7 +1,4 @@
-"""``hive cluster bundle``: one archive with every node's bundle, objects, events and logs; without secrets.
-
-Needs: the user's kubeconfig, with the right to read objects and to exec in the agents' pods.   Gives: bundle.
-"""
+"""``hive cluster bundle``: one archive with nodes' bundles, objects, events and logs; without secrets."""
 
 from __future__ import annotations
 

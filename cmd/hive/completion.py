@@ -1,9 +1,4 @@
-"""``hive completion``: the script that makes a shell complete the command line, with names of the agent.
-
-Needs: click, which answers the shell; the agent's lists.
-Gives: command; the ``shell_complete`` of arguments: tables, maps, settings, options, endpoints, pods and
-services.
-"""
+"""``hive completion``: the script that makes a shell complete the command line, with names of the agent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A cluster by the kubeconfig of the person who asks: options, objects, and what pods say of themselves.
-
-Needs: cells.kubernetes, imported when asked.
-Gives: cluster_options, access_of, list_objects; AGENT, OPERATOR, CONTAINER; what is read of objects.
-"""
+"""A cluster by the kubeconfig of the person who asks: options, objects, and what pods say of themselves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The ``hive`` command: finds the subcommand, and turns what goes wrong into one line and an exit code.
 
-Needs: click.   Gives: main (the console script) and cli (the click group, for tests).
 Subcommands are imported when they are called: ``hive status`` answers without loading the agent.
 """
 

@@ -1,8 +1,4 @@
-"""Names that people know for what the agent numbers: pods for endpoints and addresses, services, labels.
-
-Needs: the agent's /v1/endpoint, /v1/ip, /v1/service, /v1/identity, /v1/cluster/nodes.
-Gives: Names; endpoint_number() and services_of() for what people type; pod_of(), service_of(), labels_text().
-"""
+"""Names that people know for what the agent numbers: pods for endpoints and addresses, services, labels."""
 
 import difflib
 import time

@@ -1,8 +1,4 @@
-"""How the command prints: aligned tables, colour on terminals only; JSON, YAML or single values for programs.
-
-Needs: click (it drops colours when the output is not a terminal).
-Gives: table(), detailed(), fitted(), fact_lines(), cell_text(), document(), json_text(), the option; widths.
-"""
+"""How the command prints: aligned tables, colour on terminals only; JSON, YAML or values for programs."""
 
 import json
 import re

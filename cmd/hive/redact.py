@@ -1,7 +1,6 @@
 """Takes out of what a bundle holds whatever may be a secret: objects, documents in JSON, logs.
 
 Why: a bundle is sent to others. Better too little than a password: what looks like one goes.
-Gives: redacted(), redacted_text(), redacted_file().
 """
 
 from __future__ import annotations

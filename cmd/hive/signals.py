@@ -1,7 +1,4 @@
-"""Requests to end, for commands that make something and remove it again.
-
-Gives: orderly, uninterrupted.
-"""
+"""Requests to end, for commands that make something and remove it again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The few system calls about namespaces and mounts that Python 3.11 does not have.
 
-Needs: libc, and CAP_SYS_ADMIN to be of any use.   Gives: unshare, setns, mount, unmount, filesystem_type,
-set_loopback_up.
 Source: unshare(2), setns(2), mount(2), umount2(2), statfs(2), netdevice(7).
 """
 

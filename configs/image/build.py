@@ -5,12 +5,12 @@
     python3 configs/image/build.py --envoy --tag localhost/hive-agent:0.1.0-envoy hive-envoy.tar
     python3 configs/image/build.py --bgp --tag localhost/hive-agent:0.1.0-bgp hive-bgp.tar
 
-For:    who deploys; ``ctr images import``, ``podman load`` and ``skopeo`` take the archive.
-Needs:  a Debian whose release is the image's, with apt-get and dpkg-deb; Python with pip and venv, and what
-        compiles the package (``make install``); readelf.
-Gives:  an OCI image layout in a tar file: three layers (Debian's files, the libraries, ours), one more with
-        Envoy, one more with gobgpd; the same bytes for the same sources and packages; a bill of materials in
-        /usr/share/sbom.
+The archive is an OCI image layout, which ``ctr images import``, ``podman load`` and ``skopeo`` take: three
+layers (Debian's files, the libraries, ours), one more with Envoy, one more with gobgpd; the same bytes for
+the same sources and packages; a bill of materials in /usr/share/sbom. It is built on a Debian of the image's
+release, with apt-get, dpkg-deb, readelf, Python with pip and venv, and what compiles the package
+(``make install``).
+
 Source: OCI image specification 1.1; SPDX 2.3; reproducible-builds.org on SOURCE_DATE_EPOCH.
 """
 

@@ -1,8 +1,6 @@
 """A look into a running hive: commands over a unix socket, and tables as plain data for other servers.
 
 Source of nothing, reconciler of nothing: a server. Give ``admin()`` to a hive beside its cells.
-Needs:  what every hive injects.
-Gives:  commands to clients of the socket, such as ``hive shell``.
 Cells contribute commands of their own as ``Member[Commands]``; lifecycle.testing runs scripts of them.
 """
 

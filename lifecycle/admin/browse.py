@@ -1,7 +1,5 @@
 """The tables of a hive as plain data: their list, their rows, and their changes.
 
-Needs:  tables.
-Gives:  TableInfo, TableRow, TableChange with tables_info(), rows(), changed(); Follower.
 Why:    an API, a shell and a script show tables in different words, and read them in one way: in slices, so
         that a large table does not keep the event loop from other work.
 """

@@ -1,8 +1,4 @@
-"""The admin cell: any hive with a socket to look into it.
-
-Needs:  nothing but a hive.
-Gives:  admin(), AdminSettings; commands_cell, to run commands in another way.
-"""
+"""The admin cell: any hive with a socket to look into it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records as columns of text, and such text compared with records.
 
-Needs:  nothing.
-Gives:  aligned(), Columns, columns_of(), Golden.
 Source: cilium/statedb's script commands: where a word of the header stands, there its column begins.
 """
 

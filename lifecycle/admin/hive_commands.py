@@ -1,8 +1,4 @@
-"""The commands that look at a hive: how it is, what it is made of, how its start went, its jobs and logs.
-
-Needs:  what a hive injects.
-Gives:  HiveCommands, to contribute as Member[Commands].
-"""
+"""The commands that look at a hive: how it is, what it is made of, how its start went, its jobs and logs."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

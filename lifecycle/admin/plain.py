@@ -1,8 +1,4 @@
-"""Any value as JSON that people can read.
-
-Needs:  nothing.
-Gives:  plain(), text().
-"""
+"""Any value as JSON that people can read."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Commands over a unix socket: a line in, text out, an end mark.
 
-Needs:  a path, commands.
-Gives:  AdminServer, AdminSocket, END, FAILED, CONFIRM.
 Source: cilium/hive's shell, whose protocol this is, so that ``cilium-dbg shell`` is a client of it: each line
         is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Ours adds what begins with #,
         a comment to their servers: after ``#marks`` the output of a command that fails ends with

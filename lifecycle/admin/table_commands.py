@@ -1,7 +1,5 @@
 """The commands that look at tables: ``db``, ``db/show``, ``db/get``, ``db/watch``, ``db/cmp`` and their kin.
 
-Needs:  Tables.
-Gives:  TableCommands, to contribute as Member[Commands].
 Source: cilium/statedb's script commands, whose names and flags these are.
 """
 

@@ -1,8 +1,4 @@
-"""The commands that write tables, for scripts: a table of a hive that runs has one writer already.
-
-Needs:  a hive that is built.
-Gives:  write_commands(): ``db/insert`` and ``db/delete``.
-"""
+"""The commands that write tables, for scripts: a table of a hive that runs has one writer already."""
 
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence

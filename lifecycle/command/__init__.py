@@ -1,8 +1,4 @@
-"""A hive as a command of its own: runs it, checks it, shows what it is made of, completes its flags.
-
-Needs:  a hive.
-Gives:  main(); shell(), which talks to one that runs; hive_at(), which imports one.
-"""
+"""A hive as a command of its own: runs it, checks it, shows what it is made of, completes its flags."""
 
 from lifecycle.command.imported import hive_at
 from lifecycle.command.main import main

@@ -1,8 +1,4 @@
-"""``python -m lifecycle``: what one does with a hive that has no command of its own, and in CI.
-
-Needs:  a hive that can be imported.
-Gives:  run().
-"""
+"""``python -m lifecycle``: what one does with a hive that has no command of its own, and in CI."""
 
 import os
 import sys

@@ -1,8 +1,4 @@
-"""Whether a hive could run: as a line for people, as JSON for programs.
-
-Needs:  a hive whose settings have been read.
-Gives:  check_graph(), check_all(), Verdict; faulty(), the verdict of an error.
-"""
+"""Whether a hive could run: as a line for people, as JSON for programs."""
 
 import msgspec
 

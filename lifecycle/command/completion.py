@@ -1,8 +1,5 @@
 """What makes a shell complete the command line of a hive.
 
-Needs:  the options of a hive.
-Gives:  SHELLS, script(), candidates().
-
 The script asks the command itself, with what is typed so far; so it never gets out of date.
 """
 

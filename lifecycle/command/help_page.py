@@ -1,8 +1,4 @@
-"""The help of a hive's command: what it can do, and every setting.
-
-Needs:  a hive whose graph has no faults.
-Gives:  page().
-"""
+"""The help of a hive's command: what it can do, and every setting."""
 
 import shutil
 import textwrap

@@ -1,8 +1,4 @@
-"""A hive by the name of its variable.
-
-Needs:  a module that can be imported.
-Gives:  hive_at().
-"""
+"""A hive by the name of its variable."""
 
 import sys
 from importlib import import_module

@@ -1,7 +1,6 @@
 """The command line of a hive.
 
-Needs:  a hive; argv and the environment.
-Gives:  main(), and run_command(), which tests call.
+Example::
 
     if __name__ == "__main__":
         main(Hive(heart, name="heart"), version="1.0")

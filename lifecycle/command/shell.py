@@ -1,8 +1,4 @@
-"""A shell into a running hive: commands to its admin socket, one or many, completed and remembered.
-
-Needs:  the socket of the admin cell, or of cilium/hive's shell.
-Gives:  shell().
-"""
+"""A shell into a running hive: commands to its admin socket, one or many, completed and remembered."""
 
 import contextlib
 import os

@@ -1,8 +1,4 @@
-"""The graph as a value: drawn, queried, compared, written as JSON and as a page.
-
-Needs:  a built hive, or the JSON of one.
-Gives:  Graph and its parts, Timeline, questions to both, views as text; the reference of settings.
-"""
+"""The graph as a value: drawn, queried, compared, written as JSON and as a page."""
 
 from lifecycle.graph.circles import Circle, circles
 from lifecycle.graph.diff import Altered, diff

@@ -1,7 +1,5 @@
 """Modules that need each other in a circle, and the arrows that tie them.
 
-Needs:  a Graph, or a resolution.
-Gives:  circles() and Circle; circle_faults(), for hives whose modules must not need each other.
 Why:    modules in a circle can be read, tested and changed only together.
 """
 

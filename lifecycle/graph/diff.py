@@ -1,8 +1,4 @@
-"""What changed from one graph to another.
-
-Needs:  two Graphs.
-Gives:  diff(): Changes, by kind of thing.
-"""
+"""What changed from one graph to another."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,8 +1,5 @@
 """The graph for programs that draw: Graphviz, Mermaid.
 
-Needs:  a Graph.
-Gives:  dot(), mermaid().
-
 What is wrong is red: constructors that a fault is about, the arrows of cycles, and boxes for what is needed
 and not there.
 """

@@ -1,8 +1,4 @@
-"""The faults of a graph, by what is drawn of them.
-
-Needs:  a Graph.
-Gives:  Marks.
-"""
+"""The faults of a graph, by what is drawn of them."""
 
 from collections import defaultdict
 

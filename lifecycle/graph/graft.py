@@ -1,8 +1,4 @@
-"""The graph of a hive with that of one inside it.
-
-Needs:  both graphs.
-Gives:  grafted().
-"""
+"""The graph of a hive with that of one inside it."""
 
 from typing import Any
 

@@ -1,8 +1,4 @@
-"""What a graph is made of: modules, constructors, edges, invoked functions, settings, hooks, faults.
-
-Needs:  nothing.
-Gives:  Parts, a graph without its methods, and the structs in it.
-"""
+"""What a graph is made of: modules, constructors, edges, invoked functions, settings, hooks, faults."""
 
 import msgspec
 

@@ -1,8 +1,4 @@
-"""Questions to a graph: only a part of it, why something is in it, what nothing needs.
-
-Needs:  a Graph.
-Gives:  only(), find_module(), find_type(), why(), unused().
-"""
+"""Questions to a graph: only a part of it, why something is in it, what nothing needs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

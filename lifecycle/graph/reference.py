@@ -1,8 +1,4 @@
-"""The reference of a hive's settings, from its cells: Markdown for people, JSON Schema for programs.
-
-Needs:  cells.
-Gives:  sections(), one for each struct of settings; markdown() and json_schema() of them.
-"""
+"""The reference of a hive's settings, from its cells: Markdown for people, JSON Schema for programs."""
 
 import inspect
 import json

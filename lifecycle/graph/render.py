@@ -1,8 +1,4 @@
-"""The graph for eyes: a text tree.
-
-Needs:  a Graph.
-Gives:  tree().
-"""
+"""The graph for eyes: a text tree."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping

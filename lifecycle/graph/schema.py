@@ -1,7 +1,6 @@
 """The JSON Schema of a graph's and a timeline's JSON, made from the very structs that are written and read.
 
-Needs:  the structs.
-Gives:  graph_schema(), timeline_schema().   Source: JSON Schema, draft 2020-12.
+Source: JSON Schema, draft 2020-12.
 """
 
 import ast

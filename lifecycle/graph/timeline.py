@@ -1,8 +1,4 @@
-"""How the start of a hive went: what every constructor and hook took, and what waited for what.
-
-Needs:  a graph and the profile of the same hive.
-Gives:  Timeline with its Spans, timeline_of(), read_timeline(); held_by() and critical_path() over both.
-"""
+"""How the start of a hive went: what every constructor and hook took, and what waited for what."""
 
 from collections import defaultdict
 

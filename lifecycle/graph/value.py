@@ -1,9 +1,4 @@
-"""The graph as a value: modules, constructors, dependencies, settings and hooks.
-
-Needs:  a resolution.
-Gives:  Graph with tree(), dot(), mermaid(), json(), html(), only(); graph_of() makes it of a built hive,
-        faulty_graph() of one that cannot be built, read_graph() reads it from JSON.
-"""
+"""The graph as a value: modules, constructors, dependencies, settings and hooks."""
 
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING

@@ -1,8 +1,4 @@
-"""The views of a graph as text: of every command that shows one, on a terminal or over a socket.
-
-Needs:  a Graph.
-Gives:  VIEWS, show(), differences(), unset(); Paint, by which a terminal gets its colours.
-"""
+"""The views of a graph as text: of every command that shows one, on a terminal or over a socket."""
 
 import itertools
 import json

@@ -1,8 +1,4 @@
-"""Type hints as the keys of the graph: reading them, writing them in messages, marks on them.
-
-Needs:  nothing.
-Gives:  Named, Member, results, keys and their names, places in the source.
-"""
+"""Type hints as the keys of the graph: reading them, writing them in messages, marks on them."""
 
 from lifecycle.hints.keys import Key, type_name
 from lifecycle.hints.named import Member, Named, results

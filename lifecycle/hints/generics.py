@@ -1,8 +1,5 @@
 """Generics: what the type variables of a class stand for.
 
-Needs:  nothing.
-Gives:  class_of(), open_variables(), filled_in().
-
 ``provide(Box[int])`` builds a Box whose parameters of type T are ints; so does a class that derives from
 ``Box[int]`` and inherits the constructor.
 """

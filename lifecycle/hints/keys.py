@@ -1,9 +1,5 @@
 """The keys of the graph: types as written in hints.
 
-Needs:  named.
-Gives:  the key a hint stands for, a name for any key, and what is special about some hints (optional, one of
-        many, awaitable, not usable at all).
-
 A key is a class (Protocols included), a generic such as ``Table[Device]``, a NewType, or one of these with a
 name or as a member: anything hashable that a type hint may be. Two keys are the same when they compare equal.
 """

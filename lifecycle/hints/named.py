@@ -1,8 +1,5 @@
 """Marks on hints: one type twice, one of many, several results.
 
-Needs:  nothing.
-Gives:  Named, Member and results.
-
     def http_port(settings: WebSettings) -> Annotated[int, Named("http")]: ...     # one of two ints
     def status_route(health: HealthTree) -> Member[Route]: ...                     # one of many routes
     def server(port: Annotated[int, Named("http")], routes: list[Member[Route]]) -> Server: ...

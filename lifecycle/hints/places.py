@@ -1,8 +1,4 @@
-"""Where in the source things are, for messages a person can click.
-
-Needs:  nothing.
-Gives:  Place, the place of a function or class, and of a caller.
-"""
+"""Where in the source things are, for messages a person can click."""
 
 import contextlib
 import functools

@@ -1,8 +1,4 @@
-"""The hive: cells, checked, built, started, stopped; alone, inside another, and as a process.
-
-Needs:  all the rest.
-Gives:  Hive, HiveView, Modules, InnerHive, nest().
-"""
+"""The hive: cells, checked, built, started, stopped; alone, inside another, and as a process."""
 
 from lifecycle.hive.hive import Hive
 from lifecycle.hive.nested import InnerHive, nest

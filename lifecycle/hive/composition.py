@@ -1,8 +1,4 @@
-"""What a hive is made of, before anything is built: its graph and its settings, and what is wrong with them.
-
-Needs:  cells, settings.
-Gives:  Composition, the base of Hive.
-"""
+"""What a hive is made of, before anything is built: its graph and its settings, and their faults."""
 
 import functools
 import re

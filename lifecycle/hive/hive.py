@@ -1,7 +1,4 @@
-"""The hive: cells, checked, built, started and stopped.
-
-Needs:  cells, settings.   Gives:  Hive.
-"""
+"""The hive: cells, checked, built, started and stopped."""
 
 import asyncio
 import functools

@@ -1,8 +1,4 @@
-"""The hive behind an InnerHive: its health, jobs and hooks appear in those of the outer hive.
-
-Needs:  the hive around it, cells.
-Gives:  Inner.
-"""
+"""The hive behind an InnerHive: its health, jobs and hooks appear in those of the outer hive."""
 
 import functools
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,5 @@
 """A hive inside another's: started and stopped while the other runs, as often as it takes.
 
-Needs:  cells, and values of the outer hive to share.
-Gives:  nest(), InnerHive.
-
     class LeaderHive(InnerHive):
         \"\"\"What only the leader runs.\"\"\"
 

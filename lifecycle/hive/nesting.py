@@ -1,8 +1,4 @@
-"""What a hive and one inside it know of each other.
-
-Needs:  constructors, settings.
-Gives:  Nesting, where an inner hive stands; Findings of one; Holder, which holds one; plan_of().
-"""
+"""What a hive and one inside it know of each other."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

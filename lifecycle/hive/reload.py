@@ -1,8 +1,4 @@
-"""The settings read again while the hive runs: modules that need what changed restart with it.
-
-Needs:  the settings, the graph, modules that can be switched.
-Gives:  Reload (injectable, whole hive), Reloaded, ChangedSetting.
-"""
+"""The settings read again while the hive runs: modules that need what changed restart with it."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,4 @@
-"""A hive as a process: signals, exit code, messages for the user.
-
-Needs:  a hive.
-Gives:  run().
-"""
+"""A hive as a process: signals, exit code, messages for the user."""
 
 import gc
 import signal

@@ -1,8 +1,5 @@
 """SIGINT, SIGTERM and SIGHUP, for the hives that run in a process.
 
-Needs:  the main thread, which alone can have signal handlers.
-Gives:  signals(), leave(), bound_end().
-
 Signals are counted, whatever else has asked a hive to end. The handlers are Python's own and not the event
 loop's: those would wait for code that blocks the loop, in a hook or a constructor. A forked child gets the
 handlers from before: signals would not end it otherwise.

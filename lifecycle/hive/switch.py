@@ -1,8 +1,5 @@
 """Modules switched off and on while the hive runs.
 
-Needs:  the graph, what was built, the supervisor.
-Gives:  Modules (injectable, whole hive), and Site for the hive.
-
 To disable a module stops, against the arrows, the hooks and jobs of everything that was constructed in it and
 of everything that needs any of that, wherever it stands. Those instances are thrown away: to enable it again
 constructs them afresh, and starts their hooks in order. What was constructed elsewhere and does not need it

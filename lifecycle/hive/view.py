@@ -1,8 +1,4 @@
-"""A hive as it shows itself to those inside it who answer questions about it.
-
-Needs:  the hive.
-Gives:  HiveView, injectable: the graph, the timeline and the settings of the hive one is part of.
-"""
+"""A hive as it shows itself to those inside it who answer questions about it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Which hook waits for which: from the needs of the constructors that registered them.
-
-Needs:  constructors in the order of construction, with what they registered.
-Gives:  Wiring.
-"""
+"""Which hook waits for which: from the needs of the constructors that registered them."""
 
 import itertools
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,4 @@
-"""Hooks: what runs when a hive starts and stops, in the order of its graph.
-
-Needs:  constructors; anyio.
-Gives:  Lifecycle and Hook; Promise, Shutdown; Events of what happens; the supervisor that runs hooks.
-"""
+"""Hooks: what runs when a hive starts and stops, in the order of its graph."""
 
 from lifecycle.hooks.events import Event, Events, HookEvent, JobEvent, ModuleEvent
 from lifecycle.hooks.hooks import Hook, Lifecycle

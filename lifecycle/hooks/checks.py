@@ -1,8 +1,4 @@
-"""What is wrong with a hook or a job, told where it is registered and not where it would fail.
-
-Needs:  nothing.
-Gives:  check_async(), check_context(), check_iterates(), check_seconds().
-"""
+"""What is wrong with a hook or a job, told where it is registered and not where it would fail."""
 
 import contextlib
 import functools

@@ -1,8 +1,4 @@
-"""Deadlines of hooks, and the flags that they wait for: thousands of each, few of which are ever used.
-
-Needs:  nothing.
-Gives:  Deadlines, Flag.
-"""
+"""Deadlines of hooks, and the flags that they wait for: thousands of each, few of which are ever used."""
 
 import asyncio
 from collections.abc import Callable

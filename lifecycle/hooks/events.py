@@ -1,8 +1,4 @@
-"""What happens in a hive while it starts, runs and stops, as typed events that anyone may follow.
-
-Needs:  nothing.
-Gives:  Events (injectable, whole hive) with HookEvent, JobEvent and ModuleEvent; EventLog, which logs them.
-"""
+"""What happens in a hive while it starts, runs and stops, as typed events that anyone may follow."""
 
 import asyncio
 import functools

@@ -1,9 +1,4 @@
-"""Hooks: what runs when the hive starts and stops.
-
-Needs:  nothing.
-Gives:  Hook, Lifecycle (injectable, bound to the constructor that asked for it), and for the supervisor the
-        list of what each one registered.
-"""
+"""Hooks: what runs when the hive starts and stops."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager

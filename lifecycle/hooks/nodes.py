@@ -1,8 +1,4 @@
-"""A hook among the others: what it waits for, who waits for it, where in its life it is.
-
-Needs:  what a constructor registered.
-Gives:  HookNode, State, HookFailure, for the supervisor and its views.
-"""
+"""A hook among the others: what it waits for, who waits for it, where in its life it is."""
 
 import asyncio
 import enum

@@ -1,9 +1,4 @@
-"""Who waits for whom, as a tree: for the errors of hooks that are overdue.
-
-Needs:  the hooks that are not over.
-Gives:  pending_tree(), hook_stack(), and awaiting(), by which jobs, and a hive inside another's hook, show
-        what they wait for; task_stack().
-"""
+"""Who waits for whom, as a tree: for the errors of hooks that are overdue."""
 
 import asyncio
 import time

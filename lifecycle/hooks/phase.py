@@ -1,8 +1,4 @@
-"""Where a hive is between its start and its end, for those who show it to the outside.
-
-Needs:  nothing.
-Gives:  Phase (injectable, whole hive), Progress.
-"""
+"""Where a hive is between its start and its end, for those who show it to the outside."""
 
 from collections.abc import Callable
 from typing import Literal

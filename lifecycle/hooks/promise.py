@@ -1,8 +1,4 @@
-"""A value that arrives later in the start-up.
-
-Needs:  nothing.
-Gives:  Promise.
-"""
+"""A value that arrives later in the start-up."""
 
 from typing import Generic, TypeVar
 

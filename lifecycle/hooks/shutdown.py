@@ -1,8 +1,4 @@
-"""Asking the hive to end.
-
-Needs:  nothing.
-Gives:  Shutdown, injectable.
-"""
+"""Asking the hive to end."""
 
 import asyncio
 import contextlib

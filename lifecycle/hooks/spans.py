@@ -1,8 +1,4 @@
-"""Spans around work, for whoever traces a hive; nothing where no one does.
-
-Needs:  nothing.
-Gives:  Spans (injectable, whole hive), span(), in_force.
-"""
+"""Spans around work, for whoever traces a hive; nothing where no one does."""
 
 import contextlib
 from collections.abc import Callable, Mapping

@@ -1,8 +1,4 @@
-"""What a suspended task awaits, frame by frame: for the errors of hooks that hang.
-
-Needs:  nothing.
-Gives:  await_stack(); running_threads().
-"""
+"""What a suspended task awaits, frame by frame: for the errors of hooks that hang."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,5 @@
 """Runs hooks: one task each, in dependency order, and backwards.
 
-Needs:  the hooks with what each waits for.
-Gives:  Supervisor.
-
 A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
 enters its context, waits, and leaves it. No task is inside a scope of the hive's caller: whatever is
 cancelled outside, every stop body runs.

@@ -1,9 +1,6 @@
 """HTTP/1.1 on a socket: what the API and the health port need of it, over h11's reading and framing.
 
 No cell: who serves makes an HttpServer and starts it in a hook of its own.
-Needs:  h11, a listening socket.
-Gives:  Request, Response, Routes, HttpServer and its limits; listen() for sockets of clients on the node;
-        turns_of(), when requests had their turns.
 Why:    importing aiohttp's server brings its client, TLS certificates and tracing along: 107 ms of an agent's
         start and 17 MB of its memory; h11, all that parses here, takes 6 ms and 0.5 MB.
 """

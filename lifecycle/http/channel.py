@@ -1,6 +1,5 @@
 """A client's socket: bytes in, bytes out, each with a deadline, and nothing held that the kernel can hold.
 
-Needs: a connected socket that does not block, a running event loop.   Gives: Channel.
 asyncio's streams read ahead into the process, up to 128 KiB a client, and copy what cannot be sent at once.
 """
 

@@ -1,6 +1,5 @@
 """One client's requests, one after the other, over h11.
 
-Needs: h11, Channel, ServerLimits, Turns, InFlight, Handler.   Gives: Connection.
 Source: RFC 9110, RFC 9112; h11 reads and frames, and refuses what they forbid.
 """
 

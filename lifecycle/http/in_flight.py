@@ -1,7 +1,4 @@
-"""Bytes of bodies and answers that a server holds for its clients.
-
-Needs: a running event loop.   Gives: InFlight.
-"""
+"""Bytes of bodies and answers that a server holds for its clients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How much of the process the clients of one server may take.
-
-Needs: nothing.   Gives: ServerLimits.
-"""
+"""How much of the process the clients of one server may take."""
 
 from __future__ import annotations
 

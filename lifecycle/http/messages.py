@@ -1,7 +1,4 @@
-"""A request as a handler sees it, and what it answers.
-
-Needs: nothing.   Gives: Request, Response, Handler, Refusal, MAX_BODY.
-"""
+"""A request as a handler sees it, and what it answers."""
 
 from __future__ import annotations
 

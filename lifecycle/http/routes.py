@@ -1,7 +1,4 @@
-"""Which handler a method and a path lead to.
-
-Needs: nothing.   Gives: Routes, Match.
-"""
+"""Which handler a method and a path lead to."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Serves a handler on a listening socket: keep-alive, an orderly stop, and clients that cannot take it over.
 
-Needs: Acceptor, Connection, ServerLimits.   Gives: HttpServer.
 Who connects beyond the limits takes the place of a connection that only waits for its client: of the same
 client when that has its share, else of the client that has most. So what is idle, slow or deaf goes first,
 and a probe that asks at once is answered among thousands that do not.

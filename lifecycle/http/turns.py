@@ -1,6 +1,5 @@
 """One request in every other round of the event loop, however many clients ask.
 
-Needs: a running event loop.   Gives: Turns, turns_of.
 So what else the loop has to do, a pod's ADD above all, waits for one request at most: what comes meanwhile is
 seen at the beginning of the round without one.
 """

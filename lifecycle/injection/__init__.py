@@ -1,8 +1,4 @@
-"""Injection: cells, the constructors in them, who needs whom, what is wrong with that, and the building.
-
-Needs:  type hints as keys, settings, dependency-injector.
-Gives:  what cells are made of; the graph's checks and construction, for a hive.
-"""
+"""Injection: cells, the constructors in them, who needs whom, what is wrong with that, and the building."""
 
 from lifecycle.injection.cells import (
     Cell,

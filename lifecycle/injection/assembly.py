@@ -1,8 +1,4 @@
-"""Cells laid out flat: modules, constructors, roots.
-
-Needs:  cells.
-Gives:  Assembly, the list of everything a hive is made of, before anything is resolved.
-"""
+"""Cells laid out flat: modules, constructors, roots."""
 
 import re
 import typing

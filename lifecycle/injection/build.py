@@ -1,8 +1,5 @@
 """Construction: one container per module, one provider per constructor, built dependencies first.
 
-Needs:  a resolution without faults, the filled settings, what the hive injects.
-Gives:  Build: the providers of dependency-injector, and what came out of them.
-
 Everything is built in topological order, so that a chain of any depth never recurses; fakes are overrides,
 put in place before anything is built.
 """

@@ -1,8 +1,4 @@
-"""What is called though it is neither a function nor a class: partials, objects with ``__call__``.
-
-Needs:  type hints.
-Gives:  as_function().
-"""
+"""What is called though it is neither a function nor a class: partials, objects with ``__call__``."""
 
 import functools
 import inspect

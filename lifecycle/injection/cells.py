@@ -1,8 +1,5 @@
 """Cells: the values a hive is composed of.
 
-Needs:  nothing.
-Gives:  module, group, provide, provide_private, config, decorate, invoke, supply, replace.
-
 A cell only says what is there. Nothing is looked at, let alone called, before a Hive is asked to.
 """
 

@@ -1,8 +1,4 @@
-"""Every fault of a graph at once, in words that help.
-
-Needs:  a resolution.
-Gives:  check(), the faults: what is wrong, whom it concerns (constructor, module, file:line), what to do.
-"""
+"""Every fault of a graph at once, in words that help."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

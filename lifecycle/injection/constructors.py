@@ -1,8 +1,4 @@
-"""Constructors: the nodes of the graph, and what stands around them.
-
-Needs:  nothing.
-Gives:  Scope, Frame, Parameter, Constructor.
-"""
+"""Constructors: the nodes of the graph, and what stands around them."""
 
 import inspect
 from typing import Literal, NewType

@@ -1,8 +1,4 @@
-"""Order and cycles of a graph, without recursion: chains may be thousands deep.
-
-Needs:  constructors whose needs are connected.
-Gives:  order() and cycles().
-"""
+"""Order and cycles of a graph, without recursion: chains may be thousands deep."""
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,8 +1,4 @@
-"""Faults of decorators.
-
-Needs:  a resolution.
-Gives:  decorations().
-"""
+"""Faults of decorators."""
 
 from collections.abc import Iterator
 

@@ -1,9 +1,5 @@
 """Whether a fake can replace a type, and whether a value is an instance of it.
 
-Needs:  nothing.
-Gives:  unlike(), what a fake lacks; members(), what a type promises; misfit(), why a value is not of a type;
-        unfit(), why no instance of a class is.
-
 A fake need not derive from the type: it must have the type's public methods, asynchronous where those are,
 and callable with their parameters.
 """

@@ -1,8 +1,4 @@
-"""What is near a type that nothing provides.
-
-Needs:  constructors.
-Gives:  Nearby, which says for a type what the user may have meant.
-"""
+"""What is near a type that nothing provides."""
 
 import typing
 from collections import defaultdict

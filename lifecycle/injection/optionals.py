@@ -1,8 +1,5 @@
 """Optional dependencies whose provider is there, but broken.
 
-Needs:  a resolution.
-Gives:  optionals().
-
 ``T | None`` and a default are for when nothing provides T. When something does and cannot be built, leaving
 T out in silence would hide the fault.
 """

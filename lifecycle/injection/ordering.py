@@ -1,8 +1,4 @@
-"""Order without use: a constructor that comes after something it is not given.
-
-Needs:  nothing.
-Gives:  after(), and orders_of(), which reads what it left.
-"""
+"""Order without use: a constructor that comes after something it is not given."""
 
 import inspect
 import typing

@@ -1,8 +1,4 @@
-"""How long every constructor and hook took.
-
-Needs:  nothing.
-Gives:  Profile and its Timings, filled while a hive starts and stops; injectable.
-"""
+"""How long every constructor and hook took."""
 
 import time
 from collections.abc import Collection

@@ -1,8 +1,4 @@
-"""The graph: who needs whom.
-
-Needs:  an assembly.
-Gives:  Resolution: each constructor's needs connected, what could not be, and the order to construct in.
-"""
+"""The graph: who needs whom."""
 
 import functools
 from collections import defaultdict

@@ -1,8 +1,4 @@
-"""Signatures: what a function or class needs and gives, read from its type hints.
-
-Needs:  nothing.
-Gives:  describe(), which reads hints and tells every fault in them.
-"""
+"""Signatures: what a function or class needs and gives, read from its type hints."""
 
 import abc
 import builtins

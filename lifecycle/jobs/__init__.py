@@ -1,8 +1,4 @@
-"""Jobs: work in the background that may fail and is tried again, and how often it did.
-
-Needs:  health, Shutdown, logs.
-Gives:  Jobs, Timer, Pool, Observer, Backoff, Stretch; JobMetrics, JobStats.
-"""
+"""Jobs: work in the background that may fail and is tried again, and how often it did."""
 
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs, Observer, Timer

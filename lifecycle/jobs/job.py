@@ -1,8 +1,4 @@
-"""One job: its tries, what it says of them, and what of its failures goes further than itself.
-
-Needs:  Health of the module, a Meter.
-Gives:  Job, Backoff; log_fields(), a failure for the log.
-"""
+"""One job: its tries, what it says of them, and what of its failures goes further than itself."""
 
 import asyncio
 import contextlib

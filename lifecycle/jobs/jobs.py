@@ -1,8 +1,5 @@
 """Jobs: work in the background that may fail and is tried again.
 
-Needs:  Health of the module.
-Gives:  Jobs (injectable, module scoped), Timer, Observer.
-
 A job begins when the hooks of the constructor that asked for Jobs have started, and is cancelled before they
 stop. One that raises is contained: logged, reported as degraded, tried again after a growing pause. One
 marked fatal ends the hive, and so does any that raises what is not an Exception, sys.exit() among them.

@@ -1,8 +1,4 @@
-"""How often jobs ran and failed, and how long they took, as plain data to export.
-
-Needs:  nothing.
-Gives:  JobMetrics (injectable, whole hive) with its JobStats and JobTotals; Meter, with which a job counts.
-"""
+"""How often jobs ran and failed, and how long they took, as plain data to export."""
 
 import asyncio
 import re

@@ -1,8 +1,4 @@
-"""Work on many items, several at a time, those of one key in order.
-
-Needs:  a job around it.
-Gives:  Pool; Jobs make them.
-"""
+"""Work on many items, several at a time, those of one key in order."""
 
 import asyncio
 import math

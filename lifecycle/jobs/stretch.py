@@ -1,8 +1,4 @@
-"""Long work on the event loop, in stretches between which others have their turn.
-
-Needs:  nothing.
-Gives:  Stretch.
-"""
+"""Long work on the event loop, in stretches between which others have their turn."""
 
 import time
 

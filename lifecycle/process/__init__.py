@@ -1,9 +1,4 @@
-"""What a hive has as a process: logs, how busy its loop is, how old it is.
-
-Needs:  structlog, asyncio.
-Gives:  Logger and its configuration; LoopLag, measured_loop(); process_age(); listen(), clear_socket();
-        Acceptor; Collector and exposition() of metrics; Health.
-"""
+"""What a hive has as a process: logs, how busy its loop is, how old it is."""
 
 from lifecycle.process.logs import (  # first: it imports structlog without rich
     Logger,

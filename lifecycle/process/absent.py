@@ -1,8 +1,5 @@
 """Importing a library without what it would only like to have.
 
-Needs:  nothing.
-Gives:  absent().
-
 structlog imports rich to draw tracebacks, dependency-injector YAML, pydantic and web frameworks to read from
 them: together up to 200 ms of every start, for things a hive never uses.
 """

@@ -1,6 +1,5 @@
 """Accepts connections, a little at a time, and leaves the process its last descriptors.
 
-Needs: a listening socket, a running event loop.   Gives: Acceptor.
 Source: accept(2): without descriptors or memory the connection stays in the queue and the socket readable, so
 a loop that goes on accepting makes no progress.
 """

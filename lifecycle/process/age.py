@@ -1,8 +1,4 @@
-"""How long ago the process was started: before any of our code could look at a clock.
-
-Needs:  /proc.
-Gives:  process_age().
-"""
+"""How long ago the process was started: before any of our code could look at a clock."""
 
 import os
 import time

@@ -1,8 +1,4 @@
-"""Health: a tree of who is well, who is not, and since when.
-
-Needs:  nothing.
-Gives:  Health to report with (injectable, module scoped) and HealthTree to look at (injectable, whole hive).
-"""
+"""Health: a tree of who is well, who is not, and since when."""
 
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Log lines as key=value pairs, rendered in one step: a third of what the steps one by one take.
 
-Needs:  nothing.
-Gives:  render_logfmt, the last processor of structlog's chain.
 Source: brandur.org/logfmt, quoted as structlog's LogfmtRenderer does.
 """
 

@@ -1,9 +1,4 @@
-"""Logs: structured, one event a line.
-
-Needs:  nothing.
-Gives:  Logger (injectable, bound with the module's id), logger_for(), configure_logging(), set_log_level(),
-        log_level(), trouble_logged().
-"""
+"""Logs: structured, one event a line."""
 
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What callbacks of the event loop raise: it is logged, and health shows it.
 
-Needs:  a health tree, a running loop.
-Gives:  LoopFaults.
 Why:    nothing awaits a callback, so asyncio only prints what it raises, and whatever waits for its work
         waits for ever.
 """

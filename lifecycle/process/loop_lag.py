@@ -1,8 +1,5 @@
 """How long the event loop is busy at a stretch, and so how long ready tasks wait.
 
-Needs:  to make the process's event loop.
-Gives:  LoopLag, Stretches; measured_loop(), the loop factory of who wants to know.
-
 The loop comes back to its selector after everything that was ready has run. The time from there to there is
 the lag of that round, exactly, without a timer that wakes an idle process; it costs two readings of the clock
 and a bisection a round, 0.3 µs.

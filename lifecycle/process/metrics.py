@@ -1,7 +1,5 @@
 """What a metric is, and its text form: a cell shows what it counts by contributing a Collector of Families.
 
-Needs:  nothing.
-Gives:  Family with counter(), gauge(), histogram(); Histogram, Collector; exposition().
 Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets) and its text exposition
         format, version 0.0.4.
 Why:    prometheus-client adds ``_total`` to every counter, also where a name is another; it takes 25 ms and

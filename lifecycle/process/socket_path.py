@@ -1,7 +1,4 @@
-"""Whether a unix socket's path is free: never stolen from a live process, taken over from a dead one.
-
-Needs: nothing.   Gives: clear_socket.
-"""
+"""Whether a unix socket's path is free: never stolen from a live process, taken over from a dead one."""
 
 from __future__ import annotations
 

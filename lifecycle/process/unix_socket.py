@@ -1,7 +1,4 @@
-"""A listening socket for clients on this machine: of its owner, perhaps a group, taken from no live process.
-
-Needs: nothing.   Gives: listen.
-"""
+"""A listening socket for clients on this machine: for its owner, perhaps a group; never a live one."""
 
 from __future__ import annotations
 

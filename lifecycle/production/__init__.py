@@ -1,10 +1,4 @@
-"""What a hive has around it in production, as cells: the service manager, probes and metrics, its watchdog.
-
-Needs:  a hive; for probes() the extra ``http``, for traces() the extra ``otel``.
-Gives:  systemd(), probes(), reload(), traces(), loop_watchdog(); Phase, which shows whether a hive starts,
-        runs or stops; Reload, which reads settings again; hive_families(), what the framework counts in
-        every hive.
-"""
+"""Parts of a daemon in production, as cells: the service manager, probes and metrics, a watchdog."""
 
 from lifecycle.hive.reload import ChangedSetting, Reload, Reloaded
 from lifecycle.hooks.phase import Phase, Progress

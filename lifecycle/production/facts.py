@@ -1,8 +1,4 @@
-"""What the framework counts and measures in every hive, as metrics.
-
-Needs:  the hive's health, jobs, timings and tables.
-Gives:  hive_families().
-"""
+"""What the framework counts and measures in every hive, as metrics."""
 
 import time
 from collections import Counter

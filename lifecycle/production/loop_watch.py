@@ -1,7 +1,5 @@
 """A thread that looks whether the event loop turns, and logs what blocks it, with the stack.
 
-Needs:  a running event loop.
-Gives:  loop_watchdog(), LoopWatchdog, LoopWatchdogSettings.
 Why:    while something blocks the loop nothing on it can say so: time-outs, signals and probes wait as well.
 """
 

@@ -1,7 +1,5 @@
 """Probes and metrics over HTTP: ``/healthz``, ``/readyz``, ``/metrics``.
 
-Needs:  the extra ``http`` of the distribution.
-Gives:  probes(), ProbeSettings, Readiness.
 Source: Kubernetes, liveness and readiness probes; Prometheus's text exposition format.
 
 It serves from the beginning of the start to the end of the stop: so a start that hangs can be looked at.

@@ -1,8 +1,4 @@
-"""SIGHUP reads the settings again; what changed is logged, and modules whose settings changed restart.
-
-Needs:  settings with Sources, and run() or main(), which handle signals.
-Gives:  reload().
-"""
+"""SIGHUP reads the settings again; what changed is logged, and modules whose settings changed restart."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Notifies systemd: when the hive is ready, what it does, that it still turns, and how long it may take.
 
-Needs:  the environment that systemd gives a service: NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID.
-Gives:  systemd(), ServiceManager.
 Source: sd_notify(3), systemd.service(5).
 
 In the unit: ``Type=notify``, and ``WatchdogSec=30`` for a watchdog. Without NOTIFY_SOCKET nothing is sent.

@@ -1,7 +1,5 @@
 """OpenTelemetry spans of the start, of runs of jobs and of batches of reconcilers.
 
-Needs:  the extra ``otel`` of the distribution.
-Gives:  traces().
 Source: OpenTelemetry's API for Python; ``code.function`` and the like are of its semantic conventions.
 """
 

@@ -1,8 +1,4 @@
-"""Settings: typed structs, their types, and where their values come from.
-
-Needs:  msgspec; type hints as keys.
-Gives:  Settings and the types of its fields; Sources, which read flags, environment and files.
-"""
+"""Settings: typed structs, their types, and where their values come from."""
 
 from lifecycle.settings.durations import Duration, milliseconds, minutes, seconds
 from lifecycle.settings.macs import MAC

@@ -1,8 +1,4 @@
-"""Spans of time as settings write them: ``15s``, ``2m0s``, ``100ms``.
-
-Needs:  nothing.
-Gives:  Duration and how to make one. The syntax is Go's (time.ParseDuration), as in Cilium's options.
-"""
+"""Spans of time as settings write them: ``15s``, ``2m0s``, ``100ms``."""
 
 import math
 import re

@@ -1,8 +1,4 @@
-"""What files say of settings: a config-dir, with a file for each or one for all, and a YAML file by itself.
-
-Needs:  the options there are.
-Gives:  directory(), yaml_file(). Nothing is raised: what is wrong goes into Findings.
-"""
+"""Settings in files: a config-dir, with a file for each or one for all, and a YAML file by itself."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,8 +1,5 @@
 """A value of a setting with its origin, and how messages show it.
 
-Needs:  the options there are.
-Gives:  Given, Layer, Findings; hides(), masked(), quoted(), and unknown(), a key that no option knows.
-
 Values of secrets are never shown.
 """
 

@@ -1,9 +1,5 @@
 """What each place but files says of settings: flags, environment, code.
 
-Needs:  the options there are.
-Gives:  one function per place; settled(), a layer by option. Nothing is raised: what is wrong goes into
-        Findings.
-
 An unknown flag is a mistake. A variable with the prefix that no option knows is, like a key of a file, told
 with what is near, refused, or left to other programs, as the Sources say.
 """

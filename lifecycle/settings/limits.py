@@ -1,8 +1,5 @@
 """What msgspec.Meta demands of a value beyond its type: bounds, lengths, a pattern.
 
-Needs:  a type as written in a Settings struct.
-Gives:  Limits, with what they expect in words and as JSON Schema has it.
-
 ``Annotated[int, msgspec.Meta(ge=1, le=65535)]`` is held to for values from anywhere, and shown in help, the
 reference and the JSON schema.
 """

@@ -1,8 +1,4 @@
-"""MAC addresses in settings.
-
-Needs:  nothing.
-Gives:  MAC.
-"""
+"""MAC addresses in settings."""
 
 import re
 from typing import Self

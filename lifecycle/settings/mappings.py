@@ -1,9 +1,4 @@
-"""Maps as settings write them: ``key=value,key1=value1``, or a JSON object.
-
-Needs:  nothing.
-Gives:  split() and join(). The syntax is that of Cilium's map options: a comma divides only where another
-        key follows, so values may hold commas.
-"""
+"""Maps as settings write them: ``key=value,key1=value1``, or a JSON object."""
 
 import re
 from collections.abc import Mapping

@@ -1,9 +1,5 @@
 """Settings: frozen typed structs whose fields are options.
 
-Needs:  values.
-Gives:  Settings to derive from, RenamedFrom for what had another name, and the options of a struct with their
-        defaults and help.
-
     class NeighbourSettings(Settings):
         neighbour_refresh: Duration = seconds(30)
         \"\"\"How often the whole kernel table is compared.\"\"\"

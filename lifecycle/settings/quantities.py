@@ -1,8 +1,4 @@
-"""Amounts as settings write them: ``512Mi``, ``1k``, ``2e6``.
-
-Needs:  nothing.
-Gives:  Quantity. The syntax is that of Kubernetes' resource quantities; the amount is whole.
-"""
+"""Amounts as settings write them: ``512Mi``, ``1k``, ``2e6``."""
 
 import re
 from typing import Self

@@ -1,7 +1,4 @@
-"""Reads small files that others may have put something else in place of.
-
-Needs: nothing.   Gives: read_regular, LARGEST.
-"""
+"""Reads small files that others may have put something else in place of."""
 
 import errno
 import os

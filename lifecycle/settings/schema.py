@@ -1,9 +1,4 @@
-"""JSON Schema of settings, from the structs.
-
-Needs:  options.
-Gives:  schema(): draft 2020-12, of a JSON or YAML object with an option's value under its name, as it may be
-        given to Hive(settings=...).
-"""
+"""JSON Schema of settings, from the structs."""
 
 import enum
 from collections.abc import Iterable, Mapping

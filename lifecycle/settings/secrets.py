@@ -1,8 +1,4 @@
-"""Settings that must not be shown: passwords, tokens, keys.
-
-Needs:  nothing.
-Gives:  Secret.
-"""
+"""Settings that must not be shown: passwords, tokens, keys."""
 
 from typing import NoReturn
 

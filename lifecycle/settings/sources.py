@@ -1,8 +1,5 @@
 """Where settings come from: flags, then environment, then config-dir, then defaults.
 
-Needs:  the options of the structs, what each place says of them.
-Gives:  Sources, and load(): every struct filled, the origin of each value, and every error at once.
-
 A config-dir holds one file per option (a mounted ConfigMap), and may hold a YAML file with several. A YAML
 file may be named by a flag besides, and goes before it.
 """

@@ -1,9 +1,5 @@
 """Texts of settings into values, by type.
 
-Needs:  a type as written in a Settings struct.
-Gives:  parse() for texts (flags, environment, files), accept() for values given in code, what a type
-        expects in words, and how a value is shown.
-
 Spellings are Cilium's (Go's): booleans ``true t 1 false f 0``, durations ``15s``, lists split at commas and
 white space, maps ``key=value,key1=value1`` or JSON. Quantities are Kubernetes': ``512Mi``.
 """

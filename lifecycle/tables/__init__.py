@@ -1,8 +1,4 @@
-"""Tables: rows written by one and watched by many; tables that follow from others; reconcilers.
-
-Needs:  jobs and health, for reconcilers.
-Gives:  Table, Derived, Tables, Reconciler and what they are used with.
-"""
+"""Tables: rows written by one and watched by many; tables that follow from others; reconcilers."""
 
 from lifecycle.tables.changes import Change, Changes
 from lifecycle.tables.indexes import LPM, Index, Lookup, Sorted

@@ -1,8 +1,4 @@
-"""Watching a table: what changed since one looked last.
-
-Needs:  a table.
-Gives:  Change, Changes.
-"""
+"""Watching a table: what changed since one looked last."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping

@@ -1,8 +1,5 @@
 """The rows of a table: reading, watching, waiting; subclasses write them.
 
-Needs:  indexes, changes.
-Gives:  TableCore.
-
 Everything runs on one event loop, so reads between awaits are consistent and no lock is needed.
 """
 

@@ -1,8 +1,5 @@
 """Whether the values of a type stay as they are.
 
-Needs:  nothing.
-Gives:  unfrozen(), why those of a type may change; unfrozen_rows(), the same for the rows of a table by its
-        hint.
 Why:    a row that is changed in place and put again equals what is there: nobody would learn of the change.
 """
 

@@ -1,8 +1,4 @@
-"""Waiting for one key of a table.
-
-Needs:  a table.
-Gives:  KeyWaits.
-"""
+"""Waiting for one key of a table."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar

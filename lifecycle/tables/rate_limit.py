@@ -1,8 +1,4 @@
-"""So many calls in a time, with bursts.
-
-Needs:  nothing.
-Gives:  RateLimit.
-"""
+"""So many calls in a time, with bursts."""
 
 import math
 

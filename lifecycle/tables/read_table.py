@@ -1,8 +1,5 @@
 """What every table lets one do: read, watch, wait; and tables from tables: map, filter, group, join …
 
-Needs:  the rows of a table; the derived tables of lifecycle.tables.derived, loaded when one is made.
-Gives:  ReadTable.
-
 All tables made of others but those of derive() are incremental: reading one works through the rows of its
 sources that changed since it was last read, and through no others. What they have in common:
 

@@ -1,8 +1,5 @@
 """A reconciler: makes something outside equal to a table, and keeps it so.
 
-Needs:  a table, a Target.
-Gives:  Reconciler.
-
 Everything is compared at the start and every `full_every` seconds (a sweep); in between only what changed in
 the table is written. What fails is tried again, each object after a pause of its own.
 

@@ -1,8 +1,4 @@
-"""The tables of a hive, by name.
-
-Needs:  the hive.
-Gives:  Tables, injectable: for those who show tables to people.
-"""
+"""The tables of a hive, by name."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

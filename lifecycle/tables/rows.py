@@ -1,8 +1,4 @@
-"""Rows by key, to read: what tables and snapshots share.
-
-Needs:  indexes.
-Gives:  Rows; Stored, how they are kept; Listener, which is notified of changes.
-"""
+"""Rows by key, to read: what tables and snapshots share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Mapping

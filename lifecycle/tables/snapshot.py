@@ -1,7 +1,5 @@
 """A table as it was at one moment.
 
-Needs:  the rows of the table.
-Gives:  Snapshot; Moments, which a table notes its writes in while a snapshot is held.
 Why:    a table is read by key far more often than it is looked at as it was. So the rows stay in one
         dictionary, and a snapshot is what has to be undone in it.
 """

@@ -1,8 +1,4 @@
-"""Several tables as they were at the same moment.
-
-Needs:  tables.
-Gives:  snapshot() and what it returns, Snapshots.
-"""
+"""Several tables as they were at the same moment."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar

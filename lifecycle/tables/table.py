@@ -1,8 +1,4 @@
-"""A table: rows by key, written by one, watched by many.
-
-Needs:  nothing.
-Gives:  Table; Transaction, Initializer; sources_return().
-"""
+"""A table: rows by key, written by one, watched by many."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,10 +1,4 @@
-"""What a reconciler works on, and what it tells.
-
-Needs:  nothing.
-Gives:  Target, what is to be made equal to a table, WriteThrough and PatchTarget; BatchError, how one says
-        which objects failed, and BatchFailures; ObjectStatus, Statistics and ReconcileError, how a reconciler
-        says what came of it.
-"""
+"""What a reconciler works on, and what it tells."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager

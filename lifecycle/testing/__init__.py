@@ -1,10 +1,4 @@
-"""What tests of a hive need: fakes, a started hive, a clock of one's own, order, failures, leaks.
-
-Needs:  lifecycle and the standard library; pytest in its plugin alone.
-Gives:  fake, started, HiveStarter, VirtualClock, eventually, Recorder, fail_each_hook, no_leaks and errors;
-        unused_parameters, which finds what constructors ask for in vain;
-        simulate and explore, which run anything in thousands of orders, with crashes.
-"""
+"""What tests of a hive need: fakes, a started hive, a clock of one's own, order, failures, leaks."""
 
 from lifecycle.testing.clock import VirtualClock
 from lifecycle.testing.failing import Failure, InjectedError, fail_each_hook

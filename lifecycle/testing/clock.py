@@ -1,8 +1,4 @@
-"""Time that passes when the test says so.
-
-Needs:  asyncio's own event loop.
-Gives:  VirtualClock.
-"""
+"""Time that passes when the test says so."""
 
 import asyncio
 import math

@@ -1,8 +1,4 @@
-"""Every hook of a hive fails in turn, and the hive must end cleanly each time.
-
-Needs:  Hive.
-Gives:  fail_each_hook(), Failure, InjectedError.
-"""
+"""Every hook of a hive fails in turn, and the hive must end cleanly each time."""
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager

@@ -1,8 +1,4 @@
-"""Fakes made from the members a test cares for.
-
-Needs:  nothing.
-Gives:  fake().
-"""
+"""Fakes made from the members a test cares for."""
 
 import functools
 import inspect

@@ -1,8 +1,4 @@
-"""What a block leaves behind: tasks, file descriptors, threads.
-
-Needs:  an event loop; Linux's /proc for descriptors.
-Gives:  no_leaks(), LeakError.
-"""
+"""What a block leaves behind: tasks, file descriptors, threads."""
 
 import asyncio
 import gc

@@ -1,8 +1,4 @@
-"""Hives for tests: started and looked after, and with hooks that pass through someone else's hands.
-
-Needs:  Hive.
-Gives:  started(), Observed and Around.
-"""
+"""Hives for tests: started and looked after, and with hooks that pass through someone else's hands."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

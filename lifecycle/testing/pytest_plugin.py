@@ -1,8 +1,5 @@
 """A plugin for pytest: hives in tests without boilerplate, and tests in many orders.
 
-Needs:  pytest, which loads it by itself where the distribution is installed (entry point ``pytest11``).
-Gives:  the fixture hive(), the marker ``seeds``, the options ``--hive-seed`` and ``hive_patience``.
-
     async def test_a_beat(hive: HiveStarter) -> None:
         running = await hive(beat, settings={"every": 1.0})
 

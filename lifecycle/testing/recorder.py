@@ -1,8 +1,4 @@
-"""What happened before what: a record of hooks starting and stopping.
-
-Needs:  Hive.
-Gives:  Recorder, Event.
-"""
+"""What happened before what: a record of hooks starting and stopping."""
 
 import asyncio
 import math

@@ -1,7 +1,6 @@
 """Pages of text as tests: commands over the tables of a hive, and what they are expected to show.
 
-Needs:  cells; a page in the form of lifecycle.admin.script.
-Gives:  run_script(), scripts(), ScriptError.
+Example::
 
     @pytest.mark.parametrize("page", scripts("tests/scripts"), ids=str)
     async def test_script(page: Path) -> None:

@@ -1,8 +1,5 @@
 """A whole run from one seed: virtual time, tasks in any order, crashes and lost messages; and it replays.
 
-Needs:  asyncio's own event loop, anyio.
-Gives:  Simulation, simulate(), explore(), StuckError.
-
     def scenario(world: Simulation) -> None:
         kernel = FakeKernel()                              # what outlives a crash
         world.run(lambda: first(kernel), crash=True)       # ends, or dies where the seed says

@@ -1,8 +1,4 @@
-"""Hives that a test starts in passing: they stop at its end, and may leave nothing behind.
-
-Needs:  Hive.
-Gives:  HiveStarter.
-"""
+"""Hives that a test starts in passing: they stop at its end, and may leave nothing behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

@@ -1,8 +1,4 @@
-"""Parameters that are never used.
-
-Needs:  cells.
-Gives:  unused_parameters().
-"""
+"""Parameters that are never used."""
 
 import dis
 import inspect

@@ -1,8 +1,4 @@
-"""Waiting for a condition with a deadline, never for a time.
-
-Needs:  nothing.
-Gives:  eventually().
-"""
+"""Waiting for a condition with a deadline, never for a time."""
 
 import time
 from collections.abc import Callable

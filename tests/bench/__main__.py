@@ -1,10 +1,4 @@
-"""``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios.
-
-Needs: root, gcc, clang, nft, Debian's containernetworking-plugins; framework, tables, incremental,
-       node-ranges, policies and hubble: none; inspect-page: chromium, chromium-driver;
-       bgp: gobgpd.
-Gives: the table on standard output.
-"""
+"""``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Pod to pod across two nodes, by routes and through the tunnel, against plain routing and a plain VXLAN.
 
-Needs: root, gcc, iproute2, the lab; etcd for what it tells.   Gives: traffic, shared, crowded.
 All have two nodes joined by a bridge and a pod on each; one processor for the client, one for the server.
 """
 

@@ -1,6 +1,5 @@
 """What our programs take of a packet to and from another node, by BPF_PROG_TEST_RUN.
 
-Needs: root, compiled objects.   Gives: measure.
 Out of the tunnel is not here: the kernel's test has no packet that came by one. Nor is the way out of a pod
 past the stack: routes lead nowhere there.
 """

@@ -1,7 +1,4 @@
-"""How fast nodes agree upon identities through etcd: of labels nobody had yet, one by one and many at once.
-
-Needs: etcd.   Gives: measure.
-"""
+"""How fast nodes agree upon identities through etcd: of new labels, one by one and many at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The start of an agent without endpoints and with many: to the API, to ready, and where its time went.
 
-Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
 The agent is killed with -9 and started again on the same node. The API is there once it answers GET /config;
 the daemon runs once it answers GET /healthz, which waits for it; the agent is ready once a kubelet's probe on
 port 9879 gets 200. The parts are the agent's own bootstrap statistics, from the line of its log that ends the

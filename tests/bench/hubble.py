@@ -1,7 +1,4 @@
-"""Hubble: events taken in and flows given out a second, and the memory of a full ring.
-
-Needs: nothing.   Gives: measure.
-"""
+"""Hubble: events taken in and flows given out a second, and the memory of a full ring."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Incremental tables: what one changed row costs, and what recomputing everything costs instead.
-
-Needs: nothing but lifecycle.   Gives: measure.
-"""
+"""Incremental tables: what one changed row costs, and what recomputing everything costs instead."""
 
 from __future__ import annotations
 

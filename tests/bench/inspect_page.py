@@ -1,7 +1,4 @@
-"""How long a browser takes to open the page of ``hive inspect``: few cells beside many, and all their arrows.
-
-Needs: chromium, chromium-driver.   Gives: measure.
-"""
+"""How long a browser takes to open the page of ``hive inspect``: for few cells and many, with all arrows."""
 
 from __future__ import annotations
 

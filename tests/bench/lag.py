@@ -1,6 +1,5 @@
 """How long the agent's event loop is busy at a stretch while fifty pods are added at once.
 
-Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
 The loop measures itself, exactly: lifecycle/process/loop_lag.py.
 """
 

@@ -1,6 +1,5 @@
 """Packets lost while the agent is killed and started, and while the datapath changes its generation.
 
-Needs: root, gcc, clang, the lab.   Gives: measure.
 Ten pods in a ring send 1000 numbered datagrams a second each to the next; what does not arrive is lost.
 """
 

@@ -1,7 +1,4 @@
-"""Lookups through the DNS proxy: what they take against direct ones, how many a second, and over kill -9.
-
-Needs: root, the lab, dnsmasq.   Gives: measure.
-"""
+"""Lookups through the DNS proxy: what they take against direct ones, how many a second, and over kill -9."""
 
 from __future__ import annotations
 

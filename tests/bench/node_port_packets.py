@@ -1,6 +1,5 @@
 """Small datagrams a second through a node port: ours by tc and in the driver (XDP), against nft DNAT.
 
-Needs: root, gcc, clang, the lab, iproute2, nft.   Gives: measure.
 One flow, from a client outside on one processor to a receiver on another: a pod of the node, or a backend
 beyond the device that the client is at, as one on another node is. There the node answers for the backend:
 it puts its own address, as kube-proxy's masquerade does.

@@ -1,7 +1,4 @@
-"""The operator at a fake API server in a process of its own: from its first list to the last node's ranges.
-
-Needs: nothing but the fake API server.   Gives: measure.
-"""
+"""The operator at a fake API server in another process: from its first list to the last node's ranges."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The nodes the benchmark runs plugins on: one with our agent, one for the Go reference plugins.
-
-Needs: the lab, the compiled plugin, Debian's containernetworking-plugins.
-Gives: our_node, ptp_node, our_pair.
-"""
+"""The nodes the benchmark runs plugins on: one with our agent, one for the Go reference plugins."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Objects of a cluster from the fake API server: lists, changes, identities, memory.
 
-Needs: lightkube and kubernetes_asyncio for the lists; root for cilium_ipcache and pods.   Gives: measure.
 Each client is a process of its own. Lists come from memory: a server says again what the fake API server
 has said, so that what it takes to render them is no part of what is measured. It shares the processors all
 the same, so what clients spend themselves is told beside seconds.

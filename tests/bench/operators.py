@@ -1,6 +1,5 @@
 """The operator in a big cluster: ranges for nodes, identities collected, memory.
 
-Needs: nothing.   Gives: measure.
 Lists come from memory, and writes are taken for done at once: what is measured is the operator, a process of
 its own, from its start on. There is no peer: Cilium's is not at hand.
 """

@@ -1,6 +1,5 @@
 """What our programs take of each packet, by BPF_PROG_TEST_RUN: no interface, no queue, no wake-up.
 
-Needs: root, compiled objects.   Gives: measure.
 The kernel runs the program over and over on one packet, whose hops it uses up: so many runs a call. Its own
 loop, some 30 ns a run, is in the figures.
 """

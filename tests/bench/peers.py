@@ -1,7 +1,4 @@
-"""The networks ours is measured against, in namespaces made and removed here.
-
-Needs: iproute2, nft.   Gives: bridge, routed, filtered.
-"""
+"""The networks ours is measured against, in namespaces made and removed here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Pod add and delete: our plugin and agent against Debian's ptp + host-local, each doing all its work.
 
-Needs: root, gcc, the lab, Debian's containernetworking-plugins.   Gives: measure.
 After each round the result is looked at: link, address, program, state. Rounds are interleaved.
 """
 

@@ -1,6 +1,5 @@
 """Policies: what one changed object and one identity that comes cost, up to the entries of 100 endpoints.
 
-Needs: nothing but cells.policy; no kernel, so without the writes to maps.   Gives: measure.
 The peer is a computation of every policy from nothing, in the same rounds.
 """
 

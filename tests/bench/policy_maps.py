@@ -1,6 +1,5 @@
 """Policies up to the kernel: from an object or an identity to the last write of a hundred policy maps.
 
-Needs: root.   Gives: measure.
 The maps are real, and so are their epochs; what an endpoint's regeneration does besides (logs, state files)
 is left out. Also what a rule and an identity hold in memory, and what packets cost by how many entries there
 are. All times are the processor's: the machine may be busy with other things.

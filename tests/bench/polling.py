@@ -1,6 +1,5 @@
 """Adding pods while clients poll the API, against adding them while there are none.
 
-Needs: root, gcc, the lab, the compiled plugin.   Gives: measure.
 Ten clients ask for health, endpoints and configuration in turn: each ten times a second, as monitoring does,
 and each again as soon as it is answered, as nobody should. Rounds are interleaved.
 """

@@ -1,6 +1,5 @@
 """What probing the nodes of a cluster takes of the processor.
 
-Needs: root (raw sockets).   Gives: measure.
 The agent's prober goes through a hundred nodes with a health endpoint each, one round; all their addresses
 are of the loopback network of a namespace, where a process of its own answers. Only the prober's time counts.
 """

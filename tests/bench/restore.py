@@ -1,6 +1,5 @@
 """Restarting an agent that has endpoints: how long until all are exposed, regenerated, and it serves.
 
-Needs: root, the lab, the compiled plugin.   Gives: measure.
 The agent is killed with -9 and started again on the same node; the steps are what it tells itself, in its
 timeline and its log. Counts of endpoints take turns within a round.
 """

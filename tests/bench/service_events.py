@@ -1,6 +1,5 @@
 """One EndpointSlice written at an API server: until the last entry is in the map of a real agent.
 
-Needs: root, the lab.   Gives: measure.
 Time counts from the request that writes the object, so it holds the server's work, its event, the agent's
 reflector, tables and reconciler. The server is the tests' own; how long its event takes to a client that only
 reads lines is measured in turn with it, and what the agent adds is the difference of the medians. The server

@@ -1,6 +1,5 @@
 """Services as kube-proxy's rules of nftables and iptables, and as objects.
 
-Needs: nothing.   Gives: Town, nft_rules, nft_change, iptables_rules, iptables_change, manifests.
 Source: kube-proxy, pkg/proxy/nftables and pkg/proxy/iptables: one map or one chain for all services, a chain
         for each service and one for each of its backends.
 """

@@ -1,6 +1,5 @@
 """Services from objects to maps of the kernel, against the same as rules of nftables and iptables.
 
-Needs: root, nft, iptables (both kinds).   Gives: measure.
 Of the peers only what their tools take is measured, of rules that are there already: kube-proxy has to make
 them first. Ours begins with objects, decoded, and ends when the last entry is in its map.
 """

@@ -1,6 +1,5 @@
 """Connections through services: ours at sockets and by packets, against kube-proxy's rules and none at all.
 
-Needs: root, gcc, nft, iptables (both kinds), cgroup v2.   Gives: measure.
 A client pod and a server pod on one node, one processor for each; the service that is asked is in the middle
 of all there are. Node ports and masquerading are asked from, and towards, the network outside.
 """

@@ -1,7 +1,4 @@
-"""A speaker of BGP: what announcing takes, what a change takes to its peer, and a speaker that dies.
-
-Needs: root, gobgpd.   Gives: measure.
-"""
+"""A speaker of BGP: what announcing takes, what a change takes to its peer, and a speaker that dies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Cold start to serving, and what of memory the agent takes, and its maps of the kernel's.
 
-Needs: root, the lab, the compiled plugin.   Gives: starts, memories, compiled, wait_serving.
 A start is cold: new node, no maps, no programs; only Python's bytecode is compiled, as an installed package's
 is. It serves once the API answers Ok and the runtime is told of the network. Rounds are interleaved.
 """

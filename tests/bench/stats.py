@@ -1,7 +1,4 @@
-"""Figures of interleaved rounds: median, spread, ratio.
-
-Needs: nothing.   Gives: Sample, Row, Figure, table.
-"""
+"""Figures of interleaved rounds: median, spread, ratio."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables and reconcilers alone: how many writes and changes a second.
-
-Needs: nothing but lifecycle.   Gives: measure.
-"""
+"""Tables and reconcilers alone: how many writes and changes a second."""
 
 from __future__ import annotations
 

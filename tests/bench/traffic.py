@@ -1,6 +1,5 @@
 """Pod to pod: round trips and connections, ours against a bridge, routed veth, and an equal.
 
-Needs: root, gcc, the lab, the peers.   Gives: measure.
 One processor for the client, one for the server, the same for all; rounds are interleaved.
 """
 

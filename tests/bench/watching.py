@@ -1,6 +1,5 @@
 """Events of packets that reach a watcher without one being lost.
 
-Needs: root, clang.   Gives: measure.
 A program outputs events of 100 bytes into the agent's buffers, in bursts a hundred times a second; a client
 of the monitor socket counts them. The highest rate at which none is lost is the figure.
 """

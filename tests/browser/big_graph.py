@@ -1,7 +1,4 @@
-"""A graph of many cells, the same every time.
-
-Needs: a number.   Gives: big_graph().
-"""
+"""A graph of many cells, the same every time."""
 
 import random
 

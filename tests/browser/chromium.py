@@ -1,7 +1,4 @@
-"""Debian's Chromium, headless, which a program drives as a person would.
-
-Needs: the packages chromium and chromium-driver.   Gives: chromium().
-"""
+"""Debian's Chromium, headless, which a program drives as a person would."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,4 @@
-"""A page of ``hive inspect`` in a browser, in the words of someone who looks at it.
-
-Needs: a browser, a graph.   Gives: Page, shown().
-"""
+"""A page of ``hive inspect`` in a browser, in the words of someone who looks at it."""
 
 from pathlib import Path
 

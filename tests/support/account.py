@@ -1,7 +1,4 @@
-"""What the agent's API, the kernel and the disk each say about a node's pods, and whether they agree.
-
-Needs: root, a lab node whose agent serves.   Gives: Account, account, agreed; in_kernel, to be run inside.
-"""
+"""What the agent's API, the kernel and the disk each say about a node's pods, and whether they agree."""
 
 from __future__ import annotations
 

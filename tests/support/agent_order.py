@@ -1,6 +1,5 @@
 """What of the agent must have started before what else begins: the hard facts of its start.
 
-Needs: the cells.   Gives: ORDER, pairs of what provides a type.
 Source: spec startup.md §2 (hard ordering facts) and §10 (before the API is served), what of it we have.
 """
 

@@ -1,8 +1,4 @@
-"""Real agents and the real plugin in a lab node, used as an operator and a container runtime use them.
-
-Needs: root, a lab node (hive.lab.node).
-Gives: made, run_agent, serving, known_pods, terminated; invoke, start_plugin, hasty_plugin.
-"""
+"""Real agents and the real plugin in a lab node, used as an operator and a container runtime use them."""
 
 from __future__ import annotations
 

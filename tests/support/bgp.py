@@ -1,8 +1,4 @@
-"""A router beside a node: FRR and BIRD at the other end of a cable, as peers that gobgpd dials.
-
-Needs: root, gobgpd, frr, bird2; a node's namespace of the test's own.
-Gives: Routers; Wanted and agent(), what a controller writes and the part of an agent that follows it.
-"""
+"""A router beside a node: FRR and BIRD at the other end of a cable, as peers that gobgpd dials."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A control group for one test: programs attached to it see the test's processes, and nobody else's.
-
-Needs: root, cgroup v2 mounted anywhere.   Gives: the fixture ``cgroup``, join().
-"""
+"""A control group for one test: programs attached to it see the test's processes, and nobody else's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A container runtime in small: runs a list of CNI plugins for a pod of a lab node, as libcni does.
 
-Needs: a lab node, the compiled plugin, Debian's containernetworking-plugins.
-Gives: Chain, Chained, ChainError, addresses_of.
 Source: the CNI specification 1.0, section 3: each plugin gets the result of the one before, DEL goes
 backwards, CHECK and DEL get the result of the ADD.
 """

@@ -1,7 +1,4 @@
-"""What values of the chart are for, where values.yaml has no comment: by the setting, or by their name.
-
-Needs: the settings of agent and operator.   Gives: words.
-"""
+"""What values of the chart are for, where values.yaml has no comment: by the setting, or by their name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Makes of a lab node what Cilium 1.17 leaves of one: its programs, pins and state, and nothing of ours.
 
-Needs: root, a lab node whose agent was killed, with pods.   Gives: make_cilium, CiliumNode.
 Source: Cilium 1.17 with enable-tcx: programs held by links pinned below /sys/fs/bpf/cilium, tail calls pinned
         beside the maps, ep_config.json and ep_config.h for each endpoint.
 

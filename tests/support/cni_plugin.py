@@ -1,7 +1,4 @@
-"""Runs the real plugin: compiled once per test run, its patience cut short, against a stub agent.
-
-Needs: musl-gcc.   Gives: compiled_plugin, run_plugin, Patience, StubAgent.
-"""
+"""Runs the real plugin: compiled once per test run, its patience cut short, against a stub agent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Objects that tests compile of the datapath's sources, each once for all processes and runs.
 
-Needs: clang.   Gives: compiled, another_build.
-
 A compilation takes up to eight seconds of a processor. Its result is held in ``.make/objects`` under the
 digest of all that it depends on, so a change of any source makes another one.
 """

@@ -1,7 +1,4 @@
-"""A containerd of the test's own, and the CRI calls a kubelet makes.
-
-Needs: Debian's containerd and runc, grpcio, a RuntimePlace.   Gives: Containerd.
-"""
+"""A containerd of the test's own, and the CRI calls a kubelet makes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A small daemon to talk to: the shop of the script tests, with an admin socket, in a folder of its own.
-
-Needs: nothing.   Gives: running().
-"""
+"""A small daemon to talk to: the shop of the script tests, with an admin socket, in a folder of its own."""
 
 import subprocess
 import sys

@@ -1,7 +1,4 @@
-"""A real DNS server, and lookups of a resolver that asks once.
-
-Needs: Debian's dnsmasq-base.   Gives: dnsmasq, lookup, Looked.
-"""
+"""A real DNS server, and lookups of a resolver that asks once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A DNS server that does what the name says it is asked for, mostly nothing good.
 
-Needs: nothing.   Gives: serve, served, ask, addresses_of, TRUE, LIE.
-
 The first label is what it does: ``plain`` answers; ``slow`` after a while, ``silent`` never; ``forged`` sends
 answers with another id, to another question and from another port before its own, by TCP with another id
 only; ``short`` has no room by UDP and says so; ``others`` says where

@@ -1,7 +1,4 @@
-"""Debian's etcd as a test's own: started, killed, frozen, emptied, compacted.
-
-Needs: etcd (etcd-server).   Gives: Etcd.
-"""
+"""Debian's etcd as a test's own: started, killed, frozen, emptied, compacted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Clients that mean no good: thousands of connections to one socket of an agent, in the node of a test.
-
-Needs: a lab node (they run inside).   Gives: attack, probe, Target.
-"""
+"""Clients that mean no good: thousands of connections to one socket of an agent, in the node of a test."""
 
 from __future__ import annotations
 

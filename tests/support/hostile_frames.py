@@ -1,6 +1,5 @@
 """Frames of an attacker: forged sources, odd headers, tags, fragments, tunnels in tunnels, and damaged ones.
 
-Needs: scapy.   Gives: Attack, Attacker, number_in.
 The same seed gives the same frames. Each has a number in its payload, by which it is known where it arrives.
 """
 

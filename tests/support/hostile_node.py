@@ -1,6 +1,5 @@
 """Attacks on running nodes: who sends forged frames, who gets which of them, and what a plain model allows.
 
-Needs: root, the lab.   Gives: Receiver, Sender, Field, quotes_answer, UDP_PORT.
 Frames are written to links as they are (AF_PACKET) and read where they arrive: on pods' links, and by raw
 sockets of the node, which see what its stack takes for itself.
 """

@@ -1,6 +1,5 @@
 """What a kubelet makes of a pod's manifest, by hand: each container when the test says so.
 
-Needs: a containerd (tests.support.containerd).   Gives: Kubelet, KubePod.
 Source: Kubernetes' PodSpec (core/v1); CRI runtime/v1.
 """
 

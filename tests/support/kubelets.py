@@ -2,8 +2,6 @@
 
 Pods that are bound to a node get a network namespace by the CNI plugin and run their command in it; services
 get EndpointSlices; a namespace that ends takes along what is in it. Agents' pods are not its own.
-
-Needs: root, a lab's cluster with agents, a kubeconfig.   Gives: exec_script, where_file, main.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A process that runs tests as root first moves into network and mount namespaces of its own, furnished as a
 lab's node is: rules, routes, links, /run and bpffs are its own, and other runs on the machine do not matter.
 What is shared is compared, too: temporary files, which have a folder of the run, and control groups.
-
-Needs: nothing; root to move.   Gives: enter, temporary_folder, Watch, until_the_end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The table of docs/operate/metrics.md, from what an agent tells.
-
-Needs: families.   Gives: page(), PAGE.
-"""
+"""The table of docs/operate/metrics.md, from what an agent tells."""
 
 from __future__ import annotations
 

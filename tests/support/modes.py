@@ -1,7 +1,5 @@
 """The modes of an agent whose combinations are tried, and which of them this run tries.
 
-Needs: tests.support.pairwise.   Gives: DIMENSIONS, Mode, chosen.
-
 ``MODES`` in the environment chooses: ``all`` takes every row, ``name=value,name=value,...`` that one. Without
 it, a few rows are taken by the hash of the commit, so that all have their turn.
 """

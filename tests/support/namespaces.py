@@ -1,6 +1,6 @@
 """Namespaces for tests: a node of its own for one block, or for one whole test function.
 
-Needs: root.   Gives: node_namespace(), the fixture ``in_node``, and the lab's helpers under their own names.
+Example::
 
     def test_maps_are_pinned(in_node: None) -> None:        # sync or async, the whole test runs in the node
         ...

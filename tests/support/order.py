@@ -1,7 +1,4 @@
-"""The order in which tests run: unit tests in any, made up from a seed; files of a tier stay together.
-
-Needs: nothing.   Gives: shuffled, tier_of.
-"""
+"""The order in which tests run: unit tests in any, made up from a seed; files of a tier stay together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pages with examples: their blocks, a shell to run them in, and whether what it prints is what they show.
-
-Needs: bash.   Gives: Block, blocks, commands, matches, squeezed, shell, run.
-"""
+"""Pages with examples: their blocks, a shell to run them in, and whether what it prints is what they show."""
 
 import os
 import re

@@ -1,6 +1,5 @@
 """Few combinations of choices in which any two choices that go together meet at least once.
 
-Needs: git, to rotate.   Gives: Row, pairs_of, covering, without, rotated, commit.
 Why:   faults of three settings at once are rare; all combinations are thousands, all pairs a dozen rows.
 """
 

@@ -1,7 +1,4 @@
-"""An image of one static program that waits, made without a network, for the runtimes of tests.
-
-Needs: musl-gcc.   Gives: pause_image, IMAGE.
-"""
+"""An image of one static program that waits, made without a network, for the runtimes of tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The CNI plugin, compiled for a test with patience of its own.
-
-Needs: musl-gcc.   Gives: compiled_plugin.
-"""
+"""The CNI plugin, compiled for a test with patience of its own."""
 
 from __future__ import annotations
 

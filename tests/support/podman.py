@@ -1,8 +1,4 @@
-"""A podman of the test's own, with its CNI backend.
-
-Needs: Debian's podman and runc, a RuntimePlace whose agent has written its network configuration.
-Gives: Podman.
-"""
+"""A podman of the test's own, with its CNI backend."""
 
 from __future__ import annotations
 

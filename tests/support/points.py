@@ -1,7 +1,4 @@
-"""How much of what may fail anywhere is made to fail: a part, or with CRASH_POINTS=0, as in a soak, all.
-
-Needs:  the environment.   Gives:  EVERY, seeds, each_hook, each_module.
-"""
+"""How much of what may fail anywhere is made to fail: a part, or with CRASH_POINTS=0, as in a soak, all."""
 
 from __future__ import annotations
 

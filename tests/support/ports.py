@@ -1,7 +1,4 @@
-"""Ports for servers of tests.
-
-Needs: nothing.   Gives: free_port.
-"""
+"""Ports for servers of tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One processor for what a test does: events come in their order, as each processor has a buffer of its own.
-
-Needs: nothing.   Gives: on_one_processor().
-"""
+"""One processor for a test: events come in their order, as each processor has a buffer of its own."""
 
 from __future__ import annotations
 

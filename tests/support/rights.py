@@ -1,7 +1,4 @@
-"""What roles allow, and which right a request to an API server needs: to hold one against the other.
-
-Needs: nothing.   Gives: rights, asked, unused.
-"""
+"""What roles allow, and which right a request to an API server needs: to hold one against the other."""
 
 from __future__ import annotations
 

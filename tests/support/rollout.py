@@ -1,7 +1,5 @@
 """What controllers and kubelets make of the chart in a lab's cluster: operators, agents, and objects of pods.
 
-Needs: root, a lab cluster.   Gives: Rollout.
-
 The API server is a fake one, in the network between the nodes. Each container is a process in its node with
 the ConfigMap's settings; what a node's file system has elsewhere than a pod's is said by flags.
 """

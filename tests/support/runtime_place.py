@@ -1,7 +1,4 @@
-"""A place for a container runtime in a lab node: folders, plugins, cgroups, and its end whatever happened.
-
-Needs: root, a lab node, Debian's containernetworking-plugins.   Gives: RuntimePlace.
-"""
+"""A place for a container runtime in a lab node: folders, plugins, cgroups, and its end whatever happened."""
 
 from __future__ import annotations
 

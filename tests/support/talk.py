@@ -1,7 +1,4 @@
-"""Pods that talk all the time while something happens to their node, and lose nothing.
-
-Needs: root, namespaces of two pods.   Gives: talking, unanswered.
-"""
+"""Pods that talk all the time while something happens to their node, and lose nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A node with a client whose policy speaks of names, a DNS server, and a web server outside.
-
-Needs: root, dnsmasq.   Gives: town, Town.
-"""
+"""A node with a client whose policy speaks of names, a DNS server, and a web server outside."""
 
 from __future__ import annotations
 

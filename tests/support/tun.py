@@ -1,6 +1,5 @@
 """A wire between two nodes' L3 devices: tun devices, whose packets begin with the network header.
 
-Needs: root, /dev/net/tun.   Gives: tun_wire().
 Source: Documentation/networking/tuntap.rst.
 """
 

@@ -1,7 +1,4 @@
-"""The page of ``hive ui`` over an agent that a test makes up.
-
-Needs: nothing.   Gives: FLOWS, ANSWERS, flow(), FakeHubble, serving().
-"""
+"""The page of ``hive ui`` over an agent that a test makes up."""
 
 from __future__ import annotations
 

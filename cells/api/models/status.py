@@ -1,6 +1,5 @@
 """The wire types of GET /healthz: Cilium's StatusResponse, as far as this agent has what it describes.
 
-Needs: Model.   Gives: StatusResponse and its parts.
 What the agent does not have at all (cluster mesh) has no field: clients print such lines as
 disabled, or not at all. ``modules`` is ours, Cilium's clients skip it. Features below must be complete:
 cilium-dbg reads each unchecked.

@@ -1,7 +1,4 @@
-"""What there is to say of one operation.
-
-Needs: the names of operations, what waits at the gate.   Gives: Described, and builders of its parts.
-"""
+"""What there is to say of one operation."""
 
 from __future__ import annotations
 

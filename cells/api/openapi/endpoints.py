@@ -1,6 +1,5 @@
 """What pods are made with: configuration, health, endpoints, addresses.
 
-Needs: Described, the wire types.   Gives: OPERATIONS.
 Source: Cilium 1.17, api/v1/openapi.yaml.
 """
 

@@ -1,7 +1,4 @@
-"""What the agent shows of itself, beside Cilium's document: tables, graph, start, settings, event loop.
-
-Needs: Described, the wire types.   Gives: OPERATIONS.
-"""
+"""What the agent shows of itself, beside Cilium's document: tables, graph, start, settings, event loop."""
 
 from __future__ import annotations
 

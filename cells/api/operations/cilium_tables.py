@@ -1,6 +1,5 @@
 """Tables in the form in which Cilium's clients query them: ``cilium-dbg statedb devices``, ``status`` …
 
-Needs: HealthTree, Tables, Table[Device], NodeAddresses.   Gives: CiliumTables.
 Source: Cilium 1.17, GET /statedb/query with its JSON body; a row for each line of the answer.
 Devices and routes are read from the kernel when they are asked for: nothing else here needs them all.
 """

@@ -1,8 +1,4 @@
-"""The agent's configuration as GET /config shows it, and what PATCH /config may change.
-
-Needs: the facts of the router and the endpoint cell.
-Gives: NodeFacts, configuration_model, host_addressing, requested_configuration, requested_debug.
-"""
+"""The agent's configuration as GET /config shows it, and what PATCH /config may change."""
 
 from __future__ import annotations
 

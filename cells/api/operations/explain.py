@@ -1,7 +1,4 @@
-"""Why a connection of an endpoint of this node is allowed or not: what ``hive policy explain`` asks.
-
-Needs: PolicyView where rules are known, AgentDirectory.   Gives: ExplainOperations, part.
-"""
+"""Why a connection of an endpoint of this node is allowed or not: what ``hive policy explain`` asks."""
 
 from __future__ import annotations
 

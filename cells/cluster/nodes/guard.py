@@ -1,7 +1,5 @@
 """Which addresses and ranges nodes may have: none that is this node's, another one's, or reserved.
 
-Needs: rows of nodes, Table[Device].   Gives: guarded(), OwnNetworks, own_networks(), impossible_range(),
-RefusedClaims, claim_events().
 Why:    routes, the tunnel and the ipcache follow what CiliumNodes say. A mistaken or hostile one would take
         over this node's default route, its own network, or other nodes' pods. All of them pass here.
 """

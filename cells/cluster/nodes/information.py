@@ -1,8 +1,6 @@
 """The wait for what Kubernetes has decided about this node: the ranges of its pods.
 
 Source: Table[Node], or Table[CiliumNode] where the operator decides.
-Needs:  AgentConfig, IpamSettings, NodeSettings, ObjectSource, KubernetesAPI, the tables.
-Gives:  NodeInformation, which Ipam takes its ranges from.
 Source of the rules: Cilium 1.17, WaitForNodeInformation.
 """
 

@@ -1,6 +1,5 @@
 """A node of the cluster, as every agent knows it.
 
-Needs: nothing.   Gives: ClusterNode, NodeIP.
 Source: Cilium 1.17, pkg/node/types.Node.
 """
 

@@ -3,9 +3,6 @@
 Reconciler: this node's row and its Node object in, the CiliumNode out: made, corrected, made anew.
         The table ``ciliumnode`` is what it should say, also where there is no API server.
         In IPAM mode multi-pool it asks for addresses of pools and gives ranges back, as in Ipam's table.
-Needs:  NodeSettings, LocalNodeStore, NodeAddresses, KubernetesAPI, Table[Node], Table[CiliumNode],
-        Table[PoolRequest] and Table[PodRange].
-Gives:  CiliumNodePublisher.
 Source: Cilium 1.17, NodeDiscovery.UpdateCiliumNodeResource and mutateNodeResource.
 """
 

@@ -2,7 +2,6 @@
 
 Without enable-ipsec it removes at the start what an agent with it has left: states, policies, rules, routes.
 Reconciler: what :mod:`cells.encryption.ipsec.plan` plans in, XFRM out.
-Gives:      XfrmMarks, for the datapath's programs.
 Why:        a key is replaced while packets encrypted with the one before are on their way: what it made stays
             for a while. Source: Cilium 1.17, its IPsec key custodian.
 """

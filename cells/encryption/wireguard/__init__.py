@@ -2,9 +2,6 @@
 
 Controller: the tables ``nodes`` and ``ipcache`` in, peers of the device ``cilium_wg0`` out: one for each
             other node that publishes a key, with all addresses behind it. The device is kept, too.
-Needs:      ReadTable[ClusterNode], Table[IpcacheEntry], Table[Device], Datapath, Sysctls, Maps.
-Gives:      ClusterEncryption, Table[EncryptionKey], for who publishes this node and writes the ipcache; the
-            section ``encryption`` of the status.
 Why:        the network between nodes need not be trusted. Which packets are encrypted is decided by programs
             (bpf/netdev/encrypt.h); a packet that no peer takes is dropped, not sent in clear text.
 

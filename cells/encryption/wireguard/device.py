@@ -1,6 +1,5 @@
 """The device cilium_wg0: the kernel's WireGuard, or the program wireguard-go, behind one interface.
 
-Needs: WireguardKey, AgentConfig, Maps, NodeAddresses, PodMtu.   Gives: WireguardDevice.
 Source: linux/wireguard.h (generic netlink); the interface of userspace WireGuard (wireguard.com/xplatform);
         wireguard-go's environment (WG_UAPI_FD).
 Why:    device, peers and what the programs know stay when the agent ends: traffic goes on, encrypted.

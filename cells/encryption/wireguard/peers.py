@@ -1,6 +1,5 @@
 """The peers of the WireGuard device: one for each other node, with the addresses that are reached through it.
 
-For:    the WireGuard agent. Needs: PeerDevice.   Gives: WireguardPeers and its types.
 Source: Cilium 1.17's calls to the device, in order, as recorded.
 Why:    addresses are added before others are removed, and a list is never replaced: the kernel does not
         do that at once, and packets would meet no peer. What is removed moves to a peer with the key of

@@ -1,6 +1,5 @@
 """What WireGuard is asked to do on this node, and the node's key.
 
-Needs: AgentConfig, Table[Node].   Gives: EncryptionSettings, WireguardKey.
 Source: Cilium 1.17, option names and the key's file; RFC 7748 (X25519).
 """
 

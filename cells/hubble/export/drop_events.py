@@ -1,7 +1,5 @@
 """Reports drops of pods' packets as events of Kubernetes, which ``kubectl describe pod`` shows.
 
-Needs:  Hubble, KubernetesAPI, AgentConfig, Table[Pod]; EventRecorder, imported when drops are reported.
-Gives:  DropEvents, DropEventSettings.
 Source: Cilium 1.17, hubble-drop-events, -interval and -reasons: type Warning, reason PacketDrop.
 Why:    who runs a pod sees its events, and seldom the node's flows. Of one pod at most one event is written
         in an interval, so that a flood of drops is none at the API server.

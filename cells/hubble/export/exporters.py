@@ -1,7 +1,5 @@
 """Writes events to files while Hubble is on: to that of the settings, and to those of a watched file.
 
-Needs:  Hubble; FlowLog and RotatingFile, imported when something is to be written.
-Gives:  Exporters, HubbleExportSettings.
 Source: Cilium 1.17, hubble-export-* and hubble-flowlogs-config-path.
 """
 

@@ -1,7 +1,5 @@
 """Which events are written to a file of events, as which lines, and when another file starts.
 
-Needs:  compile_filters(), FieldMask; the messages of flows.
-Gives:  FlowLog, Lines, parse_flow_logs(), parse_filters(), RotatingFile, StandardOutput.
 Source: Cilium 1.17, pkg/hubble/exporter.
 """
 

@@ -1,7 +1,5 @@
 """What each name in ``hubble-metrics`` counts of flows.
 
-Needs:  Contexts, FlowSeries; the messages of flows.
-Gives:  FlowMetrics.
 Source: Cilium 1.17, pkg/hubble/metrics. Labels are right where Cilium's are not: dns has ``rcode`` with any
         number of context labels, icmp the family IPv6, kafka the error code as a number.
 """

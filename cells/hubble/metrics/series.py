@@ -1,7 +1,5 @@
 """The series of one metric of flows: the labels that options of ``hubble-metrics`` choose, and exemplars.
 
-Needs:  the messages of flows; families of cells.base.metrics.
-Gives:  Contexts, MetricOptionsError; FlowSeries, openmetrics().
 Source: Cilium 1.17, pkg/hubble/metrics/api; OpenMetrics 1.0, as Prometheus's Go client writes it.
 """
 

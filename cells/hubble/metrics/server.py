@@ -1,7 +1,5 @@
 """Counts flows while Hubble is on, and serves the counts in Prometheus's form on a port of their own.
 
-Needs:  Hubble, HubbleServer for its calls, Table[Endpoint]; FlowMetrics, imported when it counts.
-Gives:  HubbleMetrics, HubbleMetricsSettings.
 Source: Cilium 1.17, hubble-metrics, hubble-metrics-server and enable-hubble-open-metrics.
 """
 

@@ -1,7 +1,5 @@
 """Serves gRPC methods over HTTP/2 connections, with bounds on what clients can take of the process.
 
-Needs:  h2; connected byte streams.
-Gives:  GrpcServer, Method, unary(), server_streaming(), RpcError, RpcCode; framing that the client shares.
 Why:    a layer of our own over h2 sends many small messages in one frame, so a follower costs less than with
         grpclib (a frame for each), and reads as slowly as the rest of the agent can bear.
 Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md); RFC 9113.

@@ -1,7 +1,5 @@
 """The health service that clients of gRPC ask before they ask anything else.
 
-Needs:  the gRPC server; messages of the codec.
-Gives:  HEALTH_METHODS, HEALTH_SERVICE, OBSERVER_NAME, decoded(); the messages.
 Source: grpc.health.v1, health.proto.
 """
 

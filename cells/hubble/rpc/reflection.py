@@ -1,7 +1,5 @@
 """The reflection service, by which grpcurl and its like learn what services and messages there are.
 
-Needs:  the gRPC server; descriptors of the messages.
-Gives:  reflection_methods().
 Source: grpc.reflection.v1 (also served by its earlier name, v1alpha), reflection.proto; what grpc-go answers.
 """
 

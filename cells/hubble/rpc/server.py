@@ -1,7 +1,5 @@
 """Serves Hubble's API on its unix socket and, with mutual TLS, on a TCP port.
 
-Needs:  Hubble, the table of nodes; GrpcServer and hubble_methods(), imported when it serves.
-Gives:  HubbleServer, HubbleServerSettings, ServerCertificates.
 Source: Cilium 1.17, hubble-socket-path, hubble-listen-address and hubble-tls-*.
 """
 

@@ -1,7 +1,5 @@
 """The gRPC services of a node's Hubble: Observer, Peer, health and reflection.
 
-Needs:  ObservedFlows, the table of nodes.
-Gives:  hubble_methods(), Peers, PeerSettings.
 Source: Cilium 1.17, api/v1 (observer, peer), pkg/hubble/peer.
 """
 

@@ -1,7 +1,4 @@
-"""A client of the Kubernetes API: reads, watches, writes, with the errors of both.
-
-Needs: Access.   Gives: Client, Access, errors, connect().
-"""
+"""A client of the Kubernetes API: reads, watches, writes, with the errors of both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The API of Kubernetes, as far as it is used here: read, watch, write.
 
-Needs: Transport, Credentials, Bucket.   Gives: Client, WatchEvent, events.
 Source: Kubernetes API concepts (kubernetes.io/docs/reference/using-api/api-concepts).
 """
 

@@ -1,7 +1,4 @@
-"""What a request to an API server can come back with.
-
-Needs: nothing.   Gives: KubernetesError and its kinds.
-"""
+"""What a request to an API server can come back with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The objects of Kubernetes that the agent reads and writes: one narrow definition per kind.
 
-Needs: nothing.   Gives: Object, Meta, Kind, every kind with its struct, KINDS.
 Why:   decoding into narrow structs is what makes ten thousand pods cheap; a narrow struct is never written
        back as a whole, since that would drop what it does not know: patch, or apply.
 """

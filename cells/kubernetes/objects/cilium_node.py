@@ -1,6 +1,5 @@
 """CiliumNode: what agents and the operator share about a node.
 
-Needs: nothing.   Gives: CiliumNode and its parts, CILIUM_NODES.
 Source: Cilium 1.17, custom resource CiliumNode of group cilium.io, version v2.
 """
 

@@ -1,8 +1,5 @@
 """CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy, CiliumCIDRGroup and CiliumLocalRedirectPolicy.
 
-Needs: nothing.   Gives: the kinds and their parts, CILIUM_NETWORK_POLICIES,
-CILIUM_CLUSTERWIDE_NETWORK_POLICIES, CILIUM_CIDR_GROUPS, CILIUM_LOCAL_REDIRECT_POLICIES,
-CILIUM_EGRESS_GATEWAYS.
 Source: Cilium 1.17, custom resources of group cilium.io.
 """
 

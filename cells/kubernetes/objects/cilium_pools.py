@@ -1,7 +1,5 @@
 """CiliumPodIPPool, CiliumLoadBalancerIPPool, CiliumL2AnnouncementPolicy and CiliumNodeConfig.
 
-Needs: nothing.   Gives: the kinds and their parts, CILIUM_POD_IP_POOLS, CILIUM_LOAD_BALANCER_IP_POOLS,
-CILIUM_L2_ANNOUNCEMENTS, CILIUM_NODE_CONFIGS.
 Source: Cilium 1.17, custom resources of group cilium.io.
 """
 

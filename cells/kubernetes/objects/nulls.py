@@ -1,6 +1,5 @@
 """Objects in which null stands where something else is expected: it means that nothing was given.
 
-Needs: nothing.   Gives: convert, decode.
 Source: encoding/json of Go, in which null leaves a field as it is, so an API server reads it as absent; of
 custom kinds, nulls of fields that are not nullable are pruned (Kubernetes, structural schemas, defaulting
 and nullable).

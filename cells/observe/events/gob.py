@@ -1,6 +1,5 @@
 """Go's gob encoding of a struct with structs in it: a message for each type, then one for the value.
 
-For:    records of requests.   Needs: nothing.   Gives: Type, encode(), decode(), GobError.
 Source: Go's package encoding/gob.
 """
 

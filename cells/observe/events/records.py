@@ -1,7 +1,5 @@
 """The datapath's reports of packets, as typed records made from the bytes of a perf event.
 
-For:    subscribers of Events. Needs: nothing.
-Gives:  Sample, decode(), Drop, Trace, Verdict, TraceSock, Raw, Lost, Event.
 Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,trace_sock,policy_log,common}.h: version 1, little endian.
 """
 

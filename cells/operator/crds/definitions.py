@@ -1,6 +1,5 @@
 """Every custom resource definition that is registered, and when.
 
-Needs: the kinds of cells.kubernetes.   Gives: definitions(), Definition, SCHEMA_VERSION, VERSION_LABEL.
 Source: Cilium 1.17, pkg/k8s/apis/cilium.io: names, scopes, columns, versions; apiextensions.k8s.io/v1.
 """
 

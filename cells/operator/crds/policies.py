@@ -1,6 +1,5 @@
 """The schema of CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy.
 
-Needs: nothing.   Gives: POLICY.
 Source: Cilium 1.17, custom resources of group cilium.io. Patterns with an alternation are grouped here, so
         that both anchors hold for every alternative. What a schema cannot say, the policy engine refuses.
 """

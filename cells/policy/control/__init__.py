@@ -2,8 +2,6 @@
 
 Controller: objects, CIDR groups, identities, named ports in; rows of ``endpoint-policies`` and claims of
         prefixes out.
-Needs:  Resources, Table[RemoteEndpoint], Identities, NodePolicy, EndpointPolicies, Ipcache.
-Gives:  RulePolicy, the computer of policies by rules; the table ``policies``: what became of each object.
 Why:    a policy object may come, change or go at any time; an object that is refused leaves what its name
         had before in force.
 """

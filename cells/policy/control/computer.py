@@ -1,8 +1,4 @@
-"""Endpoints' policies by the rules in force: what the policy maps ask for, and what changed meanwhile.
-
-For:    EndpointPolicies, which realizes policies, and PolicyWatch, which feeds this.
-Needs:  NodePolicy, for the mode; PolicyOptions.   Gives: RulePolicy.
-"""
+"""Endpoints' policies by the rules in force: what the policy maps ask for, and what changed meanwhile."""
 
 from __future__ import annotations
 

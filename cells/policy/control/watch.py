@@ -1,9 +1,6 @@
 """Policy objects, CIDR groups and identities to policies of endpoints, in an order that is safe.
 
 Controller: the tables of objects, identities, remote endpoints in; EndpointPolicies, claims of prefixes out.
-Needs:  Resources, Identities, RulePolicy, EndpointPolicies, PolicyPrefixes, Table[RemoteEndpoint],
-        Table[HTTPProxyState].
-Gives:  PolicyWatch.
 Why:    a prefix gets its identity in policy maps before the ipcache gives it to packets, and loses it there
         first, so no packet is evaluated by half a policy.
 """

@@ -1,7 +1,4 @@
-"""From what people type to the ends of a connection: pods, services, addresses, names, identities.
-
-Gives: Directory, which an agent and a folder of manifests implement; source_of(), targets_of(), ServedPort.
-"""
+"""From what people type to the ends of a connection: pods, services, addresses, names, identities."""
 
 from __future__ import annotations
 

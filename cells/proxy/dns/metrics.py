@@ -1,6 +1,5 @@
 """The DNS proxy and its names as Cilium's metrics.
 
-For:    Metrics. Needs: Counts, NameStore, NamedAddresses. Gives: families().
 Source: Cilium 1.17, cilium_policy_l7_total, cilium_proxy_*, cilium_fqdn_*.
 """
 

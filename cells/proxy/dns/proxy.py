@@ -1,6 +1,5 @@
 """The DNS proxy: takes pods' queries, asks their servers where policy allows, and releases the answers.
 
-Needs:  ProxyPort, Judge, NameStore, NamedAddresses, KnownRules, DNSProxySettings.   Gives: DNSProxy.
 Why:    what a name stands for is known only by asking; so the client gets the answer once its addresses are
         in the policy maps and in the ipcache.
 Source: Cilium 1.17, the transparent DNS proxy.

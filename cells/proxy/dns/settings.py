@@ -1,6 +1,5 @@
 """What the DNS proxy does.
 
-Gives: DNSProxySettings, AddressClass.
 Source: Cilium 1.17, tofqdns-* and dnsproxy-*.
 """
 

@@ -1,6 +1,5 @@
 """The sockets of a transparent proxy.
 
-Gives:  udp_listener(), tcp_listener(), original_destination(), UDPAnswers, upstream(), end_at_once().
 Source: ip(7) IP_TRANSPARENT, IP_ORIGDSTADDR, IP_PKTINFO; ipv6(7); raw(7); RFC 768.
 
 Packets come to the listeners' sockets by the datapath (bpf_sk_assign), addressed to the server the pod meant.

@@ -1,7 +1,6 @@
 """DNS messages, as far as a proxy reads them.
 
 Pure.
-Gives:  DNSQuery, Answer, read_query(), read_answer(), rewritten(), refusal(), WireError.
 Source: RFC 1035, section 4; RFC 6891 (EDNS); RFC 9267 on what decoders get wrong.
 """
 

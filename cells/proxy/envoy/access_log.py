@@ -1,9 +1,6 @@
 """Envoy's access log, as events and counts.
 
 Edge:   a named pipe into which Envoy writes a line of JSON for each request; lost while no agent runs.
-Needs:  Place, Table[HTTPRedirect], Table[Endpoint], Table[Identity], Ipcache, Events, Counts,
-        ProxyStatistics.
-Gives:  AccessLog.
 Source: envoyproxy.io, access logging; fifo(7).
 """
 

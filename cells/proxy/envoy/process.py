@@ -1,7 +1,4 @@
-"""Envoy's process: started, watched, started again. It outlives the agent: flows go on without one.
-
-For:    Envoy. Needs: Program, Place.   Gives: Process, end_envoy().
-"""
+"""Envoy's process: started, watched, started again. It outlives the agent: flows go on without one."""
 
 from __future__ import annotations
 

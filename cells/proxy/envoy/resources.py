@@ -1,7 +1,6 @@
 """Redirects as Envoy's configuration: its bootstrap, listeners, routes and clusters.
 
 Pure values, as Envoy's xDS has them in JSON.
-Gives:  bootstrap(), external_bootstrap(), clusters(), listeners(), routes(), discovery().
 Source: envoyproxy.io, the v3 API; Cilium 1.17, the listeners and routes of its proxy.
 
 A redirect is a listener on its port and a route configuration of its name. The listener stays as it is for as

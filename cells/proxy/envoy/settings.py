@@ -1,6 +1,5 @@
 """Envoy, the proxy of HTTP.
 
-Gives: EnvoySettings.
 Source: Cilium 1.17, envoy-log, http-*, proxy-*.
 """
 

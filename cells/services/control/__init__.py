@@ -3,8 +3,6 @@
 Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and the addresses that
             serve node ports; the table ``frontends`` follows from them.
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
-Needs:      AgentConfig, Resources, Maps, NodePorts, ReadTable[ClusterNode].   Gives: Table[Frontend],
-            Table[ServedFrontend], Table[RefusedAddress], ManualServices.
 Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
             and EndpointSlice is known: connections through services outlive a restart. Where no source
             of objects is set, it stays as it is, and the log says so.

@@ -1,6 +1,5 @@
 """Services made manually, and backends taken out of use by hand, beside what objects say.
 
-Gives: ManualServices; the tables ``services-by-hand`` and ``backend-states``, from which frontends follow.
 Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.
 
 What is said of a frontend holds until an object says something else of it, and not over a restart of the

@@ -1,7 +1,5 @@
 """What is in line for the load-balancing maps, written in an order in which no entry points at none.
 
-Needs: ServiceMaps.   Gives: PendingWrites; ServiceMaps, what it writes to.
-
 Frontends share backends, so these are in a line of their own: an entry is written before any slot that names
 it, and goes only once no slot does that is still in the maps. Everything else is in line for its frontend.
 Writes of many frontends that may be done at once are done with one system call.

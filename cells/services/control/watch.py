@@ -1,7 +1,6 @@
 """Services, EndpointSlices, host ports of pods and this node to frontends.
 
 Controller: tables of objects and the addresses that serve node ports in, the table ``frontends`` out.
-Needs:  the tables, ServiceCatalog.   Gives: ServiceWatch, WatchedObjects.
 """
 
 from __future__ import annotations

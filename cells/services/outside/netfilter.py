@@ -2,7 +2,6 @@
 
 Source: kube-proxy's chains (iptables) and its tables named kube-proxy (nftables); kernel include/uapi/linux/
         netfilter/nf_tables.h, netfilter_ipv4/ip_tables.h (IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES).
-Needs:  CAP_NET_ADMIN.   Gives: found_rules(), FoundRules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``hive api``: the operations of the agent's REST API, for people and as an OpenAPI document.
-
-Needs: cells.api.openapi, imported when called.   Gives: command.
-"""
+"""``hive api``: the operations of the agent's REST API, for people and as an OpenAPI document."""
 
 import click
 

@@ -1,7 +1,4 @@
-"""``hive agent``: the node agent, from its settings to its exit code.
-
-Needs: cells.agent and lifecycle, imported when called.   Gives: command; build, refuse and settings_help.
-"""
+"""``hive agent``: the node agent, from its settings to its exit code."""
 
 import ctypes
 import gc

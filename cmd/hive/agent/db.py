@@ -1,7 +1,4 @@
-"""``hive db``: the tables of the running agent, and what changes in them.
-
-Needs: the agent's GET /statedb/tables, /statedb/dump/{table}, /statedb/changes/{table}.   Gives: command.
-"""
+"""``hive db``: the tables of the running agent, and what changes in them."""
 
 import json
 import textwrap

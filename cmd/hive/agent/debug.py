@@ -1,6 +1,5 @@
 """``hive debug bundle``: one archive with all that a maintainer asks for.
 
-Needs: the agent's API as far as it answers; root for the maps.   Gives: command.
 Secrets stay out: settings are shown as the agent shows them, of its environment only its own variables, no
 file of the config-dir is copied, and what looks like a key, a token or a password is hidden.
 """

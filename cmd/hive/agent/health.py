@@ -1,7 +1,4 @@
-"""``hive health``: which nodes of the cluster this node reaches.
-
-Needs: cilium-health's API on health.sock, beside the agent's socket.   Gives: command, node_state.
-"""
+"""``hive health``: which nodes of the cluster this node reaches."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""``hive kubernetes``: where the objects of the running agent come from, and how that is.
-
-Needs: the agent's /v1/healthz and the tables k8s-sources and manifests.   Gives: command.
-"""
+"""``hive kubernetes``: where the objects of the running agent come from, and how that is."""
 
 import time
 from pathlib import Path

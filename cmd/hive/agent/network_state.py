@@ -1,6 +1,6 @@
 """What the kernel's network is made of: links, addresses, routes of all tables, rules, neighbours, filters.
 
-Needs: pyroute2.   Gives: network_state.   Source: rtnetlink(7); what ``ip`` and ``tc`` show, for a program.
+Source: rtnetlink(7); what ``ip`` and ``tc`` show, for a program.
 """
 
 import socket

@@ -1,7 +1,4 @@
-"""``hive node``: the nodes of the cluster, as the running agent knows them.
-
-Needs: the agent's /v1/cluster/nodes.   Gives: command.   Source of the columns: cilium-dbg node list.
-"""
+"""``hive node``: the nodes of the cluster, as the running agent knows them."""
 
 from pathlib import Path
 from typing import Any

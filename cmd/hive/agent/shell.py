@@ -1,7 +1,4 @@
-"""``hive shell``: commands to a running agent, or to any hive with an admin cell.
-
-Needs: click; lifecycle's shell, imported when called; the socket.   Gives: command.
-"""
+"""``hive shell``: commands to a running agent, or to any hive with an admin cell."""
 
 from pathlib import Path
 

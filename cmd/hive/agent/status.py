@@ -1,8 +1,4 @@
-"""``hive status``: how the running agent is, line by line as operators know it.
-
-Needs: the agent's GET /v1/healthz, its tables policies and http-proxy, and how many rows others have.
-Gives: command.   Source of the lines: cilium-dbg status.
-"""
+"""``hive status``: how the running agent is, line by line as operators know it."""
 
 import time
 from collections import Counter

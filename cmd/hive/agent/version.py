@@ -1,7 +1,4 @@
-"""``hive version``: the versions of this command and of the agent that runs.
-
-Needs: the agent's API, where one runs.   Gives: command.
-"""
+"""``hive version``: the versions of this command and of the agent that runs."""
 
 from __future__ import annotations
 

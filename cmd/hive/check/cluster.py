@@ -1,7 +1,4 @@
-"""A Kubernetes cluster as a place for checks: pods on its nodes, reached through its API server.
-
-Needs: cells.kubernetes; a user who may create namespaces, pods, services and policies, and exec in pods.
-"""
+"""A Kubernetes cluster as a place for checks: pods on its nodes, reached through its API server."""
 
 from __future__ import annotations
 

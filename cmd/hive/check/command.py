@@ -1,7 +1,4 @@
-"""``hive check``: does this cluster work?
-
-Needs: the user's kubeconfig.   Gives: command.
-"""
+"""``hive check``: does this cluster work?"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``hive config``: what can be set, what is set, and whether that is what runs.
-
-Needs: cells.agent and lifecycle, imported when called; the agent's API for what runs.   Gives: command.
-"""
+"""``hive config``: what can be set, what is set, and whether that is what runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

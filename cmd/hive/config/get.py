@@ -1,6 +1,6 @@
 """``hive config get``: one setting of the running agent, or one option that can be changed while it runs.
 
-Needs: the agent's /v1/config and /hive/config.   Gives: get_setting.   Source: cilium-dbg config get KEY.
+Source: cilium-dbg config get KEY.
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """``hive config set``: change what can be changed while the agent runs.
 
-Needs: the agent's PATCH /v1/config; root.   Gives: set_options.   Source: cilium-dbg config OPTION=VALUE.
+Source: cilium-dbg config OPTION=VALUE.
 """
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """``hive endpoint labels|config``: what of one endpoint can be changed while it runs.
 
-Needs: the agent's /v1/endpoint/{id}/labels and /config; root to change them.   Gives: COMMANDS.
 Source: cilium-dbg's commands of the same names.
 """
 

@@ -1,7 +1,4 @@
-"""``hive endpoint``: the endpoints of the running agent; the list in the columns operators know.
-
-Needs: the agent's GET /v1/endpoint.   Gives: command.   Source of the columns: cilium-dbg endpoint list.
-"""
+"""``hive endpoint``: the endpoints of the running agent; the list in the columns operators know."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``hive endpoint get|log|health``: all of one endpoint.
 
-Needs: the agent's /v1/endpoint/{id} and what is below it.
-Gives: COMMANDS; endpoint_argument, one_path and ask_one for those that change it.
 An endpoint is named by its number, its pod or its address.
 Source: cilium-dbg's commands of the same names.
 """

@@ -1,6 +1,5 @@
 """``hive cleanup``: takes the agent's traces off a node, step by step.
 
-Needs: root, hive.init.traces.   Gives: command.
 Source: Cilium 1.17, cilium-dbg post-uninstall-cleanup: a failed step is reported, and the next one follows.
 """
 

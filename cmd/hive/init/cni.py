@@ -1,6 +1,5 @@
 """``hive cni``: the plugin into the container runtime's directory, and its configuration out of it.
 
-Needs: the built plugin.   Gives: command.
 Source: Cilium 1.17, install-plugin.sh and cni-uninstall.sh: names, environment and output are theirs.
 """
 

@@ -1,6 +1,5 @@
 """Going from an init container into the node's own namespaces.
 
-Needs: the node's /proc, CAP_SYS_ADMIN, CAP_SYS_CHROOT and CAP_SYS_PTRACE.   Gives: host_option, enter_host.
 A container sees mounts of its own; what a tool mounts or writes for the node must be done in the node's
 namespaces. Whatever is imported afterwards would be looked for in the node's files: import first.
 """

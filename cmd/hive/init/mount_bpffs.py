@@ -1,7 +1,4 @@
-"""``hive mount-bpffs``: the filesystem that BPF maps and programs outlive the agent in.
-
-Needs: CAP_SYS_ADMIN.   Gives: command.
-"""
+"""``hive mount-bpffs``: the filesystem that BPF maps and programs outlive the agent in."""
 
 from pathlib import Path
 

@@ -1,6 +1,5 @@
 """``hive mount-cgroup``: cgroup v2 where the agent looks for it.
 
-Needs: CAP_SYS_ADMIN.   Gives: command.
 Source: Cilium 1.17, tools/mount: a node that cannot mount it can still have pods, so nothing here is fatal.
 """
 

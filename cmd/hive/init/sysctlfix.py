@@ -1,6 +1,5 @@
 """``hive sysctlfix``: keeps systemd from switching the reverse path filter on for our devices.
 
-Needs: hive.init.systemd.   Gives: command, CONTENT.
 Source: Cilium 1.17, tools/sysctlfix. systemd applies its sysctl.d to each new device, and the filter drops
 what pods send over it; a file that sorts last has the last word.
 """

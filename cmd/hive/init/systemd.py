@@ -1,6 +1,5 @@
 """Restarting a unit of systemd, over the system's message bus.
 
-Needs: jeepney.   Gives: restart_unit, SystemdError.
 Source: org.freedesktop.systemd1(5), the Manager object.
 """
 

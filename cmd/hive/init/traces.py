@@ -1,7 +1,5 @@
 """What an agent leaves on a node, and its removal, one kind at a time.
 
-Needs: root, pyroute2 for links.   Gives: detach_programs, remove_links, remove_rules, remove_namespaces,
-remove_pins, remove_tree, remove_cni_configuration, unmount, NotRemovedError.
 Each removes all it can and returns the names of what it removed; a missing thing is no error.
 """
 

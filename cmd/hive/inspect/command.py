@@ -1,8 +1,4 @@
-"""``hive inspect``: what a hive is made of, what depends on what, and how its start went.
-
-Needs: lifecycle and, for the node agent, cells.agent, imported when called; no privileges. With --live and
---timeline the running agent's socket.   Gives: command.
-"""
+"""``hive inspect``: what a hive is made of, what depends on what, and how its start went."""
 
 import functools
 import json

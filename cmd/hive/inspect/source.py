@@ -1,7 +1,4 @@
-"""The hive that ``hive inspect`` looks at: the node agent, the operator, or one to import.
-
-Needs: the settings given as flags.   Gives: hive_of().
-"""
+"""The hive that ``hive inspect`` looks at: the node agent, the operator, or one to import."""
 
 import os
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""How ``hive inspect`` looks on a terminal: its width and its colours; what it shows is lifecycle's.
-
-Needs: click, which drops styles where the output is not a terminal.   Gives: width(), paint(), tinted().
-"""
+"""How ``hive inspect`` looks on a terminal: its width and its colours; what it shows is lifecycle's."""
 
 import re
 from typing import Any

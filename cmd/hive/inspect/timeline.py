@@ -1,7 +1,4 @@
-"""``hive inspect --timeline``: how a start went, as a chart.
-
-Needs: a graph and its timeline.   Gives: chart(): lines to print.
-"""
+"""``hive inspect --timeline``: how a start went, as a chart."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING

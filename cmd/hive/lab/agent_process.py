@@ -1,8 +1,4 @@
-"""The agent of a lab node: started as the child process a node would have, waited for, found again, ended.
-
-Needs: a made node (hive.lab.node).
-Gives: start, last_settings, wait_ready, wait_known, api_socket, running, terminate, crash, birth.
-"""
+"""The agent of a lab node: started as the child process a node would have, waited for, found again, ended."""
 
 import contextlib
 import json

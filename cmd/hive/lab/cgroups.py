@@ -1,7 +1,4 @@
-"""A control group for a lab node: services at sockets are served to its processes, not to the machine's.
-
-Needs: root; cgroup v2, mounted anywhere.   Gives: settings_of(), join(), remove().
-"""
+"""A control group for a lab node: services at sockets are served to its processes, not to the machine's."""
 
 import os
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""``hive lab check``: the checks of ``hive check`` at a running lab, with pods and objects of their own.
-
-Needs: root.   Gives: check.
-"""
+"""``hive lab check``: the checks of ``hive check`` at a running lab, with pods and objects of their own."""
 
 from __future__ import annotations
 

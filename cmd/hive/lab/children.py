@@ -1,8 +1,4 @@
-"""Runs a Python function in a forked child, usually inside other namespaces, and brings back what it gave.
-
-Needs: fork; a caller that is single-threaded or lets the child do only simple things.
-Gives: run_child (wait for the result), Child (a function that runs until it is asked to finish), undisturbed.
-"""
+"""Runs a Python function in a forked child, usually inside other namespaces, and brings back what it gave."""
 
 import contextlib
 import contextvars

@@ -1,7 +1,4 @@
-"""``hive lab``: nodes made, listed, entered, removed and shown.
-
-Needs: root; what a subcommand needs is imported when it runs.   Gives: command.
-"""
+"""``hive lab``: nodes made, listed, entered, removed and shown."""
 
 import os
 import sys

@@ -1,8 +1,6 @@
 """What the kernel holds of a node: maps, programs, rows, links; and whether it is really removed.
 
 For forked children inside a node (look, belongings) and for the machine itself (alive).
-Needs: root, cells.maps, libbpf.
-Gives: Kernel, look, Belongings, belongings, alive, machine_links, lab_links.
 """
 
 import ctypes

@@ -1,7 +1,4 @@
-"""The ``--name`` of every lab command: a node, or a cluster by the name that its nodes begin with.
-
-Gives: name_option, number_option, node_named, nodes_named, manifests_named.
-"""
+"""The ``--name`` of every lab command: a node, or a cluster by the name that its nodes begin with."""
 
 from __future__ import annotations
 

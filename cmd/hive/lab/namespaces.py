@@ -1,7 +1,4 @@
-"""Network and mount namespaces: made, furnished as a node, held without any process, and entered.
-
-Needs: CAP_SYS_ADMIN and CAP_NET_ADMIN.   Gives: Namespaces, new_node, new_held_node, new_netns, hold, inside.
-"""
+"""Network and mount namespaces: made, furnished as a node, held without any process, and entered."""
 
 import errno
 import os

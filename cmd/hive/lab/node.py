@@ -1,7 +1,5 @@
 """A laboratory node: its directory, namespaces and uplink; made, found again, removed without trace.
 
-Needs: root.   Gives: Lab (the paths and namespaces of one node), create, destroy, labs, exclusive, LabError.
-
 Under /run/hive-lab/<name>, a tmpfs of its own, are the bind mounts that hold the namespaces (``net``,
 ``mnt``, ``outside``, ``pods/<pod>``) and the agent's log; inside the node the agent's paths are the default
 ones, and pods are also found in /run/netns, as container runtimes do it. No process keeps a node alive.

@@ -1,7 +1,4 @@
-"""``hive lab apply``, ``delete``, ``get``: the objects that lab nodes know.
-
-Needs: root.   Gives: apply, delete, get.
-"""
+"""``hive lab apply``, ``delete``, ``get``: the objects that lab nodes know."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Pods of a lab node: namespaces attached and detached by the real CNI plugin, called as a runtime calls it.
 
-Needs: a node with an agent that has written its network configuration; the compiled plugin.
-Gives: add, delete, Attached.   Source: the CNI specification, sections 2 and 3.
+Source: the CNI specification, sections 2 and 3.
 """
 
 import hashlib

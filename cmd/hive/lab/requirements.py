@@ -1,6 +1,5 @@
 """Whether a lab can work in this place: namespaces, mounts and BPF, tried in a child that leaves nothing.
 
-Needs: the standard library only, so that ``make`` asks before it installs anything.   Gives: missing.
 Source: bpf(2), unshare(2), mount(2).
 """
 

@@ -1,6 +1,5 @@
 """``hive bpf``: the maps as the kernel has them, whether an agent runs or not.
 
-Needs: root; the pins below the bpffs.   Gives: command.
 Source: ``cilium-dbg bpf``, one command for all its lists.
 """
 

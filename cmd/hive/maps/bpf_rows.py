@@ -1,6 +1,5 @@
 """Rows of the node's maps in words: a name and a value for each thing in them.
 
-Needs: the layouts of the maps cell.   Gives: describe(), family_of().
 Source of the public layouts: Cilium 1.17; the words are those of ``cilium-dbg bpf ...``.
 """
 

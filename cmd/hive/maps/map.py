@@ -1,7 +1,4 @@
-"""``hive map``: the maps as the running agent sees them; ``hive bpf`` reads the kernel's.
-
-Needs: the agent's /v1/map.   Gives: command.   Source of the columns: cilium-dbg map list.
-"""
+"""``hive map``: the maps as the running agent sees them; ``hive bpf`` reads the kernel's."""
 
 from pathlib import Path
 from urllib.parse import quote

@@ -1,7 +1,4 @@
-"""Maps as they are pinned below the bpffs, and their rows in words.
-
-Needs: root; the pins below the bpffs.   Gives: root_option, directory_of(), rows_of(), rows_in(), refusal().
-"""
+"""Maps as they are pinned below the bpffs, and their rows in words."""
 
 import errno
 from pathlib import Path

@@ -1,6 +1,5 @@
 """``hive bpf policy``: which peers endpoints may talk with, as their maps have it.
 
-Needs: root; the pins below the bpffs.   Gives: command.
 Source: the order is that of ``cilium-dbg bpf policy get``: denies first, then ingress, then by identity.
 """
 

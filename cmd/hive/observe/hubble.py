@@ -1,7 +1,5 @@
 """``hive observe``, and the command ``hubble``: flows with names, of this node's agent or of a relay.
 
-Needs:  observe(), the connection of hubble_server, the printing of hubble_text.
-Gives:  command, main, run().
 Source: the hubble CLI of Cilium 1.17: commands, output, exit codes.
 """
 

@@ -1,8 +1,4 @@
-"""A gRPC client of Hubble's API: one connection, one call at a time.
-
-Needs:  h2; the framing of cells.hubble.rpc.grpc.
-Gives:  HubbleClient, ConnectError.
-"""
+"""A gRPC client of Hubble's API: one connection, one call at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The flags of ``hubble observe`` that select flows, as filters of a request.
 
-Needs:  the messages of cells.hubble.
-Gives:  FlowSelection, FILTER_FLAGS, FlagError.
 Source: the hubble CLI of Cilium 1.17: which flags there are, which exclude each other, and its error texts.
 """
 

@@ -1,7 +1,5 @@
 """Command lines as Cilium's ``hubble`` takes them: flags anywhere, several letters in one word.
 
-Needs:  nothing.
-Gives:  Flag, Flags, CommandLineError, go_seconds(), parse_time().
 Source: pflag's syntax and texts; the hubble CLI's formats of times.
 """
 

@@ -1,7 +1,5 @@
 """``hubble observe``: flows, agent events and debug events, from a server or of a file.
 
-Needs:  FlowSelection, Printer, the connection of hubble_server; the messages of cells.hubble.
-Gives:  observe(), EVENTS.
 Source: the hubble CLI of Cilium 1.17: flags, what they ask of a server, which go together.
 """
 

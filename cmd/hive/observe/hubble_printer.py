@@ -1,7 +1,5 @@
 """Flows, agent events and debug events as Cilium's ``hubble`` prints them.
 
-Needs:  the messages of cells.hubble; names of cells.observe.events.
-Gives:  Printer, RESERVED.
 Source: the hubble CLI of Cilium 1.17; what a server lost is printed besides, as that of 1.19 does.
 """
 

@@ -1,7 +1,5 @@
 """Flags that say where Hubble is served, and the connection that they lead to.
 
-Needs:  Flags, HubbleClient.
-Gives:  SERVER_FLAGS, parsed(), connected(), follow(), CommandError.
 Source: the hubble CLI of Cilium 1.17.
 """
 

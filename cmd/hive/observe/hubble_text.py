@@ -1,7 +1,5 @@
 """Times, durations, tables and JSON as Cilium's ``hubble`` prints them, and the status of a server.
 
-Needs:  msgspec.
-Gives:  time_text(), go_duration(), json_text(), aligned(), status_lines().
 Source: the hubble CLI of Cilium 1.17.
 """
 

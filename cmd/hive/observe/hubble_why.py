@@ -1,8 +1,4 @@
-"""``hive observe --why``: below a drop, which policy decides and what is missing, as the agent explains it.
-
-Needs:  the agent's API: /hive/policy/explain; direction_lines() of hive.policy.
-Gives:  DropReasons.
-"""
+"""``hive observe --why``: below a drop, the policy that decides and what is missing, by the agent."""
 
 from __future__ import annotations
 

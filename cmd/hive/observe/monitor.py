@@ -1,6 +1,5 @@
 """``hive monitor``: what the datapath does with packets, while it happens.
 
-Needs: the agent's monitor socket; its API for names, and for the rules behind verdicts.   Gives: command.
 Source: the options of ``cilium-dbg monitor``.
 """
 

@@ -1,7 +1,4 @@
-"""Which events ``hive monitor`` shows.
-
-Needs: the records of the events cell; names of pods.   Gives: Wanted, VERDICTS, verdict_of().
-"""
+"""Which events ``hive monitor`` shows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

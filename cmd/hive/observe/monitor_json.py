@@ -1,6 +1,5 @@
 """An event of the datapath as a line of JSON.
 
-Needs: the records of the events cell.   Gives: json_line().
 Source: the keys of ``cilium-dbg monitor -j``; ``time``, ``names`` and ``rules`` are ours.
 """
 

@@ -1,6 +1,5 @@
 """Which rules of which objects a policy verdict follows from, asked of the agent.
 
-For:   ``hive monitor``.   Needs: the agent's API.   Gives: Rules.
 An event has the verdict, not the reason. If rules have changed since, the current ones are shown.
 """
 

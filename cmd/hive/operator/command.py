@@ -1,7 +1,4 @@
-"""``hive operator``: the cluster's operator, from its settings to its exit code.
-
-Needs: cells.operator and lifecycle, imported when called.   Gives: command, build().
-"""
+"""``hive operator``: the cluster's operator, from its settings to its exit code."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""``hive operator status``: who leads, and how every part of an operator is.
-
-Needs: the operator's port (operator-api-serve-addr).   Gives: status.
-"""
+"""``hive operator status``: who leads, and how every part of an operator is."""
 
 import json
 from typing import Any

@@ -1,6 +1,5 @@
 """``hive policy list``, ``get``, ``selectors``, ``wait``: the policies of the running agent.
 
-Needs: the agent's /v1/policy, /v1/policy/selectors, /v1/endpoint, /statedb/dump/policies.   Gives: COMMANDS.
 Source of ``get``, ``selectors`` and ``wait``: cilium-dbg policy.
 """
 

@@ -1,7 +1,4 @@
-"""``hive policy``: what policies do, asked of the agent or of a folder before anything is applied.
-
-Needs: the folder.   Gives: command.
-"""
+"""``hive policy``: what policies do, asked of the agent or of a folder before anything is applied."""
 
 from __future__ import annotations
 

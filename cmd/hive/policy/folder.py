@@ -1,6 +1,5 @@
 """A folder of manifests as policies are explained by it: its pods, services, networks and names.
 
-Gives: FolderDirectory.
 Why: what is not applied yet has no addresses. Such pods and services get ones that nothing else can have, so
 that services are read by the agent's own code.
 """

@@ -1,6 +1,5 @@
 """``hive fqdn``: names that pods have asked for, and those that policies speak of.
 
-Needs: the agent's /v1/fqdn/cache and /v1/fqdn/names.   Gives: command.
 Source of the columns: cilium-dbg fqdn cache list.
 """
 

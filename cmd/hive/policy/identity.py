@@ -1,7 +1,4 @@
-"""``hive identity``: the security identities the running agent knows.
-
-Needs: the agent's /v1/identity.   Gives: command.   Source of the columns: cilium-dbg identity list.
-"""
+"""``hive identity``: the security identities the running agent knows."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""``hive ip``: which identity packets from an address have.
-
-Needs: the agent's /v1/ip and /v1/identity.   Gives: command.   Source of the columns: cilium-dbg ip list.
-"""
+"""``hive ip``: which identity packets from an address have."""
 
 from ipaddress import ip_address, ip_network
 from pathlib import Path

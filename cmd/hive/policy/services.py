@@ -1,6 +1,5 @@
 """What a folder's Services, EndpointSlices and local redirect policies ask for and would not get.
 
-Gives: service_findings.
 Why: the agent's own code reads them, with the folder as the whole cluster: what it would log is found before.
 """
 

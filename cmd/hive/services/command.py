@@ -1,7 +1,4 @@
-"""``hive service``: the services that the running agent serves.
-
-Needs: the agent's /v1/service.   Gives: command.   Source of the columns: cilium-dbg service list.
-"""
+"""``hive service``: the services that the running agent serves."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,5 @@
 """``hive bpf lb maglev``: the lookup tables by which backends are chosen, as the maps have them.
 
-Needs: root; the pins below the bpffs.   Gives: command.
 Source: cilium-dbg bpf lb maglev; maps of Cilium 1.17.
 """
 

@@ -1,6 +1,5 @@
 """``hive bpf lb``: services as the maps have them, whether an agent runs or not.
 
-Needs: root; the pins below the bpffs.   Gives: command.
 Source: cilium-dbg bpf lb list; loadbalancer maps of Cilium 1.17.
 """
 

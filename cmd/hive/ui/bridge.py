@@ -1,6 +1,5 @@
 """Answers the page of ``hive ui``: GET only, to who has the token, from the agent's unix sockets.
 
-Needs:  the agent's API and Hubble's socket.   Gives: Bridge.
 Any process that can connect to loopback can ask here, also a web page with a name that leads to 127.0.0.1
 (DNS rebinding). So the path begins with a random token, and the Host has to be a name of loopback.
 """

@@ -1,7 +1,4 @@
-"""``hive ui``: serves the page on loopback until it is interrupted.
-
-Needs:  the agent's sockets; a free port of 127.0.0.1.   Gives: command.
-"""
+"""``hive ui``: serves the page on loopback until it is interrupted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Which workloads talk: the flows that Hubble's ring of this node holds, summed up by workload.
 
-Needs:  Hubble's socket.
-Gives:  FlowMap.
 A flow is what ``hive observe`` prints on a line. Replies are left out, as they say nothing new, and so are
 packets to multicast and link-local addresses, and verdicts that a drop or a trace repeats.
 """

@@ -1,6 +1,5 @@
 """Answers on a unix socket: a word comes in, the names of the notes that have it go out.
 
-Server. Needs: AnswerSettings, Table[Note]. Gives: nothing; it is invoked.
 Try it: echo milk | nc -U finder.sock
 """
 

@@ -1,6 +1,6 @@
 """The files of the notes, as far as this daemon touches them.
 
-Edge: the disk. Needs: DiskSettings. Gives: Files, so that a test's fake takes one line.
+Edge: the disk.
 """
 
 from pathlib import Path

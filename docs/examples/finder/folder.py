@@ -1,7 +1,6 @@
 """The notes of the folder, as a table that follows it.
 
 Source: looks into the folder at the start and then now and then, writes Table[Note].
-Needs:  FolderSettings, Files. Gives: Note, Table[Note] with the index "word".
 """
 
 import re

@@ -1,6 +1,6 @@
 """Makes a directory of pages equal to the table of pages.
 
-Reconciler: Derived[Page] to files. Needs: PageSettings, Derived[Page]. Gives: nothing; it is invoked.
+Reconciler: Derived[Page] to files.
 What a person changes there is put right again; files that are no pages are left alone.
 """
 

@@ -1,6 +1,6 @@
 """A page for every tag, listing the notes that have it.
 
-Controller: table to table, nothing else. Needs: Table[Note]. Gives: Page, Derived[Page].
+Controller: table to table, nothing else.
 """
 
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Scripts: pages of text with commands, what they are expected to print, and the files they use.
 
-Needs:  nothing of a hive; cells contribute commands.
-Gives:  Command and what it is made of, Commands for cells to contribute; Engine and Archive to run pages.
 Why:    a shell into a running hive and a test of a controller want the same words. The language is that of
         cilium/hive's script tests, so a page of theirs reads like one of ours.
 """

@@ -1,7 +1,5 @@
 """A page of text with files in it, as Go's txtar has it: the script first, then each file under its name.
 
-Needs:  nothing.
-Gives:  Archive, parse() and text().
 Source: golang.org/x/tools/txtar. A line ``-- name --`` begins a file; before the first is the script.
 """
 

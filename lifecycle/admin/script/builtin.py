@@ -1,7 +1,5 @@
 """The commands every script has: files, variables, and a look at what the command before has printed.
 
-Needs:  nothing.
-Gives:  builtin(), help_command().
 Source: rsc.io/script and cilium/hive's fork of it. There is no ``exec``: scripts call what cells contribute.
 """
 

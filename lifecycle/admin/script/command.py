@@ -1,7 +1,6 @@
 """Commands of scripts and shells: what they are called, what they take, what they do.
 
-Needs:  nothing.
-Gives:  Command with its Flags, Arguments, State, CommandError; Commands, what a cell contributes of them.
+Example::
 
     async def greet(state: State, given: Arguments) -> None:
         await state.print(f"hello {given.words[0]}")

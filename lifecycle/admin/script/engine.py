@@ -1,7 +1,5 @@
 """Runs commands: a script from its first line to its last, or the lines of a shell one by one.
 
-Needs:  the commands there are.
-Gives:  Engine, ScriptError.
 Source: cilium/hive's script engine: sections begin at lines with ``#``; ``*`` runs the whole section again
         until its command succeeds, ``!`` expects a failure, ``?`` does not mind one.
 """

@@ -1,7 +1,5 @@
 """A line of a script: what is expected of the command, its name, its arguments.
 
-Needs:  nothing.
-Gives:  Line, read(), expand(), and unfinished(), for completion.
 Source: cilium/hive's script language. Words are split at blanks; single quotes keep blanks and variables as
         they are, ``''`` in them is a quote; ``$name`` and ``${name}`` are variables; ``#`` begins a comment.
 """

@@ -1,8 +1,4 @@
-"""The graph as a page: one file that asks the network for nothing.
-
-Needs:  a Graph, and a Timeline when there is one; the parts of the page beside this file.
-Gives:  page(); part(), for other pages that look and draw alike.
-"""
+"""The graph as a page: one file that asks the network for nothing."""
 
 import hashlib
 import html

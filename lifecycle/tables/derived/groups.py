@@ -1,8 +1,4 @@
-"""What follows from each group of rows: group, aggregate.
-
-Needs:  the changes of a table, pure functions.
-Gives:  GroupRows, AggregateRows.
-"""
+"""What follows from each group of rows: group, aggregate."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar

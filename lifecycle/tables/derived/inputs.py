@@ -1,8 +1,4 @@
-"""What a table that follows from others key by key knows of them.
-
-Needs:  the rows of a table.
-Gives:  Input, a source with what changed in it; Plan, what that leads to; ABSENT.
-"""
+"""What a table that follows from others key by key knows of them."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, Protocol, TypeVar

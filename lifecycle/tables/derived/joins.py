@@ -1,8 +1,4 @@
-"""What follows from rows of two tables by key: joins.
-
-Needs:  the changes of two tables, pure functions.
-Gives:  JoinRows, OuterJoinRows.
-"""
+"""What follows from rows of two tables by key: joins."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar

@@ -1,8 +1,4 @@
-"""What follows from each row of a table alone: map, filter, flat_map.
-
-Needs:  the changes of a table, pure functions.
-Gives:  MapRows, FilterRows, FlatMapRows.
-"""
+"""What follows from each row of a table alone: map, filter, flat_map."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar

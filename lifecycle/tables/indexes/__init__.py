@@ -1,9 +1,4 @@
-"""Finding rows by something other than their key: equal, in a range, by prefix, by the longest IP prefix.
-
-Needs:  the rows of a table or a snapshot.
-Gives:  Index, Lookup; Sorted and LPM, to ask for another kind; IndexSpec, index_of(). SortedIndex and
-        LPMIndex are in files of their own, loaded by tables that have one.
-"""
+"""Finding rows by something other than their key: equal, in a range, by prefix, by the longest IP prefix."""
 
 from lifecycle.tables.indexes.hashed import Index, Plan, RowSource, Values
 from lifecycle.tables.indexes.kinds import LPM, IndexSpec, Sorted, index_of

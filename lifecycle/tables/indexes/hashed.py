@@ -1,8 +1,5 @@
 """Finding rows of a table by something other than their key.
 
-Needs:  the rows of a table or a snapshot.
-Gives:  Index, what ``table.by(name)`` returns.
-
 A write is planned first, which may raise and leaves no trace, and then applied, which may not raise.
 """
 

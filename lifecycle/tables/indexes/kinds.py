@@ -1,8 +1,4 @@
-"""How a table declares its indexes.
-
-Needs:  nothing.
-Gives:  Sorted, LPM: what is given as ``indexes=`` beside plain functions; index_of(), the index itself.
-"""
+"""How a table declares its indexes."""
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 

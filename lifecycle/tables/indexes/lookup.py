@@ -1,8 +1,4 @@
-"""An index as a value: what it finds rows by, and the rows, have types.
-
-Needs:  an index of a table.
-Gives:  Lookup, which ``table.lookup(name, values)`` makes.
-"""
+"""An index as a value: what it finds rows by, and the rows, have types."""
 
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar, cast

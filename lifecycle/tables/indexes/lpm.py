@@ -1,8 +1,5 @@
 """Rows by IP prefix: the longest that holds an address, all around it, all within it.
 
-Needs:  the rows of a table or a snapshot.
-Gives:  LPMIndex, what ``table.lpm(name)`` returns.
-
 Like a routing table in user space: a lookup tries the prefix lengths that exist, the longest first, each by
 hash. A prefix is kept as (IP version, network address, length), which sorts those within it behind it.
 """

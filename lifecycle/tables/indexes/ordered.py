@@ -1,8 +1,4 @@
-"""Rows in the order of a value: ranges and prefixes.
-
-Needs:  the rows of a table or a snapshot; values that can be compared with each other.
-Gives:  SortedIndex, what ``table.sorted_by(name)`` returns.
-"""
+"""Rows in the order of a value: ranges and prefixes."""
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import islice, takewhile

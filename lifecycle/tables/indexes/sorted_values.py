@@ -1,8 +1,5 @@
 """Distinct values in their order.
 
-Needs:  values that can be compared.
-Gives:  SortedValues.
-
 A list of short lists: adding or removing one among 100,000 moves some hundred, not all.
 """
 

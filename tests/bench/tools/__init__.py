@@ -1,7 +1,4 @@
-"""The benchmark's own programs in C, compiled when needed.
-
-Needs: gcc.   Gives: tool.
-"""
+"""The benchmark's own programs in C, compiled when needed."""
 
 import subprocess
 from pathlib import Path

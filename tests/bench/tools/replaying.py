@@ -4,7 +4,6 @@
 by the server at URL, and kept; every other one from memory. A list that is streamed is kept up to its end;
 another watch says nothing. A write is taken for done, and counted: GET /written tells of how many objects,
 GET /forget begins anew.
-Needs: nothing.   Gives: a process.
 Why:   beside clients that take a tenth of a second, a server that renders objects would be what is measured.
 """
 

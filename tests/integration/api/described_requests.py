@@ -1,7 +1,4 @@
-"""Requests that the API's own document allows, and some that it does not, sent to a node's socket.
-
-Needs: schemathesis, a node.   Gives: LINKED, Socket, example, requests_test, check.
-"""
+"""Requests that the API's own document allows, and some that it does not, sent to a node's socket."""
 
 from __future__ import annotations
 

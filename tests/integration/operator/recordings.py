@@ -1,7 +1,4 @@
-"""Cilium's recorded operator scenarios, and how each is played to ours.
-
-Needs: the recordings of operator.   Gives: SCENARIOS, EXCLUDED, load(), plain(), Scenario.
-"""
+"""Cilium's recorded operator scenarios, and how each is played to ours."""
 
 from __future__ import annotations
 

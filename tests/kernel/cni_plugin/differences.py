@@ -1,6 +1,5 @@
 """Where our plugin differs from the recorded one on purpose, and which recordings say nothing about it.
 
-Needs: the recordings' index.   Gives: EXCLUDED, REPLAYED, DIFFERENT, Difference.
 ``correction`` is the number of the note on Cilium's plugin that calls what it does a leak, a crash or a lack.
 """
 

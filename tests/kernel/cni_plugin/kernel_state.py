@@ -1,6 +1,5 @@
 """Links, addresses, routes and rules of the node and of a pod, in the form of the recordings.
 
-Needs: iproute2, the node's namespaces.   Gives: read_state, PODS.
 Left out, as there: lo, link-local and multicast things.
 """
 

@@ -1,7 +1,4 @@
-"""The real plugin and the real server over real links, with endpoints and addresses of dicts.
-
-Needs: a node of its own (the fixture in_node).   Gives: serving, Node, Look, look, add_veth.
-"""
+"""The real plugin and the real server over real links, with endpoints and addresses of dicts."""
 
 from __future__ import annotations
 

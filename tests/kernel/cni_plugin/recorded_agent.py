@@ -1,7 +1,4 @@
-"""Our CNI server as the agent of a recording: addresses, refusals and health come from the recorded answers.
-
-Needs: the recordings of Cilium's plugin.   Gives: RecordedNode, serving.
-"""
+"""Our CNI server as the agent of a recording: addresses, refusals and health are the recorded ones."""
 
 from __future__ import annotations
 

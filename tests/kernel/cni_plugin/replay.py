@@ -1,7 +1,4 @@
-"""Runs our plugin through a recording of Cilium's; compares what is printed and what is left in the kernel.
-
-Needs: a node of its own (the fixture in_node).   Gives: Replay.
-"""
+"""Runs our plugin through a recording of Cilium's; compares the output and what is left in the kernel."""
 
 from __future__ import annotations
 

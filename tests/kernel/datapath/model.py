@@ -1,6 +1,5 @@
 """The packet walk in plain Python: what becomes of a packet, and what is remembered of it.
 
-Needs: model_packet, model_conntrack, model_policy.   Gives: Model, ModelPod, Walk.
 Read it to learn the walk, top-down from pod_sends() and host_sends(). The programs in cells/datapath/bpf do
 the same to any packet; test_model.py checks that.
 """

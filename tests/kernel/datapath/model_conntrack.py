@@ -1,7 +1,4 @@
-"""The plain model's conntrack: each pod remembers its flows, what it started and what it accepted.
-
-Needs: model_packet.   Gives: Conntrack, Key, Entry, Status.
-"""
+"""The plain model's conntrack: each pod remembers its flows, what it started and what it accepted."""
 
 from dataclasses import dataclass, replace
 from enum import Enum, auto

@@ -1,7 +1,4 @@
-"""Frames for the property tests: of few hosts and ports, so that flows meet, and now and then something odd.
-
-Needs: hypothesis, scapy.   Gives: strategies of frames.
-"""
+"""Frames for the property tests: of few hosts and ports, so that flows meet, and sometimes an odd one."""
 
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP

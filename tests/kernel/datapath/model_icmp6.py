@@ -1,6 +1,5 @@
 """The plain model's ICMPv6: what the node says to a pod by itself.
 
-Needs: nothing.   Gives: solicited(), advertisement(), hops_used_up().
 Source: RFC 4861 (neighbour discovery), RFC 4443 (errors).
 """
 

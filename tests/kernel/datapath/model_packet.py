@@ -1,7 +1,4 @@
-"""The plain model's view of a frame: what its headers say, and how a hop changes it.
-
-Needs: nothing.   Gives: Flow, Fragments, RefusedError, read(), hop(), protocols and flags by name.
-"""
+"""The plain model's view of a frame: what its headers say, and how a hop changes it."""
 
 import struct
 from collections.abc import MutableMapping

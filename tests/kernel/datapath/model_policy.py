@@ -1,7 +1,4 @@
-"""The plain model's policy: the most specific entry decides.
-
-Needs: cells.maps for the keys.   Gives: decide(), Rules.
-"""
+"""The plain model's policy: the most specific entry decides."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,6 +1,5 @@
 """A node with real links: the datapath's hive, cilium_host and cilium_net, and pods in their own namespaces.
 
-Needs: root, inside a node's namespaces (fixture ``in_node``).   Gives: running(), LiveNode, LivePod.
 What other cells will do is done here by hand, as briefly as it goes.
 """
 

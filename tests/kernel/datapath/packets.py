@@ -1,7 +1,4 @@
-"""Packets the tests send, in a word each.
-
-Needs: scapy.   Gives: frames from pods and from the host.
-"""
+"""Packets the tests send, in a word each."""
 
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import ICMPv6EchoReply, ICMPv6EchoRequest, IPv6

@@ -1,7 +1,4 @@
-"""Numbered datagrams at a steady pace between two ends of a live node, to see which are lost.
-
-Needs: LiveNode's pods.   Gives: flow(), lost().
-"""
+"""Numbered datagrams at a steady pace between two ends of a live node, to see which are lost."""
 
 import struct
 import threading

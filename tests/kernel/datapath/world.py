@@ -1,6 +1,5 @@
 """A node made of maps alone: pods, identities and policies for the programs to run on, without interfaces.
 
-Needs: root, compiled objects.   Gives: World, Pod, now(), and what a run did.
 BPF_PROG_TEST_RUN stands for the interface: the packet goes in, the verdict and the changed packet come out.
 """
 

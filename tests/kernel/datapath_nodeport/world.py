@@ -1,7 +1,4 @@
-"""Two pods on a node that serves clients outside, and a way to every address.
-
-Needs: root, clang.   Gives: NodePortWorld, DriverWorld, addresses of a client and of backends elsewhere.
-"""
+"""Two pods on a node that serves clients outside, and a way to every address."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The datapath compiled with a tunnel and routes that a test can look into.
-
-Needs: clang.   Gives: recorded_object(), Recorder, Route, Tunnelled.
-"""
+"""The datapath compiled with a tunnel and routes that a test can look into."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Two pods on a node with a tunnel, and pods of another node behind it.
-
-Needs: root, clang.   Gives: OverlayWorld, and the addresses of the other node.
-"""
+"""Two pods on a node with a tunnel, and pods of another node behind it."""
 
 from __future__ import annotations
 

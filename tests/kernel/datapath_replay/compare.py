@@ -1,6 +1,5 @@
 """Where our program did otherwise than Cilium's: in words, one for each difference.
 
-Needs: recordings, node.   Gives: differences().
 What is not compared, because ours differs on purpose:
 
 * packets and bytes of conntrack entries: released 1.17 leaves them 0 too (bpf-conntrack-accounting is false);

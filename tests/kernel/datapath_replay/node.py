@@ -1,7 +1,4 @@
-"""Our programs on maps filled as a recording says.
-
-Needs: root, compiled objects.   Gives: Node, Replayed.
-"""
+"""Our programs on maps filled as a recording says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What Cilium's own datapath programs did with given maps and packets: one JSON file each.
 
-Needs: the recordings of datapath.   Gives: Recording, load_all().
 A file dropped into that folder is replayed, or excluded by a rule of rules.py; there is no list of names.
 """
 

@@ -1,7 +1,4 @@
-"""Which recordings are not replayed, and why: by what they are about, never by their names.
-
-Needs: recordings.   Gives: reason_not_to_replay().
-"""
+"""Which recordings are not replayed, and why: by what they are about, never by their names."""
 
 from __future__ import annotations
 

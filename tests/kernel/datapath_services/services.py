@@ -1,7 +1,4 @@
-"""Services in the maps, as the agent writes them.
-
-Needs: the maps.   Gives: Services, Backend.
-"""
+"""Services in the maps, as the agent writes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A node whose services are served at sockets, in a control group of its own; and what clients see of it.
-
-Needs: root, the fixtures ``in_node`` and ``cgroup``.   Gives: serving(), Client, Served.
-"""
+"""A node whose services are served at sockets, in a control group of its own; and what clients see of it."""
 
 from __future__ import annotations
 

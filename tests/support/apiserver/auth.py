@@ -1,7 +1,4 @@
-"""Who asks, and what they may: tokens, client certificates, impersonation, RBAC.
-
-Gives: User, Users, Attributes, Authorizer, ANONYMOUS.
-"""
+"""Who asks, and what they may: tokens, client certificates, impersonation, RBAC."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What requests carry: objects, options of a delete, and patches: JSON patch (RFC 6902), JSON merge patch (RFC 7386)
 and strategic merge patch.
-
-Gives: decoded, loaded, change, delete_body.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Throwaway certificates, made by openssl.
-
-Gives: Authority.
-"""
+"""Throwaway certificates, made by openssl."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One connection: requests in turn, each authenticated, allowed, answered.
-
-Gives: Connection.
-"""
+"""One connection: requests in turn, each authenticated, allowed, answered."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Custom resource definitions: what is wrong with one, and their life, from accepted names to the last instance.
 
-Gives: DefinitionStrategy, Definitions.
 Source: k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/validation, pkg/controller/{status,establish,finalizer}.
 """
 

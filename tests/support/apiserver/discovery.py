@@ -1,6 +1,5 @@
 """Paths that name no resource: what is served, versions, health, OpenAPI without schemas of objects.
 
-Gives: Discovery.
 Source: Kubernetes' OpenAPI documents, of which kubectl reads whether a server validates fields itself. A client
 that finds no schemas leaves checking to the server.
 """

@@ -1,6 +1,5 @@
 """``pods/exec`` over a WebSocket: commands of containers, run by whoever plays the kubelet.
 
-Gives: Executor, serve_exec.
 Source: k8s.io/apimachinery/pkg/util/remotecommand, v4.channel.k8s.io; recorded shapes of its Status.
 """
 

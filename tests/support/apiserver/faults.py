@@ -1,7 +1,4 @@
-"""Faults that a test injects into exchanges.
-
-Gives: Fault, Faults, and the faults of an API server one has to live with.
-"""
+"""Faults that a test injects into exchanges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From a request to its answer: JSON as it is, or a table, as ``kubectl get`` asks for it.
-
-Gives: Handlers, Streaming, Answer.
-"""
+"""From a request to its answer: JSON as it is, or a table, as ``kubectl get`` asks for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The resources a server knows: those built in, and those custom definitions add.
-
-Gives: Kind, Strategy, Registry, Call, now.
-"""
+"""The resources a server knows: those built in, and those custom definitions add."""
 
 from __future__ import annotations
 

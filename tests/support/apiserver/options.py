@@ -1,7 +1,4 @@
-"""What a request is about: its path, and the query parameters of reads and writes, checked as the server does.
-
-Gives: Target, target_of, ListOptions, list_options, write_options, delete_options.
-"""
+"""What a request is about: its path, and the query parameters of reads and writes, checked as the server does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Kinds with few particulars, and where those of every built-in kind are.
-
-Gives: STRATEGIES.
-"""
+"""Kinds with few particulars, and where those of every built-in kind are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Objects in Kubernetes' protobuf, as its own Go clients send them: those that Helm keeps releases in.
 
-Gives: decoded, UnknownMessageError.
 Source: k8s.io/apimachinery, runtime.Unknown behind the prefix ``k8s\\0``; the generated.proto files of
         core/v1 and meta/v1; the wire format of Protocol Buffers.
 """

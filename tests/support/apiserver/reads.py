@@ -1,6 +1,5 @@
 """Get and list: selectors, paging, and the rules of resource versions.
 
-Gives: Reads, shown, as_list, selects, selector_errors.
 Source: k8s.io/apimachinery/pkg/labels/selector.go, fields/selector.go.
 """
 

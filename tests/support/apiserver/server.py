@@ -1,7 +1,4 @@
-"""A fake Kubernetes API server 1.36, held to recordings of a real one.
-
-Gives: ApiServer. Everything is in memory and in one event loop; one instance is one cluster.
-"""
+"""A fake Kubernetes API server 1.36, held to recordings of a real one."""
 
 from __future__ import annotations
 

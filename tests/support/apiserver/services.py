@@ -1,7 +1,4 @@
-"""Services: their addresses, families and ports; and what is free of each.
-
-Gives: Services, Ranges.
-"""
+"""Services: their addresses, families and ports; and what is free of each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The store: objects, each change with a number, and what a watch needs of the past.
-
-Gives: Store, Event.
-"""
+"""The store: objects, each change with a number, and what a watch needs of the past."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Custom resources and their schema: pruning, defaults, validation.
 
-Gives: prune, fill_defaults, schema_errors.
 Source: k8s.io/apiextensions-apiserver/pkg/apiserver/{schema,validation}; messages of go-openapi/validate.
 CEL rules (x-kubernetes-validations) are not evaluated.
 """

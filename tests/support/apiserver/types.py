@@ -1,8 +1,4 @@
-"""The types of objects: of the built-in ones from Kubernetes' own OpenAPI, of custom ones from their schema.
-
-Gives: Type, builtin_type, custom_type, METADATA; decode: objects of built-in kinds as Go would decode them, typed,
-without what nobody declared, and without zeros.
-"""
+"""The types of objects: of the built-in ones from Kubernetes' own OpenAPI, of custom ones from their schema."""
 
 from __future__ import annotations
 

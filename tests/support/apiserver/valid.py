@@ -1,6 +1,5 @@
 """Whether an object may be written, and is what its kind declares: admission, decoding, defaults, validation.
 
-Gives: Admission, Validity, label_errors, metadata_errors, metadata_update_errors.
 Source: NamespaceLifecycle; k8s.io/apiserver/pkg/registry/rest/create.go, apiextensions-apiserver;
 k8s.io/apimachinery/pkg/api/validation/objectmeta.go.
 """

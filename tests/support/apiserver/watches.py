@@ -1,7 +1,4 @@
-"""Watches: what was, what comes, bookmarks, and how they end.
-
-Gives: Watches.
-"""
+"""Watches: what was, what comes, bookmarks, and how they end."""
 
 from __future__ import annotations
 

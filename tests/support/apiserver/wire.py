@@ -1,7 +1,4 @@
-"""HTTP/1.1 over a stream: requests in, answers out, in every framing a real server uses.
-
-Gives: Request, Response, read_request, Writer, BadRequestLine.
-"""
+"""HTTP/1.1 over a stream: requests in, answers out, in every framing a real server uses."""
 
 from __future__ import annotations
 

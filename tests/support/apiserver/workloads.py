@@ -1,7 +1,4 @@
-"""Pods and nodes.
-
-Gives: Pods, Nodes.
-"""
+"""Pods and nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Create, update, patch, and delete: finalizers, grace periods, propagation, preconditions.
 
-Gives: Writes.
 Source: k8s.io/apiserver/pkg/registry/generic/registry/store.go, endpoints/handlers, rest/delete.go.
 """
 

@@ -1,7 +1,5 @@
 """Which system calls count: all, but those listed here as changing nothing outside of their process.
 
-Needs: gcc and the kernel's headers.   Gives: HARMLESS, BPF_COMMANDS, BPF_READS, IOCTL_READS, CREATING,
-names, seccomp_filter.
 Source: seccomp(2); linux/bpf.h; syscalls(2).
 """
 

@@ -1,7 +1,5 @@
 """Something an agent does, recorded once, then cut short before chosen calls; what must be true after.
 
-Needs: a lab node, Interposer.   Gives: Drill, chosen, POINTS, SEED, SURVIVORS.
-
 A point is a call's number in a recorded run: the agent is killed before the kernel does it. The last point
 is one beyond: the agent is killed when it has done all and come to rest. A run that does not get to its
 point fails the test.

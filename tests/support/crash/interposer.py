@@ -1,7 +1,5 @@
 """The agent's calls that change something outside of it: counted, named, and the agent killed before any.
 
-Needs: root, gcc.   Gives: Interposer.
-
 The kernel asks a child of ours before each such call of the agent (seccomp's user notification), from
 whichever thread and whatever library, ctypes or raw system call it comes.
 """

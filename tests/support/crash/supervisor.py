@@ -1,7 +1,5 @@
 """Is told of an agent's calls that change something outside of it; writes them down, and kills before one.
 
-For:   Interposer, which runs it in a child process.
-Needs: root; an agent started through trap.py.   Gives: Control, supervise, Seen.
 Source: seccomp_unotify(2), pidfd_getfd(2); devinet_sysctl_forward in the kernel's net/ipv4/devinet.c.
 """
 

@@ -1,7 +1,5 @@
 """Becomes another program whose system calls a supervisor is told of: trap.py SOCKET FILTER COMMAND...
 
-For:   Interposer, which starts agents through it; run as a script, in the agent's namespaces.
-Needs: root, a supervisor that listens at SOCKET.
 Source: seccomp(2), SECCOMP_FILTER_FLAG_NEW_LISTENER; seccomp_unotify(2).
 """
 

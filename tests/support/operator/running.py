@@ -1,7 +1,4 @@
-"""Starts operators at a fake API server, in this process.
-
-Needs: ApiServer, cells.operator.   Gives: Operators, settings().
-"""
+"""Starts operators at a fake API server, in this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A node for the API's tests: real endpoints and addresses, with dictionaries where the kernel would be.
-
-Needs: a directory.   Gives: Node, Client, running_node.
-"""
+"""A node for the API's tests: real endpoints and addresses, with dictionaries where the kernel would be."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether an answer is the recorded one: placeholders bound, what varies from run to run let be.
-
-Gives: Bound, differences.
-"""
+"""Whether an answer is the recorded one: placeholders bound, what varies from run to run let be."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A recorded scenario, played to the fake API server exchange by exchange.
-
-Gives: Scenario, replay, Result, excluded.
-"""
+"""A recorded scenario, played to the fake API server exchange by exchange."""
 
 from __future__ import annotations
 

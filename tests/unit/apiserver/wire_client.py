@@ -1,7 +1,4 @@
-"""A small HTTP client that sends exactly what it is told, and tells how answers are framed.
-
-Gives: Sent, Received, exchange, Stream.
-"""
+"""A small HTTP client that sends exactly what it is told, and tells how answers are framed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A CNI server on a real socket over a fake node, and a client that speaks as the plugin does.
-
-Needs: an event loop.   Gives: Harness, harness, Reply.
-"""
+"""A CNI server on a real socket over a fake node, and a client that speaks as the plugin does."""
 
 from __future__ import annotations
 

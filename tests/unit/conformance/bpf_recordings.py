@@ -1,6 +1,5 @@
 """The recordings of map readers: what `cilium-dbg bpf ...` printed of which bytes.
 
-Needs: recordings.   Gives: EXCLUDED, REPLAYED, entries(), printed().
 Every file of index.json (bpf/) is replayed or excluded with a reason.
 """
 

@@ -1,6 +1,5 @@
 """The recordings of Cilium's clients: which there are, and what becomes of each in the server test.
 
-Needs: recordings.   Gives: EXCLUDED, REPLAYED, COPIED, load, exchanges, numbered.
 Every file of index.json (API clients: cni/ and dbg/) is replayed or excluded with a reason.
 """
 

@@ -1,7 +1,4 @@
-"""An agent that answers as a recorded one did, and texts of clients as they are compared.
-
-Needs: recordings.py.   Gives: replaying(), lines_of(), UNORDERED_TOO.
-"""
+"""An agent that answers as a recorded one did, and texts of clients as they are compared."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Comparing an answer with a recorded one: same keys, same JSON types; values are the agent's own.
-
-Needs: nothing.   Gives: differences, same_json.
-"""
+"""Comparing an answer with a recorded one: same keys, same JSON types; values are the agent's own."""
 
 from __future__ import annotations
 

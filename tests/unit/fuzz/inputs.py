@@ -1,7 +1,4 @@
-"""What nobody means to send: bytes, texts and JSON as they come out of a broken or hostile program.
-
-Needs: hypothesis.   Gives: bounded, odd_bytes, odd_texts, json_values, nested, damaged.
-"""
+"""What nobody means to send: bytes, texts and JSON as they come out of a broken or hostile program."""
 
 from __future__ import annotations
 

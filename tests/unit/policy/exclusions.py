@@ -1,7 +1,4 @@
-"""Where the recorded engine is wrong, or knows what this one does not, and what of a recording differs by it.
-
-Gives: Fault, upstream_faults.
-"""
+"""Where the recorded engine is wrong, or knows more than this one, and what of a recording differs by it."""
 
 from __future__ import annotations
 

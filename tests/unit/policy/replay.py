@@ -1,7 +1,4 @@
-"""A recorded case of policy computation, run through this engine.
-
-Needs: a recording of policy.   Gives: Case, load, by_identity.
-"""
+"""A recorded case of policy computation, run through this engine."""
 
 from __future__ import annotations
 

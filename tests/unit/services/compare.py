@@ -1,7 +1,4 @@
-"""Comparison of recorded load-balancing state with ours, whatever the numbers: every id by what it names.
-
-Gives: Names, canonical, differences.
-"""
+"""Comparison of recorded load-balancing state with ours, whatever the numbers: every id by what it names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A recorded run of Cilium's service control plane, through our catalogue and load balancer.
-
-Needs: a recording of services.   Gives: Run, load, names.
-"""
+"""A recorded run of Cilium's service control plane, through our catalogue and load balancer."""
 
 from __future__ import annotations
 

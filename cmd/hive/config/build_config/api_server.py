@@ -1,6 +1,5 @@
 """The cluster by its API server: what build-config asks is fetched once, before it is looked at.
 
-Needs: cells.kubernetes, imported when asked.   Gives: ApiServer.
 Source: Cilium 1.17, the client that cilium-dbg build-config starts (it waits a minute for a server).
 """
 

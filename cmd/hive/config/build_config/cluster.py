@@ -1,6 +1,5 @@
 """Reads for build-config from Kubernetes.
 
-Needs: nothing.   Gives: Cluster, NodeConfig, Node, Expression, ClusterError.
 Source: CiliumNodeConfig (cilium.io/v2), LabelSelector of the Kubernetes API.
 """
 

@@ -1,7 +1,4 @@
-"""``hive build-config``: from its arguments to the directory, or to one line with the reason.
-
-Needs: an API server, a directory of manifests, or mounted ConfigMaps.   Gives: command.
-"""
+"""``hive build-config``: from its arguments to the directory, or to one line with the reason."""
 
 import os
 from pathlib import Path

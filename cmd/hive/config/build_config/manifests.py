@@ -1,7 +1,4 @@
-"""The cluster as a directory of manifests: what build-config asks is read from YAML files.
-
-Needs: pyyaml.   Gives: Manifests.
-"""
+"""The cluster as a directory of manifests: what build-config asks is read from YAML files."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

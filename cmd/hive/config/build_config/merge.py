@@ -1,6 +1,5 @@
 """Several sources become one set of settings: later ones win, as far as they may.
 
-Needs: nothing.   Gives: Overrides, merge.
 Source: Cilium 1.17, cilium-dbg build-config.
 """
 

@@ -1,6 +1,5 @@
 """Where settings come from: the sources of a command line, read one by one.
 
-Needs: a Cluster.   Gives: Source, Found, parse_source, read_source, SourceError.
 Source: Cilium 1.17, cilium-dbg build-config.
 """
 

@@ -1,7 +1,4 @@
-"""The configuration directory: all of it at once, as Kubernetes writes a mounted ConfigMap.
-
-Needs: nothing.   Gives: write_directory.
-"""
+"""The configuration directory: all of it at once, as Kubernetes writes a mounted ConfigMap."""
 
 import shutil
 import time

@@ -1,7 +1,4 @@
-"""Several lab nodes as one cluster: the network between them, the objects they know, the store they share.
-
-Needs: root.   Gives: Cluster, TUNNEL, MOST_NODES.
-"""
+"""Several lab nodes as one cluster: the network between them, the objects they know, the store they share."""
 
 from hive.lab.cluster.cluster import MOST_NODES, TUNNEL, Cluster, add_pod, remove_pod
 

@@ -1,7 +1,5 @@
 """Several lab nodes as one cluster: creating it, adding nodes, distributing objects.
 
-Needs: root.   Gives: Cluster.
-
 The agents get their objects from manifests, the same in every node; each node's range and addresses are in
 its Node and CiliumNode.
 """

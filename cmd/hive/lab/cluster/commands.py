@@ -1,7 +1,4 @@
-"""``hive lab up`` for several nodes.
-
-Needs: root.   Gives: up_cluster.
-"""
+"""``hive lab up`` for several nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The objects of a lab's cluster: a folder of manifests in each node, all with the same files.
-
-Needs: the nodes' directories.   Gives: Manifests, node_objects, pod_object.
-"""
+"""The objects of a lab's cluster: a folder of manifests in each node, all with the same files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The network between the nodes of a lab: a bridge for each segment, and a router between segments.
 
-Needs: root.   Gives: LabNetwork, Place, make_network, remove_network.
-
 It is a network namespace of its own, held below /run/hive-lab/<cluster>.network. Nodes 1, 2, … stand on the
 segments in turn; segment s is 192.168.(50+s).0/24 and fd50:(1+s)::/64, its router the first address of both.
 """

@@ -1,6 +1,5 @@
 """The BGP router of a lab's cluster: Debian's FRR, in the network between the nodes.
 
-Needs: root; bgpd and zebra (frr).   Gives: Router, bgp_objects.
 Source: FRR's manual, "BGP" and "Basic commands"; RFC 4271.
 
 It takes sessions from every node's address, and writes what nodes announce into the network's routes: from

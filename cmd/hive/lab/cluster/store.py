@@ -1,7 +1,4 @@
-"""The store of a lab's cluster: Debian's etcd, in the network between the nodes.
-
-Needs: root; etcd (etcd-server).   Gives: Store.
-"""
+"""The store of a lab's cluster: Debian's etcd, in the network between the nodes."""
 
 from __future__ import annotations
 

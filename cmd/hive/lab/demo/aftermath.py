@@ -1,7 +1,4 @@
-"""The end of a lab node, or of several, and a hard look at whether anything of them is still there.
-
-Needs: root.   Gives: clear_away, nothing_left.
-"""
+"""The end of a lab node, or of several, and a hard look at whether anything of them is still there."""
 
 import contextlib
 import time

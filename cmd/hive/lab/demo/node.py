@@ -1,7 +1,4 @@
-"""``hive lab demo``: the whole thing once, for a person to watch; every claim is checked while it is made.
-
-Needs: root, the compiled plugin and objects.   Gives: make_room, run.
-"""
+"""``hive lab demo``: the whole thing once, for a person to watch; every claim is checked while it is made."""
 
 from dataclasses import asdict
 from pathlib import Path

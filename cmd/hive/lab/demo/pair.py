@@ -1,7 +1,4 @@
-"""``hive lab demo``, the second part: two nodes as one network; every claim is checked while it is made.
-
-Needs: root, the compiled plugin and objects; etcd, if the nodes are to share identities.   Gives: run.
-"""
+"""``hive lab demo``, the second part: two nodes as one network; every claim is checked while it is made."""
 
 from __future__ import annotations
 

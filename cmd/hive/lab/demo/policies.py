@@ -1,7 +1,4 @@
-"""``hive lab demo``, the fourth part: a policy cuts an open flow, with the reason; then it goes on.
-
-Needs: root, the compiled plugin and objects.   Gives: run.
-"""
+"""``hive lab demo``, the fourth part: a policy cuts an open flow, with the reason; then it goes on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``hive lab demo``, the fifth part: a router that knows pods and a service by BGP; every claim is checked.
-
-Needs: root, FRR, gobgpd, the compiled plugin and objects.   Gives: run.
-"""
+"""``hive lab demo``, the fifth part: a router that learns pods and a service by BGP, checked."""
 
 from __future__ import annotations
 

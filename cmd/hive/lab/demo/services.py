@@ -1,7 +1,4 @@
-"""``hive lab demo``, the third part: clients outside and a service; every claim is checked while it is made.
-
-Needs: root, the compiled plugin and objects.   Gives: run.
-"""
+"""``hive lab demo``, the third part: clients outside and a service, checked."""
 
 from __future__ import annotations
 

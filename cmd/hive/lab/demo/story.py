@@ -1,7 +1,4 @@
-"""Prints what happens and records it: steps, explanations, checks with ✔ or ✘, and all of it as data.
-
-Needs: click.   Gives: Story.
-"""
+"""Prints what happens and records it: steps, explanations, checks with ✔ or ✘, and all of it as data."""
 
 import sys
 import textwrap

@@ -1,7 +1,4 @@
-"""Ping and TCP between namespaces, as checks of a story.
-
-Needs: a story.   Gives: Talk.
-"""
+"""Ping and TCP between namespaces, as checks of a story."""
 
 import socket
 import time

@@ -1,7 +1,4 @@
-"""Waiting for what is to become true.
-
-Needs: nothing.   Gives: eventually.
-"""
+"""Waiting for what is to become true."""
 
 import time
 from typing import Any

@@ -1,7 +1,4 @@
-"""The agent killed and started again with another build of the datapath, under traffic that counts.
-
-Needs: a node with a running agent and two attached pods.   Gives: second_build, upgrade.
-"""
+"""The agent killed and started again with another build of the datapath, under traffic that counts."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,6 @@
 """Traffic that measures the path it takes: a paced UDP flow and a TCP connection that never rests.
 
 For child processes inside pods: every function takes the :class:`Stop` of its child first.
-Needs: sockets only.   Gives: udp_receiver, udp_sender, tcp_receiver, tcp_sender and their results.
 Loss is counted by sequence numbers, TCP continuity by the position every word of the stream must carry.
 """
 

@@ -1,7 +1,6 @@
 """Questions asked from inside a namespace: does it answer, who am I, what links and routes are there.
 
-For forked children inside a node or pod. Needs: root, pyroute2 (imported by the caller before the fork
-if many are asked).   Gives: ping, tcp_echo, tcp_echo_server, interfaces, routes.
+For forked children inside a node or pod.
 """
 
 import os

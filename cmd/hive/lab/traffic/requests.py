@@ -1,7 +1,6 @@
 """Requests, and servers that answer with their name.
 
 For child processes inside pods: a function that goes on takes the :class:`Stop` of its child first.
-Needs: sockets only.   Gives: answer, answer_on, ask, ask_on, say, Asked.
 """
 
 from __future__ import annotations
