@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cells.base.addresses import IPAddress
+from cells.base.addresses import IPAddress, IPNetwork
 from cells.bgp import FOLDER, BGPSettings, SpeakerSettings, rest
 from cells.bgp.rest import BGPState
 from cells.bgp.speaker_state import (
@@ -105,7 +105,7 @@ class BGPResources:
         source: ObjectSource,
         resources: Resources,
         proxy: ServiceProxyName,
-        refused: Table[RefusedAddress],
+        refused: Table[tuple[str, str, str], RefusedAddress],
         *,
         lifecycle: Lifecycle,
     ) -> None:
@@ -128,21 +128,29 @@ class BGPResources:
             kinds.CILIUM_BGP_ADVERTISEMENTS,
         )
         """Kinds without which, if undefined, nothing is known."""
-        self.configs: Table[CiliumBGPNodeConfig] = resources.follow(kinds.CILIUM_BGP_NODE_CONFIGS)
-        self.peer_configs: Table[CiliumBGPPeerConfig] = resources.follow(kinds.CILIUM_BGP_PEER_CONFIGS)
-        self.advertisements: Table[CiliumBGPAdvertisement] = resources.follow(kinds.CILIUM_BGP_ADVERTISEMENTS)
-        self.legacy: Table[CiliumBGPPeeringPolicy] = resources.follow(kinds.CILIUM_BGP_PEERING_POLICIES)
-        self.passwords: Table[BGPPassword] = (
+        self.configs: Table[tuple[str, str], CiliumBGPNodeConfig] = resources.follow(
+            kinds.CILIUM_BGP_NODE_CONFIGS
+        )
+        self.peer_configs: Table[tuple[str, str], CiliumBGPPeerConfig] = resources.follow(
+            kinds.CILIUM_BGP_PEER_CONFIGS
+        )
+        self.advertisements: Table[tuple[str, str], CiliumBGPAdvertisement] = resources.follow(
+            kinds.CILIUM_BGP_ADVERTISEMENTS
+        )
+        self.legacy: Table[tuple[str, str], CiliumBGPPeeringPolicy] = resources.follow(
+            kinds.CILIUM_BGP_PEERING_POLICIES
+        )
+        self.passwords: Table[tuple[str, str], BGPPassword] = (
             resources.follow(SECRETS, namespace=self.secrets_namespace)
             if self.secrets_namespace
             else Table("bgp-no-passwords", key=lambda row: row.key)
         )
-        self.pools: Table[CiliumPodIPPool] = resources.table(CILIUM_POD_IP_POOLS)
+        self.pools: Table[tuple[str, str], CiliumPodIPPool] = resources.table(CILIUM_POD_IP_POOLS)
 
         def ours(service: Service) -> bool:
             return served_by(service.labels, proxy.name)
 
-        self.services: ReadTable[AnnouncedService] = announced_services(
+        self.services: ReadTable[tuple[str, str], AnnouncedService] = announced_services(
             resources.table(SERVICES).filter(ours, name="bgp-own-services"),
             resources.table(ENDPOINT_SLICES),
             refused,
@@ -166,27 +174,27 @@ class BGPControl:
     def __init__(
         self,
         resources: BGPResources,
-        nodes: ReadTable[ClusterNode],
-        ranges: Table[PodRange],
+        nodes: ReadTable[str, ClusterNode],
+        ranges: Table[IPNetwork, PodRange],
         ipam: Ipam,
-        statuses: Table[SourceStatus],
+        statuses: Table[str, SourceStatus],
         *,
         jobs: Jobs,
         tables: Tables,
     ) -> None:
         self.wanted = WantedSpeakers(instance_table(), peer_table(), policy_table(), path_table())
         """What speakers are made equal to."""
-        self.faults: ReadTable[BGPFault] = bgp_faults()
+        self.faults: ReadTable[tuple[str, str, str], BGPFault] = bgp_faults()
         """What cannot be done of what resources ask for."""
         if not resources.enabled:
             return
         self._resources = resources
         self._mode = ipam.mode
         self._statuses = statuses
-        self._known: Table[str] = Table("bgp-definitions", key=str)
+        self._known: Table[str, str] = Table("bgp-definitions", key=str)
         """Never has rows: it is initialized once the kinds of BGP are served and listed."""
         self._first = self._known.initializer("definitions of BGP")
-        self.plans: ReadTable[InstancePlan] = Derived(
+        self.plans: ReadTable[str, InstancePlan] = Derived(
             "bgp-plans",
             self._plans,
             self._known,
@@ -274,7 +282,7 @@ class BGPFaults:
         self._health.ok("all is followed")
         jobs.observe("faults", control.faults.changes, self._report)
 
-    async def _report(self, changes: Iterable[Change[BGPFault]]) -> None:
+    async def _report(self, changes: Iterable[Change[tuple[str, str, str], BGPFault]]) -> None:
         for change in changes:
             if change.row is not None:
                 row = change.row
@@ -376,7 +384,7 @@ class BGPNodeStatus:
         self,
         resources: BGPResources,
         control: BGPControl,
-        observed: Table[ObservedPeer],
+        observed: Table[tuple[str, IPAddress], ObservedPeer],
         api: KubernetesAPI,
         *,
         jobs: Jobs,
@@ -397,7 +405,7 @@ class BGPNodeStatus:
                 if row.name == own
             }
 
-        self.wanted: ReadTable[BGPNodeConfigStatus] = Derived(
+        self.wanted: ReadTable[str, BGPNodeConfigStatus] = Derived(
             "bgp-node-status", statuses, resources.configs, control.plans, observed
         )
         """What it should be, by the node's name."""
@@ -419,7 +427,7 @@ class BGPSpeaking:
         settings: SpeakerSettings,
         resources: BGPResources,
         control: BGPControl,
-        observed: Table[ObservedPeer],
+        observed: Table[tuple[str, IPAddress], ObservedPeer],
         *,
         jobs: Jobs,
         tables: Tables,
@@ -456,7 +464,10 @@ class BGPSpeaking:
 
 
 def bgp_state(
-    resources: BGPResources, control: BGPControl, observed: Table[ObservedPeer], listing: BGPSpeaking
+    resources: BGPResources,
+    control: BGPControl,
+    observed: Table[tuple[str, IPAddress], ObservedPeer],
+    listing: BGPSpeaking,
 ) -> BGPState:
     """All that the API and metrics show."""
     return BGPState(resources.enabled, control.wanted, observed, listing)

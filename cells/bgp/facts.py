@@ -94,11 +94,11 @@ class LocalBackends(NamedTuple):
 
 
 def announced_services(
-    services: ReadTable[Service],
-    slices: ReadTable[EndpointSlice],
-    refused: ReadTable[RefusedAddress],
+    services: ReadTable[tuple[str, str], Service],
+    slices: ReadTable[tuple[str, str], EndpointSlice],
+    refused: ReadTable[tuple[str, str, str], RefusedAddress],
     node: str,
-) -> ReadTable[AnnouncedService]:
+) -> ReadTable[tuple[str, str], AnnouncedService]:
     """The table ``bgp-services``; each changed object costs its service alone."""
 
     def local(endpoints: EndpointSlice) -> Iterator[tuple[Key, Key, Family]]:

@@ -52,7 +52,7 @@ class BGPState(msgspec.Struct, frozen=True):
     enabled: bool
     """Whether BGP is on."""
     wanted: WantedSpeakers
-    observed: ReadTable[ObservedPeer]
+    observed: ReadTable[tuple[str, IPAddress], ObservedPeer]
     """By instance and address."""
     listing: RouteListing
 
@@ -315,7 +315,9 @@ def bgp_part(operations: BGPOperations) -> Member[ApiPart]:
 _PREFIX: Final = "cilium_bgp_control_plane"
 
 
-def bgp_families(peers: Iterable[BGPPeer], observed: ReadTable[ObservedPeer]) -> list[Family]:
+def bgp_families(
+    peers: Iterable[BGPPeer], observed: ReadTable[tuple[str, IPAddress], ObservedPeer]
+) -> list[Family]:
     """Sessions and their routes, by the ASN of the router and the address and port of the peer."""
     states: dict[tuple[str, str], float] = {}
     received: dict[tuple[str, ...], float] = {}

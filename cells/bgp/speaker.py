@@ -395,7 +395,7 @@ class BGPSpeakers:
         settings: SpeakerSettings,
         agent: AgentConfig,
         wanted: WantedSpeakers,
-        observed: Table[ObservedPeer],
+        observed: Table[tuple[str, IPAddress], ObservedPeer],
         *,
         jobs: Jobs,
         tables: Tables,
@@ -403,7 +403,7 @@ class BGPSpeakers:
     ) -> None:
         self._speakers = Speakers(settings, agent.state_dir, log)
         self._target = SpeakerTarget(self._speakers)
-        self._wanted: ReadTable[WantedSpeaker] = Derived(
+        self._wanted: ReadTable[str, WantedSpeaker] = Derived(
             "bgp-speakers",
             wanted_speakers,
             wanted.instances,

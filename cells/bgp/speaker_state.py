@@ -8,7 +8,6 @@ Source: RFC 4271; 4760 (families), 1997 and 8092 (communities), 4724 and 8538 (g
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Address
@@ -230,28 +229,24 @@ class AnnouncedPath(msgspec.Struct, frozen=True):
         return self.instance, self.prefix
 
 
-def instance_table(name: str = "bgp-instances") -> Table[BGPInstance]:
+def instance_table(name: str = "bgp-instances") -> Table[str, BGPInstance]:
     """Instances by name."""
     return Table(name, key=lambda row: row.name)
 
 
-def peer_table(name: str = "bgp-peers") -> Table[BGPPeer]:
+def peer_table(name: str = "bgp-peers") -> Table[tuple[str, IPAddress], BGPPeer]:
     """Peers by instance and address."""
-    return Table(name, key=_key)
+    return Table(name, key=lambda row: row.key)
 
 
-def policy_table(name: str = "bgp-policies") -> Table[RoutePolicy]:
+def policy_table(name: str = "bgp-policies") -> Table[tuple[str, str], RoutePolicy]:
     """Policies by instance and name."""
-    return Table(name, key=_key)
+    return Table(name, key=lambda row: row.key)
 
 
-def path_table(name: str = "bgp-paths") -> Table[AnnouncedPath]:
+def path_table(name: str = "bgp-paths") -> Table[tuple[str, IPNetwork], AnnouncedPath]:
     """Paths by instance and prefix."""
-    return Table(name, key=_key)
-
-
-def _key(row: BGPPeer | RoutePolicy | AnnouncedPath | ObservedPeer) -> Hashable:
-    return row.key
+    return Table(name, key=lambda row: row.key)
 
 
 class WantedSpeakers(NamedTuple):
@@ -261,13 +256,13 @@ class WantedSpeakers(NamedTuple):
     speaker has may be withdrawn.
     """
 
-    instances: ReadTable[BGPInstance]
+    instances: ReadTable[str, BGPInstance]
     """By name."""
-    peers: ReadTable[BGPPeer]
+    peers: ReadTable[tuple[str, IPAddress], BGPPeer]
     """By instance and address."""
-    policies: ReadTable[RoutePolicy]
+    policies: ReadTable[tuple[str, str], RoutePolicy]
     """By instance and name."""
-    paths: ReadTable[AnnouncedPath]
+    paths: ReadTable[tuple[str, IPNetwork], AnnouncedPath]
     """By instance and prefix."""
 
 
@@ -326,9 +321,9 @@ class ObservedPeer(msgspec.Struct, frozen=True):
         return self.instance, self.address
 
 
-def observed_peers() -> Table[ObservedPeer]:
+def observed_peers() -> Table[tuple[str, IPAddress], ObservedPeer]:
     """Sessions by instance and address; the speaker writes them."""
-    return Table("bgp-observed-peers", key=_key)
+    return Table("bgp-observed-peers", key=lambda row: row.key)
 
 
 class BGPFault(msgspec.Struct, frozen=True):
@@ -347,7 +342,7 @@ class BGPFault(msgspec.Struct, frozen=True):
         return self.instance, self.subject, self.error
 
 
-def bgp_faults(name: str = "bgp-faults") -> Table[BGPFault]:
+def bgp_faults(name: str = "bgp-faults") -> Table[tuple[str, str, str], BGPFault]:
     """Faults by all they are."""
     return Table(name, key=lambda row: row.key)
 

@@ -45,7 +45,12 @@ class ApiServerLabels:
     """Publishes which addresses these are."""
 
     def __init__(
-        self, slices: Table[EndpointSlice], metadata: PrefixMetadata, *, jobs: Jobs, log: Logger
+        self,
+        slices: Table[tuple[str, str], EndpointSlice],
+        metadata: PrefixMetadata,
+        *,
+        jobs: Jobs,
+        log: Logger,
     ) -> None:
         self._slices = slices
         self._metadata = metadata

@@ -183,8 +183,8 @@ class DirectRoutes:
     def __init__(
         self,
         settings: DirectRouteSettings,
-        nodes: ReadTable[ClusterNode],
-        devices: Table[Device],
+        nodes: ReadTable[str, ClusterNode],
+        devices: Table[int, Device],
         kernel: DirectRouteKernel,
         *,
         jobs: Jobs,

@@ -1,6 +1,6 @@
 """The node claims its own addresses, for the datapath to know them; and the world, in the ipcache.
 
-Reconciler: reads Table[Device] and the router's address, and claims them by LocalAddresses and Ipcache.
+Reconciler: reads Table[int, Device] and the router's address, and claims them by LocalAddresses and Ipcache.
 Why:        the datapath takes an address for the node's, and its traffic for the host's, only by these
             entries.
 """
@@ -166,7 +166,7 @@ class HostIPSync:
     def __init__(
         self,
         local: LocalAddresses,
-        devices: Table[Device],
+        devices: Table[int, Device],
         router: Router,
         ipcache: Ipcache,
         settings: HostIPSettings,

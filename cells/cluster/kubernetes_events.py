@@ -54,7 +54,7 @@ class EventReports:
         agent: AgentConfig,
         api: KubernetesAPI,
         sources: list[Member[EventSource]],
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         *,
         jobs: Jobs,
         log: Logger,
@@ -75,7 +75,7 @@ class EventReports:
             jobs.observe(source.name, source.table.changes, partial(self._follow, source))
         jobs.one_shot("write", self._write)
 
-    async def _follow(self, source: EventSource, changes: Sequence[Change[Any]]) -> None:
+    async def _follow(self, source: EventSource, changes: Sequence[Change[Any, Any]]) -> None:
         if not self._api.enabled:
             return
         for change in changes:

@@ -125,16 +125,16 @@ def node_map(maps: Maps) -> NodeIDTarget:
 
 def node_ids(
     agent: AgentConfig,
-    nodes: ReadTable[ClusterNode],
+    nodes: ReadTable[str, ClusterNode],
     target: NodeIDTarget,
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
     tables: Tables,
-) -> ReadTable[NodeAddressID]:
+) -> ReadTable[IPAddress, NodeAddressID]:
     """The ``node-ids`` table, by address: in the map as soon as a node is known, out of it once all are."""
     ids = NodeIDs(lambda: f"{agent.cluster_name}/{agent.node_name}")
-    table: Derived[NodeAddressID] = Derived("node-ids", ids.rows, nodes)
+    table: Derived[IPAddress, NodeAddressID] = Derived("node-ids", ids.rows, nodes)
     reconciler = Reconciler(table, target, full_every=INTERVAL, put_early=True)
 
     async def restore() -> None:
@@ -153,7 +153,7 @@ def node_ids(
     return table
 
 
-@after(ReadTable[NodeAddressID])
+@after(ReadTable[IPAddress, NodeAddressID])
 def keep() -> None:
     """The map is maintained with or without users of this object."""
 

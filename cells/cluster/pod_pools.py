@@ -1,6 +1,6 @@
 """Which pool a pod's addresses come from: what the annotations of its object and its namespace say.
 
-Source: Table[Pod] and Table[Namespace] in, a pool out; asked in IPAM mode multi-pool alone.
+Source: Pods and Namespaces in, a pool out; asked in IPAM mode multi-pool alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ REFUSED: Final = 502
 class AnnotatedPools:
     """Pools by annotations."""
 
-    def __init__(self, source: ObjectSource, pods: Table[Pod], namespaces: Table[Namespace]) -> None:
+    def __init__(
+        self,
+        source: ObjectSource,
+        pods: Table[tuple[str, str], Pod],
+        namespaces: Table[tuple[str, str], Namespace],
+    ) -> None:
         self._folder = source is ObjectSource.MANIFESTS
         self._pods = pods
         self._namespaces = namespaces

@@ -61,7 +61,7 @@ class PrefixMetadata:
     constructor. Until all of them are done no leftover of the ipcache goes for want of a claim.
     """
 
-    def __init__(self, table: Table[PrefixLabels]) -> None:
+    def __init__(self, table: Table[tuple[str, str], PrefixLabels]) -> None:
         self.table = table
 
     def upsert(self, *rows: PrefixLabels) -> None:
@@ -184,18 +184,18 @@ class PrefixClaims:
         self._settle(list(self._prefixes()))
         self._first.done()
 
-    async def _follow_labels(self, changes: list[Change[PrefixLabels]]) -> None:
-        self._settle(list(dict.fromkeys(str(change.key[0]) for change in changes)))  # type: ignore[index]
+    async def _follow_labels(self, changes: list[Change[tuple[str, str], PrefixLabels]]) -> None:
+        self._settle(list(dict.fromkeys(change.key[0] for change in changes)))
 
     def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
         """Whether rules name the prefix, or did, or a source has labels for it."""
         of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
         return of_rules or bool(self._rows.by("prefix").get(str(key)))
 
-    async def _follow_claims(self, changes: list[Change[IpcacheEntry]]) -> None:
+    async def _follow_claims(self, changes: list[Change[str, IpcacheEntry]]) -> None:
         touched: set[Prefix] = set()
         for change in changes:
-            prefix = str(change.key)
+            prefix = change.key
             if change.row is not None and change.row.is_of(Source.GENERATED):
                 around = None if prefix in self._generated else ip_network(prefix)
                 if around is not None:
@@ -294,7 +294,7 @@ class PrefixClaims:
                     return
 
 
-def table() -> Table[PrefixLabels]:
+def table() -> Table[tuple[str, str], PrefixLabels]:
     """The table ``prefix-labels``, by prefix and resource."""
     return Table(
         "prefix-labels",

@@ -77,7 +77,7 @@ def endpoint_objects(
 
 # CiliumEndpoints of other nodes to claims in the ipcache.
 #
-# Source: the kinds KNOWN_ENDPOINTS or KNOWN_ENDPOINT_SLICES in; Table[RemoteEndpoint] and claims out. Objects
+# Source: the kinds KNOWN_ENDPOINTS or KNOWN_ENDPOINT_SLICES in; RemoteEndpoints and claims out. Objects
 #         and rows are the same values: there is one of each pod.
 # Source: Cilium 1.17, CiliumEndpoint watcher. An address that two nodes claim is the latest one's.
 # Why:    Cilium believes them all. Here an object is refused that takes what is not its node's: an address of
@@ -92,7 +92,7 @@ RemoteEndpoint = KnownEndpoint
 """A row of the table ``remote-endpoints``: a pod of another node."""
 
 
-def remote_endpoints() -> Table[RemoteEndpoint]:
+def remote_endpoints() -> Table[tuple[str, str], RemoteEndpoint]:
     """The ``remote-endpoints`` table, by namespace and name."""
     return Table("remote-endpoints", key=lambda one: one.key)
 
@@ -119,7 +119,7 @@ def claims_of(endpoint: RemoteEndpoint) -> Iterator[IpcacheEntry]:
 class AddressHolders:
     """Which node has an address, or the range that an address is in, by the table of nodes."""
 
-    def __init__(self, nodes: ReadTable[ClusterNode]) -> None:
+    def __init__(self, nodes: ReadTable[str, ClusterNode]) -> None:
         self._nodes = nodes
         self._revision = -1
         self._ranges: dict[tuple[int, int], dict[int, ClusterNode]] = {}
@@ -153,8 +153,8 @@ class RemoteEndpoints:
         self,
         objects: EndpointObjects,
         resources: Resources,
-        nodes: ReadTable[ClusterNode],
-        table: Table[RemoteEndpoint],
+        nodes: ReadTable[str, ClusterNode],
+        table: Table[tuple[str, str], RemoteEndpoint],
         *,
         identities: Identities,
         ipcache: Ipcache,
@@ -189,11 +189,11 @@ class RemoteEndpoints:
             self._first.done()
             return
         kind = KNOWN_ENDPOINT_SLICES if objects.slices else KNOWN_ENDPOINTS
-        self._objects: Table[Any] = resources.table(kind)
+        self._objects: Table[Any, Any] = resources.table(kind)
         jobs.observe(kind.plural, self._rounds, self._follow)
         jobs.observe("places of endpoints", self._moves, self._check_again)
 
-    async def _rounds(self) -> AsyncIterator[Sequence[Change[Any]] | None]:
+    async def _rounds(self) -> AsyncIterator[Sequence[Change[Any, Any]] | None]:
         """None at the beginning: everything is to be looked at.
 
         Identities come first: no rule would deny by a number without known labels.
@@ -206,7 +206,7 @@ class RemoteEndpoints:
         async for batch in changes:
             yield batch
 
-    async def _follow(self, changes: Sequence[Change[Any]] | None) -> None:
+    async def _follow(self, changes: Sequence[Change[Any, Any]] | None) -> None:
         if changes is None:
             await self._all()
             self._claimed.done()
@@ -229,7 +229,7 @@ class RemoteEndpoints:
             await anyio.lowlevel.checkpoint()
         self._report()
 
-    async def _moves(self) -> AsyncIterator[Sequence[Change[ClusterNode]]]:
+    async def _moves(self) -> AsyncIterator[Sequence[Change[str, ClusterNode]]]:
         """Nodes with changed addresses or ranges, once all objects have been looked at."""
         await self.table.wait_initialized()
         async for changes in self._nodes.changes(self._nodes.revision):

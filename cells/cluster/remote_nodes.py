@@ -180,12 +180,12 @@ class Contested(msgspec.Struct, frozen=True):
 
 
 def node_claims(
-    nodes: ReadTable[ClusterNode],
+    nodes: ReadTable[str, ClusterNode],
     agent: AgentConfig,
     settings: NodeSettings,
     encryption: ClusterEncryption | None,
     tables: Tables,
-) -> ReadTable[NodeClaim]:
+) -> ReadTable[tuple[str, str], NodeClaim]:
     """The table ``remote-node-prefixes``."""
     labelled, by_cidr = settings.enable_node_selector_labels, settings.matched_by_cidr
     encrypted = encryption is not None and encryption.nodes
@@ -267,7 +267,7 @@ class RemoteNodes:
 
     def __init__(
         self,
-        claims: ReadTable[NodeClaim],
+        claims: ReadTable[tuple[str, str], NodeClaim],
         ipcache: Ipcache,
         identities: Identities,
         *,

@@ -1,6 +1,6 @@
 """Running pods follow the MTU of the node's devices: their links, and the routes inside.
 
-Reconciler: Table[Device] and Table[Endpoint] in; both ends of pods' links out, and pods' own routes.
+Reconciler: Devices and Endpoints in; both ends of pods' links out, and pods' own routes.
 Why:        a network that gets smaller would leave pods to find out with each packet that is lost, and one
             that gets larger would not be used before they are created again.
 Source:     Cilium 1.17, which follows the MTU at run time as well.
@@ -74,8 +74,8 @@ class LinkMtu:
 
     def __init__(
         self,
-        devices: Table[Device],
-        endpoints: Table[Endpoint],
+        devices: Table[int, Device],
+        endpoints: Table[int, Endpoint],
         links: HostLinks,
         mtu: PodMtu,
         route_mtu: RouteMtu,
@@ -92,7 +92,7 @@ class LinkMtu:
         self._timer = jobs.timer("compare", self._compare, SWEEP, debounce=DEBOUNCE)
         jobs.observe("watch devices", devices.changes, self._look)
 
-    async def _look(self, _: list[Change[Any]]) -> None:
+    async def _look(self, _: list[Change[Any, Any]]) -> None:
         if self._seen != (mtu := self._mtu()):
             self._seen = mtu
             self._timer.trigger()

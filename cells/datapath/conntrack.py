@@ -127,7 +127,7 @@ class Walk(Protocol):
         ...
 
 
-def conntrack_table() -> Table[ConntrackMap]:
+def conntrack_table() -> Table[str, ConntrackMap]:
     """The ``conntrack`` table, by map."""
     return Table("conntrack", key=lambda row: row.map)
 
@@ -152,7 +152,7 @@ class ConntrackGC:
         self,
         settings: ConntrackSettings,
         walk: Walk,
-        table: Table[ConntrackMap],
+        table: Table[str, ConntrackMap],
         passes: Passes,
         jobs: Jobs,
         health: Health,
@@ -274,7 +274,7 @@ def walk(collector: ConntrackCollector) -> Walk:
     return collector
 
 
-def conntrack_metrics(table: Table[ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
+def conntrack_metrics(table: Table[str, ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
     """The passes as metrics."""
 
     async def collect() -> Iterable[Family]:

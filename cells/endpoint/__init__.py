@@ -166,7 +166,7 @@ def _builds(builds: Builds) -> Iterator[Family]:
 # How the endpoint cell is put together.
 
 
-def endpoint_table() -> Table[Endpoint]:
+def endpoint_table() -> Table[int, Endpoint]:
     """The ``endpoints`` table, by endpoint id; indexed by every name and by container."""
     return Table("endpoints", key=lambda endpoint: endpoint.id, indexes=INDEXES)
 
@@ -198,7 +198,7 @@ def state_files(agent: AgentConfig) -> StateFiles:
 
 def endpoints(
     *,
-    table: Table[Endpoint],
+    table: Table[int, Endpoint],
     identities: Identities,
     ipcache: Ipcache,
     maps: EndpointMaps,
@@ -236,10 +236,10 @@ def endpoints(
 def pod_labels_watch(
     pods: KubernetesPods,
     changes: EndpointChanges,
-    endpoints: Table[Endpoint],
-    objects: Table[Pod],
-    namespaces: Table[Namespace],
-    identities: Table[Identity],
+    endpoints: Table[int, Endpoint],
+    objects: Table[tuple[str, str], Pod],
+    namespaces: Table[tuple[str, str], Namespace],
+    identities: Table[int, Identity],
     *,
     jobs: Jobs,
     health: Health,

@@ -159,11 +159,11 @@ class PodLabelsWatch:
         self,
         pods: KubernetesPods,
         changes: EndpointChanges,
-        endpoints: Table[Endpoint],
+        endpoints: Table[int, Endpoint],
         *,
-        pod_table: Table[Pod],
-        namespaces: Table[Namespace],
-        identities: Table[Identity],
+        pod_table: Table[tuple[str, str], Pod],
+        namespaces: Table[tuple[str, str], Namespace],
+        identities: Table[int, Identity],
         jobs: Jobs,
         health: Health,
         log: Logger,
@@ -189,20 +189,20 @@ class PodLabelsWatch:
         await self._pods.ready()
         self._look(one.id for one in self._endpoints.all())
 
-    async def _follow_pods(self, changes: list[Change[Pod]]) -> None:
+    async def _follow_pods(self, changes: list[Change[tuple[str, str], Pod]]) -> None:
         self._look_at({change.key for change in changes}, lambda one: (one.pod_namespace, one.pod_name))
 
-    async def _follow_namespaces(self, changes: list[Change[Namespace]]) -> None:
+    async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:
         self._look_at({change.key for change in changes}, lambda one: ("", one.pod_namespace))
 
-    async def _follow_endpoints(self, changes: list[Change[Endpoint]]) -> None:
+    async def _follow_endpoints(self, changes: list[Change[int, Endpoint]]) -> None:
         """One that was started or restored may have missed a change of its pod."""
         self._look(change.row.id for change in changes if change.row is not None)
 
     def _lags(self, _key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
         return row is not None and self._is_outdated(row.id)
 
-    async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
+    async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
         """Endpoints with changed labels or numbers are left out."""
         self._look_at({change.key for change in changes}, lambda one: one.identity)
 

@@ -207,10 +207,10 @@ def _direction(*, enforced: bool) -> dict[str, Any]:
 
 # The table ``ciliumendpoint``: what other nodes are to know of this node's pods.
 #
-# Controller: endpoints, pods, realized policies and this node in; Table[PodEndpoint] out.
+# Controller: endpoints, pods, realized policies and this node in; Table[tuple[str, str], PodEndpoint] out.
 
 
-def pod_endpoints() -> Table[PodEndpoint]:
+def pod_endpoints() -> Table[tuple[str, str], PodEndpoint]:
     """The ``ciliumendpoint`` table, by namespace and name."""
     return Table("ciliumendpoint", key=lambda one: one.key)
 
@@ -221,11 +221,11 @@ class PodEndpoints:
 
     def __init__(
         self,
-        table: Table[PodEndpoint],
-        endpoints: Table[Endpoint],
-        pods: Table[Pod],
-        policies: Table[RealizedPolicy],
-        nodes: ReadTable[ClusterNode],
+        table: Table[tuple[str, str], PodEndpoint],
+        endpoints: Table[int, Endpoint],
+        pods: Table[tuple[str, str], Pod],
+        policies: Table[int, RealizedPolicy],
+        nodes: ReadTable[str, ClusterNode],
         jobs: Jobs,
     ) -> None:
         self._table = table
@@ -265,10 +265,10 @@ class PodEndpoints:
         """Whether an object has to say something else; one that is yet to be made will read the policy."""
         return number in self._names and _enforced(old) != _enforced(row)
 
-    async def _follow(self, changes: Sequence[Change[Any]]) -> None:
-        self._publish(int(str(change.key)) for change in changes)
+    async def _follow(self, changes: Sequence[Change[Any, Any]]) -> None:
+        self._publish(change.key for change in changes)
 
-    async def _follow_pods(self, changes: Sequence[Change[Pod]]) -> None:
+    async def _follow_pods(self, changes: Sequence[Change[tuple[str, str], Pod]]) -> None:
         changed: set[Any] = {change.key for change in changes}
         self._publish(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
 
@@ -300,7 +300,7 @@ def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:
 
 # Keeps the CiliumEndpoint objects of this node's pods up to date.
 #
-# Reconciler: Table[PodEndpoint] in, objects of an API server out.
+# Reconciler: Table[tuple[str, str], PodEndpoint] in, objects of an API server out.
 # Source:     Cilium 1.17, sync-to-k8s-ciliumendpoint: updates test the UID, lest another object is changed.
 
 SWEEP: Final = minutes(5)
@@ -314,10 +314,10 @@ class CiliumEndpointObjects:
     def __init__(
         self,
         api: KubernetesAPI,
-        wanted: Table[PodEndpoint],
-        table: Table[KnownEndpoint],
-        nodes: ReadTable[ClusterNode],
-        forgotten: Table[ForgottenObject],
+        wanted: Table[tuple[str, str], PodEndpoint],
+        table: Table[tuple[str, str], KnownEndpoint],
+        nodes: ReadTable[str, ClusterNode],
+        forgotten: Table[tuple[str, str, str], ForgottenObject],
     ) -> None:
         self._wanted = wanted
         self._forgotten = forgotten
@@ -433,10 +433,10 @@ class CiliumEndpointSync:
         self,
         source: ObjectSource,
         api: KubernetesAPI,
-        wanted: Table[PodEndpoint],
+        wanted: Table[tuple[str, str], PodEndpoint],
         resources: Resources,
-        nodes: ReadTable[ClusterNode],
-        forgotten: Table[ForgottenObject],
+        nodes: ReadTable[str, ClusterNode],
+        forgotten: Table[tuple[str, str, str], ForgottenObject],
         published: EndpointObjects | None,
         *,
         jobs: Jobs,
@@ -445,7 +445,7 @@ class CiliumEndpointSync:
         self._wanted = wanted
         if published is not None and not published.served:
             return
-        self._table: Table[KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
+        self._table: Table[tuple[str, str], KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
         if source is not ObjectSource.API_SERVER:
             return
         objects = CiliumEndpointObjects(api, wanted, self._table, nodes, forgotten)
@@ -463,7 +463,7 @@ class CiliumEndpointSync:
         jobs.observe("changed by others", self._changes, self._look)
         jobs.observe("lost objects", forgotten.changes, self._write_lost)
 
-    async def _changes(self) -> AsyncIterator[Sequence[Change[KnownEndpoint]]]:
+    async def _changes(self) -> AsyncIterator[Sequence[Change[tuple[str, str], KnownEndpoint]]]:
         await self._table.wait_initialized()
         async for changes in self._table.changes(self._table.revision):
             yield changes
@@ -472,7 +472,7 @@ class CiliumEndpointSync:
         """What the server has lost is written again."""
         self._reconciler.trigger()
 
-    async def _look(self, changes: Sequence[Change[KnownEndpoint]]) -> None:
+    async def _look(self, changes: Sequence[Change[tuple[str, str], KnownEndpoint]]) -> None:
         """Objects of ours that were changed are corrected."""
         for change in changes:
             wanted = self._wanted.get(change.key)

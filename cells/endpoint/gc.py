@@ -75,7 +75,7 @@ class EndpointGC:
     def __init__(
         self,
         settings: EndpointGCSettings,
-        table: Table[Endpoint],
+        table: Table[int, Endpoint],
         endpoints: Endpoints,
         addresses: EndpointAddresses,
         links: LinkPresence,

@@ -49,7 +49,7 @@ class Endpoints:
     def __init__(
         self,
         *,
-        table: Table[Endpoint],
+        table: Table[int, Endpoint],
         identities: Identities,
         ipcache: Ipcache,
         maps: EndpointMaps,
@@ -107,7 +107,7 @@ class Endpoints:
     # Looking
 
     @property
-    def table(self) -> Table[Endpoint]:
+    def table(self) -> Table[int, Endpoint]:
         """The rows, to watch."""
         return self._registry.table
 

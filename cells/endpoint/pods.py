@@ -75,8 +75,8 @@ class KubernetesPods:
         agent: AgentConfig,
         source: ObjectSource,
         api: KubernetesAPI,
-        pods: Table[Pod],
-        namespaces: Table[Namespace],
+        pods: Table[tuple[str, str], Pod],
+        namespaces: Table[tuple[str, str], Namespace],
         rules: KnownRules | None,
         log: Logger,
     ) -> None:

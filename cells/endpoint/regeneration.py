@@ -92,7 +92,7 @@ class Regenerations:
         self._asked.set()
         return wanted
 
-    async def follow_policies(self, changes: Iterable[Change[OutdatedPolicy]]) -> None:
+    async def follow_policies(self, changes: Iterable[Change[int, OutdatedPolicy]]) -> None:
         """Policies of endpoints have changed: have them realized."""
         for row in (change.row for change in changes):
             if row is not None and not self._endpoints.realize_policy(row.endpoint_id):

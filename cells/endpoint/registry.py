@@ -121,7 +121,7 @@ INDEXES: Final[Mapping[str, Callable[[Endpoint], Iterable[Hashable]]]] = {
 class Registry:
     """The ``endpoints`` table and the status logs, changed together."""
 
-    def __init__(self, table: Table[Endpoint], log: Logger) -> None:
+    def __init__(self, table: Table[int, Endpoint], log: Logger) -> None:
         self.table = table
         self._log = log
         self._status: dict[int, StatusLog] = {}

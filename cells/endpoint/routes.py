@@ -101,7 +101,7 @@ def wanted(endpoint: Endpoint) -> Iterator[EndpointRoute]:
             yield EndpointRoute(ip_network(address), endpoint.ifindex, endpoint.pod_mac)
 
 
-def of_endpoints(endpoints: ReadTable[Endpoint]) -> ReadTable[EndpointRoute]:
+def of_endpoints(endpoints: ReadTable[int, Endpoint]) -> ReadTable[IPNetwork, EndpointRoute]:
     """The routes that all of them want, by destination."""
     return endpoints.flat_map(wanted, key=_destination, name="endpoint-routes")
 
@@ -113,7 +113,7 @@ def _destination(route: EndpointRoute) -> IPNetwork:
 class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
     """The kernel as a reconciler's target; only routes over links of endpoints are seen."""
 
-    def __init__(self, endpoints: Table[Endpoint], kernel: EndpointRouteKernel) -> None:
+    def __init__(self, endpoints: Table[int, Endpoint], kernel: EndpointRouteKernel) -> None:
         self._endpoints = endpoints
         self._kernel = kernel
 
@@ -156,7 +156,7 @@ class EndpointRouteKeeper:
     def __init__(
         self,
         settings: EndpointSettings,
-        endpoints: Table[Endpoint],
+        endpoints: Table[int, Endpoint],
         kernel: EndpointRouteKernel,
         agent: AgentConfig,
         sysctls: Sysctls,

@@ -186,7 +186,7 @@ class EndpointWatchdog:
     def __init__(
         self,
         settings: WatchdogSettings,
-        table: Table[Endpoint],
+        table: Table[int, Endpoint],
         regenerations: Regenerations,
         kernel: EndpointKernel,
         *,

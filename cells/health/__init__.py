@@ -97,7 +97,7 @@ class ClusterHealth:
         self,
         settings: NodeHealthSettings,
         agent: AgentConfig,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         transport: ProbeTransport,
         *,
         jobs: Jobs,
@@ -129,7 +129,7 @@ class ClusterHealth:
         """Those of this node."""
         return ConnectivityMetrics(self.own)
 
-    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+    async def _follow(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         found: list[ProbedNode] = []
         removed: list[str] = []
         for change in changes:
@@ -165,7 +165,7 @@ class ProbeResponder:
         self,
         settings: NodeHealthSettings,
         agent: AgentConfig,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -182,7 +182,7 @@ class ProbeResponder:
             own = nodes.filter(lambda node: node.local, name="probed-node")
             jobs.observe("answer probes", own.changes, self._follow)
 
-    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+    async def _follow(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         """Listen at the node's addresses, and nowhere else. Raises HiveError, having tried each."""
         for change in changes:
             if change.row is None:

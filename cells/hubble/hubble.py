@@ -16,6 +16,7 @@ from cells.observe.events import Events
 from cells.policy.control import PolicyObject, PolicyView
 from cells.policy.maps import RealizedPolicy
 from cells.proxy.dns import NameStore
+from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from lifecycle import Jobs, Table
 
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 class KnownNames(msgspec.Struct, frozen=True):
     """The agent's tables that flows get their names from."""
 
-    endpoints: Table[Endpoint]
-    identities: Table[Identity]
+    endpoints: Table[int, Endpoint]
+    identities: Table[int, Identity]
     ipcache: Ipcache
-    pods: Table[Pod]
+    pods: Table[tuple[str, str], Pod]
     names: NameStore
     policies: PolicyView | None
 
@@ -38,19 +39,19 @@ class KnownNames(msgspec.Struct, frozen=True):
 class FollowedTables(msgspec.Struct, frozen=True):
     """The agent's tables; their changes become agent events."""
 
-    endpoints: Table[Endpoint]
-    realized: Table[RealizedPolicy]
+    endpoints: Table[int, Endpoint]
+    realized: Table[int, RealizedPolicy]
     ipcache: Ipcache
-    services: Table[ServedFrontend]
-    policies: Table[PolicyObject] | None
-    nodes: Table[Node]
+    services: Table[FrontendKey, ServedFrontend]
+    policies: Table[tuple[str, str, str], PolicyObject] | None
+    nodes: Table[tuple[str, str], Node]
 
 
 def known_names(
-    endpoints: Table[Endpoint],
-    identities: Table[Identity],
+    endpoints: Table[int, Endpoint],
+    identities: Table[int, Identity],
     ipcache: Ipcache,
-    pods: Table[Pod],
+    pods: Table[tuple[str, str], Pod],
     names: NameStore,
     policies: PolicyView | None,
 ) -> KnownNames:
@@ -59,12 +60,12 @@ def known_names(
 
 
 def followed_tables(
-    endpoints: Table[Endpoint],
-    realized: Table[RealizedPolicy],
+    endpoints: Table[int, Endpoint],
+    realized: Table[int, RealizedPolicy],
     ipcache: Ipcache,
-    services: Table[ServedFrontend],
-    policies: Table[PolicyObject] | None,
-    nodes: Table[Node],
+    services: Table[FrontendKey, ServedFrontend],
+    policies: Table[tuple[str, str, str], PolicyObject] | None,
+    nodes: Table[tuple[str, str], Node],
 ) -> FollowedTables:
     """This agent's."""
     return FollowedTables(endpoints, realized, ipcache, services, policies, nodes)

@@ -29,6 +29,7 @@ from cells.hubble.hubble import KnownNames
 from cells.hubble.parser import EventError, Parser, Stamp
 from cells.hubble.parser.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
 from cells.observe.events import Sample
+from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from lifecycle import Change, NotStartedError
 
@@ -46,7 +47,7 @@ class FrontendIndex:
         self.revision = 0
         self._services: dict[str, dict[Hashable, tuple[int, FlowService]]] = {}
 
-    def follow(self, changes: Sequence[Change[ServedFrontend]]) -> None:
+    def follow(self, changes: Sequence[Change[FrontendKey, ServedFrontend]]) -> None:
         """Take in changes of the table ``services``."""
         self.revision += 1
         for change in changes:

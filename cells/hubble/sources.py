@@ -27,6 +27,7 @@ from cells.kubernetes.objects.core import Node
 from cells.observe.events import Events, LookupRecord, Lost, RequestRecord, Sample, decode
 from cells.policy.control import PolicyObject
 from cells.policy.maps import RealizedPolicy
+from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from lifecycle import Change
 
@@ -114,7 +115,7 @@ class EventSources:
         if AGENT in self._kinds:
             self.observer.add_event(agent.agent_event(kind, notification), time.time_ns())
 
-    async def frontends(self, changes: list[Change[ServedFrontend]]) -> None:
+    async def frontends(self, changes: list[Change[FrontendKey, ServedFrontend]]) -> None:
         """Frontends that are in the maps came, changed or went."""
         self._frontends.follow(changes)
         for change in changes:
@@ -141,7 +142,7 @@ class EventSources:
                 ),
             )
 
-    async def endpoints(self, changes: list[Change[Endpoint]]) -> None:
+    async def endpoints(self, changes: list[Change[int, Endpoint]]) -> None:
         """Endpoints were created or deleted."""
         for change in changes:
             row = change.row or change.old
@@ -154,7 +155,7 @@ class EventSources:
                 ),
             )
 
-    async def realized(self, changes: list[Change[RealizedPolicy]]) -> None:
+    async def realized(self, changes: list[Change[int, RealizedPolicy]]) -> None:
         """Policy maps of endpoints follow their rules, or do not."""
         for change in changes:
             row, old = change.row, change.old
@@ -170,7 +171,7 @@ class EventSources:
                 ),
             )
 
-    async def prefixes(self, changes: list[Change[IpcacheEntry]]) -> None:
+    async def prefixes(self, changes: list[Change[str, IpcacheEntry]]) -> None:
         """Prefixes have another identity, or none."""
         for change in changes:
             row, old = change.row or change.old, change.old
@@ -191,14 +192,14 @@ class EventSources:
                 ),
             )
 
-    async def nodes(self, changes: list[Change[Node]]) -> None:
+    async def nodes(self, changes: list[Change[tuple[str, str], Node]]) -> None:
         """Nodes have other labels, of which those of this one are shown."""
         for change in changes:
             if change.key == ("", self._node_name):
                 labels = change.row.labels if change.row is not None else {}
                 self._origin.node_labels = tuple(sorted(f"{key}={value}" for key, value in labels.items()))
 
-    async def policies(self, changes: list[Change[PolicyObject]]) -> None:
+    async def policies(self, changes: list[Change[tuple[str, str, str], PolicyObject]]) -> None:
         """Policy objects are in force, or were deleted."""
         if (view := self._policies) is None:
             return

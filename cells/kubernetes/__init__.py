@@ -39,42 +39,42 @@ __all__ = ["cell"]
 # How the cell of Kubernetes' objects is put together.
 
 
-def pods(resources: Resources) -> Table[Pod]:
+def pods(resources: Resources) -> Table[tuple[str, str], Pod]:
     """The node's own pods."""
     return resources.table(PODS)
 
 
-def namespaces(resources: Resources) -> Table[Namespace]:
+def namespaces(resources: Resources) -> Table[tuple[str, str], Namespace]:
     """Every namespace."""
     return resources.table(NAMESPACES)
 
 
-def nodes(resources: Resources) -> Table[Node]:
+def nodes(resources: Resources) -> Table[tuple[str, str], Node]:
     """Every node."""
     return resources.table(NODES)
 
 
-def services(resources: Resources) -> Table[Service]:
+def services(resources: Resources) -> Table[tuple[str, str], Service]:
     """Every service."""
     return resources.table(SERVICES)
 
 
-def endpoint_slices(resources: Resources) -> Table[EndpointSlice]:
+def endpoint_slices(resources: Resources) -> Table[tuple[str, str], EndpointSlice]:
     """Every EndpointSlice."""
     return resources.table(ENDPOINT_SLICES)
 
 
-def network_policies(resources: Resources) -> Table[NetworkPolicy]:
+def network_policies(resources: Resources) -> Table[tuple[str, str], NetworkPolicy]:
     """Every network policy."""
     return resources.table(NETWORK_POLICIES)
 
 
-def cilium_nodes(resources: Resources) -> Table[CiliumNode]:
+def cilium_nodes(resources: Resources) -> Table[tuple[str, str], CiliumNode]:
     """Every CiliumNode."""
     return resources.table(CILIUM_NODES)
 
 
-def cilium_identities(resources: Resources) -> Table[CiliumIdentity]:
+def cilium_identities(resources: Resources) -> Table[tuple[str, str], CiliumIdentity]:
     """Every CiliumIdentity."""
     return resources.table(CILIUM_IDENTITIES)
 

@@ -139,7 +139,7 @@ class KubernetesAPI:
         settings: KubernetesSettings,
         agent: AgentConfig,
         resources: Resources,
-        statuses: Table[SourceStatus],
+        statuses: Table[str, SourceStatus],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,

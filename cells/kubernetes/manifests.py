@@ -42,7 +42,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
 
 # Keeps the tables of objects equal to a folder of manifests.
 #
-# Source: watches a folder (inotify), fills the tables of objects and Table[ManifestFile].
+# Source: watches a folder (inotify), fills the tables of objects and Table[str, ManifestFile].
 
 SETTLE: Final = 0.02
 """Seconds in which several changes are one."""
@@ -50,7 +50,7 @@ FILLED: Final = 10.0
 """Seconds without another change after which a folder that was emptied counts as filled again."""
 
 
-def manifest_files() -> Table[ManifestFile]:
+def manifest_files() -> Table[str, ManifestFile]:
     """The files of the folder, by name."""
     return Table("manifests", key=lambda one: one.name)
 
@@ -70,7 +70,7 @@ class ManifestsSource:
         self,
         settings: KubernetesSettings,
         resources: Resources,
-        files: Table[ManifestFile],
+        files: Table[str, ManifestFile],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,

@@ -64,7 +64,7 @@ class EventSource(NamedTuple):
     """A table, and what is to be reported of each of its rows."""
 
     name: str
-    table: ReadTable[Any]
+    table: ReadTable[Any, Any]
     drafts: Callable[[Any], Iterable[EventDraft]]
 
 

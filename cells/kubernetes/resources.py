@@ -23,7 +23,7 @@ __all__ = ["Resources"]
 T = TypeVar("T", bound=Object)
 
 
-def source_statuses() -> Table[SourceStatus]:
+def source_statuses() -> Table[str, SourceStatus]:
     """How the source of each kind is, by ``pods``, ``ciliumnodes.cilium.io``."""
     return Table("k8s-sources", key=lambda one: one.kind)
 
@@ -65,8 +65,8 @@ class Resources:
 
     def __init__(
         self,
-        statuses: Table[SourceStatus],
-        forgotten: Table[ForgottenObject],
+        statuses: Table[str, SourceStatus],
+        forgotten: Table[tuple[str, str, str], ForgottenObject],
         tables: Tables,
         health: Health,
         log: Logger,
@@ -76,7 +76,7 @@ class Resources:
         self.events = ObjectEvents()
         """The events of sources, counted."""
         self.kinds: tuple[Kind[Any], ...] = tuple(RETAINED.get(kind.qualified, kind) for kind in KINDS)
-        self._tables: dict[str, Table[Any]] = {}
+        self._tables: dict[str, Table[Any, Any]] = {}
         for kind in self.kinds:
             self._tables[kind.qualified] = Table(kind.table, key=_key, indexes=INDEXES.get(kind.qualified))
         self._sink = partial(
@@ -88,20 +88,20 @@ class Resources:
         self._named = tables
         tables.add(*self._tables.values())
 
-    def follow(self, kind: Kind[Any], namespace: str = "") -> Table[Any]:
+    def follow(self, kind: Kind[Any], namespace: str = "") -> Table[Any, Any]:
         """The objects of a kind that only some agents follow, of one namespace if it is given.
 
         To be called in constructors: sources begin with those that are known then.
         """
         if kind.qualified not in self._tables:
-            table: Table[Any] = Table(kind.table, key=_key)
+            table: Table[Any, Any] = Table(kind.table, key=_key)
             self.kinds = (*self.kinds, kind)
             self._tables[kind.qualified] = table
             self._sinks[kind.qualified] = self._sink(kind, table, namespace=namespace)
             self._named.add(table)
         return self._tables[kind.qualified]
 
-    def table(self, kind: Kind[T]) -> Table[T]:
+    def table(self, kind: Kind[T]) -> Table[tuple[str, str], T]:
         """The objects of a kind, by namespace and name."""
         return self._tables[kind.qualified]
 

@@ -119,7 +119,7 @@ class ForgottenObject(msgspec.Struct, frozen=True):
         return self.kind, self.namespace, self.name
 
 
-def forgotten_objects() -> Table[ForgottenObject]:
+def forgotten_objects() -> Table[tuple[str, str, str], ForgottenObject]:
     """The table ``k8s-forgotten``."""
     return Table("k8s-forgotten", key=lambda one: one.row_key, indexes={"kind": lambda one: (one.kind,)})
 
@@ -128,7 +128,11 @@ class Forgotten:
     """The one writer of the table; takes rows out of force when the store has been filled."""
 
     def __init__(
-        self, table: Table[ForgottenObject], statuses: ReadTable[SourceStatus], health: Health, log: Logger
+        self,
+        table: Table[tuple[str, str, str], ForgottenObject],
+        statuses: ReadTable[str, SourceStatus],
+        health: Health,
+        log: Logger,
     ) -> None:
         self.table = table
         self._statuses = statuses
@@ -226,8 +230,8 @@ class Sink(Generic[T]):
     def __init__(
         self,
         kind: Kind[T],
-        table: Table[T],
-        statuses: Table[SourceStatus],
+        table: Table[tuple[str, str], T],
+        statuses: Table[str, SourceStatus],
         health: Health,
         log: Logger,
         forgotten: Forgotten | None = None,

@@ -36,7 +36,7 @@ class OwnKeys(Target[str, OwnKey, OwnKey]):
     """The store as a reconciler's target. A key under a lease of an earlier agent is written again."""
 
     def __init__(
-        self, store: KVStore, wanted: ReadTable[OwnKey], left: Callable[[], Mapping[str, str]] = nothing
+        self, store: KVStore, wanted: ReadTable[str, OwnKey], left: Callable[[], Mapping[str, str]] = nothing
     ) -> None:
         """``left`` returns keys in the store that belong to this node, with their values."""
         self._store = store
@@ -87,12 +87,12 @@ class OwnKeys(Target[str, OwnKey, OwnKey]):
 
 def keep_keys(
     store: KVStore,
-    wanted: ReadTable[OwnKey],
+    wanted: ReadTable[str, OwnKey],
     *,
     jobs: Jobs,
     tables: Tables,
     left: Callable[[], Mapping[str, str]] = nothing,
-    after: Iterable[ReadTable[Any]] = (),
+    after: Iterable[ReadTable[Any, Any]] = (),
 ) -> Reconciler[str, OwnKey]:
     """Have the store hold these keys. None is deleted before all that is wanted, and ``after``, is known."""
 

@@ -37,7 +37,7 @@ class PrefixWatch(Generic[Row]):
         self,
         store: KVStore,
         prefix: str,
-        table: Table[Row],
+        table: Table[str, Row],
         read: Callable[[str, bytes], Row | None],
         *,
         scope: str,

@@ -140,7 +140,7 @@ class MapTable(Generic[Key, Row, Value]):
     """
 
     def __init__(
-        self, table: Table[Row], target: MapTarget[Key, Row, Value], log: Logger, *, every: float
+        self, table: Table[Key, Row], target: MapTarget[Key, Row, Value], log: Logger, *, every: float
     ) -> None:
         """``every``: seconds between two sweeps."""
         self._table = table

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final
 
 from cells.api import MasqueradedProtocols, Masquerading, StatusFacts, StatusSection
-from cells.base.addresses import IPNetwork
+from cells.base.addresses import Family, IPNetwork
 from cells.cluster.encryption import ClusterEncryption
 from cells.cni.configuration import CniConfigSettings
 from cells.config import AgentConfig
@@ -90,16 +90,16 @@ class Masquerade:
         services: ServiceSettings | None = None,
         policy: PolicySettings | None = None,
         announcements: AnnouncementSettings | None = None,
-        redirects: Table[HTTPRedirect] | None = None,
-        proxies: Table[TransparentProxy] | None = None,
+        redirects: Table[str, HTTPRedirect] | None = None,
+        proxies: Table[str, TransparentProxy] | None = None,
         encryption: ClusterEncryption | None = None,
         datapath: Datapath,
         maps: Maps,
         router: Router,
         sysctls: Sysctls,
-        devices: Table[Device],
+        devices: Table[int, Device],
         own: NodeAddresses,
-        addresses: Table[NodeAddress],
+        addresses: Table[Family, NodeAddress],
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
@@ -130,7 +130,7 @@ class Masquerade:
         self._proxied = False
         """Whether a proxy sends in pods' names. Once one did, till the node ends: a restart forgets none."""
         senders = [table for table in (redirects, proxies) if table is not None]
-        self.devices: Derived[NativeDevice] = Derived(
+        self.devices: Derived[int, NativeDevice] = Derived(
             "native-devices", self._wanted, devices, addresses, *senders
         )
         """The devices with programs, by index."""

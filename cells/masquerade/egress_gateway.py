@@ -82,9 +82,12 @@ class GatewayPods:
     """The cluster's pods that policies may select: by their addresses in the ipcache, whatever the source."""
 
     def __init__(
-        self, ipcache: Table[IpcacheEntry], identities: Table[Identity], nodes: ReadTable[ClusterNode]
+        self,
+        ipcache: Table[str, IpcacheEntry],
+        identities: Table[int, Identity],
+        nodes: ReadTable[str, ClusterNode],
     ) -> None:
-        self.tables: tuple[ReadTable[Any], ...] = (ipcache, identities, nodes)
+        self.tables: tuple[ReadTable[Any, Any], ...] = (ipcache, identities, nodes)
         """What they follow from."""
         self._ipcache, self._identities, self._nodes = ipcache, identities, nodes
 
@@ -120,7 +123,7 @@ def _is_pods(identity: int) -> bool:
 class GatewayDevices:
     """This node's devices, and the one of its IPv4 default route."""
 
-    def __init__(self, devices: Table[Device]) -> None:
+    def __init__(self, devices: Table[int, Device]) -> None:
         self.table = devices
 
     def now(self) -> GatewayLinks:
@@ -175,9 +178,9 @@ class EgressGateways:
         """By name, as they were last understood: a change that is none leaves a policy as it was."""
         self._wrong: dict[str, str] = {}
         self._filters: set[str] = set()
-        self.gateways: Table[Gateway] = Table("egress-gateways", key=lambda row: row.policy)
+        self.gateways: Table[str, Gateway] = Table("egress-gateways", key=lambda row: row.policy)
         """Who is each policy's gateway."""
-        self.entries: Table[EgressEntry] = Table("egress-entries", key=lambda row: row.key)
+        self.entries: Table[EgressKey, EgressEntry] = Table("egress-entries", key=lambda row: row.key)
         """What the map is to have."""
         self._first = self.entries.initializer("egress gateway policies")
         target = MapTarget(lambda: (maps.egress_gateway4,), record(EgressKey), record(EgressValue), _value_of)
@@ -186,7 +189,7 @@ class EgressGateways:
         lifecycle.append(Hook("check what egress gateways need", self._check))
         jobs.observe("reconcile", reconciler)
         self._timer = jobs.timer("follow policies", self._follow, math.inf, rest=use.every)
-        self._sources: tuple[ReadTable[Any], ...] = (*pods.tables, self._objects, devices.table)
+        self._sources: tuple[ReadTable[Any, Any], ...] = (*pods.tables, self._objects, devices.table)
         for table in self._sources:
             jobs.observe(f"watch {table.name}", table.changes, self._look)
         jobs.observe("watch default routes", devices.changes, self._look)

@@ -52,7 +52,7 @@ class MasqueradedNetwork(msgspec.Struct, frozen=True):
     network: IPNetwork
 
 
-def network_table() -> Table[MasqueradedNetwork]:
+def network_table() -> Table[IPNetwork, MasqueradedNetwork]:
     """The ``ip-masq-networks`` table, by network."""
     return Table("ip-masq-networks", key=lambda row: row.network)
 
@@ -85,7 +85,7 @@ class IpMasqAgent:
         self,
         settings: MasqueradeSettings,
         maps: Maps,
-        table: Table[MasqueradedNetwork],
+        table: Table[IPNetwork, MasqueradedNetwork],
         agent: AgentConfig,
         *,
         lifecycle: Lifecycle,

@@ -1,6 +1,6 @@
 """The node's own addresses, one of each family: by which others know the node.
 
-Source: fills Table[NodeAddress] (key: family) from the Node object, the settings, the kernel's default route
+Source: fills NodeAddresses (key: family) from the Node object, the settings, the kernel's default route
         and the devices, in this order, and follows them.
 Why:    a node may have addresses on lo, several uplinks, or uplinks without addresses; which of them others
         reach it by follows from none of the devices alone.
@@ -386,10 +386,10 @@ class DefaultRoute:
         return news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, DEFAULT_ROUTES)
 
 
-# Keeps Table[NodeAddress] as the Node object, the settings and the kernel have it.
+# Keeps Table[Family, NodeAddress] as the Node object, the settings and the kernel have it.
 
 
-def address_table() -> Table[NodeAddress]:
+def address_table() -> Table[Family, NodeAddress]:
     """The ``node-addresses`` table, by family; NodeAddresses fills it."""
     return Table("node-addresses", key=lambda row: row.family)
 
@@ -402,17 +402,17 @@ def default_route() -> DefaultRoute:
 class NodeAddresses:
     """The node's own addresses; who takes it starts once they are known."""
 
-    table: Table[NodeAddress]
+    table: Table[Family, NodeAddress]
     """The table ``node-addresses``, which this fills."""
 
     def __init__(
         self,
         agent: AgentConfig,
         settings: AddressSettings,
-        table: Table[NodeAddress],
-        devices: Table[Device],
+        table: Table[Family, NodeAddress],
+        devices: Table[int, Device],
         route: DefaultRoute,
-        internal: ReadTable[InternalIP] | None = None,
+        internal: ReadTable[Family, InternalIP] | None = None,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,

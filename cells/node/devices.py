@@ -1,6 +1,6 @@
 """The node's network devices and their addresses, as a table.
 
-Source: watches rtnetlink, fills Table[Device] (key: ifindex). Pods' links (lxc*, tmp*) are left out.
+Source: watches rtnetlink, fills Table[int, Device] (key: ifindex). Pods' links (lxc*, tmp*) are left out.
 Why:    the pod range, the MTU and the host addresses in the datapath's maps follow from the devices, and
         change with them.
 """
@@ -162,7 +162,7 @@ class PodMtu:
     It is what is configured, else the smallest of the uplinks, else 1500.
     """
 
-    def __init__(self, agent: AgentConfig, devices: Table[Device]) -> None:
+    def __init__(self, agent: AgentConfig, devices: Table[int, Device]) -> None:
         self._configured = agent.mtu
         self.devices = devices
         """What it follows from."""
@@ -181,7 +181,7 @@ class PodMtu:
         return self._found[1]
 
 
-# Keeps Table[Device] equal to the kernel.
+# Keeps Table[int, Device] equal to the kernel.
 #
 # Events are hints: they say that something changed, never what. After a burst everything is listed again.
 
@@ -209,7 +209,7 @@ class DeviceSource:
 
     def __init__(
         self,
-        table: Table[Device],
+        table: Table[int, Device],
         kernel: Kernel,
         settings: DeviceSettings | None = None,
         settle: float = SETTLE,
@@ -259,9 +259,9 @@ class DeviceSource:
 
 def device_table(
     kernel: Kernel, settings: DeviceSettings, lifecycle: Lifecycle, jobs: Jobs, health: Health, log: Logger
-) -> Table[Device]:
+) -> Table[int, Device]:
     """The table by ifindex. What needs it starts once it holds the devices there are."""
-    table: Table[Device] = Table("devices", key=lambda device: device.ifindex)
+    table: Table[int, Device] = Table("devices", key=lambda device: device.ifindex)
     source = DeviceSource(table, kernel, settings)
     selection = health.child("selection")
 

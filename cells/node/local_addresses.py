@@ -69,7 +69,7 @@ class LocalAddresses:
 
     def __init__(
         self,
-        table: Table[LocalAddress],
+        table: Table[IPAddress, LocalAddress],
         rows: MapTable[IPAddress, LocalAddress, LxcValue],
         log: Logger,
         refused: Callable[[], object] = lambda: None,
@@ -159,7 +159,7 @@ class LocalAddresses:
 SWEEP: Final = minutes(1)
 
 
-def local_address_table() -> Table[LocalAddress]:
+def local_address_table() -> Table[IPAddress, LocalAddress]:
     """The ``local-addresses`` table, by address."""
     return Table("local-addresses", key=lambda row: row.ip)
 
@@ -170,7 +170,7 @@ def lxc_map(maps: Maps) -> LxcTarget:
 
 
 def local_addresses(
-    table: Table[LocalAddress],
+    table: Table[IPAddress, LocalAddress],
     kernel: LxcTarget,
     *,
     lifecycle: Lifecycle,

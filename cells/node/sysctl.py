@@ -103,7 +103,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
     def __init__(self, files: SysctlFiles, *, jobs: Jobs, tables: Tables, log: Logger) -> None:
         self._files = files
         self._log = log
-        self._table: Table[Sysctl] = Table("sysctls", key=lambda row: row.name)
+        self._table: Table[str, Sysctl] = Table("sysctls", key=lambda row: row.name)
         self._reconciler = Reconciler(self._table, self, full_every=INTERVAL)
         tables.add(self._table, self._reconciler.statuses)
         jobs.observe("reconcile", self._reconciler)

@@ -304,15 +304,15 @@ class BGPObjects:
         """Whether there are custom resources of BGP."""
         self.reports = settings.enable_bgp_control_plane_status_report
         """Whether conditions are reported."""
-        self.node_patches: Table[NodeConfigPatch] = Table(
+        self.node_patches: Table[str, NodeConfigPatch] = Table(
             "bgp-node-config-requests", key=lambda one: one.name
         )
         """What NodeConfigs do not say yet, by node."""
-        self.cluster_patches: Table[ConditionsPatch] = Table(
+        self.cluster_patches: Table[str, ConditionsPatch] = Table(
             "bgp-cluster-config-conditions", key=lambda one: one.name
         )
         """Conditions that ClusterConfigs do not have yet, by name."""
-        self.peer_patches: Table[ConditionsPatch] = Table(
+        self.peer_patches: Table[str, ConditionsPatch] = Table(
             "bgp-peer-config-conditions", key=lambda one: one.name
         )
         """Conditions that PeerConfigs do not have yet, by name."""
@@ -329,9 +329,9 @@ class BGPObjects:
             tables.add(table)
 
     @property
-    def sources(self) -> list[Table[Any]]:
+    def sources(self) -> list[Table[Any, Any]]:
         """All that is read."""
-        found: list[Table[Any]] = [
+        found: list[Table[Any, Any]] = [
             self.cluster_configs,
             self.overrides,
             self.node_configs,
@@ -461,7 +461,7 @@ def write(server: ClusterAPI, objects: BGPObjects, jobs: Jobs) -> None:
         objects.node_patches, NodeConfigWriter(server), full_every=AGAIN, put_early=True
     )
     jobs.observe("write-node-configs", node_configs)
-    conditions: list[tuple[Table[ConditionsPatch], Kind[Any]]] = [
+    conditions: list[tuple[Table[str, ConditionsPatch], Kind[Any]]] = [
         (objects.cluster_patches, CILIUM_BGP_CLUSTER_CONFIGS),
         (objects.peer_patches, CILIUM_BGP_PEER_CONFIGS),
     ]

@@ -125,7 +125,7 @@ class ClusterConfig:
     def __init__(self, store: KVStore, options: OperatorOptions, *, jobs: Jobs, tables: Tables) -> None:
         if not store.enabled:
             return
-        keys: Table[OwnKey] = Table("cluster-config-keys", key=lambda row: row.key)
+        keys: Table[str, OwnKey] = Table("cluster-config-keys", key=lambda row: row.key)
         value = msgspec.json.encode(Configuration(options.cluster_id or msgspec.UNSET, Capabilities()))
         with keys.txn() as rows:
             rows.put(OwnKey(f"{CLUSTER_CONFIG}{options.cluster_name}", value.decode()))

@@ -104,7 +104,7 @@ class Agents(msgspec.Struct, frozen=True, gc=False):
 
 def node_marks(
     settings: OperatorNodeSettings, options: OperatorOptions, objects: ClusterObjects
-) -> ReadTable[NodeMark]:
+) -> ReadTable[str, NodeMark]:
     """What Nodes do not say yet, by namespace and name; it follows nodes and the agents' pods."""
     namespace = settings.cilium_pod_namespace or options.namespace
     selector = settings.agents
@@ -212,7 +212,9 @@ class MarkWriter(PatchTarget[str, NodeMark]):
 AGAIN: Final = minutes(1)
 
 
-def write(server: ClusterAPI, marks: ReadTable[NodeMark], settings: OperatorNodeSettings, jobs: Jobs) -> None:
+def write(
+    server: ClusterAPI, marks: ReadTable[str, NodeMark], settings: OperatorNodeSettings, jobs: Jobs
+) -> None:
     """Have marks written."""
     writer = MarkWriter(server, settings.agent_not_ready_taint_key)
     jobs.observe("write", Reconciler(marks, writer, full_every=AGAIN, put_early=True))

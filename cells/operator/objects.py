@@ -215,7 +215,7 @@ def _checked(requirement: Requirement) -> Requirement:
 T = TypeVar("T", bound=Object)
 
 
-def source_statuses() -> Table[SourceStatus]:
+def source_statuses() -> Table[str, SourceStatus]:
     """How the source of each kind is, by ``pods``, ``ciliumnodes.cilium.io``."""
     return Table("k8s-sources", key=lambda one: one.kind)
 
@@ -227,7 +227,7 @@ class ClusterObjects:
         self,
         server: ClusterAPI,
         resources: CustomResources,
-        statuses: Table[SourceStatus],
+        statuses: Table[str, SourceStatus],
         tables: Tables,
         *,
         lifecycle: Lifecycle,
@@ -242,7 +242,7 @@ class ClusterObjects:
         self._jobs = jobs
         self._health = health
         self._log = log
-        self._tables: dict[str, Table[Any]] = {}
+        self._tables: dict[str, Table[Any, Any]] = {}
         self._sinks: list[tuple[Sink[Any], str]] = []
         lifecycle.append(Hook("follow objects", self._start))
 
@@ -251,7 +251,7 @@ class ClusterObjects:
         """Whether there are CiliumEndpoints, and slices of them."""
         return self._resources.endpoints
 
-    def table(self, kind: Kind[T], namespace: str = "") -> Table[T]:
+    def table(self, kind: Kind[T], namespace: str = "") -> Table[tuple[str, str], T]:
         """The objects of a kind, by namespace and name. Only constructors ask, all of them for one namespace
         or for every one."""
         found = self._tables.get(kind.qualified)

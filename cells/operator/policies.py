@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from cells.kubernetes.objects.cilium_policy import (
     CILIUM_NETWORK_POLICIES,
     CiliumNetworkPolicy,
 )
-from cells.kubernetes.objects.kind import Key, Kind
+from cells.kubernetes.objects.kind import Kind
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import ClusterObjects
 from cells.operator.options import OperatorOptions
@@ -95,7 +95,7 @@ class PolicyVerdicts:
         settings: OperatorPolicySettings,
         options: OperatorOptions,
         objects: ClusterObjects,
-        rows: Table[PolicyVerdict],
+        rows: Table[tuple[str, str, str], PolicyVerdict],
         *,
         jobs: Jobs,
         log: Logger,
@@ -110,10 +110,12 @@ class PolicyVerdicts:
                 follow = partial(self._follow, kind)
                 jobs.observe(kind.plural, objects.table(kind).changes, follow)
 
-    async def _follow(self, kind: Kind[Any], changes: list[Change[CiliumNetworkPolicy]]) -> None:
+    async def _follow(
+        self, kind: Kind[Any], changes: list[Change[tuple[str, str], CiliumNetworkPolicy]]
+    ) -> None:
         with self._rows.txn() as txn:
             for change in changes:
-                namespace, name = cast("Key", change.key)
+                namespace, name = change.key
                 if change.row is None or (verdict := self._checked(kind, change.row)) is None:
                     txn.delete((kind.kind, namespace, name))
                 else:
@@ -209,12 +211,14 @@ def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, An
 AGAIN: Final = minutes(1)
 
 
-def policy_verdicts() -> Table[PolicyVerdict]:
+def policy_verdicts() -> Table[tuple[str, str, str], PolicyVerdict]:
     """What policies do not say yet, by kind, namespace and name."""
     return Table("policy-verdicts", key=lambda one: (one.kind, one.namespace, one.name))
 
 
-def write(server: ClusterAPI, rows: Table[PolicyVerdict], verdicts: PolicyVerdicts, jobs: Jobs) -> None:
+def write(
+    server: ClusterAPI, rows: Table[tuple[str, str, str], PolicyVerdict], verdicts: PolicyVerdicts, jobs: Jobs
+) -> None:
     """Have verdicts written, where there are any."""
     if verdicts.active:
         writer = ConditionWriter(server)

@@ -64,7 +64,7 @@ class Statistics(msgspec.Struct):
 class ProxyStatistics:
     """Counts since this agent began."""
 
-    def __init__(self, endpoints: Table[Endpoint], *, jobs: Jobs) -> None:
+    def __init__(self, endpoints: Table[int, Endpoint], *, jobs: Jobs) -> None:
         self._endpoints = endpoints
         self._of: dict[int, dict[EndpointRedirect, Statistics]] = {}
         jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._forget)
@@ -95,10 +95,10 @@ class ProxyStatistics:
             found = known[redirect] = Statistics(Messages(), Messages())
         return found
 
-    async def _forget(self, changes: Iterable[Change[Endpoint]]) -> None:
+    async def _forget(self, changes: Iterable[Change[int, Endpoint]]) -> None:
         for change in changes:
             if change.deleted:
-                self._of.pop(int(str(change.key)), None)
+                self._of.pop(change.key, None)
 
 
 def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from ipaddress import IPv4Address, ip_address
-from typing import Any, Final
+from typing import Final
 
 import anyio.lowlevel
 import msgspec
@@ -66,7 +66,7 @@ class ManifestPods:
         source: ObjectSource,
         allocator: ClusterAllocator | None,
         objects: KubernetesPods,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         *,
         identities: Identities,
         ipcache: Ipcache,
@@ -101,7 +101,7 @@ class ManifestPods:
         changes = self._pods.changes(self._pods.revision)
         yield None
         async for batch in changes:
-            yield {row_key(change) for change in batch}
+            yield {change.key for change in batch}
 
     async def _follow(self, keys: Collection[PodKey] | None) -> None:
         if keys is None:
@@ -111,12 +111,12 @@ class ManifestPods:
         else:
             await self._look(keys)
 
-    async def _follow_namespaces(self, changes: list[Change[Namespace]]) -> None:
+    async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:
         """A namespace's labels are its pods'."""
-        names = {row_key(change)[1] for change in changes}
+        names = {change.key[1] for change in changes}
         await self._look({key for key in self._all() if key[0] in names})
 
-    async def _follow_nodes(self, _: list[Change[ClusterNode]]) -> None:
+    async def _follow_nodes(self, _: list[Change[str, ClusterNode]]) -> None:
         """Addresses of nodes are the ways to their pods."""
         await self._look(self._all())
 
@@ -216,12 +216,6 @@ class ManifestPods:
 def _pod_resource(key: PodKey) -> str:
     """Which object the claims are of."""
     return f"pod/{key[0]}/{key[1]}"
-
-
-def row_key(change: Change[Any]) -> PodKey:
-    """The key of an object."""
-    key: PodKey = change.key  # type: ignore[assignment]  # that of every table of objects
-    return key
 
 
 cell = group(

@@ -52,8 +52,8 @@ class SharedTables:
     """Two tables, by the keys less their prefixes; empty, and complete, where there is no store."""
 
     def __init__(self, store: KVStore, *, jobs: Jobs, tables: Tables) -> None:
-        self.nodes: Table[ClusterNode] = Table("shared-nodes", key=lambda node: node.full_name)
-        self.addresses: Table[SharedAddress] = Table("shared-addresses", key=lambda row: row.address)
+        self.nodes: Table[str, ClusterNode] = Table("shared-nodes", key=lambda node: node.full_name)
+        self.addresses: Table[str, SharedAddress] = Table("shared-addresses", key=lambda row: row.address)
         if not store.enabled:
             return
         tables.add(self.nodes, self.addresses)
@@ -79,7 +79,7 @@ class SharedClaims:
         self,
         store: KVStore,
         shared: SharedTables,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         *,
         identities: Identities,
         ipcache: Ipcache,
@@ -94,7 +94,7 @@ class SharedClaims:
             self._first = ipcache.table.initializer("kvstore")
             jobs.observe("claim", self._rounds, self._follow)
 
-    async def _rounds(self) -> AsyncIterator[Sequence[Change[SharedAddress]] | None]:
+    async def _rounds(self) -> AsyncIterator[Sequence[Change[str, SharedAddress]] | None]:
         """None at the beginning: everything is to be looked at.
 
         Identities come first: no rule would deny by a number without known labels.
@@ -106,9 +106,9 @@ class SharedClaims:
         async for batch in changes:
             yield batch
 
-    async def _follow(self, changes: Sequence[Change[SharedAddress]] | None) -> None:
+    async def _follow(self, changes: Sequence[Change[str, SharedAddress]] | None) -> None:
         """Raises OSError where the ipcache cannot follow: then all is looked at again."""
-        keys = [str(change.key) for change in changes] if changes is not None else self._all()
+        keys = [change.key for change in changes] if changes is not None else self._all()
         for stretch in _stretches(keys):
             self._take(stretch)
             await anyio.lowlevel.checkpoint()
@@ -156,9 +156,9 @@ class SharedKeys:
         self,
         agent: AgentConfig,
         store: KVStore,
-        endpoints: Table[Endpoint],
-        pods: Table[Pod],
-        nodes: ReadTable[ClusterNode],
+        endpoints: Table[int, Endpoint],
+        pods: Table[tuple[str, str], Pod],
+        nodes: ReadTable[str, ClusterNode],
         shared: SharedTables,
         *,
         jobs: Jobs,
@@ -169,7 +169,7 @@ class SharedKeys:
         self._pods = pods
         self._nodes = nodes
         self._addresses = shared.addresses
-        self._keys: Table[OwnKey] = Table("shared-address-keys", key=lambda row: row.key)
+        self._keys: Table[str, OwnKey] = Table("shared-address-keys", key=lambda row: row.key)
         self._of: dict[int, list[str]] = {}
         """The keys of each endpoint."""
         if not store.enabled:
@@ -203,10 +203,10 @@ class SharedKeys:
         self._report(one.id for one in self._endpoints.all())
         self._first.done()
 
-    async def _follow(self, changes: Sequence[Change[Endpoint]]) -> None:
-        self._report(int(str(change.key)) for change in changes)
+    async def _follow(self, changes: Sequence[Change[int, Endpoint]]) -> None:
+        self._report(change.key for change in changes)
 
-    async def _follow_pods(self, changes: Sequence[Change[Pod]]) -> None:
+    async def _follow_pods(self, changes: Sequence[Change[tuple[str, str], Pod]]) -> None:
         changed: set[Any] = {change.key for change in changes}
         self._report(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
 
@@ -244,14 +244,14 @@ class SharedKeys:
 
     # What others do to them
 
-    async def _look_at_addresses(self, changes: Sequence[Change[SharedAddress]]) -> None:
+    async def _look_at_addresses(self, changes: Sequence[Change[str, SharedAddress]]) -> None:
         for change in changes:
             wanted = self._keys.get(f"{IPS}{change.key}")
             if wanted is not None and (change.row is None or change.row.value != wanted.value):
                 self._address_keys.trigger()
                 return
 
-    async def _look_at_nodes(self, changes: Sequence[Change[ClusterNode]]) -> None:
+    async def _look_at_nodes(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
         node = self._own
         removed = {change.key for change in changes if change.row is None}
         if node is not None and node.full_name in removed:

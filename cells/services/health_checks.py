@@ -22,6 +22,7 @@ import msgspec
 
 from cells.config import AgentConfig
 from cells.observe.health import StatusCollector
+from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import HealthAnswer, health_answers
 from lifecycle import (
@@ -98,14 +99,14 @@ class HealthCheckPorts:
         self,
         settings: HealthCheckSettings,
         agent: AgentConfig,
-        served: Table[ServedFrontend],
+        served: Table[FrontendKey, ServedFrontend],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
         log: Logger,
     ) -> None:
-        self.ports: ReadTable[HealthPort] = served.filter(_is_checked).group(
+        self.ports: ReadTable[int, HealthPort] = served.filter(_is_checked).group(
             _port_of, _answered, name="health-check-ports"
         )
         """What is answered, by port."""

@@ -16,6 +16,7 @@ from cells.endpoint import Endpoint
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import SkipLbKey
 from cells.maps.target import BYTES, MapTarget, record
+from cells.services import ServiceName
 from cells.services.control import LocalRedirect
 from lifecycle import (
     Derived,
@@ -49,15 +50,15 @@ class RedirectSkips:
 
     def __init__(
         self,
-        redirects: Table[LocalRedirect],
-        endpoints: Table[Endpoint],
+        redirects: Table[ServiceName, LocalRedirect],
+        endpoints: Table[int, Endpoint],
         maps: Maps,
         settings: ServiceSettings,
         *,
         jobs: Jobs,
         tables: Tables,
     ) -> None:
-        self.wanted: Derived[RedirectSkip] = Derived("redirect-skips", skips, redirects, endpoints)
+        self.wanted: Derived[SkipLbKey, RedirectSkip] = Derived("redirect-skips", skips, redirects, endpoints)
         """Who is left alone."""
         if not settings.enable_local_redirect_policy:
             return

@@ -157,7 +157,7 @@ class RemoteNetworks:
         settings: TunnelSettings,
         agent: AgentConfig,
         router: Router,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         endpoints: TunnelEndpoints,
         routes: TunnelRoutes,
         *,
@@ -172,10 +172,10 @@ class RemoteNetworks:
         self._route_mtu = route_mtu
         self._nodes = nodes
         self._health = health.child("nodes")
-        self.table: Derived[RemoteNetwork] = Derived("tunnel-networks", self._networks, nodes)
+        self.table: Derived[IPNetwork, RemoteNetwork] = Derived("tunnel-networks", self._networks, nodes)
         """The ranges of other nodes' pods that the tunnel reaches, by range."""
         self._endpoints = self.table.derive(_endpoints, name="tunnel-endpoints")
-        self._routes: Derived[TunnelRoute] = Derived(
+        self._routes: Derived[IPNetwork, TunnelRoute] = Derived(
             "tunnel-routes", self._wanted_routes, self.table, route_mtu.devices
         )
         every = INTERVAL if settings.tunnelled else math.inf

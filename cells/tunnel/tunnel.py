@@ -85,8 +85,8 @@ class Tunnel:
         datapath: Datapath,
         links: TunnelLinks,
         maps: TunnelMaps,
-        devices: Table[Device],
-        addresses: Table[NodeAddress],
+        devices: Table[int, Device],
+        addresses: Table[Family, NodeAddress],
         *,
         mtu: PodMtu,
         route_mtu: RouteMtu,
@@ -111,7 +111,7 @@ class Tunnel:
         self._route_mtu = route_mtu
         self._log = log
         self._kernel = TunnelKernel(links, datapath, maps, log, write_settings=lambda: sysctls.keep(SYSCTLS))
-        self._objects: Derived[TunnelObject] = Derived("tunnel", self._wanted, devices, addresses)
+        self._objects: Derived[str, TunnelObject] = Derived("tunnel", self._wanted, devices, addresses)
         self._reconciler = Reconciler(
             self._objects, self._kernel, full_every=INTERVAL if settings.has_tunnel else math.inf
         )

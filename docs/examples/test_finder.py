@@ -70,7 +70,7 @@ async def test_a_new_note_is_seen_at_the_next_look(tmp_path: Path) -> None:
     with VirtualClock() as clock:
         async with running(tmp_path, shelf) as hive:
             shelf.notes["later"] = "wine"
-            notes = hive.get(Table[Note])
+            notes = hive.get(Table[str, Note])
             assert await clock.until(lambda: "later" in notes) == pytest.approx(2)
 
 
@@ -79,7 +79,7 @@ async def test_pages_follow_the_notes(tmp_path: Path) -> None:
     async with running(tmp_path, Shelf(a="call #todo", b="#todo")) as hive:
         await hive.get(Pages).reconciler.wait_realised("todo")
         assert page.read_text(encoding="utf-8") == "# todo\n\n- a\n- b\n"
-        with hive.get(Table[Note]).txn() as txn:
+        with hive.get(Table[str, Note]).txn() as txn:
             txn.put(Note("a", "done"))
             txn.put(Note("b", "done"))
         await hive.get(Pages).reconciler.wait_realised("todo")
@@ -115,7 +115,7 @@ async def test_a_folder_that_is_missing_is_one_clear_line(tmp_path: Path) -> Non
 async def test_nobody_is_answered_before_the_notes_are_read(tmp_path: Path, seed: int) -> None:
     recorder = Recorder(seed)
     async with recorder.started(finder, replace(Files, Shelf()), settings=settings(tmp_path)):
-        recorder.assert_before((Table[Note], Answers), (Table[Note], Pages))
+        recorder.assert_before((Table[str, Note], Answers), (Table[str, Note], Pages))
     recorder.assert_clean()
 
 

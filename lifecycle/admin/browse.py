@@ -68,7 +68,7 @@ async def rows(found: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[lis
         yield part
 
 
-def changed(change: Change[Any]) -> TableChange:
+def changed(change: Change[Any, Any]) -> TableChange:
     """A change as plain data."""
     row = change.old if change.deleted else change.row
     return TableChange(change.revision, plain(change.key), plain(row), change.deleted)
@@ -78,7 +78,7 @@ class Follower:
     """Follows tables for readers, until closed. For a slow reader changes are merged, not queued."""
 
     def __init__(self) -> None:
-        self._watched: set[Changes[Any]] = set()
+        self._watched: set[Changes[Any, Any]] = set()
         self._closed = False
 
     def open(self) -> None:
@@ -92,7 +92,7 @@ class Follower:
             changes.wake()
 
     async def follow(
-        self, table: ReadTable[Any], quiet: float | None = None
+        self, table: ReadTable[Any, Any], quiet: float | None = None
     ) -> AsyncGenerator[list[TableChange], None]:
         """Every row there is, then what changes, in batches; an empty one after so many quiet seconds."""
         held = table.snapshot()

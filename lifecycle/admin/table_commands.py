@@ -220,7 +220,7 @@ class TableCommands(Commands):
                 raise
             state.goldens[file] = aligned(await records(), golden.columns)
 
-    def _table(self, name: str) -> ReadTable[Any]:
+    def _table(self, name: str) -> ReadTable[Any, Any]:
         try:
             return self._tables.get(name)
         except LookupError as error:

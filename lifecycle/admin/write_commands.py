@@ -53,7 +53,7 @@ def write_commands(hive: Hive) -> Commands:
     )
 
 
-def _table(hive: Hive, name: str) -> Table[Any]:
+def _table(hive: Hive, name: str) -> Table[Any, Any]:
     try:
         table = hive.tables.get(name)
     except LookupError as error:
@@ -63,13 +63,13 @@ def _table(hive: Hive, name: str) -> Table[Any]:
     return table
 
 
-def _row_type(hive: Hive, table: Table[Any]) -> object:
+def _row_type(hive: Hive, table: Table[Any, Any]) -> object:
     args = typing.get_args(hive.key_of(table))
     if not args:
         raise CommandError(
-            f"table {table.name}: the type of its rows is not known; have a constructor give Table[Row]"
+            f"table {table.name}: the type of its rows is not known; have a constructor give Table[Key, Row]"
         )
-    return args[0]
+    return args[-1]
 
 
 def _rows(page: str, file: str, kind: object) -> Iterator[object]:

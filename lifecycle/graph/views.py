@@ -150,13 +150,17 @@ def _direct_waits(hooks: Sequence[HookInfo]) -> dict[str, list[str]]:
     return waits
 
 
-def _unused(_graph: Graph, found: Sequence[ConstructorInfo], paint: Paint, _width: int) -> Iterator[str]:
+def _unused(_graph: Graph, found: Sequence[ConstructorInfo], paint: Paint, width: int) -> Iterator[str]:
     for scope, nodes in itertools.groupby(found, key=lambda node: node.module):
         yield paint(scope, "module")
         for node in nodes:
             marks = [mark for mark in ("private" * node.private, node.kind) if mark not in {"", "provide"}]
             held = f" ({', '.join(marks)})" if marks else ""
-            yield f"  {_provided(node)}{held}{paint(f'  {_place(node)}', 'quiet')}"
+            shown, place = f"  {_provided(node)}{held}", f"  {_place(node)}"
+            if len(shown) + len(place) > width:
+                yield shown
+                shown, place = "    ", _place(node)
+            yield f"{shown}{paint(place, 'quiet')}"
 
 
 def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: int) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The keys of the graph: types as written in hints.
 
-A key is a class (Protocols included), a generic such as ``Table[Device]``, a NewType, or one of these with a
-name or as a member: anything hashable that a type hint may be. Two keys are the same when they compare equal.
+A key is a class (Protocols included), a generic such as ``Table[int, Device]``, a NewType, or one of these
+with a name or as a member: anything hashable that a type hint may be. Keys that compare equal are the same.
 """
 
 import types
@@ -120,7 +120,7 @@ def member_of(key: Key) -> Key | None:
 
 
 def type_name(key: object) -> str:
-    """The short name of a key as a person would say it: ``Table[Device]``, ``int named 'http'``."""
+    """The short name of a key as a person would say it: ``Table[int, Device]``, ``int named 'http'``."""
     if isinstance(key, type):  # nearly always
         return _CALLED.get(key) or key.__qualname__.rpartition("<locals>.")[2]
     args, origin = typing.get_args(key), typing.get_origin(key)
@@ -170,7 +170,7 @@ def full_name(key: object) -> str:
 
 
 def origin_class(key: object) -> type | None:
-    """The class behind a key: Table for ``Table[Device]``; None when there is none (a NewType)."""
+    """The class behind a key: Table for ``Table[int, Device]``; None when there is none (a NewType)."""
     if isinstance(key, type):
         return key
     key = plain(key)

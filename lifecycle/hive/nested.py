@@ -3,7 +3,7 @@
     class LeaderHive(InnerHive):
         \"\"\"What only the leader runs.\"\"\"
 
-    leader = nest(LeaderHive, "leader", "Runs on the leader", *cells, share=(Kube, Table[Node]))
+    leader = nest(LeaderHive, "leader", "Runs on the leader", *cells, share=(Kube, Table[str, Node]))
 
     class Election:
         def __init__(self, inner: LeaderHive, jobs: Jobs) -> None:

@@ -65,7 +65,7 @@ class Site:
         self._build.discard(nodes)
         return hooks
 
-    def tables(self, nodes: Collection[Constructor]) -> list[ReadTable[Any]]:
+    def tables(self, nodes: Collection[Constructor]) -> list[ReadTable[Any, Any]]:
         """Those among the instances of these constructors."""
         found = (self._build.instances.get(node) for node in nodes)
         return [one for one in found if isinstance(one, ReadTable)]

@@ -163,7 +163,7 @@ def decorate(function: Callable[..., object], *cells: Cell) -> Cell:
 def invoke(*functions: Callable[..., object]) -> Cell:
     """The roots: each is called once with what it asks for, in the order given, and only that gets built.
 
-    An unbound method (``Server.serve``) is called on the Server of the graph. A type (``Table[Device]``)
+    An unbound method (``Server.serve``) is called on the Server of the graph. A type (``Table[int, Device]``)
     represents its instance in the graph: that is built and nothing more.
     """
     return InvokeCell(caller(), functions)

@@ -10,15 +10,16 @@ from lifecycle.tables.rows import Rows
 
 __all__ = ["Change", "Changes", "Only"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
-Only = Callable[[Hashable, Row | None, Row | None], bool]
+Only = Callable[[Key, Row | None, Row | None], bool]
 """Of a key, the row before and the row now: whether the change matters."""
 
 
-class Change(msgspec.Struct, Generic[Row], frozen=True):
+class Change(msgspec.Struct, Generic[Key, Row], frozen=True):
     """What happened to one key since the watcher was last notified."""
 
-    key: Hashable
+    key: Key
     old: Row | None
     """The row as this watcher last saw it; None when it saw none."""
     row: Row | None
@@ -31,32 +32,32 @@ class Change(msgspec.Struct, Generic[Row], frozen=True):
         return self.row is None
 
 
-class Changes(Generic[Row]):
+class Changes(Generic[Key, Row]):
     """An endless iteration over batches of changes, made by ``changes()`` of a table.
 
     Dropping it ends the watch. It holds no more than the table's keys and pending events of deleted
     ones, however slow its user is.
     """
 
-    def __init__(self, table: Rows[Row], only: Only[Row] | None = None) -> None:
+    def __init__(self, table: Rows[Key, Row], only: Only[Key, Row] | None = None) -> None:
         self._table = table
         self._only = only
         self._waiters: list[asyncio.Future[None]] = []
         self._woken = False
         self._busy = False
         """Whether the last batch came without a wait."""
-        self._returned: dict[Hashable, Change[Row]] = {}
+        self._returned: dict[Key, Change[Key, Row]] = {}
         self._error: Exception | None = None
         """What `only` raised, for who takes the next batch."""
-        self._pending: dict[Hashable, tuple[Row | None, int]] = {}
+        self._pending: dict[Key, tuple[Row | None, int]] = {}
         """Keys that may have changed, with the row as last seen and the revision of the last change."""
         self.revision = 0
         """The table's revision as of the batch to come: where to resume with ``changes(since)``."""
 
-    def __aiter__(self) -> "Changes[Row]":
+    def __aiter__(self) -> "Changes[Key, Row]":
         return self
 
-    async def __anext__(self) -> list[Change[Row]]:
+    async def __anext__(self) -> list[Change[Key, Row]]:
         while True:
             if self._busy:  # who writes what it watches must not keep the loop from everybody else
                 await asyncio.sleep(0)
@@ -65,7 +66,7 @@ class Changes(Generic[Row]):
             if batch := self.take():
                 return batch
 
-    def take(self) -> list[Change[Row]]:
+    def take(self) -> list[Change[Key, Row]]:
         """What has changed since the last time, at once; empty when nothing has.
 
         Raises what `only` raised; the changes it could not decide on come with the next batch.
@@ -86,7 +87,7 @@ class Changes(Generic[Row]):
         batch.sort(key=lambda change: change.revision)
         return batch
 
-    def put_back(self, batch: Iterable[Change[Row]]) -> None:
+    def put_back(self, batch: Iterable[Change[Key, Row]]) -> None:
         """Give these again with the next batch, merged with what has changed since: they could not be used.
 
         All of them count as seen in part: a row that was put and is deleted meanwhile is a deletion.
@@ -117,7 +118,7 @@ class Changes(Generic[Row]):
         if self._waiters:
             self._release()
 
-    def replay(self, rows: Mapping[Hashable, Row | None], revision: int) -> None:
+    def replay(self, rows: Mapping[Key, Row | None], revision: int) -> None:
         """Begin with these rows, of which the watcher has seen none."""
         if self._only is not None:
             self.notify(rows, revision)
@@ -125,7 +126,7 @@ class Changes(Generic[Row]):
         self.revision = revision
         self._pending.update(dict.fromkeys(rows, (None, revision)))
 
-    def notify(self, changed: Mapping[Hashable, Row | None], revision: int) -> None:
+    def notify(self, changed: Mapping[Key, Row | None], revision: int) -> None:
         """Remember what changed, with the row as it was before unless an older one is remembered."""
         rows, pending = self._table._rows, self._pending  # noqa: SLF001
         self.revision = revision
@@ -140,7 +141,7 @@ class Changes(Generic[Row]):
         if self._waiters:
             self._release()
 
-    def _mattering(self, changed: Mapping[Hashable, Row | None]) -> dict[Hashable, Row | None]:
+    def _mattering(self, changed: Mapping[Key, Row | None]) -> dict[Key, Row | None]:
         """What matters now, and what is pending already; also what `only` cannot decide on."""
         assert self._only is not None  # noqa: S101  # as tell() saw
         found = {}
@@ -154,7 +155,7 @@ class Changes(Generic[Row]):
                 found[key] = old
         return found
 
-    def _with_returned(self, batch: list[Change[Row]]) -> list[Change[Row]]:
+    def _with_returned(self, batch: list[Change[Key, Row]]) -> list[Change[Key, Row]]:
         """What was put back, as it is now, and the rest of the batch."""
         returned, self._returned = self._returned, {}
         newer = {change.key: change for change in batch}

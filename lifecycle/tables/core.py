@@ -20,6 +20,7 @@ from lifecycle.tables.snapshot import Moments, Snapshot
 
 __all__ = ["TableCore"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 Value = TypeVar("Value", bound=Hashable)
 
@@ -27,22 +28,22 @@ REMEMBERED_DELETIONS = 1024
 """How many deletions a table can still tell someone who comes back with a revision."""
 
 
-class TableCore(Rows[Row]):
+class TableCore(Rows[Key, Row]):
     """What every table holds, tells and promises. Rows are immutable values, and never None."""
 
     def __init__(self, name: str, indexes: Mapping[str, IndexSpec[Row]] | None = None) -> None:
         self.name = name
-        self._rows: Stored[Row] = {}  # ordered by revision
-        self._deleted: Stored[Row] = {}  # ordered by revision
+        self._rows: Stored[Key, Row] = {}  # ordered by revision
+        self._deleted: Stored[Key, Row] = {}  # ordered by revision
         self._forgotten = 0  # deletions up to this revision are no longer known
         self._revision = 0
         self._stale = False  # whether _refresh() has to bring the rows up to date first
         self._listeners: dict[int, ref[Listener]] = {}  # in the order they came
         self._specs = dict(indexes or {})
         self._indexes = {name: index_of(self, name, spec) for name, spec in self._specs.items()}
-        self._snapshot: ref[Snapshot[Row]] | None = None
-        self._moments: Moments[Row] | None = None  # from the first snapshot on
-        self._waits: KeyWaits[Row] | None = None
+        self._snapshot: ref[Snapshot[Key, Row]] | None = None
+        self._moments: Moments[Key, Row] | None = None  # from the first snapshot on
+        self._waits: KeyWaits[Key, Row] | None = None
         self._closed = ""
         self._frozen: set[type] = {NoneType}
         """The types of rows that were looked at."""
@@ -53,7 +54,7 @@ class TableCore(Rows[Row]):
         self._current()
         return self._revision
 
-    def lookup(self, name: str, values: Callable[[Row], Iterable[Value]]) -> Lookup[Value, Row]:
+    def lookup(self, name: str, values: Callable[[Row], Iterable[Value]]) -> Lookup[Value, Key, Row]:
         """Add an index, as a value with types: ``pods.lookup("address", lambda pod: pod.addresses)``.
 
         `values` gives the values that a row is found by: none, one or many; it is pure. by(name) finds it.
@@ -69,7 +70,7 @@ class TableCore(Rows[Row]):
         self._snapshot = None  # it has the indexes that were there
         return Lookup(index)
 
-    def snapshot(self) -> Snapshot[Row]:
+    def snapshot(self) -> Snapshot[Key, Row]:
         """The rows as they are now, to keep across awaits.
 
         It costs the same whatever the table holds, and so does a write while it is held.
@@ -83,7 +84,7 @@ class TableCore(Rows[Row]):
             self._snapshot = ref(held)
         return held
 
-    def changes(self, since: int = 0, *, only: Only[Row] | None = None) -> Changes[Row]:
+    def changes(self, since: int = 0, *, only: Only[Key, Row] | None = None) -> Changes[Key, Row]:
         """Watch: batches of changes, the first of them a replay of what is newer than revision `since`.
 
         Every row there is comes first (since 0), then what changes. Changes that a slow watcher has not
@@ -108,12 +109,12 @@ class TableCore(Rows[Row]):
             for key, (row, revision) in self._deleted.items():
                 if revision > since:
                     watcher.notify({key: row}, revision)
-        newer: dict[Hashable, Row | None] = dict.fromkeys(rows if since == 0 else self._newer_than(since))
+        newer: dict[Key, Row | None] = dict.fromkeys(rows if since == 0 else self._newer_than(since))
         watcher.replay(newer, self._revision)
         self._listen(watcher)
         return watcher
 
-    async def wait_for(self, key: Hashable, until: Callable[[Row], bool] | None = None) -> Row:
+    async def wait_for(self, key: Key, until: Callable[[Row], bool] | None = None) -> Row:
         """Wait until there is a row with this key, of which `until` is true if it is given; that row.
 
         Changes of other keys do not wake it. A deletion does not end the wait, as a new row may come.
@@ -123,13 +124,13 @@ class TableCore(Rows[Row]):
             found = await self._key_waits().changed(key, found)
         return found
 
-    async def wait_removed(self, key: Hashable) -> None:
+    async def wait_removed(self, key: Key) -> None:
         """Wait until there is no row with this key."""
         found = self.get(key)
         while found is not None:
             found = await self._key_waits().changed(key, found)
 
-    async def wait_changed(self, key: Hashable, seen: Row | None) -> Row | None:
+    async def wait_changed(self, key: Key, seen: Row | None) -> Row | None:
         """Wait until the row with this key is another one than `seen`; the new one, None when it is gone.
 
         Give what it returned to the next call, and no change that lasts is missed; what came and went
@@ -162,21 +163,21 @@ class TableCore(Rows[Row]):
     async def wait_initialized(self) -> None:
         """Wait until the table is initialized."""
 
-    def _newer_than(self, revision: int) -> list[Hashable]:
+    def _newer_than(self, revision: int) -> list[Key]:
         """The keys of rows written after that, in order; their number is what it costs."""
         newer = list(takewhile(lambda key: self._rows[key][1] > revision, reversed(self._rows)))
         newer.reverse()
         return newer
 
-    def _current(self) -> Stored[Row]:
+    def _current(self) -> Stored[Key, Row]:
         if self._stale:
             self._refresh()
         return self._rows
 
-    def _index(self, name: str) -> Index[Row] | None:
+    def _index(self, name: str) -> Index[Key, Row] | None:
         return self._indexes.get(name)
 
-    def _key_waits(self) -> KeyWaits[Row]:
+    def _key_waits(self) -> KeyWaits[Key, Row]:
         if self._waits is None:
             self._waits = KeyWaits(self.get, self._listen, self.check_open)
         return self._waits
@@ -192,9 +193,9 @@ class TableCore(Rows[Row]):
     def _listening(self) -> list[Listener]:
         return [found for reference in self._listeners.values() if (found := reference()) is not None]
 
-    def _commit(self, writes: Mapping[Hashable, Row | None]) -> None:
+    def _commit(self, writes: Mapping[Key, Row | None]) -> None:
         """Write all that is new, or raise and write nothing."""
-        changed: dict[Hashable, Row | None] = {}  # key -> the row before
+        changed: dict[Key, Row | None] = {}  # key -> the row before
         if not self._frozen.issuperset(map(type, writes.values())):
             self._check_frozen(writes.values())
         for key, row in writes.items():
@@ -213,7 +214,7 @@ class TableCore(Rows[Row]):
             for listener in self._listening():
                 listener.notify(changed, revision)
 
-    def _plans(self, new: Mapping[Hashable, Row | None]) -> list[tuple[Index[Row], Plan]]:
+    def _plans(self, new: Mapping[Key, Row | None]) -> list[tuple[Index[Key, Row], Plan[Key]]]:
         """What each index is to hold. Raises what their functions raise; they are as before then."""
         try:
             return [(index, index.plan(new)) for index in self._indexes.values()]
@@ -229,7 +230,7 @@ class TableCore(Rows[Row]):
                 raise TypeError(f"table {self.name}: a row of type {why}")
             self._frozen.add(kind)
 
-    def _apply(self, changed: Mapping[Hashable, Row | None], writes: Mapping[Hashable, Row | None]) -> int:
+    def _apply(self, changed: Mapping[Key, Row | None], writes: Mapping[Key, Row | None]) -> int:
         rows, deleted = self._rows, self._deleted
         if self._moments is not None:
             self._moments.note(changed, rows)

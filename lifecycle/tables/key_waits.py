@@ -9,26 +9,27 @@ from lifecycle.tables.rows import Listener
 
 __all__ = ["KeyWaits"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
-class KeyWaits(Generic[Row]):
+class KeyWaits(Generic[Key, Row]):
     """Those who wait for keys of a table; it listens to the table only while there are any."""
 
     def __init__(
         self,
-        get: Callable[[Hashable], Row | None],
+        get: Callable[[Key], Row | None],
         listen: Callable[[Listener], None],
         check_open: Callable[[], None],
     ) -> None:
         self._get = get
         self._listen = listen
         self._check_open = check_open
-        self._events: dict[Hashable, tuple[anyio.Event, int]] = {}
+        self._events: dict[Key, tuple[anyio.Event, int]] = {}
         """By key the event of all who wait for it, and how many they are."""
-        self._ear: _Ear | None = None
+        self._listener: KeyListener[Key] | None = None
 
-    async def changed(self, key: Hashable, seen: Row | None) -> Row | None:
+    async def changed(self, key: Key, seen: Row | None) -> Row | None:
         """Wait until the row with this key is another one than `seen`; the new one.
 
         Raises TableClosedError when there will be none.
@@ -37,11 +38,11 @@ class KeyWaits(Generic[Row]):
             await self._wait(key)
         return row
 
-    async def _wait(self, key: Hashable) -> None:
+    async def _wait(self, key: Key) -> None:
         self._check_open()
-        if self._ear is None:
-            self._ear = _Ear(self._events)
-            self._listen(self._ear)
+        if self._listener is None:
+            self._listener = KeyListener(self._events)
+            self._listen(self._listener)
         event, waiters = self._events.get(key) or (anyio.Event(), 0)
         self._events[key] = event, waiters + 1
         try:
@@ -53,18 +54,18 @@ class KeyWaits(Generic[Row]):
             elif held is event:
                 self._events.pop(key, None)
             if not self._events:
-                self._ear = None  # which ends the listening
+                self._listener = None  # which ends the listening
 
 
-class _Ear:
+class KeyListener(Generic[Key]):
     """Wakes who waits for a key that changed."""
 
     __slots__ = ("__weakref__", "_events")
 
-    def __init__(self, events: dict[Hashable, tuple[anyio.Event, int]]) -> None:
+    def __init__(self, events: dict[Key, tuple[anyio.Event, int]]) -> None:
         self._events = events
 
-    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Key, Any], revision: int) -> None:
         del revision
         for key in changed:
             if key in self._events:

@@ -20,13 +20,16 @@ from lifecycle.tables.indexes import IndexSpec
 
 __all__ = ["Derived", "ReadTable"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
+NewKey = TypeVar("NewKey", bound=Hashable)
 New = TypeVar("New")
+OtherKey = TypeVar("OtherKey", bound=Hashable)
 Other = TypeVar("Other")
 Value = TypeVar("Value", bound=Hashable)
 
 
-class ReadTable(TableCore[Row]):
+class ReadTable(TableCore[Key, Row]):
     """What every table offers, whether or not it can be written: reading, watching, waiting, deriving
     tables."""
 
@@ -36,7 +39,7 @@ class ReadTable(TableCore[Row]):
         *,
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "ReadTable[New]":
+    ) -> "ReadTable[Key, New]":
         """The result of `fn` for every row, under the row's key. It is never None: filter() first."""
         from lifecycle.tables.derived.rows import MapRows
 
@@ -48,7 +51,7 @@ class ReadTable(TableCore[Row]):
         *,
         name: str = "",
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
-    ) -> "ReadTable[Row]":
+    ) -> "ReadTable[Key, Row]":
         """The rows of which `predicate` is true, under their keys."""
         from lifecycle.tables.derived.rows import FilterRows
 
@@ -59,10 +62,10 @@ class ReadTable(TableCore[Row]):
         self,
         fn: Callable[[Row], Iterable[New]],
         *,
-        key: Callable[[New], Hashable],
+        key: Callable[[New], NewKey],
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "ReadTable[New]":
+    ) -> "ReadTable[NewKey, New]":
         """All that `fn` gives for the rows, none, one or many for each, by `key` of the result.
 
         No two results may have the same key: reading raises ValueError, which tells what they were made of.
@@ -75,11 +78,11 @@ class ReadTable(TableCore[Row]):
 
     def rekey(
         self,
-        key: Callable[[Row], Hashable],
+        key: Callable[[Row], NewKey],
         *,
         name: str = "",
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
-    ) -> "ReadTable[Row]":
+    ) -> "ReadTable[NewKey, Row]":
         """The same rows under another key. No two may have the same: reading raises ValueError then."""
         return self.flat_map(
             lambda row: (row,), key=key, name=name or _name(self, key, "rekeyed"), indexes=indexes
@@ -92,7 +95,7 @@ class ReadTable(TableCore[Row]):
         *,
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "ReadTable[New]":
+    ) -> "ReadTable[Value, New]":
         """For every value of `by`, and under it as the key: what `into` makes of it and of the rows with it.
 
         They come least recently changed first, as all() gives them: sort them where the order shows. A
@@ -112,7 +115,7 @@ class ReadTable(TableCore[Row]):
         subtract: Callable[[New, Row], New],
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "ReadTable[New]":
+    ) -> "ReadTable[Value, New]":
         """For every value of `by`, and under it as the key: the rows with it, added up one by one.
 
         `zero(value)` is where adding begins; `add` and `subtract` give a new sum and leave the old one as it
@@ -126,17 +129,18 @@ class ReadTable(TableCore[Row]):
 
     def join(
         self,
-        other: "ReadTable[Other]",
+        other: "ReadTable[OtherKey, Other]",
         into: Callable[[Row, Other], New],
         *,
-        on: Callable[[Row], Hashable] | None = None,
+        on: Callable[[Row], OtherKey | None] | None = None,
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "ReadTable[New]":
+    ) -> "ReadTable[Key, New]":
         """For every row that has a counterpart: what `into` makes of both, under the row's key.
 
-        The counterpart is the row of `other` with the key that `on` gives; without `on`, with the same key.
-        A changed row of `other` costs a run of `into` for each row it is the counterpart of.
+        The counterpart is the row of `other` with the key that `on` gives, None for no counterpart; without
+        `on`, with the same key. A changed row of `other` costs a run of `into` for each row that it is joined
+        to.
         """
         from lifecycle.tables.derived.joins import JoinRows
 
@@ -145,13 +149,13 @@ class ReadTable(TableCore[Row]):
 
     def left_join(
         self,
-        other: "ReadTable[Other]",
+        other: "ReadTable[OtherKey, Other]",
         into: Callable[[Row, Other | None], New],
         *,
-        on: Callable[[Row], Hashable] | None = None,
+        on: Callable[[Row], OtherKey | None] | None = None,
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "ReadTable[New]":
+    ) -> "ReadTable[Key, New]":
         """As join(), for every row: `into` is given None where there is no counterpart."""
         from lifecycle.tables.derived.joins import JoinRows
 
@@ -160,12 +164,12 @@ class ReadTable(TableCore[Row]):
 
     def outer_join(
         self,
-        other: "ReadTable[Other]",
+        other: "ReadTable[Key, Other]",
         into: Callable[[Row | None, Other | None], New],
         *,
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "ReadTable[New]":
+    ) -> "ReadTable[Key, New]":
         """For every key of either table: what `into` makes of its two rows; None stands for no row."""
         from lifecycle.tables.derived.joins import OuterJoinRows
 
@@ -174,11 +178,11 @@ class ReadTable(TableCore[Row]):
 
     def derive(
         self,
-        fn: Callable[[list[Row]], Mapping[Any, New]],
+        fn: Callable[[list[Row]], Mapping[NewKey, New]],
         *,
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
-    ) -> "Derived[New]":
+    ) -> "Derived[NewKey, New]":
         """A table that always equals ``fn(rows)``, a mapping from key to row: all of it after any change.
 
         For small tables, and for what none of the others can say. Derived(...) takes several sources.
@@ -186,11 +190,11 @@ class ReadTable(TableCore[Row]):
         return Derived(name or _name(self, fn, "derived"), fn, self, indexes=indexes)
 
 
-class _Following(ReadTable[Row]):
+class _Following(ReadTable[Key, Row]):
     """Nobody writes it. It is initialized when all its sources are."""
 
     def __init__(
-        self, name: str, *sources: ReadTable[Any], indexes: Mapping[str, IndexSpec[Row]] | None = None
+        self, name: str, *sources: ReadTable[Any, Any], indexes: Mapping[str, IndexSpec[Row]] | None = None
     ) -> None:
         super().__init__(name, indexes)
         self._sources = sources
@@ -219,7 +223,7 @@ class _Following(ReadTable[Row]):
             for listener in self._listening():
                 listener.wake()
 
-    def _replace(self, writes: Mapping[Hashable, Row | None]) -> None:
+    def _replace(self, writes: Mapping[Key, Row | None]) -> None:
         self._stale = False
         try:
             self._commit(writes)
@@ -228,14 +232,14 @@ class _Following(ReadTable[Row]):
             raise
 
 
-class Incremental(_Following[Row]):
+class Incremental(_Following[Key, Row]):
     """Works through what changed in its sources when it is read: all or, if something raises, nothing."""
 
     def __init__(
         self,
         name: str,
-        plan: Callable[..., Plan[Row]],
-        *sources: ReadTable[Any],
+        plan: Callable[..., Plan[Key, Row]],
+        *sources: ReadTable[Any, Any],
         indexes: Mapping[str, IndexSpec[Row]] | None,
     ) -> None:
         super().__init__(name, *sources, indexes=indexes)
@@ -250,7 +254,7 @@ class Incremental(_Following[Row]):
             one.worked_through()
 
 
-class Derived(_Following[Row]):
+class Derived(_Following[Key, Row]):
     """Equals ``fn(rows of the first source, rows of the second, ...)``, a mapping from key to row.
 
     Any change of a source costs a run over all rows. What reading raises is what the function raised; it is
@@ -260,8 +264,8 @@ class Derived(_Following[Row]):
     def __init__(
         self,
         name: str,
-        fn: Callable[..., Mapping[Any, Row]],
-        *sources: ReadTable[Any],
+        fn: Callable[..., Mapping[Key, Row]],
+        *sources: ReadTable[Any, Any],
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> None:
         super().__init__(name, *sources, indexes=indexes)
@@ -269,19 +273,19 @@ class Derived(_Following[Row]):
         for source in sources:
             source._listen(self)  # noqa: SLF001  # tables are one mechanism
 
-    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Key, Any], revision: int) -> None:
         """A source has changed."""
         del changed, revision
         self.wake()
 
     def _refresh(self) -> None:
         wanted = self._fn(*(source.all() for source in self._sources))
-        writes: dict[Hashable, Row | None] = dict.fromkeys(key for key in self._rows if key not in wanted)
+        writes: dict[Key, Row | None] = dict.fromkeys(key for key in self._rows if key not in wanted)
         writes.update(wanted)
         self._replace(writes)
 
 
-def _name(source: "ReadTable[Any]", fn: Callable[..., object], otherwise: str) -> str:
+def _name(source: "ReadTable[Any, Any]", fn: Callable[..., object], otherwise: str) -> str:
     """Of the function; those without a name of their own go by what is done."""
     named = getattr(fn, "__name__", "<")
     return f"{source.name}-{otherwise if named.startswith('<') else named}"

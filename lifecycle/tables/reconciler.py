@@ -73,7 +73,7 @@ class Reconciler(Generic[Key, Row]):
 
     def __init__(
         self,
-        source: ReadTable[Row],
+        source: ReadTable[Key, Row],
         target: Target[Key, Row, Any],
         *,
         full_every: float,
@@ -96,8 +96,8 @@ class Reconciler(Generic[Key, Row]):
         self._backoff = backoff or Backoff()
         self._write_through = write_through
         self._bucket = TokenBucket(rate_limit) if rate_limit is not None else None
-        self._statuses: Table[ObjectStatus] = Table(f"{self.name}-status", key=lambda status: status.key)
-        self._watch: Changes[Row] | None = None
+        self._statuses: Table[Key, ObjectStatus] = Table(f"{self.name}-status", key=_key_of)
+        self._watch: Changes[Key, Row] | None = None
         self._taken = -1  # the revision of the source up to which changes are in _work
         self._work: dict[Key, _Work] = {}
         self._may_drop = False
@@ -116,7 +116,7 @@ class Reconciler(Generic[Key, Row]):
         return len(self._failed())
 
     @property
-    def statuses(self) -> ReadTable[ObjectStatus]:
+    def statuses(self) -> ReadTable[Key, ObjectStatus]:
         """How far each object has got; a table, to look at and to watch."""
         return self._statuses
 
@@ -251,7 +251,7 @@ class Reconciler(Generic[Key, Row]):
         self._take()
         return True
 
-    def _watching(self) -> Changes[Row]:
+    def _watching(self) -> Changes[Key, Row]:
         if self._watch is None:
             self._watch = self._source.changes()
         return self._watch
@@ -267,7 +267,7 @@ class Reconciler(Generic[Key, Row]):
             return
         changed: dict[Key, Action] = {}
         for change in self._watching().take():
-            key: Key = change.key  # type: ignore[assignment]  # tables do not know the type of their keys
+            key = change.key
             self._work[key] = _Work()  # what failed before was another row
             changed[key] = "drop" if change.row is None else "put"
         self._taken = self._source.revision
@@ -305,7 +305,7 @@ class Reconciler(Generic[Key, Row]):
         self._sweep_error, self._sweep_failures = None, 0
         self._sweep_due = min(self._sweep_due, anyio.current_time() + self._full_every)
 
-    async def _compare(self, held: Mapping[Key, Any], rows: Snapshot[Row], *, may_drop: bool) -> None:
+    async def _compare(self, held: Mapping[Key, Any], rows: Snapshot[Key, Row], *, may_drop: bool) -> None:
         """Work is what differs and nothing else; drops that are not allowed yet wait for a sweep that may.
 
         In stretches: ``rows`` is a snapshot, and what changes meanwhile arrives as a later change, or is
@@ -314,9 +314,8 @@ class Reconciler(Generic[Key, Row]):
         work: dict[Key, _Work] = {}
         before, matches = set(self._work), self._target.matches
         stretch = Stretch()
-        for each in cast("Iterable[Key]", rows.keys()):  # tables do not know the type of their keys
-            row = rows.get(each)
-            if each not in held or row is None or not matches(row, held[each]):
+        for each, row, _ in rows:
+            if each not in held or not matches(row, held[each]):
                 work[each] = self._work.get(each) or _Work()
             await stretch.pause()
         for each in list(held) if may_drop else ():
@@ -334,14 +333,14 @@ class Reconciler(Generic[Key, Row]):
         await self._note_compared(rows)
         self._wake_waiters()
 
-    async def _note_compared(self, rows: Snapshot[Row]) -> None:
+    async def _note_compared(self, rows: Snapshot[Key, Row]) -> None:
         now, known = time.time(), self._statuses
         stretch = Stretch()
         noted = [] if self._write_through else [*rows.keys()]
         for keys in _parts([*noted, *(key for key in self._work if key not in rows)]):
             with known.txn() as statuses:
                 for key in keys:
-                    work, status = self._work.get(key), known.get(key)  # type: ignore[arg-type]  # as in _take
+                    work, status = self._work.get(key), known.get(key)
                     if work is None and (status is None or status.state != "done"):
                         statuses.put(ObjectStatus(key, "put", "done", now))
                     elif work is not None and work.failures == 0:
@@ -401,7 +400,7 @@ class Reconciler(Generic[Key, Row]):
     def _written(
         self, action: Action, batch: Iterable[Key], failures: Mapping[Key, Exception], *, pause: bool = True
     ) -> None:
-        statistics, notes = self.statistics, dict[Hashable, ObjectStatus | None]()
+        statistics, notes = self.statistics, dict[Key, ObjectStatus | None]()
         now = time.time()
         for key in batch:
             if (error := failures.get(key)) is not None:
@@ -438,7 +437,7 @@ class Reconciler(Generic[Key, Row]):
             if self._is_realised(key, revision):
                 event.set()
 
-    def _failed(self) -> dict[Hashable, Exception]:
+    def _failed(self) -> dict[Key, Exception]:
         return {key: work.error for key, work in self._work.items() if work.error is not None}
 
     def _next_due(self) -> float:
@@ -459,7 +458,11 @@ class Reconciler(Generic[Key, Row]):
             health.ok(f"{len(self._source)} objects")
 
 
-def _parts(keys: list[Hashable]) -> Iterator[list[Hashable]]:
+def _key_of(status: ObjectStatus) -> Any:
+    return status.key
+
+
+def _parts(keys: list[Key]) -> Iterator[list[Key]]:
     """As many as are noted in one transaction."""
     for begin in range(0, len(keys), NOTED):
         yield keys[begin : begin + NOTED]

@@ -22,9 +22,9 @@ class Tables:
 
     def __init__(self, built: Callable[[], Iterable[object]] = tuple) -> None:
         self._built = built
-        self._added: list[ref[ReadTable[Any]]] = []
+        self._added: list[ref[ReadTable[Any, Any]]] = []
 
-    def add(self, *tables: ReadTable[Any]) -> None:
+    def add(self, *tables: ReadTable[Any, Any]) -> None:
         """Make tables known that no constructor gives: derived ones, the statuses of a reconciler.
 
         They are known for as long as someone else holds them.
@@ -32,14 +32,14 @@ class Tables:
         self._added = [known for known in self._added if known() is not None]
         self._added.extend(map(ref, tables))
 
-    def all(self) -> list[ReadTable[Any]]:
+    def all(self) -> list[ReadTable[Any, Any]]:
         """Every table once, sorted by name."""
         found = {id(one): one for one in self._built() if isinstance(one, ReadTable)}
         added = (known() for known in self._added)
         found |= {id(one): one for one in added if one is not None}
         return sorted(found.values(), key=lambda table: table.name)
 
-    def get(self, name: str) -> ReadTable[Any]:
+    def get(self, name: str) -> ReadTable[Any, Any]:
         """The table with this name. Raises LookupError, which lists the tables, or says that two have the
         name."""
         tables = self.all()

@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener", "Rows", "Stored"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
-Stored = dict[Hashable, tuple[Row, int]]
+Stored = dict[Key, tuple[Row, int]]
 """Rows by key, with the revision each was written at, ordered by that."""
 
 
 class Listener(Protocol):
     """Notified of changes: watchers and derived tables."""
 
-    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Any, Any], revision: int) -> None:
         """These keys changed, with the rows before."""
         ...
 
@@ -29,16 +30,16 @@ class Listener(Protocol):
         ...
 
 
-class Rows(ABC, Generic[Row]):
+class Rows(ABC, Generic[Key, Row]):
     """Rows by key and by index. They are immutable values, and never None."""
 
     __slots__ = ()
 
     name: str
-    _rows: Stored[Row]
+    _rows: Stored[Key, Row]
     _specs: Mapping[str, IndexSpec[Row]]
 
-    def get(self, key: Hashable) -> Row | None:
+    def get(self, key: Key) -> Row | None:
         """The row with this key."""
         found = self._current().get(key)
         return found[0] if found else None
@@ -47,21 +48,21 @@ class Rows(ABC, Generic[Row]):
         """Every row, least recently changed first."""
         return [row for row, _ in self._current().values()]
 
-    def keys(self) -> Collection[Hashable]:
+    def keys(self) -> Collection[Key]:
         """Every key, least recently changed first: a live view, not to be kept across writes."""
         return self._current().keys()
 
-    def items(self) -> list[tuple[Hashable, Row, int]]:
+    def items(self) -> list[tuple[Key, Row, int]]:
         """Every row with its key and the revision it was written at, least recently changed first."""
         return [(key, row, revision) for key, (row, revision) in self._current().items()]
 
     def __len__(self) -> int:
         return len(self._current())
 
-    def __contains__(self, key: Hashable) -> bool:
+    def __contains__(self, key: Key) -> bool:
         return key in self._current()
 
-    def by(self, index: str) -> Index[Row]:
+    def by(self, index: str) -> Index[Key, Row]:
         """The rows by the values of an index. Raises LookupError for one the table was not made with."""
         self._current()
         if (found := self._index(index)) is None:
@@ -69,7 +70,7 @@ class Rows(ABC, Generic[Row]):
             raise LookupError(f"table {self.name} has no index {index!r}; it has: {known}")
         return found
 
-    def sorted_by(self, index: str) -> "SortedIndex[Row]":
+    def sorted_by(self, index: str) -> "SortedIndex[Key, Row]":
         """The rows in the order of an index that is Sorted: ranges and prefixes. LookupError if it is not."""
         from lifecycle.tables.indexes.ordered import SortedIndex
 
@@ -78,7 +79,7 @@ class Rows(ABC, Generic[Row]):
             raise self._other_kind(index, "Sorted")
         return found
 
-    def lpm(self, index: str) -> "LPMIndex[Row]":
+    def lpm(self, index: str) -> "LPMIndex[Key, Row]":
         """The rows by the IP prefixes of an index that is LPM. Raises LookupError for others."""
         from lifecycle.tables.indexes.lpm import LPMIndex
 
@@ -96,9 +97,9 @@ class Rows(ABC, Generic[Row]):
         """Raise TableClosedError when nothing is to be waited for."""
 
     @abstractmethod
-    def _index(self, name: str) -> Index[Any] | None:
+    def _index(self, name: str) -> Index[Any, Any] | None:
         """The index of this name, up to date with _current()."""
 
     @abstractmethod
-    def _current(self) -> Stored[Row]:
+    def _current(self) -> Stored[Key, Row]:
         """The rows, up to date."""

@@ -14,23 +14,24 @@ from lifecycle.tables.rows import Rows, Stored
 
 __all__ = ["Moments", "Snapshot"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
-class _Moment(Generic[Row]):
+class _Moment(Generic[Key, Row]):
     """What was overwritten since one moment, up to the next one that a snapshot was taken at."""
 
     __slots__ = ("__weakref__", "in_use", "newer", "older", "undo")
 
-    def __init__(self, older: "ref[_Moment[Row]] | None") -> None:
-        self.undo: dict[Hashable, tuple[Row, int] | None] = {}
+    def __init__(self, older: "ref[_Moment[Key, Row]] | None") -> None:
+        self.undo: dict[Key, tuple[Row, int] | None] = {}
         """The rows of then, by the keys that were written; None where there was none."""
-        self.newer: _Moment[Row] | None = None
+        self.newer: _Moment[Key, Row] | None = None
         self.older = older
         self.in_use = True
 
 
-class Moments(Generic[Row]):
+class Moments(Generic[Key, Row]):
     """The moments at which snapshots were taken that are still held, the oldest first.
 
     A write costs one entry in the newest of them. All but reading happens in the thread of the table.
@@ -39,10 +40,10 @@ class Moments(Generic[Row]):
     __slots__ = ("_newest", "_released")
 
     def __init__(self) -> None:
-        self._newest: ref[_Moment[Row]] | None = None
-        self._released: deque[ref[_Moment[Row]]] = deque()
+        self._newest: ref[_Moment[Key, Row]] | None = None
+        self._released: deque[ref[_Moment[Key, Row]]] = deque()
 
-    def add(self) -> _Moment[Row]:
+    def add(self) -> _Moment[Key, Row]:
         """Now; it is there for as long as someone holds it or an older one."""
         while self._released:
             if (released := self._released.popleft()()) is not None:
@@ -57,13 +58,13 @@ class Moments(Generic[Row]):
         self._newest = ref(moment)
         return moment
 
-    def release(self, moment: _Moment[Row]) -> None:
+    def release(self, moment: _Moment[Key, Row]) -> None:
         """No snapshot is at this moment any more. In any thread."""
         moment.in_use = False
         if moment.older is not None and moment.older() is not None:
             self._released.append(ref(moment))
 
-    def note(self, keys: Iterable[Hashable], rows: Stored[Row]) -> None:
+    def note(self, keys: Iterable[Key], rows: Stored[Key, Row]) -> None:
         """The rows with these keys are about to be overwritten."""
         if (newest := self._newest) is None:
             return
@@ -76,7 +77,7 @@ class Moments(Generic[Row]):
                 undo[key] = rows.get(key)
 
     @staticmethod
-    def _join(moment: _Moment[Row]) -> None:
+    def _join(moment: _Moment[Key, Row]) -> None:
         """Give the one before what this one undoes, unless writes are still noted in it.
 
         The smaller goes into the larger: however many snapshots come and go, a write is moved a few times.
@@ -96,7 +97,7 @@ class Moments(Generic[Row]):
         older.newer = newer  # last: another thread may be on its way along these
 
 
-class Snapshot(Rows[Row]):
+class Snapshot(Rows[Key, Row]):
     """The rows of a table as they were at one revision; later writes do not show.
 
     To take one costs nothing, to read a key little more than in the table. What reads all rows copies
@@ -119,46 +120,46 @@ class Snapshot(Rows[Row]):
     def __init__(
         self,
         name: str,
-        rows: Stored[Row],
+        rows: Stored[Key, Row],
         revision: int,
         indexes: Mapping[str, IndexSpec[Row]],
-        moments: Moments[Row],
+        moments: Moments[Key, Row],
     ) -> None:
         self.name = name
         self.revision = revision
         self._rows = rows  # of the table, as they are now
         self._specs = indexes
-        self._indexes: dict[str, Index[Row]] | None = None
-        self._copy: Stored[Row] | None = None
+        self._indexes: dict[str, Index[Key, Row]] | None = None
+        self._copy: Stored[Key, Row] | None = None
         self._moments = moments
-        self._moment: _Moment[Row] | None = moments.add()
+        self._moment: _Moment[Key, Row] | None = moments.add()
 
     def __del__(self) -> None:
         if self._moment is not None:
             self._moments.release(self._moment)
 
-    def get(self, key: Hashable) -> Row | None:
+    def get(self, key: Key) -> Row | None:
         """The row with this key."""
         found = self._found(key)
         return None if found is None else found[0]
 
-    def __contains__(self, key: Hashable) -> bool:
+    def __contains__(self, key: Key) -> bool:
         return self._found(key) is not None
 
-    def __iter__(self) -> Iterator[tuple[Hashable, Row, int]]:
+    def __iter__(self) -> Iterator[tuple[Key, Row, int]]:
         """As items(), one by one: for work in slices, with pauses between them."""
         return ((key, row, revision) for key, (row, revision) in self._current().items())
 
-    def keys(self) -> Collection[Hashable]:
+    def keys(self) -> Collection[Key]:
         """Every key, least recently changed first."""
         return self._current().keys()
 
-    def item(self, key: Hashable) -> tuple[Hashable, Row, int] | None:
+    def item(self, key: Key) -> tuple[Key, Row, int] | None:
         """The row with this key, as items() gives it."""
         found = self._found(key)
         return None if found is None else (key, *found)
 
-    def _found(self, key: Hashable) -> tuple[Row, int] | None:
+    def _found(self, key: Key) -> tuple[Row, int] | None:
         if self._copy is not None:
             return self._copy.get(key)
         moment = self._moment
@@ -169,7 +170,7 @@ class Snapshot(Rows[Row]):
             moment = moment.newer
         return found
 
-    def _current(self) -> Stored[Row]:
+    def _current(self) -> Stored[Key, Row]:
         if self._copy is None:
             moment = self._moment
             self._copy = self._as_then(self._rows.copy())
@@ -178,9 +179,9 @@ class Snapshot(Rows[Row]):
                 self._moments.release(moment)
         return self._copy
 
-    def _as_then(self, rows: Stored[Row]) -> Stored[Row]:
+    def _as_then(self, rows: Stored[Key, Row]) -> Stored[Key, Row]:
         """The table's rows, with what was written since undone, in the order of then."""
-        undo: dict[Hashable, tuple[Row, int] | None] = {}
+        undo: dict[Key, tuple[Row, int] | None] = {}
         moment = self._moment
         while moment is not None:
             undo = {**moment.undo.copy(), **undo}  # the oldest one wins
@@ -192,7 +193,7 @@ class Snapshot(Rows[Row]):
             rows = dict(sorted([*rows.items(), *then], key=_revision))
         return rows
 
-    def _index(self, name: str) -> Index[Row] | None:
+    def _index(self, name: str) -> Index[Key, Row] | None:
         if self._indexes is None:
             self._indexes = {}
         if name not in self._indexes and (spec := self._specs.get(name)) is not None:
@@ -202,5 +203,5 @@ class Snapshot(Rows[Row]):
         return self._indexes.get(name)
 
 
-def _revision(item: tuple[Hashable, tuple[object, int]]) -> int:
+def _revision(item: tuple[object, tuple[object, int]]) -> int:
     return item[1][1]

@@ -1,6 +1,6 @@
 """Several tables as they were at the same moment."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, TypeVar
 
 from lifecycle.tables.read_table import ReadTable
@@ -8,6 +8,7 @@ from lifecycle.tables.snapshot import Snapshot
 
 __all__ = ["Snapshots", "snapshot"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
@@ -16,10 +17,10 @@ class Snapshots:
 
     __slots__ = ("_held",)
 
-    def __init__(self, tables: Iterable[ReadTable[Any]]) -> None:
+    def __init__(self, tables: Iterable[ReadTable[Any, Any]]) -> None:
         self._held = {id(table): (table, table.snapshot()) for table in tables}
 
-    def __getitem__(self, table: ReadTable[Row]) -> Snapshot[Row]:
+    def __getitem__(self, table: ReadTable[Key, Row]) -> Snapshot[Key, Row]:
         """The rows of this table then. Raises LookupError for one that was not named to snapshot()."""
         if (found := self._held.get(id(table))) is None:
             known = ", ".join(held.name for held, _ in self._held.values())
@@ -27,7 +28,7 @@ class Snapshots:
         return found[1]
 
 
-def snapshot(*tables: ReadTable[Any]) -> Snapshots:
+def snapshot(*tables: ReadTable[Any, Any]) -> Snapshots:
     """These tables as they are now, all at the same moment, to keep across awaits.
 
     Derived tables are brought up to date first. Raises what their functions raise.

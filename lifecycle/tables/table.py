@@ -13,6 +13,7 @@ from lifecycle.tables.read_table import ReadTable
 
 __all__ = ["Initializer", "Table", "Transaction", "sources_return"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
@@ -34,7 +35,7 @@ class Initializer:
 
     __slots__ = ("_table", "name")
 
-    def __init__(self, table: "Table[Any]", name: str) -> None:
+    def __init__(self, table: "Table[Any, Any]", name: str) -> None:
         self._table = table
         self.name = name
 
@@ -43,14 +44,14 @@ class Initializer:
         self._table._initializer_done(self)  # noqa: SLF001  # the two are one mechanism
 
 
-class Transaction(Generic[Row]):
+class Transaction(Generic[Key, Row]):
     """Writes that appear together when the `with` block ends, or not at all when it raises."""
 
     __slots__ = ("_over", "_table", "_writes")
 
-    def __init__(self, table: "Table[Row]") -> None:
+    def __init__(self, table: "Table[Key, Row]") -> None:
         self._table = table
-        self._writes: dict[Hashable, Row | None] = {}
+        self._writes: dict[Key, Row | None] = {}
         self._over = False
 
     def put(self, row: Row) -> None:
@@ -61,24 +62,24 @@ class Transaction(Generic[Row]):
         except TypeError as error:
             raise TypeError(f"table {self._table.name}: the key {key!r} of a row: {error}") from None
 
-    def delete(self, key: Hashable) -> None:
+    def delete(self, key: Key) -> None:
         """Remove the row with this key, if there is one."""
         self._usable()[key] = None
 
     def replace_all(self, rows: Iterable[Row]) -> None:
         """Make these the only rows: what the table holds under other keys is removed."""
         writes, key = self._usable(), self._table.key
-        new: dict[Hashable, Row | None] = {key(row): row for row in rows}
+        new: dict[Key, Row | None] = {key(row): row for row in rows}
         for present in (*self._table._rows, *writes):  # noqa: SLF001  # the two are one mechanism
             writes[present] = None
         writes.update(new)
 
-    def get(self, key: Hashable) -> Row | None:
+    def get(self, key: Key) -> Row | None:
         """The row as this transaction leaves it."""
         writes = self._usable()
         return writes[key] if key in writes else self._table.get(key)
 
-    def __enter__(self) -> "Transaction[Row]":
+    def __enter__(self) -> "Transaction[Key, Row]":
         self._table._begin(self)  # noqa: SLF001
         return self
 
@@ -88,13 +89,13 @@ class Transaction(Generic[Row]):
         self._over = True
         self._table._end(self._writes if kind is None else {})  # noqa: SLF001
 
-    def _usable(self) -> dict[Hashable, Row | None]:
+    def _usable(self) -> dict[Key, Row | None]:
         if self._over:
             raise RuntimeError(f"table {self._table.name}: this transaction is over; open another one")
         return self._writes
 
 
-class Table(ReadTable[Row]):
+class Table(ReadTable[Key, Row]):
     """Rows by key. One that equals what is there is no change.
 
     `indexes` are functions from a row to the values it is found by, see by(). They are pure.
@@ -103,7 +104,7 @@ class Table(ReadTable[Row]):
     def __init__(
         self,
         name: str,
-        key: Callable[[Row], Hashable],
+        key: Callable[[Row], Key],
         *,
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> None:
@@ -113,7 +114,7 @@ class Table(ReadTable[Row]):
         self.key = key
         self._pending: set[Initializer] = set()
         self._event: anyio.Event | None = None
-        self._open: Transaction[Row] | None = None
+        self._open: Transaction[Key, Row] | None = None
 
     def put(self, row: Row) -> None:
         """Insert the row, or put it in place of the one with its key, in a transaction of its own.
@@ -124,12 +125,12 @@ class Table(ReadTable[Row]):
             raise self._open_already()
         key = self.key(row)
         try:
-            writes: dict[Hashable, Row | None] = {key: row}
+            writes: dict[Key, Row | None] = {key: row}
         except TypeError as error:
             raise TypeError(f"table {self.name}: the key {key!r} of a row: {error}") from None
         self._commit(writes)
 
-    def txn(self) -> Transaction[Row]:
+    def txn(self) -> Transaction[Key, Row]:
         """Write: synchronous, without an await inside. Raises RuntimeError when one is open already."""
         return Transaction(self)
 
@@ -180,11 +181,11 @@ class Table(ReadTable[Row]):
     def _open_already(self) -> RuntimeError:
         return RuntimeError(f"table {self.name}: a transaction is open already; a table has one writer")
 
-    def _begin(self, transaction: Transaction[Row]) -> None:
+    def _begin(self, transaction: Transaction[Key, Row]) -> None:
         if self._open is not None:
             raise self._open_already()
         self._open = transaction
 
-    def _end(self, writes: Mapping[Hashable, Row | None]) -> None:
+    def _end(self, writes: Mapping[Key, Row | None]) -> None:
         self._open = None
         self._commit(writes)

@@ -122,7 +122,7 @@ class BatchFailures:
 class ReconcileError(HiveError):
     """A sweep was asked for and did not get through. What failed, and why, is in `failures`."""
 
-    def __init__(self, name: str, failures: Mapping[Hashable, Exception]) -> None:
+    def __init__(self, name: str, failures: Mapping[Any, Exception]) -> None:
         self.failures = failures
         key, error = next(iter(failures.items()))
         super().__init__(f"{name}: {_objects(len(failures))} failed, the first {key}: {error}")

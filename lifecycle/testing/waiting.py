@@ -17,7 +17,9 @@ _FIRST, _LONGEST = 0.0005, 0.02
 """Seconds between looks: growing, so that what is nearly there costs nothing."""
 
 
-async def eventually(condition: Callable[[], T], within: float = 30.0, *, on: Table[Any] | None = None) -> T:
+async def eventually(
+    condition: Callable[[], T], within: float = 30.0, *, on: Table[Any, Any] | None = None
+) -> T:
     """What the condition returns, once that is true; raises AssertionError after so many seconds.
 
     It may raise until it holds; the last error is reported. With `on` it is checked when that table changes,

@@ -152,7 +152,7 @@ def hooks(rounds: int) -> Iterable[Row]:
 
 def table_writes(rows_in_one: int) -> float:
     """Rows a second into a table, so many in a transaction."""
-    table: Table[Item] = Table("items", key=lambda item: item.key)
+    table: Table[int, Item] = Table("items", key=lambda item: item.key)
     items = [Item(number % (ROWS // 2), number) for number in range(ROWS)]
 
     def write() -> None:
@@ -180,7 +180,7 @@ def table_changes() -> float:
     """Changes a second from a writer to a watcher, a hundred in a transaction."""
 
     async def run() -> float:
-        table: Table[Item] = Table("items", key=lambda item: item.key)
+        table: Table[int, Item] = Table("items", key=lambda item: item.key)
         changes = table.changes()
         loop = asyncio.get_running_loop()
         began, seen = loop.time(), 0
@@ -368,7 +368,7 @@ print(sum(map(len, derived)) and held() - before)
 
 def kept_writes() -> float:
     """Microseconds of a snapshot and a put, in a table of many rows, while the snapshot is held."""
-    table: Table[Item] = Table("items", key=lambda item: item.key)
+    table: Table[int, Item] = Table("items", key=lambda item: item.key)
     with table.txn() as txn:
         for number in range(KEPT):
             txn.put(Item(number, 0))

@@ -54,7 +54,11 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
     return figures
 
 
-def one_change(make: Callable[[Table[Pod], Table[Node]], ReadTable[Any]], size: int, changes: int) -> float:
+def one_change(
+    make: Callable[[Table[int, Pod], Table[int, Node]], ReadTable[Any, Any]],
+    size: int,
+    changes: int,
+) -> float:
     """Microseconds from a transaction that changes one row to a watcher having what follows, the median."""
     pods, nodes = tables(size)
     watcher = make(pods, nodes).changes()
@@ -71,20 +75,20 @@ def one_change(make: Callable[[Table[Pod], Table[Node]], ReadTable[Any]], size: 
     return median(took) * 1e6
 
 
-def tables(size: int) -> tuple[Table[Pod], Table[Node]]:
+def tables(size: int) -> tuple[Table[int, Pod], Table[int, Node]]:
     """So many pods, a hundred on every node."""
-    pods: Table[Pod] = Table("pods", key=lambda pod: pod[0])
+    pods: Table[int, Pod] = Table("pods", key=lambda pod: pod[0])
     with pods.txn() as txn:
         for number in range(size):
             txn.put((number, number // PODS_A_NODE, number % 10))
-    nodes: Table[Node] = Table("nodes", key=lambda node: node[0])
+    nodes: Table[int, Node] = Table("nodes", key=lambda node: node[0])
     with nodes.txn() as others:
         for number in range(size // PODS_A_NODE):
             others.put((number, number % 3))
     return pods, nodes
 
 
-def incrementally(pods: Table[Pod], nodes: Table[Node]) -> ReadTable[Any]:
+def incrementally(pods: Table[int, Pod], nodes: Table[int, Node]) -> ReadTable[Any, Any]:
     """The CPU of each node's pods that have any, with its zone."""
     return (
         pods.filter(lambda pod: pod[2] > 0)
@@ -93,7 +97,7 @@ def incrementally(pods: Table[Pod], nodes: Table[Node]) -> ReadTable[Any]:
     )
 
 
-def as_a_whole(pods: Table[Pod], nodes: Table[Node]) -> ReadTable[Any]:
+def as_a_whole(pods: Table[int, Pod], nodes: Table[int, Node]) -> ReadTable[Any, Any]:
     """The same by a function of all rows."""
 
     def totals(every: list[Pod], all_nodes: list[Node]) -> dict[int, tuple[int, int, int]]:
@@ -106,7 +110,7 @@ def as_a_whole(pods: Table[Pod], nodes: Table[Node]) -> ReadTable[Any]:
     return Derived("totals", totals, pods, nodes)
 
 
-OPERATORS: dict[str, Callable[[Table[Pod], Table[Node]], ReadTable[Any]]] = {
+OPERATORS: dict[str, Callable[[Table[int, Pod], Table[int, Node]], ReadTable[Any, Any]]] = {
     "map": lambda pods, _: pods.map(lambda pod: pod[2]),
     "filter": lambda pods, _: pods.filter(lambda pod: pod[2] > 0),
     "flat_map, two of each": lambda pods, _: pods.flat_map(

@@ -72,8 +72,8 @@ class Node:
         self.world.know(Identity(FIRST + number, labels(number)) for number in range(identities))
         self.maps = Maps()
         self.policies = EndpointPolicies(
-            Table[EndpointPolicy]("endpoint-policies", key=lambda row: row.endpoint_id),
-            Table[RealizedPolicy]("endpoint-policies-realized", key=lambda row: row.endpoint_id),
+            Table[int, EndpointPolicy]("endpoint-policies", key=lambda row: row.endpoint_id),
+            Table[int, RealizedPolicy]("endpoint-policies-realized", key=lambda row: row.endpoint_id),
             self.world,
             self.maps,
             structlog.get_logger(),

@@ -110,9 +110,11 @@ class Ours:
     """Our control plane of services over tables of objects."""
 
     def __init__(self, maps: KernelServices) -> None:
-        self.services: Table[Service] = Table("k8s-services", key=lambda one: one.key)
-        self.slices: Table[EndpointSlice] = Table("k8s-endpoint-slices", key=lambda one: one.key)
-        nodes: Table[Node] = Table("k8s-nodes", key=lambda one: one.key)
+        self.services: Table[tuple[str, str], Service] = Table("k8s-services", key=lambda one: one.key)
+        self.slices: Table[tuple[str, str], EndpointSlice] = Table(
+            "k8s-endpoint-slices", key=lambda one: one.key
+        )
+        nodes: Table[tuple[str, str], Node] = Table("k8s-nodes", key=lambda one: one.key)
         self._listed = [each.initializer("the list") for each in (self.services, self.slices, nodes)]
         self.served = served_frontends()
         table = frontends()

@@ -32,7 +32,7 @@ def _rate(work: Callable[[int], float], rows: int) -> float:
     return rows / work(rows)
 
 
-def _table(*, indexed: bool = False) -> Table[Row]:
+def _table(*, indexed: bool = False) -> Table[int, Row]:
     return Table("rows", key=_key, indexes={"value": lambda row: (row[1] % 100,)} if indexed else None)
 
 
@@ -40,7 +40,7 @@ def _key(row: Row) -> int:
     return row[0]
 
 
-def _one_by_one(table: Table[Row], rows: int) -> float:
+def _one_by_one(table: Table[int, Row], rows: int) -> float:
     began = time.perf_counter()
     for number in range(rows):
         with table.txn() as txn:
@@ -48,7 +48,7 @@ def _one_by_one(table: Table[Row], rows: int) -> float:
     return time.perf_counter() - began
 
 
-def _at_once(table: Table[Row], rows: int) -> float:
+def _at_once(table: Table[int, Row], rows: int) -> float:
     began = time.perf_counter()
     with table.txn() as txn:
         for number in range(rows):

@@ -88,7 +88,7 @@ def test_the_background_and_escape_choose_nothing(page: Page) -> None:
 
 def test_a_search_lists_and_marks_what_it_finds(page: Page) -> None:
     results = page.search("table")
-    assert ["type", "Table[Device]", "agent.devices"] in results
+    assert ["type", "Table[int, Device]", "agent.devices"] in results
     assert {"agent.devices", "agent.endpoint"} <= page.named("match")
     assert page.found == f"{len(page.named('match'))} of {len(page.cells)} cells"
 
@@ -302,8 +302,8 @@ def test_who_uses_what_the_hive_gives_is_marked_and_listed(page: Page, graph: Gr
 
 
 def test_who_uses_a_table_is_listed_with_who_makes_it(page: Page, graph: Graph) -> None:
-    page.browser.find_element(By.CSS_SELECTOR, "#uses option[value='Table[Device]']").click()
-    made = next(node.id for node in graph.constructors if node.provides == "Table[Device]")
+    page.browser.find_element(By.CSS_SELECTOR, "#uses option[value='Table[int, Device]']").click()
+    made = next(node.id for node in graph.constructors if node.provides == "Table[int, Device]")
     users = {edge.source.partition("/")[0] for edge in graph.edges if edge.target == made}
     assert page.named("match") == {*users, made.partition("/")[0]}
     assert "Is made by\nTable[Device] from device_table" in page.panel

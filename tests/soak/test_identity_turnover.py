@@ -55,8 +55,10 @@ class Cluster:
     """The server's objects, as the leader's tables have them."""
 
     def __init__(self) -> None:
-        self.identities: Table[ClusterIdentity] = Table("identities", key=lambda row: row.key)
-        self.endpoints: Table[CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
+        self.identities: Table[tuple[str, str], ClusterIdentity] = Table(
+            "identities", key=lambda row: row.key
+        )
+        self.endpoints: Table[tuple[str, str], CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
         self.born: deque[int] = deque()
 
     async def patch(self, kind: object, name: str, body: dict[str, Any], *_: object, **__: object) -> None:

@@ -40,7 +40,7 @@ ORDER: tuple[tuple[object, object], ...] = (
     (PolicyMaps, RestoredEndpoints),
     (OldEndpoints, RestoredEndpoints),
     # 27 < 29 < 30 < 31: the range, then the addresses of old endpoints, then new ones, the router's first
-    (Table[Device], Ipam),
+    (Table[int, Device], Ipam),
     (Ipam, RestoredEndpoints),
     (RestoredEndpoints, Router),
     (RestoredEndpoints, ExposedEndpoints),

@@ -183,7 +183,7 @@ class Wanted:
 
     def put(self, *rows: BGPInstance | BGPPeer | RoutePolicy | AnnouncedPath) -> None:
         """Write rows, each table in one transaction."""
-        tables: dict[type, Table[Any]] = {
+        tables: dict[type, Table[Any, Any]] = {
             BGPInstance: self.instances,
             BGPPeer: self.peers,
             RoutePolicy: self.policies,

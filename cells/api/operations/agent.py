@@ -210,7 +210,7 @@ class StateDB:
         """End the streams: the server stops."""
         self._follower.close()
 
-    def _dump(self, *tables: ReadTable[Any]) -> Response:
+    def _dump(self, *tables: ReadTable[Any, Any]) -> Response:
         """An object with the rows of each table, of one moment, sent in slices."""
         held = snapshot(*tables)
 
@@ -229,7 +229,7 @@ class StateDB:
 
         return Response(200, parts(), JSON)
 
-    async def _lines(self, table: ReadTable[Any]) -> AsyncGenerator[bytes, None]:
+    async def _lines(self, table: ReadTable[Any, Any]) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(self._follower.follow(table, KEEPALIVE)) as batches:
                 async for batch in batches:

@@ -63,7 +63,7 @@ class CiliumTables:
         self,
         health: HealthTree,
         tables: Tables,
-        devices: Table[Device],
+        devices: Table[int, Device],
         addresses: NodeAddresses | None = None,
     ) -> None:
         self._health = health

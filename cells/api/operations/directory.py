@@ -26,7 +26,7 @@ from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.rules import Direction
 from cells.remote.shared import SharedTables
 from cells.services import Frontend as ServedAt
-from cells.services import LoadBalancerOptions, ServiceName, ServiceType
+from cells.services import FrontendKey, LoadBalancerOptions, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import backends_of
 from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
@@ -66,10 +66,10 @@ class OtherNodes:
 
     def __init__(
         self,
-        pods: Table[Pod],
-        remote: Table[RemoteEndpoint] | None,
+        pods: Table[tuple[str, str], Pod],
+        remote: Table[tuple[str, str], RemoteEndpoint] | None,
         shared: SharedTables | None,
-        nodes: ReadTable[ClusterNode] | None,
+        nodes: ReadTable[str, ClusterNode] | None,
     ) -> None:
         self._pods = pods
         self._remote = remote
@@ -235,7 +235,7 @@ class AgentEnds:
         own: OwnPolicies,
         endpoints: Endpoints,
         identities: Identities,
-        prefixes: Table[IpcacheEntry],
+        prefixes: Table[str, IpcacheEntry],
         near: Neighbourhood,
         others: OtherNodes,
         agent: AgentConfig,
@@ -428,9 +428,9 @@ class AgentServices:
 
     def __init__(
         self,
-        served: Table[ServedFrontend],
-        services: Table[Service],
-        slices: Table[EndpointSlice],
+        served: Table[FrontendKey, ServedFrontend],
+        services: Table[tuple[str, str], Service],
+        slices: Table[tuple[str, str], EndpointSlice],
         options: LoadBalancerOptions,
         sockets: SocketLB | None,
         ends: AgentEnds,

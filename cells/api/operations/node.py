@@ -163,7 +163,7 @@ class IdentityOperations:
         self,
         endpoints: Endpoints,
         identities: Identities,
-        ipcache: Table[IpcacheEntry],
+        ipcache: Table[str, IpcacheEntry],
         facts: StatusSummary,
     ) -> None:
         self._endpoints = endpoints

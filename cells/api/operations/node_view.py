@@ -227,9 +227,9 @@ class StatusView:
         config: AgentConfig,
         summary: NodeSummary,
         datapath: Datapath,
-        devices: Table[Device],
+        devices: Table[int, Device],
         addresses: NodeAddresses,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         sections: list[Member[StatusSection]],
     ) -> None:
         self._config = config

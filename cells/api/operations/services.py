@@ -128,7 +128,10 @@ class ServiceOperations:
     """The handlers."""
 
     def __init__(
-        self, served: Table[ServedFrontend], redirects: Table[LocalRedirect], manual: ManualServices
+        self,
+        served: Table[FrontendKey, ServedFrontend],
+        redirects: Table[ServiceName, LocalRedirect],
+        manual: ManualServices,
     ) -> None:
         self._served = served
         self._redirects = redirects

@@ -117,7 +117,7 @@ def proxy(
     router: Router,
     ports: HTTPProxyPorts | None = None,
     settings: EnvoySettings | None = None,
-    redirects: Table[HTTPRedirect] | None = None,
+    redirects: Table[str, HTTPRedirect] | None = None,
 ) -> Member[StatusSection]:
     """The proxy of layer 7 and its redirects; nothing where there is none."""
 

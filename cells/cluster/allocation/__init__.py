@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cells.base.addresses import Family
 from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, AllocationSettings
 from cells.cluster.allocation.keys import KVStoreAllocator, KVStoreIdentityWatch, SharedIdentities, used_keys
 from cells.cluster.allocation.objects import CiliumIdentityAllocator, CiliumIdentityWatch
@@ -64,7 +65,7 @@ class IdentityMirror:
         keys: KVStoreAllocator,
         shared: SharedIdentities,
         store: KVStore,
-        addresses: Table[NodeAddress],
+        addresses: Table[Family, NodeAddress],
         *,
         jobs: Jobs,
         tables: Tables,
@@ -75,14 +76,14 @@ class IdentityMirror:
         if not mode.writes_both:
             return
         self._other: AgreedNumbers = objects if mode.reads_keys else keys
-        self._there: ReadTable[Any] = objects.table if mode.reads_keys else shared.table
+        self._there: ReadTable[Any, Any] = objects.table if mode.reads_keys else shared.table
         self._name = "CiliumIdentity objects" if mode.reads_keys else "the kvstore"
         if mode.reads_keys:
             keys.agree_with(objects)
         else:
             objects.agree_with(keys)
             shared.follow(store, jobs)
-            used: Derived[OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
+            used: Derived[str, OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
             keep_keys(store, used, jobs=jobs, tables=tables)
         self._timer = jobs.timer("compare both", self._compare, store.settings.kvstore_periodic_sync)
         self._timer.trigger()
@@ -91,7 +92,7 @@ class IdentityMirror:
         jobs.observe("watch what numbers stand for", identities.table.changes, self._look)
         jobs.observe("watch the other store", self._there.changes, self._look)
 
-    async def _look(self, _: list[Change[Any]]) -> None:
+    async def _look(self, _: list[Change[Any, Any]]) -> None:
         self._timer.trigger()
 
     async def _compare(self) -> None:
@@ -114,7 +115,7 @@ class IdentityMirror:
 def identity_objects(
     settings: AllocationSettings,
     api: KubernetesAPI,
-    table: Table[CiliumIdentity],
+    table: Table[tuple[str, str], CiliumIdentity],
     health: Health,
     log: Logger,
 ) -> CiliumIdentityAllocator:
@@ -128,7 +129,7 @@ def identity_keys(
     settings: AllocationSettings,
     store: KVStore,
     shared: SharedIdentities,
-    addresses: Table[NodeAddress],
+    addresses: Table[Family, NodeAddress],
     health: Health,
     log: Logger,
 ) -> KVStoreAllocator:

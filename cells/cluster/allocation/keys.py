@@ -14,6 +14,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from cells.base.addresses import Family
 from cells.base.labels import parse, texts
 from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, Labels
 from cells.cluster.identity.identities import Identities, Identity
@@ -41,7 +42,7 @@ class SharedIdentities:
     """The table ``shared-identities``; empty, and complete, where nodes agree otherwise."""
 
     def __init__(self, *, tables: Tables) -> None:
-        self.table: Table[SharedIdentity] = Table(
+        self.table: Table[str, SharedIdentity] = Table(
             "shared-identities", key=lambda row: row.name, indexes={BY_LABELS: lambda row: [row.labels]}
         )
         self._tables = tables
@@ -245,7 +246,7 @@ class KVStoreIdentityWatch:
         shared: SharedIdentities,
         allocator: KVStoreAllocator,
         identities: Identities,
-        addresses: Table[NodeAddress],
+        addresses: Table[Family, NodeAddress],
         mode: AllocationMode,
         *,
         jobs: Jobs,
@@ -266,10 +267,10 @@ class KVStoreIdentityWatch:
         jobs.observe("keep", identities.used.changes, self._keep_used)
         self._compare = jobs.timer("compare", self._restore_all, store.settings.kvstore_periodic_sync)
         store.on_return(self._compare.trigger)
-        keys: Derived[OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
+        keys: Derived[str, OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
         keep_keys(store, keys, jobs=jobs, tables=tables, left=allocator.written)
 
-    async def _rounds(self) -> AsyncIterator[list[Change[SharedIdentity]] | None]:
+    async def _rounds(self) -> AsyncIterator[list[Change[str, SharedIdentity]] | None]:
         """None at the beginning: everything is to be looked at."""
         await self._shared.wait_initialized()
         changes = self._shared.changes(self._shared.revision)
@@ -277,7 +278,7 @@ class KVStoreIdentityWatch:
         async for batch in changes:
             yield batch
 
-    async def _follow(self, changes: list[Change[SharedIdentity]] | None) -> None:
+    async def _follow(self, changes: list[Change[str, SharedIdentity]] | None) -> None:
         if changes is None:
             there = {row.name: row for row in self._shared.all()}
             for name in {*self._known, *there}:
@@ -285,7 +286,7 @@ class KVStoreIdentityWatch:
             self._first.done()
         else:
             for change in changes:
-                self._take(str(change.key), change.row)
+                self._take(change.key, change.row)
         await self._keep()
 
     async def _keep_used(self, _: object) -> None:

@@ -84,7 +84,13 @@ class CiliumIdentityAllocator(AgreedNumbers):
     """An IdentityAllocator over objects: labels that have one have its number, others get a new one."""
 
     def __init__(
-        self, api: KubernetesAPI, table: Table[CiliumIdentity], grace: float, *, health: Health, log: Logger
+        self,
+        api: KubernetesAPI,
+        table: Table[tuple[str, str], CiliumIdentity],
+        grace: float,
+        *,
+        health: Health,
+        log: Logger,
     ) -> None:
         super().__init__(grace, health)
         self._api = api
@@ -193,7 +199,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
 
 # CiliumIdentity objects to rows of the table ``identities``; and what is in use here keeps its object.
 #
-# Controller: Table[CiliumIdentity] in, ``identities`` out; writes objects that are missing.
+# Controller: Table[tuple[str, str], CiliumIdentity] in, ``identities`` out; writes objects that are missing.
 
 
 class CiliumIdentityWatch:
@@ -201,12 +207,12 @@ class CiliumIdentityWatch:
 
     def __init__(
         self,
-        table: Table[CiliumIdentity],
+        table: Table[tuple[str, str], CiliumIdentity],
         identities: Identities,
         objects: CiliumIdentityAllocator,
         source: ObjectSource,
         mode: AllocationMode,
-        forgotten: Table[ForgottenObject],
+        forgotten: Table[tuple[str, str, str], ForgottenObject],
         *,
         jobs: Jobs,
         log: Logger,
@@ -226,7 +232,7 @@ class CiliumIdentityWatch:
             jobs.observe("identities", self._rounds, self._follow)
             jobs.observe("lost objects", forgotten.changes, self._look)
 
-    async def _rounds(self) -> AsyncIterator[list[Change[CiliumIdentity]] | None]:
+    async def _rounds(self) -> AsyncIterator[list[Change[tuple[str, str], CiliumIdentity]] | None]:
         """None at the beginning: everything is to be looked at."""
         await self._table.wait_initialized()
         changes = self._table.changes(self._table.revision)
@@ -234,7 +240,7 @@ class CiliumIdentityWatch:
         async for batch in changes:
             yield batch
 
-    async def _follow(self, changes: list[Change[CiliumIdentity]] | None) -> None:
+    async def _follow(self, changes: list[Change[tuple[str, str], CiliumIdentity]] | None) -> None:
         if changes is None:
             there = {row.name: row for row in self._table.all()}
             for name in {*self._known, *there}:
@@ -242,19 +248,19 @@ class CiliumIdentityWatch:
             self._first.done()
         else:
             for change in changes:
-                self._take(str(change.key[1]), change.row)  # type: ignore[index]  # as of every table of objects
+                self._take(change.key[1], change.row)
         if self._writes:
             used = self._identities.in_use() if changes is None else self._touched(changes)
             await self._keep(used)
 
-    async def _look(self, _: list[Change[ForgottenObject]]) -> None:
+    async def _look(self, _: list[Change[tuple[str, str, str], ForgottenObject]]) -> None:
         """The server has lost objects: those in use here are made again, before others drop them."""
         if self._writes and self._table.initialized:
             await self._keep(self._identities.in_use())
 
-    def _touched(self, changes: list[Change[CiliumIdentity]]) -> dict[int, tuple[str, ...]]:
+    def _touched(self, changes: list[Change[tuple[str, str], CiliumIdentity]]) -> dict[int, tuple[str, ...]]:
         """The numbers in use here that changes may concern: theirs, and those that had no object so far."""
-        names = {str(change.key[1]) for change in changes}  # type: ignore[index]  # as of every table of objects
+        names = {change.key[1] for change in changes}
         numbers = self._missing | {int(name) for name in names if name.isascii() and name.isdigit()}
         used = self._identities.used
         return {number: row.labels for number in numbers if (row := used.get(number)) is not None}

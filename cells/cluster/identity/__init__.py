@@ -113,8 +113,8 @@ class Checkpoint:
         if restored:
             self._log.info("Restored local identities", identities=len(restored))
 
-    async def _look(self, changes: list[Change[Identity]]) -> None:
-        if any(scope_of(int(str(change.key))) is Scope.LOCAL for change in changes):
+    async def _look(self, changes: list[Change[int, Identity]]) -> None:
+        if any(scope_of(change.key) is Scope.LOCAL for change in changes):
             self._soon()
 
     async def _write(self) -> None:
@@ -150,7 +150,7 @@ def families(identities: Identities) -> Iterator[Family]:
     )
 
 
-def identities(settings: IdentitySettings, agent: AgentConfig) -> Table[Identity]:
+def identities(settings: IdentitySettings, agent: AgentConfig) -> Table[int, Identity]:
     """The table ``identities``."""
     if not settings.enable_well_known_identities:
         return identity_table()
@@ -158,7 +158,7 @@ def identities(settings: IdentitySettings, agent: AgentConfig) -> Table[Identity
 
 
 def known_identities(
-    table: Table[Identity],
+    table: Table[int, Identity],
     cluster: IdentityAllocator,
     keep: LabelFilter,
     agent: AgentConfig,

@@ -175,9 +175,9 @@ class Identity(msgspec.Struct, frozen=True):
         return labels_sha256(self.labels)
 
 
-def identity_table(well_known: Iterable[tuple[int, Labels]] = ()) -> Table[Identity]:
+def identity_table(well_known: Iterable[tuple[int, Labels]] = ()) -> Table[int, Identity]:
     """The ``identities`` table, by number; reserved and well-known ones are always there."""
-    table = Table[Identity](
+    table = Table[int, Identity](
         "identities",
         key=lambda identity: identity.id,
         indexes={BY_LABELS: lambda identity: [identity.labels]},
@@ -196,7 +196,7 @@ class Identities:
     """
 
     def __init__(
-        self, table: Table[Identity], cluster: IdentityAllocator, keep: LabelFilter | None = None
+        self, table: Table[int, Identity], cluster: IdentityAllocator, keep: LabelFilter | None = None
     ) -> None:
         self.table = table
         self.filter = keep or DEFAULT_FILTER
@@ -207,7 +207,7 @@ class Identities:
             Scope.LOCAL: self._local,
             Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES),
         }
-        self.used: Table[Identity] = Table("identities-in-use", key=lambda identity: identity.id)
+        self.used: Table[int, Identity] = Table("identities-in-use", key=lambda identity: identity.id)
         """Those of pods on this node."""
         self._references: Counter[int] = Counter()
         self._cluster: set[int] = set()

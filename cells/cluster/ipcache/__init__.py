@@ -66,7 +66,7 @@ class Ipcache:
 
     def __init__(
         self,
-        table: Table[IpcacheEntry],
+        table: Table[str, IpcacheEntry],
         rows: MapTable[Prefix, IpcacheEntry, IpcacheValue],
         refused: Callable[[], object] = lambda: None,
         identities: Identities | None = None,
@@ -177,7 +177,7 @@ class Ipcache:
 SWEEP: Final = minutes(1)
 
 
-def ipcache_table() -> Table[IpcacheEntry]:
+def ipcache_table() -> Table[str, IpcacheEntry]:
     """The ``ipcache`` table, by prefix."""
     return Table("ipcache", key=lambda entry: entry.prefix)
 
@@ -188,7 +188,7 @@ def ipcache_map(maps: Maps) -> IpcacheTarget:
 
 
 def ipcache(
-    table: Table[IpcacheEntry],
+    table: Table[str, IpcacheEntry],
     kernel: IpcacheTarget,
     identities: Identities | None,
     followers: list[Member[IdentityFollower]],
@@ -222,7 +222,7 @@ def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
     return Collector("ipcache", collect)
 
 
-def release_restored(table: Table[IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
+def release_restored(table: Table[str, IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
     """Once all claims are known, numbers of this node's own that are not in use are free."""
     if identities is None:
         return

@@ -1,6 +1,6 @@
 """The nodes of the cluster: this one and all others, from their objects.
 
-Source and controller: Table[Node], Table[CiliumNode] and SharedNodes in, the table ``nodes`` out. What the
+Source and controller: rows of Node, CiliumNode and SharedNodes in, the table ``nodes`` out. What the
         kvstore has ranks before a CiliumNode, and that before a Node; this node's row is what its agent
         has found and chosen, and what it writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
 """
@@ -58,7 +58,7 @@ __all__ = ["SharedNodes", "cell"]
 class NodeCounts:
     """Counts nodes that came, changed or left, by the source."""
 
-    def __init__(self, nodes: ReadTable[ClusterNode], *, jobs: Jobs) -> None:
+    def __init__(self, nodes: ReadTable[str, ClusterNode], *, jobs: Jobs) -> None:
         self._nodes = nodes
         self.events: Counter[tuple[str, str]] = Counter()
         """(event, source) -> how many."""
@@ -67,7 +67,7 @@ class NodeCounts:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+    async def _follow(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         for change in changes:
             node = change.row or change.old
             if node is None:
@@ -93,7 +93,7 @@ def node_metrics(counts: NodeCounts) -> Member[Collector]:
     return Collector("nodes", collect)
 
 
-SharedNodes = Annotated[ReadTable[ClusterNode], Named("shared")]
+SharedNodes = Annotated[ReadTable[str, ClusterNode], Named("shared")]
 """Nodes known from other sources than objects, by ``cluster/name``; they take precedence over objects."""
 
 
@@ -103,15 +103,15 @@ def reader(agent: AgentConfig, ipam: IpamSettings, settings: NodeSettings) -> No
 
 
 def node_table(
-    nodes: Table[Node],
-    cilium_nodes: Table[CiliumNode],
+    nodes: Table[tuple[str, str], Node],
+    cilium_nodes: Table[tuple[str, str], CiliumNode],
     read: NodeReader,
     local: LocalNodeStore,
     others: SharedNodes | None,
-    devices: Table[Device] | None,
+    devices: Table[int, Device] | None,
     agent: AgentConfig,
     tables: Tables,
-) -> ReadTable[ClusterNode]:
+) -> ReadTable[str, ClusterNode]:
     """The table ``nodes``, by ``cluster/name``: what objects say, without what nodes may not claim."""
     parsed = nodes.outer_join(cilium_nodes, read.read).flat_map(
         lambda node: (node,), key=lambda node: node.full_name, name="nodes-of-objects"
@@ -124,7 +124,7 @@ def node_table(
         return guarded(nodes, own, f"{agent.cluster_name}/{agent.node_name}")
 
     sources = (claimed, devices) if devices is not None else (claimed,)
-    table: ReadTable[ClusterNode] = Derived("nodes", granted, *sources, indexes={"address": _addresses})
+    table: ReadTable[str, ClusterNode] = Derived("nodes", granted, *sources, indexes={"address": _addresses})
     tables.add(table)
     return table
 
@@ -143,7 +143,9 @@ def _addresses(node: ClusterNode) -> tuple[object, ...]:
     return tuple({each.ip for each in node.addresses})
 
 
-def internal_ips(nodes: Table[Node], agent: AgentConfig, read: NodeReader) -> ReadTable[InternalIP]:
+def internal_ips(
+    nodes: Table[tuple[str, str], Node], agent: AgentConfig, read: NodeReader
+) -> ReadTable[Family, InternalIP]:
     """The first InternalIP of each family in this node's Node object."""
     own = nodes.filter(lambda node: node.name == agent.node_name, name="own-node")
     return own.flat_map(
@@ -159,7 +161,7 @@ def _internal(parsed: ParsedNode) -> list[InternalIP]:
     return list(first.values())
 
 
-@after(LocalNode, ReadTable[ClusterNode], NodeAnnotations, CiliumNodePublisher)
+@after(LocalNode, ReadTable[str, ClusterNode], NodeAnnotations, CiliumNodePublisher)
 def keep() -> None:
     """The nodes are known whether or not anybody asks."""
 

@@ -212,7 +212,9 @@ def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> Cluste
     return _without(node, refused, node.addresses, ranges) if refused else node
 
 
-def claim_events(nodes: ReadTable[ClusterNode], objects: Table[CiliumNode]) -> Member[EventSource]:
+def claim_events(
+    nodes: ReadTable[str, ClusterNode], objects: Table[tuple[str, str], CiliumNode]
+) -> Member[EventSource]:
     """What a CiliumNode claims and does not get; each node finds what is its own."""
 
     def drafts(row: ClusterNode) -> Iterator[EventDraft]:
@@ -227,16 +229,18 @@ def claim_events(nodes: ReadTable[ClusterNode], objects: Table[CiliumNode]) -> M
 class RefusedClaims:
     """Reports what is refused: in the log when it changes, and as health for as long as it is so."""
 
-    def __init__(self, nodes: ReadTable[ClusterNode], *, jobs: Jobs, health: Health, log: Logger) -> None:
+    def __init__(
+        self, nodes: ReadTable[str, ClusterNode], *, jobs: Jobs, health: Health, log: Logger
+    ) -> None:
         self._health = health.child("claims")
         self._log = log
         self._known: dict[str, tuple[str, ...]] = {}
         jobs.observe("refused claims", nodes.changes, self._follow)
 
-    async def _follow(self, changes: Iterable[Change[ClusterNode]]) -> None:
+    async def _follow(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         before = dict(self._known)
         for change in changes:
-            name = str(change.key)
+            name = change.key
             refused = change.row.refused if change.row is not None else ()
             if refused:
                 self._known[name] = refused

@@ -1,6 +1,6 @@
 """The wait for what Kubernetes has decided about this node: the ranges of its pods.
 
-Source: Table[Node], or Table[CiliumNode] where the operator decides.
+Source: Table[tuple[str, str], Node], or Table[tuple[str, str], CiliumNode] where the operator decides.
 Source of the rules: Cilium 1.17, WaitForNodeInformation.
 """
 
@@ -67,7 +67,9 @@ class NodeInformation:
         self._by_cilium = ipam.ipam in DECIDED_IN_CILIUM_NODES
         self._kind = "CiliumNode" if self._by_cilium else "Node"
         nodes, cilium_nodes = resources.table(NODES), resources.table(CILIUM_NODES)
-        self._table: ReadTable[CiliumNode] | ReadTable[Node] = cilium_nodes if self._by_cilium else nodes
+        self._table: ReadTable[tuple[str, str], CiliumNode] | ReadTable[tuple[str, str], Node] = (
+            cilium_nodes if self._by_cilium else nodes
+        )
         self._cilium_nodes = cilium_nodes
         self._health = health.child("node-information")
         self._log = log

@@ -42,11 +42,13 @@ class HealthAddress(msgspec.Struct, frozen=True):
 class LocalNodeStore:
     """The table ``local-node``: one row, once it is complete; and what others contribute to it."""
 
-    def __init__(self, tables: Tables, keys: Table[EncryptionKey] | None = None) -> None:
-        self.health: Table[HealthAddress] = Table("health-addresses", key=lambda row: Family.of(row.ip))
+    def __init__(self, tables: Tables, keys: Table[str, EncryptionKey] | None = None) -> None:
+        self.health: Table[Family, HealthAddress] = Table(
+            "health-addresses", key=lambda row: Family.of(row.ip)
+        )
         """Those of the health endpoint, by family, from who runs it."""
         tables.add(self.health)
-        self.table: Table[ClusterNode] = Table("local-node", key=lambda node: node.full_name)
+        self.table: Table[str, ClusterNode] = Table("local-node", key=lambda node: node.full_name)
         self.keys = keys
         """The key that the node publishes, where it encrypts: one row."""
         self.first = self.table.initializer("local node")
@@ -113,9 +115,9 @@ class LocalNode:
         agent: AgentConfig,
         addresses: NodeAddresses,
         router: Router,
-        ranges: Table[PodRange],
+        ranges: Table[IPNetwork, PodRange],
         reader: NodeReader,
-        nodes: Table[Node],
+        nodes: Table[tuple[str, str], Node],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,

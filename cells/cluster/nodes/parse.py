@@ -253,7 +253,7 @@ def parse_ip(text: str) -> IPAddress | None:
 
 # Nodes from objects: their CiliumNode, and their Node for what that leaves out.
 #
-# Controller: Table[Node] and Table[CiliumNode] in, rows of the table ``nodes`` out.
+# Controller: Nodes and CiliumNodes in, rows of the table ``nodes`` out.
 
 DECIDED_IN_CILIUM_NODES: Final = frozenset({"cluster-pool", "multi-pool"})
 """IPAM modes in which a range counts as a node's by its CiliumNode alone: Kubernetes may have given the node

@@ -16,7 +16,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from cells.base.addresses import Family, IPAddress
+from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.local import LocalNodeStore, local_node, read_boot_id
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
 from cells.cluster.nodes.parse import NodeReader, NodeSettings, parse_cidr, parse_ip
@@ -176,8 +176,8 @@ class CiliumNodePublisher:
         reader: NodeReader,
         api: KubernetesAPI,
         resources: Resources,
-        requests: Table[PoolRequest] | None,
-        ranges: Table[PodRange],
+        requests: Table[str, PoolRequest] | None,
+        ranges: Table[IPNetwork, PodRange],
         *,
         jobs: Jobs,
         tables: Tables,
@@ -194,7 +194,7 @@ class CiliumNodePublisher:
         self._ranges = ranges
         self._rate = settings.ipam_cilium_node_update_rate
         self._log = log
-        known: ReadTable[CiliumNode] = store.table.map(self._cilium_node, name="ciliumnode")
+        known: ReadTable[str, CiliumNode] = store.table.map(self._cilium_node, name="ciliumnode")
         tables.add(known)
         if not settings.auto_create_cilium_node_resource:
             return

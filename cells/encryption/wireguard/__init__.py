@@ -87,7 +87,7 @@ def cluster_encryption(settings: EncryptionSettings) -> ClusterEncryption:
     return ClusterEncryption(WIREGUARD_KEY, settings.encrypt_node, WIREGUARD_OVERHEAD)
 
 
-def encryption_key(key: WireguardKey) -> Table[EncryptionKey]:
+def encryption_key(key: WireguardKey) -> Table[str, EncryptionKey]:
     """The table ``encryption-key``."""
     return key.table
 
@@ -96,7 +96,10 @@ class WireguardSources:
     """What peers follow from, and which of it has changed."""
 
     def __init__(
-        self, nodes: ReadTable[ClusterNode], prefixes: Table[IpcacheEntry], devices: Table[Device]
+        self,
+        nodes: ReadTable[str, ClusterNode],
+        prefixes: Table[str, IpcacheEntry],
+        devices: Table[int, Device],
     ) -> None:
         self.nodes = nodes
         self.prefixes = prefixes
@@ -137,7 +140,7 @@ class WireguardAgent:
         self._health = health.child("peers")
         self._log = log
         self._peers = WireguardPeers(device, frozenset(Family), settings.wireguard_persistent_keepalive)
-        self._changed: deque[Change[IpcacheEntry]] = deque()
+        self._changed: deque[Change[str, IpcacheEntry]] = deque()
         self._pending: dict[str, PeerNode | None] = {}
         """Nodes that have changed, and those that were refused; None: gone."""
         self._refused: dict[str, str] = {}
@@ -158,14 +161,14 @@ class WireguardAgent:
 
     # What may have changed
 
-    async def _note_nodes(self, changes: Iterable[Change[ClusterNode]]) -> None:
+    async def _note_nodes(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         for change in changes:
             node = change.row or change.old
             if node is not None and not node.local:
                 self._pending[node.full_name] = None if change.row is None else peer_of(node)
         self._timer.trigger()
 
-    async def _note_prefixes(self, changes: Iterable[Change[IpcacheEntry]]) -> None:
+    async def _note_prefixes(self, changes: Iterable[Change[str, IpcacheEntry]]) -> None:
         self._changed.extend(changes)
         self._timer.trigger()
 
@@ -236,7 +239,7 @@ class WireguardAgent:
         self._report()
 
     def _apply(
-        self, changes: Collection[Change[IpcacheEntry]], nodes: Mapping[str, PeerNode | None]
+        self, changes: Collection[Change[str, IpcacheEntry]], nodes: Mapping[str, PeerNode | None]
     ) -> tuple[list[str], OSError | None]:
         """Prefixes first: a new peer then gets all of its own at once. Which nodes are done, and what failed.
 

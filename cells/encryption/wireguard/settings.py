@@ -141,7 +141,7 @@ class WireguardKey:
         self,
         settings: EncryptionSettings,
         agent: AgentConfig,
-        nodes: Table[Node],
+        nodes: Table[tuple[str, str], Node],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -155,7 +155,7 @@ class WireguardKey:
         self.private = b""
         self.public = ""
         """In base64."""
-        self.table: Table[EncryptionKey] = Table("encryption-key", key=lambda row: row.wireguard)
+        self.table: Table[str, EncryptionKey] = Table("encryption-key", key=lambda row: row.wireguard)
         tables.add(self.table)
         if settings.enable_wireguard:
             lifecycle.append(Hook("load the key of WireGuard", self._start))

@@ -32,10 +32,10 @@ class HostLabels:
         self,
         host: HostEndpoint,
         identities: Identities,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         rules: KnownRules | None,
         settings: NodeSettings,
-        realized: Table[RealizedPolicy],
+        realized: Table[int, RealizedPolicy],
         *,
         jobs: Jobs,
     ) -> None:
@@ -61,7 +61,7 @@ class HostLabels:
         finally:
             self._realized.done()
 
-    async def _follow(self, changes: list[Change[ClusterNode]]) -> None:
+    async def _follow(self, changes: list[Change[str, ClusterNode]]) -> None:
         self._label(change.row for change in changes if change.row is not None)
 
     def _label(self, nodes: Iterable[ClusterNode]) -> None:

@@ -46,7 +46,7 @@ class RegeneratedEndpoints:
         regenerations: Regenerations,
         rules: KnownRules | None,
         previous: PreviousAgent | None,
-        realized: Table[RealizedPolicy],
+        realized: Table[int, RealizedPolicy],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,

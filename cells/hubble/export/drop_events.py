@@ -76,7 +76,7 @@ class DropEvents:
         settings: DropEventSettings,
         agent: AgentConfig,
         api: KubernetesAPI,
-        pods: Table[Pod],
+        pods: Table[tuple[str, str], Pod],
         *,
         jobs: Jobs,
         log: Logger,

@@ -72,7 +72,7 @@ class HubbleMetrics:
         settings: HubbleMetricsSettings,
         *,
         server: HubbleServer,
-        endpoints: Table[Endpoint],
+        endpoints: Table[int, Endpoint],
         jobs: Jobs,
         lifecycle: Lifecycle,
         log: Logger,

@@ -174,7 +174,7 @@ class HubbleServer:
         hubble: Hubble,
         settings: HubbleServerSettings,
         *,
-        nodes: ReadTable[ClusterNode],
+        nodes: ReadTable[str, ClusterNode],
         lifecycle: Lifecycle,
         health: Health,
         log: Logger,

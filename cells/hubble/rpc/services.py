@@ -71,7 +71,7 @@ class Peers:
         self._settings = settings
         self._known: dict[object, ChangeNotification] = {}
 
-    def notifications(self, batch: Iterable[Change[ClusterNode]]) -> Iterator[ChangeNotification]:
+    def notifications(self, batch: Iterable[Change[str, ClusterNode]]) -> Iterator[ChangeNotification]:
         """What changes for the subscriber."""
         for change in batch:
             old = self._known.pop(change.key, None)
@@ -124,7 +124,9 @@ def _node_address(node: ClusterNode, version: int) -> object:
     return None
 
 
-def hubble_methods(flows: ObservedFlows, nodes: ReadTable[ClusterNode], peers: PeerSettings) -> list[Method]:
+def hubble_methods(
+    flows: ObservedFlows, nodes: ReadTable[str, ClusterNode], peers: PeerSettings
+) -> list[Method]:
     """Every method that a node's Hubble serves."""
 
     async def status(_request: bytes) -> bytes:

@@ -76,10 +76,10 @@ class Ipam(Allocator):
         self,
         settings: IpamSettings,
         agent: AgentConfig,
-        devices: Table[Device],
+        devices: Table[int, Device],
         clock: Clock,
-        table: Table[PodRange],
-        requests: Table[PoolRequest],
+        table: Table[IPNetwork, PodRange],
+        requests: Table[str, PoolRequest],
         assigned: AssignedPodCIDRs | None = None,
         pools: AssignedPools | None = None,
         pods: PodPools | None = None,
@@ -316,12 +316,12 @@ def ipam_metrics(ipam: Ipam) -> Member[Collector]:
     return Collector("ipam", collect)
 
 
-def pod_ranges() -> Table[PodRange]:
+def pod_ranges() -> Table[IPNetwork, PodRange]:
     """The table ``pod-ranges``, by network; Ipam fills it."""
     return Table("pod-ranges", key=lambda row: row.network)
 
 
-def pool_requests() -> Table[PoolRequest]:
+def pool_requests() -> Table[str, PoolRequest]:
     """The table ``pod-pool-requests``, by pool; Ipam fills it."""
     return Table("pod-pool-requests", key=lambda row: row.pool)
 

@@ -159,7 +159,7 @@ class NodePools:
         agent: AgentConfig,
         assigned: AssignedPools | None,
         pods: PodPools | None,
-        requests: Table[PoolRequest],
+        requests: Table[str, PoolRequest],
         clock: Clock,
         health: Health,
         log: Logger,

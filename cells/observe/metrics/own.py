@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cells.base.metrics import Family, Histogram, counter, gauge, histogram
 from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Tables
@@ -114,7 +114,7 @@ def _reconcilers(jobs: JobMetrics) -> Iterator[Family]:
 
 
 def _tables(tables: Tables) -> Iterator[Family]:
-    known: list[ReadTable[object]] = tables.all()
+    known: list[ReadTable[Any, object]] = tables.all()
     names = Counter(table.name for table in known)
     alone = [table for table in known if names[table.name] == 1]
     yield gauge(

@@ -137,7 +137,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
         self,
         server: ClusterAPI,
         slices: EndpointSlices,
-        rows: ReadTable[SliceRow],
+        rows: ReadTable[str, SliceRow],
         limit: SliceLimit,
         counts: SliceCounts,
         *,
@@ -226,14 +226,14 @@ AGAIN = minutes(1)
 """How often slices are compared with what they should hold."""
 
 
-def slice_rows() -> Table[SliceRow]:
+def slice_rows() -> Table[str, SliceRow]:
     """What each slice should hold, by name."""
     return Table("endpoint-slices", key=lambda one: one.name)
 
 
 def write(
     server: ClusterAPI,
-    rows: Table[SliceRow],
+    rows: Table[str, SliceRow],
     slices: EndpointSlices,
     metrics: Metrics,
     lifecycle: Lifecycle,

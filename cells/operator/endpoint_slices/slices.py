@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Final, cast
+from typing import Annotated, Final
 
 import anyio
 import msgspec
@@ -246,7 +246,7 @@ class EndpointSlices:
         options: OperatorOptions,
         settings: SliceSettings,
         objects: ClusterObjects,
-        rows: Table[SliceRow],
+        rows: Table[str, SliceRow],
         *,
         jobs: Jobs,
     ) -> None:
@@ -295,7 +295,7 @@ class EndpointSlices:
         while True:
             await feed.wait()
             await anyio.sleep(DELAY)
-            changed = slices.update({cast("Key", one.key): one.row for one in feed.take()})
+            changed = slices.update({one.key: one.row for one in feed.take()})
             with self._rows.txn() as txn:
                 for name in (name for name, row in changed.items() if row is None):
                     txn.delete(name)
@@ -309,8 +309,8 @@ class EndpointSlices:
             self.waiting.setdefault(row.name, now)
             yield replace(row, priority=self.goes_first(row.namespace))
 
-    async def _follow_namespaces(self, changes: list[Change[Namespace]]) -> None:
-        changed = {cast("Key", one.key)[1] for one in changes}
+    async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:
+        changed = {one.key[1] for one in changes}
         with self._rows.txn() as txn:
             for row in self._rows.all():
                 if row.namespace in changed and row.priority != self.goes_first(row.namespace):

@@ -159,8 +159,8 @@ class LBIPAM:
         settings: LBIPAMSettings,
         options: OperatorOptions,
         objects: ClusterObjects,
-        service_patches: Table[ServicePatch],
-        pool_patches: Table[ConditionsPatch],
+        service_patches: Table[tuple[str, str], ServicePatch],
+        pool_patches: Table[str, ConditionsPatch],
         *,
         jobs: Jobs,
         log: Logger,
@@ -351,7 +351,7 @@ class NodeIPAM:
         self._log = log
         self._places: dict[str, EntryNode] = {}
         self._wrong: dict[Key, str] = {}
-        self.patches: Table[ServicePatch] = Table(
+        self.patches: Table[tuple[str, str], ServicePatch] = Table(
             "node-ipam-requests", key=lambda one: (one.namespace, one.name)
         )
         """What services do not say yet, by namespace and name."""
@@ -473,18 +473,22 @@ def families(ipam: LBIPAM) -> list[Family]:
     ]
 
 
-def service_patches() -> Table[ServicePatch]:
+def service_patches() -> Table[tuple[str, str], ServicePatch]:
     """What services do not say yet, by namespace and name."""
     return Table("lb-service-annotations", key=lambda one: (one.namespace, one.name))
 
 
-def pool_patches() -> Table[ConditionsPatch]:
+def pool_patches() -> Table[str, ConditionsPatch]:
     """What pools do not say yet, by name."""
     return Table("lb-pool-requests", key=lambda one: one.name)
 
 
 def write(
-    server: ClusterAPI, services: Table[ServicePatch], pools: Table[ConditionsPatch], ipam: LBIPAM, jobs: Jobs
+    server: ClusterAPI,
+    services: Table[tuple[str, str], ServicePatch],
+    pools: Table[str, ConditionsPatch],
+    ipam: LBIPAM,
+    jobs: Jobs,
 ) -> None:
     """Queue writes, where there can be any."""
     if not ipam.active:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import ip_network
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import anyio
 from msgspec import field
@@ -21,7 +21,6 @@ from msgspec import field
 from cells.kubernetes.client.errors import ApiError, ConflictError
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS
-from cells.kubernetes.objects.kind import Key
 from cells.operator.api_server import ClusterAPI
 from cells.operator.multi_pool.ledger import NodePatches, PoolLedger
 from cells.operator.objects import ClusterObjects
@@ -118,7 +117,7 @@ class MultiPool:
         settings: MultiPoolSettings,
         server: ClusterAPI,
         objects: ClusterObjects,
-        patches: Table[NodePatch],
+        patches: Table[str, NodePatch],
         *,
         jobs: Jobs,
         health: Health,
@@ -149,7 +148,7 @@ class MultiPool:
         feed = self._pools.changes()
         while True:
             changes = feed.take()
-            changed = {cast("Key", one.key)[1]: one.row for one in changes}
+            changed = {one.key[1]: one.row for one in changes}
             for name in (name for name, row in changed.items() if row is None):
                 for node in self.ledger.users(name):
                     self._log.warning("pool still in use by node", pool=name, node=node)
@@ -186,7 +185,7 @@ class MultiPool:
         await self._nodes.wait_initialized()
         await self._defined.wait()
         async for changes in self._nodes.changes():
-            self._publish(self.ledger.update({cast("Key", one.key)[1]: one.row for one in changes}))
+            self._publish(self.ledger.update({one.key[1]: one.row for one in changes}))
 
     def _publish(self, patches: NodePatches) -> None:
         with self._patches.txn() as txn:
@@ -209,7 +208,7 @@ class MultiPool:
             self._health.ok("all pools are as defined")
 
 
-def write(server: ClusterAPI, patches: Table[NodePatch], pools: MultiPool, jobs: Jobs) -> None:
+def write(server: ClusterAPI, patches: Table[str, NodePatch], pools: MultiPool, jobs: Jobs) -> None:
     """Queue writes, where there can be any."""
     if pools.active:
         jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import anyio
 import msgspec
 
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, AllocatedPool
-from cells.kubernetes.objects.kind import Key
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import ClusterObjects
 from cells.operator.options import OperatorOptions
@@ -110,7 +109,7 @@ class PodCIDRs:
         options: OperatorOptions,
         settings: PodCIDRSettings,
         objects: ClusterObjects,
-        patches: Table[NodePatch],
+        patches: Table[str, NodePatch],
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -146,7 +145,7 @@ class PodCIDRs:
         ledger = self.ledger
         assert ledger is not None  # noqa: S101  # its hook has run
         async for changes in self._nodes.changes():
-            changed = {cast("Key", one.key)[1]: one.row for one in changes}
+            changed = {one.key[1]: one.row for one in changes}
             patches = ledger.update(changed)
             with self._patches.txn() as txn:
                 for name, patch in patches.items():
@@ -255,12 +254,12 @@ AGAIN = minutes(1)
 """How often what nodes still do not say is written again."""
 
 
-def node_patches() -> Table[NodePatch]:
+def node_patches() -> Table[str, NodePatch]:
     """What CiliumNodes do not say yet, by node."""
     return Table("cilium-node-requests", key=lambda one: one.name)
 
 
-def write(server: ClusterAPI, patches: Table[NodePatch], pod_cidrs: PodCIDRs, jobs: Jobs) -> None:
+def write(server: ClusterAPI, patches: Table[str, NodePatch], pod_cidrs: PodCIDRs, jobs: Jobs) -> None:
     """Queue writes, where there can be any."""
     if pod_cidrs.active:
         jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))

@@ -78,12 +78,12 @@ class HTTPProxyState(msgspec.Struct, frozen=True, kw_only=True):
     """The redirects that it follows, as it has taken them last."""
 
 
-def http_proxy() -> Table[HTTPProxyState]:
+def http_proxy() -> Table[str, HTTPProxyState]:
     """The ``http-proxy`` table; empty until the proxy is needed."""
     return Table("http-proxy", key=lambda row: row.name)
 
 
-def http_redirects() -> Table[HTTPRedirect]:
+def http_redirects() -> Table[str, HTTPRedirect]:
     """The ``http-redirects`` table, by name."""
     return Table("http-redirects", key=lambda row: row.name)
 
@@ -92,7 +92,10 @@ class HTTPRedirects:
     """The redirects of each policy, updated entry by entry. Without a proxy they deny."""
 
     def __init__(
-        self, table: Table[HTTPRedirect], ports: HTTPProxyPorts | None, proxies: Table[HTTPProxyState]
+        self,
+        table: Table[str, HTTPRedirect],
+        ports: HTTPProxyPorts | None,
+        proxies: Table[str, HTTPProxyState],
     ) -> None:
         self._table = table
         self._ports = ports

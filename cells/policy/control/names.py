@@ -293,7 +293,7 @@ class PodNetworks:
     ) -> None:
         self._identities = identities
         self._rows: MapTable[str, PodNetwork, int] | None = None
-        self._table = Table[PodNetwork]("policy-prefixes", key=lambda row: row.prefix)
+        self._table = Table[str, PodNetwork]("policy-prefixes", key=lambda row: row.prefix)
         self._initial = self._table.initializer("policies")
         if not options.cidr_matches_pods or maps is None:
             return

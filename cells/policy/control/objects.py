@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from ipaddress import ip_network
 from typing import Any, Generic, Self, TypeVar
 
@@ -88,7 +88,7 @@ class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.message} (at {self.path})" if self.path else self.message
 
 
-def policy_objects() -> Table[PolicyObject]:
+def policy_objects() -> Table[tuple[str, str, str], PolicyObject]:
     """The ``policies`` table, by kind, namespace and name."""
     return Table("policies", key=lambda one: (one.kind, one.namespace, one.name))
 
@@ -104,7 +104,7 @@ def policy_kinds(settings: PolicyRuleSettings) -> Iterator[Kind[Any]]:
 
 
 def policy_events(
-    policies: Table[PolicyObject], settings: PolicyRuleSettings, resources: Resources
+    policies: Table[tuple[str, str, str], PolicyObject], settings: PolicyRuleSettings, resources: Resources
 ) -> Member[EventSource]:
     """Policies that are refused, or in force otherwise than they are written."""
     tables = {kind.kind: (kind, resources.table(kind)) for kind in policy_kinds(settings)}
@@ -126,6 +126,7 @@ def policy_events(
 
 # A table that is followed, and whether what was in it at the start has been taken in.
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
@@ -133,9 +134,9 @@ class RuleSources:
     """The tables that policies follow from, and which of them have been taken in."""
 
     def __init__(self) -> None:
-        self._followed: list[Followed[Any]] = []
+        self._followed: list[Followed[Any, Any]] = []
 
-    def follow(self, table: Table[Row]) -> Followed[Row]:
+    def follow(self, table: Table[Key, Row]) -> Followed[Key, Row]:
         """Batches of its changes; policies wait for what it has at first."""
         followed = Followed(table)
         self._followed.append(followed)
@@ -152,16 +153,16 @@ class RuleSources:
             await one.known()
 
 
-class Followed(Generic[Row]):
+class Followed(Generic[Key, Row]):
     """Batches of a table's changes; a batch counts as taken in when the next one is asked for."""
 
-    def __init__(self, table: Table[Row]) -> None:
+    def __init__(self, table: Table[Key, Row]) -> None:
         self._table = table
         self._taken = -1
         self._wanted: int | None = None
         """The revision at which the table was complete."""
         self._news = anyio.Event()
-        self._changes: Changes[Row]
+        self._changes: Changes[Key, Row]
         self._given: int | None = None
         """The table's revision as of the batch that is worked on."""
 
@@ -186,7 +187,7 @@ class Followed(Generic[Row]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Change[Row]]:
+    async def __anext__(self) -> list[Change[Key, Row]]:
         if self._given is not None:
             self._take_in(self._given)
         while True:
@@ -197,7 +198,7 @@ class Followed(Generic[Row]):
             self._take_in(revision)
             await self._changes.wait()
 
-    def put_back(self, batch: list[Change[Row]]) -> None:
+    def put_back(self, batch: list[Change[Key, Row]]) -> None:
         """Give the batch again: it is not taken in."""
         self._changes.put_back(batch)
         self._given = None

@@ -62,9 +62,9 @@ class PolicyWatch:
         policy: RulePolicy,
         policies: EndpointPolicies,
         prefixes: PolicyPrefixes,
-        remote: Table[RemoteEndpoint],
-        statuses: Table[PolicyObject],
-        proxies: Table[HTTPProxyState],
+        remote: Table[tuple[str, str], RemoteEndpoint],
+        statuses: Table[tuple[str, str, str], PolicyObject],
+        proxies: Table[str, HTTPProxyState],
         settings: PolicyRuleSettings,
         counts: PolicyCounts,
         names: NamedAddresses,
@@ -124,12 +124,12 @@ class PolicyWatch:
         self._starting.close()
         self._claimed()
 
-    async def _follow_identities(self, changes: list[Change[Identity]]) -> None:
+    async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
         rows = self._policy.know(change.row for change in changes if change.row is not None)
-        rows += self._policy.unknow(int(str(change.key)) for change in changes if change.deleted)
+        rows += self._policy.unknow(change.key for change in changes if change.deleted)
         await self._realize(rows, "identities changed")
 
-    async def _follow_policies(self, kind: Kind[Any], changes: list[Change[Object]]) -> None:
+    async def _follow_policies(self, kind: Kind[Any], changes: list[Change[tuple[str, str], Object]]) -> None:
         began = time.monotonic()
         taken: dict[PolicySource, dict[str, Any]] = {}
         changed: list[RulesChanged] = []
@@ -145,10 +145,13 @@ class PolicyWatch:
             self._counts.realized(kind.kind, time.monotonic() - began)
 
     def _take_in(
-        self, kind: Kind[Any], change: Change[Object], taken: dict[PolicySource, dict[str, Any]]
+        self,
+        kind: Kind[Any],
+        change: Change[tuple[str, str], Object],
+        taken: dict[PolicySource, dict[str, Any]],
     ) -> Iterator[RulesChanged]:
         """Change the rules as one object did; nothing where that was its status alone, or is refused."""
-        namespace, name = _key(change)
+        namespace, name = change.key
         source = PolicySource(kind.kind, namespace, name)
         if change.row is None:
             self._taken.pop(source, None)
@@ -173,29 +176,29 @@ class PolicyWatch:
             self._outdated.discard(source)
             self._accepted(source)
 
-    async def _follow_groups(self, changes: list[Change[CiliumCIDRGroup]]) -> None:
+    async def _follow_groups(self, changes: list[Change[tuple[str, str], CiliumCIDRGroup]]) -> None:
         rows: list[EndpointPolicy] = []
         for change in changes:
-            _, name = _key(change)
+            _, name = change.key
             prefixes = tuple(_group_prefixes(change.row)) if change.row is not None else None
             changed, failed = self._policy.set_group(name, prefixes)
             rows += changed
             self._followed_objects(failed)
         await self._follow_rules(rows)
 
-    async def _follow_services(self, changes: list[Change[Any]]) -> None:
+    async def _follow_services(self, changes: list[Change[Any, Any]]) -> None:
         del changes
         rows, failed = self._policy.follow_services()
         for source, error in failed.items():
             self._refused(source, error)
         await self._follow_rules(rows)
 
-    async def _follow_pods(self, changes: list[Change[Pod]]) -> None:
+    async def _follow_pods(self, changes: list[Change[tuple[str, str], Pod]]) -> None:
         for change in changes:
             self._ports.report(("pod", change.key), of_pod(change.row) if change.row is not None else NONE)
-        await self._follow_ports({_key(change) for change in changes})
+        await self._follow_ports({change.key for change in changes})
 
-    async def _follow_remote(self, changes: list[Change[RemoteEndpoint]]) -> None:
+    async def _follow_remote(self, changes: list[Change[tuple[str, str], RemoteEndpoint]]) -> None:
         for change in changes:
             ports = of_remote(change.row) if change.row is not None else NONE
             self._ports.report(("remote", change.key), ports)
@@ -234,7 +237,7 @@ class PolicyWatch:
     async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
         await realize(self._policies, rows, reason)
 
-    async def _follow_proxy(self, changes: list[Change[HTTPProxyState]]) -> None:
+    async def _follow_proxy(self, changes: list[Change[str, HTTPProxyState]]) -> None:
         """The proxy of HTTP runs, or has taken the rules, or not: what policies' rows say of it follows."""
         del changes
         self._policies.follow_proxies()
@@ -274,7 +277,7 @@ class PolicyWatch:
             if source in failed or source in self._outdated:
                 continue
             row = self._row(source)
-            held = self._statuses.get(tuple(source))
+            held = self._statuses.get((source.kind, source.namespace, source.name))
             if held is not None and (row.valid, row.text) != (held.valid, held.text):
                 self._accepted(source)
 
@@ -317,7 +320,7 @@ class PolicyWatch:
 
     def _refused(self, source: PolicySource, error: PolicyError) -> None:
         self._log.warning("policy refused", policy=str(source), path=error.path, error=str(error))
-        held = self._statuses.get(tuple(source))
+        held = self._statuses.get((source.kind, source.namespace, source.name))
         self._put(
             PolicyObject(
                 kind=source.kind,
@@ -336,11 +339,6 @@ class PolicyWatch:
         self._counts.changed(valid=row.valid)
         with self._statuses.txn() as statuses:
             statuses.put(row)
-
-
-def _key(change: Change[Any]) -> tuple[str, str]:
-    key: tuple[str, str] = change.key  # type: ignore[assignment]  # that of every table of objects
-    return key
 
 
 def _as_object(kind: Kind[Any], row: Object) -> dict[str, Any]:

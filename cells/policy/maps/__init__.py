@@ -199,12 +199,12 @@ def families(policies: EndpointPolicies, *, audited: bool) -> Iterator[Family]:
 # How the cell of policy maps is put together.
 
 
-def policy_table() -> Table[EndpointPolicy]:
+def policy_table() -> Table[int, EndpointPolicy]:
     """The ``endpoint-policies`` table, by endpoint id."""
     return Table("endpoint-policies", key=lambda policy: policy.endpoint_id)
 
 
-def realized_table() -> Table[RealizedPolicy]:
+def realized_table() -> Table[int, RealizedPolicy]:
     """The ``endpoint-policies-realized`` table, by endpoint id."""
     return Table("endpoint-policies-realized", key=lambda policy: policy.endpoint_id)
 
@@ -220,8 +220,8 @@ def policy_map_pool(pool: PolicyMaps) -> PolicyMapPool:
 
 
 def endpoint_policies(
-    table: Table[EndpointPolicy],
-    realized: Table[RealizedPolicy],
+    table: Table[int, EndpointPolicy],
+    realized: Table[int, RealizedPolicy],
     computer: PolicyComputer,
     pool: PolicyMapPool,
     *,
@@ -247,7 +247,7 @@ def endpoint_policies(
     return policies
 
 
-def outdated_table(policies: EndpointPolicies) -> Table[OutdatedPolicy]:
+def outdated_table(policies: EndpointPolicies) -> Table[int, OutdatedPolicy]:
     """The ``endpoint-policies-outdated`` table, by endpoint id."""
     return policies.outdated
 

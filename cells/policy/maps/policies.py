@@ -108,8 +108,8 @@ class EndpointPolicies:
 
     def __init__(
         self,
-        table: Table[EndpointPolicy],
-        realized: Table[RealizedPolicy],
+        table: Table[int, EndpointPolicy],
+        realized: Table[int, RealizedPolicy],
         computer: PolicyComputer,
         pool: PolicyMapPool,
         log: Logger,
@@ -137,7 +137,7 @@ class EndpointPolicies:
         """What maps had that were taken over and are not written yet."""
         self._hosts: set[int] = set()
         """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
-        self.outdated: Table[OutdatedPolicy] = Table(
+        self.outdated: Table[int, OutdatedPolicy] = Table(
             "endpoint-policies-outdated", key=lambda row: row.endpoint_id
         )
         """Endpoints that are to be regenerated, by id: each asks to realize()."""

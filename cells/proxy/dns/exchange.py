@@ -106,7 +106,7 @@ class QueryPolicy:
     """Asks policy, and what policy was."""
 
     def __init__(
-        self, endpoints: Table[Endpoint], ipcache: Ipcache, rules: NameRules, store: NameStore
+        self, endpoints: Table[int, Endpoint], ipcache: Ipcache, rules: NameRules, store: NameStore
     ) -> None:
         self._by_name = endpoints.by("name")
         self._ipcache = ipcache
@@ -146,8 +146,8 @@ class DNSAccessLog:
 
     def __init__(
         self,
-        endpoints: Table[Endpoint],
-        identities: Table[Identity],
+        endpoints: Table[int, Endpoint],
+        identities: Table[int, Identity],
         ipcache: Ipcache,
         events: Events,
         port: ProxyPort,

@@ -154,6 +154,6 @@ class TransparentProxy(msgspec.Struct, frozen=True):
     name: str
 
 
-def transparent_proxies() -> Table[TransparentProxy]:
+def transparent_proxies() -> Table[str, TransparentProxy]:
     """The ``transparent-proxies`` table, by name."""
     return Table("transparent-proxies", key=lambda row: row.name)

@@ -153,7 +153,7 @@ class NameStore:
     def __init__(
         self,
         settings: DNSProxySettings,
-        endpoints: Table[Endpoint],
+        endpoints: Table[int, Endpoint],
         names: NamedAddresses,
         rules: KnownRules,
         connections: Connections,
@@ -302,9 +302,9 @@ class NameStore:
         for endpoint_id in self.of:
             self._save_one(endpoint_id)
 
-    async def _follow(self, changes: Iterable[Change[Endpoint]]) -> None:
+    async def _follow(self, changes: Iterable[Change[int, Endpoint]]) -> None:
         for change in changes:
-            endpoint_id = int(str(change.key))
+            endpoint_id = change.key
             if change.deleted and endpoint_id in self.of:
                 self._let_go(list(self.of.pop(endpoint_id).pairs()))
             if change.deleted:

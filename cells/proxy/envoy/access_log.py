@@ -41,9 +41,9 @@ class AccessLog:
     def __init__(
         self,
         place: EnvoyFiles,
-        redirects: Table[HTTPRedirect],
-        endpoints: Table[Endpoint],
-        identities: Table[Identity],
+        redirects: Table[str, HTTPRedirect],
+        endpoints: Table[int, Endpoint],
+        identities: Table[int, Identity],
         ipcache: Ipcache,
         events: Events,
         counts: Counts,

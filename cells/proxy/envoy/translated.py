@@ -90,7 +90,7 @@ class TranslatedConnections:
     """Serves while its jobs run; the rules stay when the agent stops, as Envoy does."""
 
     def __init__(
-        self, ports: RedirectPorts, redirects: Table[HTTPRedirect], *, jobs: Jobs, log: Logger
+        self, ports: RedirectPorts, redirects: Table[str, HTTPRedirect], *, jobs: Jobs, log: Logger
     ) -> None:
         self._redirects = redirects
         self._log = log

@@ -159,9 +159,9 @@ class Announcements:
         selection: DeviceSettings,
         source: KubernetesSettings,
         resources: Resources,
-        devices: Table[Device],
+        devices: Table[int, Device],
         elections: Elections,
-        refused: Table[RefusedAddress],
+        refused: Table[tuple[str, str, str], RefusedAddress],
         kernel: ResponderKernel,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -176,11 +176,11 @@ class Announcements:
         ours = partial(announceable, proxy=proxy.name)
         announced_services = resources.table(SERVICES).filter(ours, name="l2-services")
         policies = resources.table(CILIUM_L2_ANNOUNCEMENTS)
-        self.candidates: Derived[L2Candidate] = Derived(
+        self.candidates: Derived[tuple[str, str], L2Candidate] = Derived(
             "l2-candidates", self._candidates, policies, announced_services, nodes, devices, refused
         )
         """The services this node may answer for."""
-        self.announced: Derived[L2Announcement] = Derived(
+        self.announced: Derived[L2ResponderKey, L2Announcement] = Derived(
             "l2-announce", announced, self.candidates, elections.leases
         )
         """What it does answer for, by address and index of the device."""

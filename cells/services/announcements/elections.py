@@ -170,14 +170,14 @@ class Elections:
         self._kernel = kernel
         self._log = log
         self._jobs = jobs
-        self.leases: Table[L2Lease] = Table("l2-leases", key=lambda row: row.service)
+        self.leases: Table[tuple[str, str], L2Lease] = Table("l2-leases", key=lambda row: row.service)
         """Who answers for which service."""
         self._first = self.leases.initializer("who holds which lease")
         self._electing: set[Key] = set()
         if settings.enable_l2_announcements:
             tables.add(self.leases)
 
-    def follow(self, candidates: ReadTable[L2Candidate]) -> None:
+    def follow(self, candidates: ReadTable[tuple[str, str], L2Candidate]) -> None:
         """Take part from now on."""
         settings = self._settings
         alive = self._jobs.timer(
@@ -186,7 +186,7 @@ class Elections:
         self._jobs.one_shot("elections", partial(self._run, candidates, alive))
         self._jobs.timer("collect leases", self.collect, COLLECT, jitter=0.2)
 
-    async def _run(self, candidates: ReadTable[L2Candidate], alive: Timer) -> None:
+    async def _run(self, candidates: ReadTable[tuple[str, str], L2Candidate], alive: Timer) -> None:
         await candidates.wait_initialized()
         async with anyio.create_task_group() as group:
             changes = candidates.changes()
@@ -197,7 +197,10 @@ class Elections:
                 self._join(group, candidates, batch)
 
     def _join(
-        self, group: TaskGroup, candidates: ReadTable[L2Candidate], batch: Iterable[Change[L2Candidate]]
+        self,
+        group: TaskGroup,
+        candidates: ReadTable[tuple[str, str], L2Candidate],
+        batch: Iterable[Change[tuple[str, str], L2Candidate]],
     ) -> None:
         for change in batch:
             row = change.row
@@ -220,7 +223,7 @@ class Elections:
         self._first.done()
         alive.trigger()
 
-    async def _elect(self, candidates: ReadTable[L2Candidate], key: Key) -> None:
+    async def _elect(self, candidates: ReadTable[tuple[str, str], L2Candidate], key: Key) -> None:
         """Take part for as long as the service is a candidate."""
         self._electing.add(key)
         try:
@@ -234,7 +237,7 @@ class Elections:
             with self.leases.txn() as rows:
                 rows.delete(key)
 
-    async def _stand(self, candidates: ReadTable[L2Candidate], key: Key) -> None:
+    async def _stand(self, candidates: ReadTable[tuple[str, str], L2Candidate], key: Key) -> None:
         """Wait for the lease, and hold it until it is lost."""
         from cells.kubernetes.leases import Election  # loaded where there is a server
 
@@ -282,7 +285,9 @@ class Elections:
                     await client.delete(LEASES, name, self._namespace, version=version)
 
 
-async def _until_removed(candidates: ReadTable[L2Candidate], key: Key, scope: anyio.CancelScope) -> None:
+async def _until_removed(
+    candidates: ReadTable[tuple[str, str], L2Candidate], key: Key, scope: anyio.CancelScope
+) -> None:
     await candidates.wait_removed(key)
     scope.cancel()
 

@@ -242,7 +242,7 @@ class PolicyConditions:
         if settings.enable_l2_announcements:
             jobs.observe("conditions", resources.table(CILIUM_L2_ANNOUNCEMENTS).changes, self._follow)
 
-    async def _follow(self, changes: list[Change[CiliumL2AnnouncementPolicy]]) -> None:
+    async def _follow(self, changes: list[Change[tuple[str, str], CiliumL2AnnouncementPolicy]]) -> None:
         for change in changes:
             if change.row is not None:
                 await self._write(change.row)

@@ -154,7 +154,7 @@ def options(
     )
 
 
-def frontends() -> Table[Frontend]:
+def frontends() -> Table[FrontendKey, Frontend]:
     """The ``frontends`` table: every address that is served, with its backends, by address and scope."""
     return Table("frontends", key=lambda one: one.key)
 
@@ -162,16 +162,16 @@ def frontends() -> Table[Frontend]:
 def watch(
     agent: AgentConfig,
     resources: Resources,
-    table: Table[Frontend],
+    table: Table[FrontendKey, Frontend],
     served: LoadBalancerOptions,
-    redirects: Table[LocalRedirect],
-    conflicts: Table[ServiceConflict],
-    manual: Table[ManualService],
-    states: Table[ManualState],
-    refused: Table[RefusedAddress],
+    redirects: Table[ServiceName, LocalRedirect],
+    conflicts: Table[FrontendKey, ServiceConflict],
+    manual: Table[FrontendKey, ManualService],
+    states: Table[ServiceAddress, ManualState],
+    refused: Table[tuple[str, str, str], RefusedAddress],
     outside: NodePorts | None = None,
-    cluster: ReadTable[ClusterNode] | None = None,
-    devices: Table[Device] | None = None,
+    cluster: ReadTable[str, ClusterNode] | None = None,
+    devices: Table[int, Device] | None = None,
     *,
     jobs: Jobs,
     log: Logger,
@@ -209,8 +209,8 @@ def watch_metrics(found: ServiceWatch) -> Member[Collector]:
 
 @after(ServiceWatch)
 def reconcile(
-    table: Table[Frontend],
-    served_table: Table[ServedFrontend],
+    table: Table[FrontendKey, Frontend],
+    served_table: Table[FrontendKey, ServedFrontend],
     maps: ServiceMaps,
     served: LoadBalancerOptions,
     objects: KubernetesSettings,

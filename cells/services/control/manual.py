@@ -61,12 +61,12 @@ class ManualState(msgspec.Struct, frozen=True):
     state: BackendState
 
 
-def manual_services() -> Table[ManualService]:
+def manual_services() -> Table[FrontendKey, ManualService]:
     """The ``services-by-hand`` table, by address and scope."""
     return Table("services-by-hand", key=lambda one: one.key)
 
 
-def manual_states() -> Table[ManualState]:
+def manual_states() -> Table[ServiceAddress, ManualState]:
     """The ``backend-states`` table, by address."""
     return Table("backend-states", key=lambda one: one.address)
 
@@ -122,9 +122,9 @@ class ManualServices:
 
     def __init__(
         self,
-        services: Table[ManualService],
-        states: Table[ManualState],
-        served: Table[ServedFrontend],
+        services: Table[FrontendKey, ManualService],
+        states: Table[ServiceAddress, ManualState],
+        served: Table[FrontendKey, ServedFrontend],
         options: LoadBalancerOptions,
         objects: KubernetesSettings,
         agent: AgentConfig,

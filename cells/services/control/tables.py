@@ -36,7 +36,7 @@ class LocalRedirect(msgspec.Struct, frozen=True):
     """Addresses of their backends, and the pods that have them."""
 
 
-def local_redirects() -> Table[LocalRedirect]:
+def local_redirects() -> Table[ServiceName, LocalRedirect]:
     """The ``local-redirects`` table, by namespace and name."""
     return Table("local-redirects", key=lambda one: one.name)
 
@@ -64,7 +64,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         return self.frontend.key
 
 
-def served_frontends() -> Table[ServedFrontend]:
+def served_frontends() -> Table[FrontendKey, ServedFrontend]:
     """The ``services`` table, by address and scope."""
     return Table("services", key=lambda one: one.key)
 
@@ -77,17 +77,19 @@ class ServiceConflict(msgspec.Struct, frozen=True, gc=False):
     unserved: tuple[ServiceName, ...]
 
 
-def service_conflicts() -> Table[ServiceConflict]:
+def service_conflicts() -> Table[FrontendKey, ServiceConflict]:
     """The ``service-conflicts`` table, by address and scope."""
     return Table("service-conflicts", key=lambda one: one.frontend)
 
 
-def refused_addresses() -> Table[RefusedAddress]:
+def refused_addresses() -> Table[tuple[str, str, str], RefusedAddress]:
     """The ``refused-service-addresses`` table, by service, field and address."""
     return Table("refused-service-addresses", key=lambda one: (str(one.service), one.part, str(one.address)))
 
 
-def address_events(refused: Table[RefusedAddress], resources: Resources) -> Member[EventSource]:
+def address_events(
+    refused: Table[tuple[str, str, str], RefusedAddress], resources: Resources
+) -> Member[EventSource]:
     """Addresses that a Service or a pod's host port does not get."""
 
     def drafts(row: RefusedAddress) -> Iterator[EventDraft]:
@@ -133,7 +135,7 @@ def backend_events(resources: Resources) -> Member[EventSource]:
     return EventSource("backends", resources.table(ENDPOINT_SLICES), drafts)
 
 
-def redirect_events(redirects: Table[LocalRedirect]) -> Member[EventSource]:
+def redirect_events(redirects: Table[ServiceName, LocalRedirect]) -> Member[EventSource]:
     """Local redirect policies that are refused."""
 
     def drafts(row: LocalRedirect) -> Iterator[EventDraft]:

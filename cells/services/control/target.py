@@ -134,10 +134,10 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
 
     def __init__(
         self,
-        table: ReadTable[Frontend],
+        table: ReadTable[FrontendKey, Frontend],
         balancer: LoadBalancer,
         maps: ServiceMaps,
-        served: Table[ServedFrontend],
+        served: Table[FrontendKey, ServedFrontend],
         taken_over: Callable[[], None] = lambda: None,
         shortage: Shortage | None = None,
     ) -> None:

@@ -23,6 +23,7 @@ from cells.services import (
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    ServiceAddress,
     ServiceName,
     ServingNode,
 )
@@ -45,14 +46,14 @@ from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
 
 Row = TypeVar("Row")
-Feed = Callable[[ServiceCatalog, Change[Row]], Iterable[FrontendChange]]
+Feed = Callable[[ServiceCatalog, Change[Any, Row]], Iterable[FrontendChange]]
 
 
 class _Follow(NamedTuple):
     """A table that frontends follow from: what its rows mean now, and as they change."""
 
     first: Callable[[ServiceCatalog], Iterable[FrontendChange]]
-    follow: Callable[[ServiceCatalog, Table[Frontend]], Coroutine[Any, Any, None]]
+    follow: Callable[[ServiceCatalog, Table[FrontendKey, Frontend]], Coroutine[Any, Any, None]]
 
 
 def _order(ip: IPAddress) -> tuple[int, int]:
@@ -62,26 +63,26 @@ def _order(ip: IPAddress) -> tuple[int, int]:
 class WatchedObjects(NamedTuple):
     """What frontends follow from. What nothing is served of is None."""
 
-    services: ReadTable[Service]
-    slices: ReadTable[EndpointSlice]
-    nodes: ReadTable[NodeObject]
-    pods: ReadTable[Pod] | None = None
-    addresses: ReadTable[NodePortAddress] | None = None
-    redirects: ReadTable[CiliumLocalRedirectPolicy] | None = None
-    manual: ReadTable[ManualService] | None = None
-    states: ReadTable[ManualState] | None = None
-    devices: ReadTable[Device] | None = None
+    services: ReadTable[tuple[str, str], Service]
+    slices: ReadTable[tuple[str, str], EndpointSlice]
+    nodes: ReadTable[tuple[str, str], NodeObject]
+    pods: ReadTable[tuple[str, str], Pod] | None = None
+    addresses: ReadTable[IPAddress, NodePortAddress] | None = None
+    redirects: ReadTable[tuple[str, str], CiliumLocalRedirectPolicy] | None = None
+    manual: ReadTable[FrontendKey, ManualService] | None = None
+    states: ReadTable[ServiceAddress, ManualState] | None = None
+    devices: ReadTable[int, Device] | None = None
     """The node's devices, whose addresses host ports may have."""
-    cluster: ReadTable[ClusterNode] | None = None
+    cluster: ReadTable[str, ClusterNode] | None = None
     """The nodes of the cluster. Services do not wait for it, as nodes may need services to become known."""
 
 
 class ServiceReports(NamedTuple):
     """The tables that say what is not served as asked. What nobody asks for is None."""
 
-    conflicts: Table[ServiceConflict] | None = None
-    refused: Table[RefusedAddress] | None = None
-    redirects: Table[LocalRedirect] | None = None
+    conflicts: Table[FrontendKey, ServiceConflict] | None = None
+    refused: Table[tuple[str, str, str], RefusedAddress] | None = None
+    redirects: Table[ServiceName, LocalRedirect] | None = None
 
 
 class ServiceWatch:
@@ -91,7 +92,7 @@ class ServiceWatch:
         self,
         node_name: Callable[[], str],
         objects: WatchedObjects,
-        frontends: Table[Frontend],
+        frontends: Table[FrontendKey, Frontend],
         options: LoadBalancerOptions,
         reports: ServiceReports = ServiceReports(),  # noqa: B008  (a value)
         log: Logger | None = None,
@@ -150,7 +151,7 @@ class ServiceWatch:
             for feed in follows:
                 group.start_soon(feed.follow, catalog, self._frontends)
 
-    def _followed(self, table: ReadTable[Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
+    def _followed(self, table: ReadTable[Any, Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
         if table is None:
             return
         changes = table.changes()
@@ -158,7 +159,7 @@ class ServiceWatch:
         def first(catalog: ServiceCatalog) -> Iterable[FrontendChange]:
             return _changes(catalog, changes.take(), feed)
 
-        async def follow(catalog: ServiceCatalog, frontends: Table[Frontend]) -> None:
+        async def follow(catalog: ServiceCatalog, frontends: Table[FrontendKey, Frontend]) -> None:
             async for batch in changes:
                 with frontends.txn() as rows:
                     for change in _changes(catalog, batch, feed):
@@ -171,21 +172,25 @@ class ServiceWatch:
         yield _Follow(first, follow)
 
     def _addresses_changed(
-        self, catalog: ServiceCatalog, _: Change[NodePortAddress]
+        self, catalog: ServiceCatalog, _: Change[IPAddress, NodePortAddress]
     ) -> Iterable[FrontendChange]:
         """All of them, whichever has changed."""
         table = self._objects.addresses
         rows = table.all() if table is not None else []
         return self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
 
-    def _device_changed(self, catalog: ServiceCatalog, change: Change[Device]) -> Iterable[FrontendChange]:
+    def _device_changed(
+        self, catalog: ServiceCatalog, change: Change[int, Device]
+    ) -> Iterable[FrontendChange]:
         """All of them, where addresses have changed."""
         table = self._objects.devices
         if table is None or _addresses(change.old) == _addresses(change.row):
             return ()
         return catalog.set_own_addresses(frozenset(ip for row in table.all() for ip in _addresses(row)))
 
-    def _service_changed(self, catalog: ServiceCatalog, change: Change[Service]) -> Iterable[FrontendChange]:
+    def _service_changed(
+        self, catalog: ServiceCatalog, change: Change[tuple[str, str], Service]
+    ) -> Iterable[FrontendChange]:
         old, row = change.old, change.row
         if row is None:
             if old is None:
@@ -197,7 +202,7 @@ class ServiceWatch:
         return catalog.upsert_service(row)
 
     def _slice_changed(
-        self, catalog: ServiceCatalog, change: Change[EndpointSlice]
+        self, catalog: ServiceCatalog, change: Change[tuple[str, str], EndpointSlice]
     ) -> Iterable[FrontendChange]:
         """A slice may come to belong to another service."""
         old, row = change.old, change.row
@@ -252,7 +257,9 @@ class ServiceWatch:
             for part, fault in unserved_of(row, self._options):
                 log.warning("part of a service is not served", service=name, part=part, reason=fault)
 
-    def _pod_changed(self, catalog: ServiceCatalog, change: Change[Pod]) -> Iterable[FrontendChange]:
+    def _pod_changed(
+        self, catalog: ServiceCatalog, change: Change[tuple[str, str], Pod]
+    ) -> Iterable[FrontendChange]:
         """Only pods of this node have host ports here; no service may have the address of any."""
         old, row = change.old, change.row
         if row is not None and row.spec.node_name == self._node.name:
@@ -265,7 +272,7 @@ class ServiceWatch:
             yield from catalog.reserve(name, pod_reservations(row) if row is not None else ())
 
     def _redirect_changed(
-        self, catalog: ServiceCatalog, change: Change[CiliumLocalRedirectPolicy]
+        self, catalog: ServiceCatalog, change: Change[tuple[str, str], CiliumLocalRedirectPolicy]
     ) -> Iterable[FrontendChange]:
         """One that says what cannot be done redirects nothing, and is told in the table."""
         row = change.row
@@ -364,7 +371,9 @@ class ServiceWatch:
         self._node = node
         return catalog.move(node)
 
-    def _node_changed(self, catalog: ServiceCatalog, change: Change[NodeObject]) -> Iterable[FrontendChange]:
+    def _node_changed(
+        self, catalog: ServiceCatalog, change: Change[tuple[str, str], NodeObject]
+    ) -> Iterable[FrontendChange]:
         """Only this node counts, and of it only what decides which backends are used."""
         row = change.row
         if row is None or row.name != self._node.name:
@@ -388,7 +397,9 @@ def _local_redirect(catalog: ServiceCatalog, redirect: RedirectPolicy) -> LocalR
     return LocalRedirect(redirect.name, redirect.uid, redirect, error, frontends, pods)
 
 
-def _cluster_node_changed(catalog: ServiceCatalog, change: Change[ClusterNode]) -> Iterable[FrontendChange]:
+def _cluster_node_changed(
+    catalog: ServiceCatalog, change: Change[str, ClusterNode]
+) -> Iterable[FrontendChange]:
     """No service may have a node's addresses, nor its pods'."""
     row = change.row
     found = node_reservations(row.name, row.addresses, row.all_cidrs()) if row is not None else ()
@@ -396,18 +407,22 @@ def _cluster_node_changed(catalog: ServiceCatalog, change: Change[ClusterNode]) 
 
 
 def _changes(
-    catalog: ServiceCatalog, batch: Iterable[Change[Row]], feed: Feed[Row]
+    catalog: ServiceCatalog, batch: Iterable[Change[Any, Row]], feed: Feed[Row]
 ) -> Iterable[FrontendChange]:
     for change in batch:
         yield from feed(catalog, change)
 
 
-def _override(catalog: ServiceCatalog, change: Change[ManualService]) -> Iterable[FrontendChange]:
+def _override(
+    catalog: ServiceCatalog, change: Change[FrontendKey, ManualService]
+) -> Iterable[FrontendChange]:
     if change.row is not None:
         return catalog.override(change.row.key, change.row.frontend)
     return catalog.clear_override(change.old.key) if change.old is not None else ()
 
 
-def _override_state(catalog: ServiceCatalog, change: Change[ManualState]) -> Iterable[FrontendChange]:
+def _override_state(
+    catalog: ServiceCatalog, change: Change[ServiceAddress, ManualState]
+) -> Iterable[FrontendChange]:
     row = change.row
     return catalog.set_state(row.address, row.state) if row is not None else ()

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 from anyio import to_thread
 
+from cells.base.addresses import Family
 from cells.config import AgentConfig
 from cells.config.shared import Seed, ServiceSettings
 from cells.datapath.settings import DatapathSettings
@@ -234,9 +235,9 @@ class NodePorts:
         tunnel: TunnelSettings,
         facts: NodePortMap,
         sysctls: Sysctls,
-        devices: Table[Device],
+        devices: Table[int, Device],
         own: NodeAddresses,
-        addresses: Table[NodeAddress],
+        addresses: Table[Family, NodeAddress],
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
@@ -254,13 +255,13 @@ class NodePorts:
         self._devices = devices
         self._own = own
         self._log = log
-        self.addresses: Derived[NodePortAddress] = Derived(
+        self.addresses: Derived[IPAddress, NodePortAddress] = Derived(
             "node-port-addresses", self._served, devices, addresses
         )
         """Where node ports are served, by address."""
         self._read_others = facts.found_rules
-        self._direct: Derived[str] = Derived("direct-device", self._direct_device, devices, addresses)
-        self._facts: Derived[NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
+        self._direct: Derived[str, str] = Derived("direct-device", self._direct_device, devices, addresses)
+        self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
         reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
         tables.add(self.addresses, self._facts, reconciler.statuses)
         lifecycle.append(Hook("prepare for clients outside", self._start))

@@ -33,6 +33,7 @@ from cells.maps.records.flows import (
     SockConfig,
 )
 from cells.netlink.namespaces import own_netns_cookie
+from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from cells.services.sockets.kernel import (
     DEFAULT_CGROUP_ROOT,
@@ -203,7 +204,7 @@ class SocketTermination:
         self,
         settings: SocketLBSettings,
         sockets: SocketLB,
-        served: Table[ServedFrontend],
+        served: Table[FrontendKey, ServedFrontend],
         kernel: SocketKernel,
         *,
         jobs: Jobs,
@@ -258,7 +259,7 @@ class SocketTermination:
         self._looked_for = stale  # only now: after an error they are looked for again
 
 
-def lost_backends(change: Change[ServedFrontend], protocols: Iterable[int]) -> bool:
+def lost_backends(change: Change[FrontendKey, ServedFrontend], protocols: Iterable[int]) -> bool:
     """Whether a frontend of these protocols has a backend no more."""
     old, new = change.old, change.row
     if old is None or old.key.address.protocol not in {ANY, *protocols}:

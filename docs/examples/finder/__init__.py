@@ -1,6 +1,6 @@
 """A daemon that makes a folder of notes searchable: a page for every #tag, and answers on a socket.
 
-What flows where:  folder ─▶ Table[Note] ─┬─▶ Derived[Page] ─▶ directory of pages
+What flows where:  folder ─▶ Table[str, Note] ─┬─▶ Derived[str, Page] ─▶ directory of pages
                                           └─▶ answers on a unix socket
 Run it:            python -m finder --folder=notes --pages=pages --socket=finder.sock
 """

@@ -29,7 +29,7 @@ class Answers:
     """Serves the socket while its hook runs; it starts once the notes have been read."""
 
     def __init__(
-        self, settings: AnswerSettings, notes: Table[Note], lifecycle: Lifecycle, log: Logger
+        self, settings: AnswerSettings, notes: Table[str, Note], lifecycle: Lifecycle, log: Logger
     ) -> None:
         self._path = settings.socket
         self._words = notes.by("word")

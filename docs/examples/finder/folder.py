@@ -1,6 +1,6 @@
 """The notes of the folder, as a table that follows it.
 
-Source: looks into the folder at the start and then now and then, writes Table[Note].
+Source: looks into the folder at the start and then now and then, writes Table[str, Note].
 """
 
 import re
@@ -44,9 +44,9 @@ class Note(msgspec.Struct, frozen=True):
 
 def notes(
     settings: FolderSettings, files: Files, lifecycle: Lifecycle, jobs: Jobs, health: Health
-) -> Table[Note]:
+) -> Table[str, Note]:
     """The table. What needs it starts once the notes that are there have been read."""
-    table: Table[Note] = Table("notes", key=lambda note: note.name, indexes={"word": Note.words})
+    table: Table[str, Note] = Table("notes", key=lambda note: note.name, indexes={"word": Note.words})
     first = table.initializer("first look into the folder")
 
     async def look() -> None:

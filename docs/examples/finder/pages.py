@@ -1,6 +1,6 @@
 """Makes a directory of pages equal to the table of pages.
 
-Reconciler: Derived[Page] to files.
+Reconciler: Derived[str, Page] to files.
 What a person changes there is put right again; files that are no pages are left alone.
 """
 
@@ -76,7 +76,7 @@ class Pages:
         self,
         settings: PageSettings,
         directory: Directory,
-        pages: Derived[Page],
+        pages: Derived[str, Page],
         lifecycle: Lifecycle,
         jobs: Jobs,
     ) -> None:

@@ -32,7 +32,7 @@ def wanted(notes: Iterable[Note]) -> dict[str, Page]:
     }
 
 
-def pages(notes: Table[Note]) -> Derived[Page]:
+def pages(notes: Table[str, Note]) -> Derived[str, Page]:
     """Follows the notes by itself."""
     return notes.derive(wanted, name="pages")
 

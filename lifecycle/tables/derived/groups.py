@@ -7,12 +7,13 @@ from lifecycle.tables.derived.inputs import ABSENT, Input, Plan
 
 __all__ = ["AggregateRows", "GroupRows"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 New = TypeVar("New")
 Value = TypeVar("Value", bound=Hashable)
 
 
-class GroupRows(Generic[Row, Value, New]):
+class GroupRows(Generic[Key, Row, Value, New]):
     """What a function makes of all rows with a value, by that value."""
 
     __slots__ = ("_by", "_groups", "_into", "_of")
@@ -20,17 +21,17 @@ class GroupRows(Generic[Row, Value, New]):
     def __init__(self, by: Callable[[Row], Value], into: Callable[[Value, list[Row]], New]) -> None:
         self._by = by
         self._into = into
-        self._groups: dict[Value, dict[Hashable, Row]] = {}
+        self._groups: dict[Value, dict[Key, Row]] = {}
         """The rows by value and key, in the order of the source: least recently changed first."""
-        self._of: dict[Hashable, Value] = {}  # by key of a row its value
+        self._of: dict[Key, Value] = {}  # by key of a row its value
 
-    def plan(self, table: str, source: Input[Row]) -> Plan[New]:
+    def plan(self, table: str, source: Input[Key, Row]) -> Plan[Value, New]:
         """What to write; raises TypeError when a group is made into None."""
         rows, by = source.rows(), self._by
-        touched: dict[Value, dict[Hashable, Row]] = {}
-        values: dict[Hashable, Value] = {}
+        touched: dict[Value, dict[Key, Row]] = {}
+        values: dict[Key, Value] = {}
 
-        def group(value: Value) -> dict[Hashable, Row]:
+        def group(value: Value) -> dict[Key, Row]:
             if (found := touched.get(value)) is None:
                 found = touched[value] = self._groups.get(value, {}).copy()
             return found
@@ -42,7 +43,7 @@ class GroupRows(Generic[Row, Value, New]):
             values[key] = value = ABSENT if found is None else by(found[0])
             if found is not None:
                 group(value)[key] = found[0]
-        writes: dict[Hashable, New | None] = {}
+        writes: dict[Value, New | None] = {}
         for value, members in touched.items():
             new = self._into(value, list(members.values())) if members else None
             if new is None and members:
@@ -56,7 +57,7 @@ class GroupRows(Generic[Row, Value, New]):
         return writes, remember
 
 
-class AggregateRows(Generic[Row, Value, New]):
+class AggregateRows(Generic[Key, Row, Value, New]):
     """The rows with a value added up, by that value."""
 
     __slots__ = ("_add", "_added", "_by", "_subtract", "_sums", "_zero")
@@ -74,14 +75,14 @@ class AggregateRows(Generic[Row, Value, New]):
         self._subtract = subtract
         self._sums: dict[Value, tuple[int, New]] = {}
         """By value how many rows have it, and their sum."""
-        self._added: dict[Hashable, tuple[Value, Row]] = {}
+        self._added: dict[Key, tuple[Value, Row]] = {}
         """By key of a row its value and the row, as they were added."""
 
-    def plan(self, table: str, source: Input[Row]) -> Plan[New]:
+    def plan(self, table: str, source: Input[Key, Row]) -> Plan[Value, New]:
         """What to write; raises TypeError when a sum is None."""
         rows = source.rows()
         sums: dict[Value, tuple[int, New]] = {}
-        added: dict[Hashable, tuple[Value, Row]] = {}
+        added: dict[Key, tuple[Value, Row]] = {}
         for key in source.changed:
             if (before := self._added.get(key)) is not None:
                 value, row = before
@@ -94,7 +95,7 @@ class AggregateRows(Generic[Row, Value, New]):
             count, total = sums.get(value) or self._sums.get(value) or (0, ABSENT)
             sums[value] = count + 1, self._add(total if count else self._zero(value), found[0])
             added[key] = value, found[0]
-        writes: dict[Hashable, New | None] = {}
+        writes: dict[Value, New | None] = {}
         for value, (count, total) in sums.items():
             if total is None and count:
                 raise TypeError(f"table {table}: the sum of {value!r} is None; add() returns the new sum")

@@ -9,8 +9,9 @@ from lifecycle.tables.rows import Stored
 
 __all__ = ["ABSENT", "Input", "Plan", "nothing_to_remember"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
-Plan = tuple[dict[Hashable, Row | None], Callable[[], None]]
+Plan = tuple[dict[Key, Row | None], Callable[[], None]]
 """What to write, and how to remember it once it is written."""
 
 ABSENT: Any = object()
@@ -25,24 +26,24 @@ class Follower(Protocol):
         ...
 
 
-class Input(Generic[Row]):
+class Input(Generic[Key, Row]):
     """A source, and what has changed in it since it was last worked through."""
 
     __slots__ = ("__weakref__", "_changed", "_follower", "_source")
 
-    def __init__(self, source: TableCore[Row], follower: Follower) -> None:
+    def __init__(self, source: TableCore[Key, Row], follower: Follower) -> None:
         self._source = source
         self._follower = ref(follower)
-        self._changed: dict[Hashable, None] | None = None
+        self._changed: dict[Key, None] | None = None
         """Keys, as the source has them: least recently changed first. None: all of them."""
         source._listen(self)  # noqa: SLF001  # tables are one mechanism
 
-    def rows(self) -> Stored[Row]:
+    def rows(self) -> Stored[Key, Row]:
         """The rows by key, up to date."""
         return self._source._current()  # noqa: SLF001
 
     @property
-    def changed(self) -> dict[Hashable, None]:
+    def changed(self) -> dict[Key, None]:
         """The keys to work through, least recently changed first; up to date once rows() is."""
         if self._changed is None:
             self._changed = dict.fromkeys(self.rows())
@@ -52,7 +53,7 @@ class Input(Generic[Row]):
         """All that changed has been."""
         self._changed = {}
 
-    def notify(self, changed: Mapping[Hashable, Any], revision: int) -> None:
+    def notify(self, changed: Mapping[Key, Any], revision: int) -> None:
         """The source has changed."""
         del revision
         if (known := self._changed) is not None:

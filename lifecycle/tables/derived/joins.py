@@ -8,10 +8,11 @@ from lifecycle.tables.rows import Stored
 
 __all__ = ["JoinRows", "OuterJoinRows"]
 
+Key = TypeVar("Key", bound=Hashable)
 New = TypeVar("New")
 
 
-class JoinRows(Generic[New]):
+class JoinRows(Generic[Key, New]):
     """Each row of one table with its counterpart in the other."""
 
     __slots__ = ("_inner", "_into", "_on", "_other", "_users")
@@ -22,16 +23,16 @@ class JoinRows(Generic[New]):
         self._into = into
         self._on = on
         self._inner = inner
-        self._other: dict[Hashable, Hashable] = {}
+        self._other: dict[Key, Hashable] = {}
         """By key on the left the key of its counterpart, whether there is one or not. Unused without `on`."""
-        self._users: dict[Hashable, dict[Hashable, None]] = {}
+        self._users: dict[Hashable, dict[Key, None]] = {}
         """The same the other way round."""
 
-    def plan(self, table: str, left: Input[Any], right: Input[Any]) -> Plan[New]:
+    def plan(self, table: str, left: Input[Key, Any], right: Input[Any, Any]) -> Plan[Key, New]:
         """What to write; raises TypeError when two rows are joined into None."""
         ours, theirs, changed = left.rows(), right.rows(), left.changed
         others = self._others(changed, ours)
-        writes: dict[Hashable, New | None] = {}
+        writes: dict[Key, New | None] = {}
         for key in changed:
             writes[key] = self._joined(table, key, ours.get(key), theirs.get(others.get(key, key)))
         for other in right.changed:
@@ -52,25 +53,25 @@ class JoinRows(Generic[New]):
 
         return writes, remember
 
-    def _others(self, changed: Iterable[Hashable], left: Stored[Any]) -> dict[Hashable, Hashable]:
+    def _others(self, changed: Iterable[Key], left: Stored[Key, Any]) -> dict[Key, Hashable]:
         """By changed key on the left its counterpart's, ABSENT for one that is gone; none without `on`."""
         if self._on is None:
             return {}
         found = ((key, left.get(key)) for key in changed)
         return {key: ABSENT if row is None else self._on(row[0]) for key, row in found}
 
-    def _users_of(self, other: Hashable) -> Iterable[Hashable]:
+    def _users_of(self, other: Any) -> Iterable[Key]:
         return (other,) if self._on is None else self._users.get(other, ())
 
     def _joined(
-        self, table: str, key: Hashable, row: tuple[Any, int] | None, other: tuple[Any, int] | None
+        self, table: str, key: Key, row: tuple[Any, int] | None, other: tuple[Any, int] | None
     ) -> New | None:
         if row is None or (other is None and self._inner):
             return None
         return _not_none(table, key, self._into(row[0], other[0] if other is not None else None))
 
 
-class OuterJoinRows(Generic[New]):
+class OuterJoinRows(Generic[Key, New]):
     """The rows of two tables that have the same key."""
 
     __slots__ = ("_into",)
@@ -78,10 +79,10 @@ class OuterJoinRows(Generic[New]):
     def __init__(self, into: Callable[[Any, Any], New]) -> None:
         self._into = into
 
-    def plan(self, table: str, left: Input[Any], right: Input[Any]) -> Plan[New]:
+    def plan(self, table: str, left: Input[Key, Any], right: Input[Key, Any]) -> Plan[Key, New]:
         """What to write; raises TypeError when two rows are joined into None."""
         ours, theirs = left.rows(), right.rows()
-        writes: dict[Hashable, New | None] = {}
+        writes: dict[Key, New | None] = {}
         for key in {**left.changed, **right.changed}:
             one, other = ours.get(key), theirs.get(key)
             if one is None and other is None:

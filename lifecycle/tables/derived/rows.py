@@ -7,11 +7,13 @@ from lifecycle.tables.derived.inputs import Input, Plan, nothing_to_remember
 
 __all__ = ["FilterRows", "FlatMapRows", "MapRows"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
+NewKey = TypeVar("NewKey", bound=Hashable)
 New = TypeVar("New")
 
 
-class MapRows(Generic[Row, New]):
+class MapRows(Generic[Key, Row, New]):
     """The result of a function for every row."""
 
     __slots__ = ("_fn",)
@@ -19,10 +21,10 @@ class MapRows(Generic[Row, New]):
     def __init__(self, fn: Callable[[Row], New]) -> None:
         self._fn = fn
 
-    def plan(self, table: str, source: Input[Row]) -> Plan[New]:
+    def plan(self, table: str, source: Input[Key, Row]) -> Plan[Key, New]:
         """What to write; raises TypeError when the function gives None."""
         rows, fn = source.rows(), self._fn
-        writes: dict[Hashable, New | None] = {}
+        writes: dict[Key, New | None] = {}
         for key in source.changed:
             if (found := rows.get(key)) is None:
                 writes[key] = None
@@ -33,7 +35,7 @@ class MapRows(Generic[Row, New]):
         return writes, nothing_to_remember
 
 
-class FilterRows(Generic[Row]):
+class FilterRows(Generic[Key, Row]):
     """The rows of which a predicate is true."""
 
     __slots__ = ("_predicate",)
@@ -41,38 +43,38 @@ class FilterRows(Generic[Row]):
     def __init__(self, predicate: Callable[[Row], object]) -> None:
         self._predicate = predicate
 
-    def plan(self, table: str, source: Input[Row]) -> Plan[Row]:
+    def plan(self, table: str, source: Input[Key, Row]) -> Plan[Key, Row]:
         """What to write."""
         del table
         rows, predicate = source.rows(), self._predicate
-        writes: dict[Hashable, Row | None] = {}
+        writes: dict[Key, Row | None] = {}
         for key in source.changed:
             found = rows.get(key)
             writes[key] = found[0] if found is not None and predicate(found[0]) else None
         return writes, nothing_to_remember
 
 
-class FlatMapRows(Generic[Row, New]):
+class FlatMapRows(Generic[Key, Row, NewKey, New]):
     """All that a function gives for the rows."""
 
     __slots__ = ("_fn", "_given", "_giver", "_key")
 
-    def __init__(self, fn: Callable[[Row], Iterable[New]], key: Callable[[New], Hashable]) -> None:
+    def __init__(self, fn: Callable[[Row], Iterable[New]], key: Callable[[New], NewKey]) -> None:
         self._fn = fn
         self._key = key
-        self._given: dict[Hashable, tuple[Hashable, ...]] = {}
+        self._given: dict[Key, tuple[NewKey, ...]] = {}
         """By key of a row those of its results."""
-        self._giver: dict[Hashable, Hashable] = {}
+        self._giver: dict[NewKey, Key] = {}
         """By key of a result that of its row."""
 
-    def plan(self, table: str, source: Input[Row]) -> Plan[New]:
+    def plan(self, table: str, source: Input[Key, Row]) -> Plan[NewKey, New]:
         """What to write; raises ValueError when two results have one key."""
         rows, changed = source.rows(), source.changed
-        writes: dict[Hashable, New | None] = dict.fromkeys(
+        writes: dict[NewKey, New | None] = dict.fromkeys(
             result for key in changed for result in self._given.get(key, ())
         )
-        given: dict[Hashable, tuple[Hashable, ...]] = {}
-        giver: dict[Hashable, Hashable] = {}
+        given: dict[Key, tuple[NewKey, ...]] = {}
+        giver: dict[NewKey, Key] = {}
         for key in changed:
             found = rows.get(key)
             results = {} if found is None else self._results(table, key, found[0])
@@ -95,8 +97,8 @@ class FlatMapRows(Generic[Row, New]):
 
         return writes, remember
 
-    def _results(self, table: str, key: Hashable, row: Row) -> dict[Hashable, New]:
-        results: dict[Hashable, New] = {}
+    def _results(self, table: str, key: Key, row: Row) -> dict[NewKey, New]:
+        results: dict[NewKey, New] = {}
         for new in self._fn(row):
             if new is None:
                 raise TypeError(f"table {table}: {key!r} gives None; leave out what is not a result")

@@ -10,32 +10,33 @@ from lifecycle.hints.places import has_place, place_of
 
 __all__ = ["Index", "Plan", "RowSource", "Values"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 Values = Callable[[Row], Iterable[Hashable]]
-Plan = dict[Hashable, frozenset[Hashable]]
-Stored = dict[Hashable, tuple[Row, int]]
+Plan = dict[Key, frozenset[Hashable]]
+Stored = dict[Key, tuple[Row, int]]
 
 
 _ONE = "one value, of which every part would be a value; give it in a tuple"
 
 
-class RowSource(Protocol[Row]):
+class RowSource(Protocol[Key, Row]):
     """Whose rows are found: a table or a snapshot of one."""
 
     name: str
 
-    def _current(self) -> Stored[Row]:
+    def _current(self) -> Stored[Key, Row]:
         """The rows by key, up to date."""
         ...
 
 
-class Index(Generic[Row]):
+class Index(Generic[Key, Row]):
     """The rows by each of the values that a function gives for a row: none, one or many."""
 
     single: ClassVar[tuple[type, ...]] = (str, bytes)
     """What can be iterated over, and is one value all the same."""
 
-    def __init__(self, source: RowSource[Row], name: str, values: Values[Row]) -> None:
+    def __init__(self, source: RowSource[Key, Row], name: str, values: Values[Row]) -> None:
         self._described = f"table {source.name}: index {name!r}"
         if not callable(values):
             raise TypeError(f"{self._described} is {values!r}: expected a function from a row to its values")
@@ -46,20 +47,20 @@ class Index(Generic[Row]):
         self.name = name
         self._source = source
         self._values = values
-        self._keys: dict[Hashable, dict[Hashable, None]] = {}
-        self._of: Plan = {}  # key -> its values
+        self._keys: dict[Hashable, dict[Key, None]] = {}
+        self._of: Plan[Key] = {}  # key -> its values
 
     def get(self, value: Hashable) -> list[Row]:
         """Every row with this value, in no particular order."""
         rows = self._source._current()  # noqa: SLF001  # the two are one mechanism
         return [rows[key][0] for key in self._keys.get(value, ())]
 
-    def rows(self, keys: Iterable[Hashable]) -> list[Row]:
+    def rows(self, keys: Iterable[Key]) -> list[Row]:
         """The rows with these keys, which are all there."""
         rows = self._source._current()  # noqa: SLF001
         return [rows[key][0] for key in keys]
 
-    def keys(self, value: Hashable) -> list[Hashable]:
+    def keys(self, value: Hashable) -> list[Key]:
         """The keys of every row with this value, in no particular order."""
         self._source._current()  # noqa: SLF001
         return list(self._keys.get(value, ()))
@@ -82,7 +83,7 @@ class Index(Generic[Row]):
         self._source._current()  # noqa: SLF001
         return value in self._keys
 
-    def plan(self, rows: Mapping[Hashable, Row | None]) -> Plan:
+    def plan(self, rows: Mapping[Key, Row | None]) -> Plan[Key]:
         """The values of rows to be written. Raises what the function raises, and is then as it was."""
         return {key: frozenset() if row is None else self._values_of(row) for key, row in rows.items()}
 
@@ -102,7 +103,7 @@ class Index(Generic[Row]):
     def cancel(self) -> None:
         """Forget the plan: it is not applied."""
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: Plan[Key]) -> None:
         """Write what was planned."""
         for key, values in plan.items():
             before = self._of.pop(key, None)

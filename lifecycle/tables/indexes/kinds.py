@@ -1,5 +1,6 @@
 """How a table declares its indexes."""
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lifecycle.tables.indexes.hashed import Index, RowSource, Values
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LPM", "IndexSpec", "Sorted", "index_of"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
@@ -37,7 +39,7 @@ IndexSpec = Values[Row] | Sorted[Row] | LPM[Row]
 """A function from a row to the values it is found by, or what makes more of it."""
 
 
-def index_of(source: RowSource[Row], name: str, spec: IndexSpec[Row]) -> Index[Row]:
+def index_of(source: RowSource[Key, Row], name: str, spec: IndexSpec[Row]) -> Index[Key, Row]:
     """The index that was asked for, empty."""
     if isinstance(spec, Sorted):
         from lifecycle.tables.indexes.ordered import SortedIndex  # tables without one do not load it

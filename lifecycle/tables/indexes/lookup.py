@@ -8,15 +8,16 @@ from lifecycle.tables.indexes.hashed import Index
 __all__ = ["Lookup"]
 
 Value = TypeVar("Value", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
-class Lookup(Generic[Value, Row]):
+class Lookup(Generic[Value, Key, Row]):
     """The rows of a table by each of the values that a function gives for a row, always up to date."""
 
     __slots__ = ("_index",)
 
-    def __init__(self, index: Index[Row]) -> None:
+    def __init__(self, index: Index[Key, Row]) -> None:
         self._index = index
 
     def get(self, value: Value) -> list[Row]:
@@ -32,7 +33,7 @@ class Lookup(Generic[Value, Row]):
         """The row with this value. Raises LookupError when there are several."""
         return self._index.one(value)
 
-    def keys(self, value: Value) -> list[Hashable]:
+    def keys(self, value: Value) -> list[Key]:
         """The keys of every row with this value, in no particular order."""
         return self._index.keys(value)
 

@@ -23,6 +23,7 @@ from lifecycle.tables.indexes.ordered import OrderedKeys
 
 __all__ = ["LPMIndex", "Prefixes"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -32,12 +33,12 @@ Value = tuple[int, int, int]
 BITS = {4: 32, 6: 128}
 
 
-class LPMIndex(OrderedKeys[Row]):
+class LPMIndex(OrderedKeys[Key, Row]):
     """The rows by the IP prefixes that a function gives for a row; an address is the longest prefix."""
 
     single = (str, bytes, IPv4Network, IPv6Network, IPv4Address, IPv6Address)
 
-    def __init__(self, source: RowSource[Row], name: str, prefixes: Prefixes[Row]) -> None:
+    def __init__(self, source: RowSource[Key, Row], name: str, prefixes: Prefixes[Row]) -> None:
         super().__init__(source, name, prefixes)
         self._counts: dict[int, dict[int, int]] = {4: {}, 6: {}}  # version -> length -> prefixes
         self._lengths: dict[int, list[tuple[int, int]]] = {4: [], 6: []}
@@ -80,7 +81,7 @@ class LPMIndex(OrderedKeys[Row]):
         """Every row with exactly this prefix: an address or a network."""
         return super().get(self._value(value))
 
-    def keys(self, value: Hashable) -> list[Hashable]:
+    def keys(self, value: Hashable) -> list[Key]:
         """The keys of every row with exactly this prefix: an address or a network."""
         return super().keys(self._value(value))
 

@@ -9,6 +9,7 @@ from lifecycle.tables.indexes.sorted_values import SortedValues
 
 __all__ = ["OrderedKeys", "Page", "SortedIndex"]
 
+Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 Prefix = str | bytes | tuple[Any, ...]
 
@@ -21,16 +22,16 @@ class Page(NamedTuple, Generic[Row]):
     """For the next page; None when this is the last one."""
 
 
-class OrderedKeys(Index[Row]):
+class OrderedKeys(Index[Key, Row]):
     """An index that also keeps its values in order."""
 
-    def __init__(self, source: RowSource[Row], name: str, values: Values[Row]) -> None:
+    def __init__(self, source: RowSource[Key, Row], name: str, values: Values[Row]) -> None:
         super().__init__(source, name, values)
         self._order = SortedValues()
         self._reserved: list[Hashable] = []
         """Values put in order for a plan that is not applied yet: only comparing tells whether that works."""
 
-    def plan(self, rows: Mapping[Hashable, Row | None]) -> Plan:
+    def plan(self, rows: Mapping[Key, Row | None]) -> Plan[Key]:
         """The values of rows to be written. Raises TypeError when two of them cannot be compared."""
         plan = super().plan(rows)
         new: set[Hashable] = set()
@@ -53,7 +54,7 @@ class OrderedKeys(Index[Row]):
             self._order.remove(value)
         self._reserved.clear()
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: Plan[Key]) -> None:
         """Write what was planned."""
         before = {value for key in plan for value in self._of.get(key, ())}
         super().apply(plan)
@@ -73,7 +74,7 @@ class OrderedKeys(Index[Row]):
         return [rows[key][0] for key in keys]
 
 
-class SortedIndex(OrderedKeys[Row]):
+class SortedIndex(OrderedKeys[Key, Row]):
     """The rows in the order of their values."""
 
     def range(self, low: Any = None, high: Any = None) -> list[Row]:

@@ -54,11 +54,11 @@ async def ours(url: str, token: str) -> dict[str, float]:
 
     took = Took()
     client = connect(Access(servers=(url,), token=token), qps=0)
-    statuses: Table[SourceStatus] = Table("sources", key=lambda one: one.kind)
+    statuses: Table[str, SourceStatus] = Table("sources", key=lambda one: one.kind)
     health = HealthTree()
     tables, tasks = [], []
     for kind in (PODS, NODES):
-        table: Table[Any] = Table(kind.plural, key=lambda one: one.key)
+        table: Table[Any, Any] = Table(kind.plural, key=lambda one: one.key)
         sink: Sink[Any] = Sink(kind, table, statuses, health.reporter("k8s"), structlog.get_logger())
         tasks.append(asyncio.create_task(Reflector(client, kind, sink).run()))
         tables.append(table)
@@ -178,11 +178,11 @@ async def follow(url: str, token: str) -> dict[str, float]:
     made = create_map(spec)
     made.spec, made.epochs = spec, Epochs(create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 1)))
 
-    def nodes() -> ReadTable[ClusterNode]:
+    def nodes() -> ReadTable[str, ClusterNode]:
         def addresses(node: ClusterNode) -> tuple[object, ...]:
             return tuple(each.ip for each in node.addresses)
 
-        table: Table[ClusterNode] = Table(
+        table: Table[str, ClusterNode] = Table(
             "nodes", key=lambda node: node.full_name, indexes={"address": addresses}
         )
         own = NodeIP(INTERNAL_IP, ip_address("192.0.2.1"))
@@ -200,12 +200,16 @@ async def follow(url: str, token: str) -> dict[str, float]:
                 )
         return table
 
-    def needed(_: Table[RemoteEndpoint], __: Table[IpcacheEntry]) -> None: ...
+    def needed(_: Table[tuple[str, str], RemoteEndpoint], __: Table[str, IpcacheEntry]) -> None: ...
 
-    needed.__annotations__ = {"_": Table[RemoteEndpoint], "__": Table[IpcacheEntry], "return": None}
+    needed.__annotations__ = {
+        "_": Table[tuple[str, str], RemoteEndpoint],
+        "__": Table[str, IpcacheEntry],
+        "return": None,
+    }
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, endpoints.cell)
     fakes = (replace(PolicyMapPool, FakeMaps()), replace(PolicyComputer, FakeRules()))
-    nodes.__annotations__ = {"return": ReadTable[ClusterNode]}
+    nodes.__annotations__ = {"return": ReadTable[str, ClusterNode]}
     with tempfile.TemporaryDirectory() as folder:
         settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token)}
         own = (provide(nodes, KubernetesPods), supply(known), invoke(needed))
@@ -215,7 +219,10 @@ async def follow(url: str, token: str) -> dict[str, float]:
         took = Took()
         async with hive.started():
             gc.freeze()  # as an agent does once it has started
-            remote, rows = hive.get(Table[RemoteEndpoint]), hive.get(Table[IpcacheEntry])
+            remote, rows = (
+                hive.get(Table[tuple[str, str], RemoteEndpoint]),
+                hive.get(Table[str, IpcacheEntry]),
+            )
             await remote.wait_initialized()
             count = len(rows)
             gc.collect()
@@ -272,15 +279,15 @@ async def allocate(url: str, token: str) -> dict[str, float]:
 
     known = AgentConfig(AgentSettings(), Lifecycle("bench"), structlog.get_logger())
 
-    def needed(_: Identities, __: Table[CiliumIdentity]) -> None: ...
+    def needed(_: Identities, __: Table[tuple[str, str], CiliumIdentity]) -> None: ...
 
-    needed.__annotations__ = {"_": Identities, "__": Table[CiliumIdentity], "return": None}
+    needed.__annotations__ = {"_": Identities, "__": Table[tuple[str, str], CiliumIdentity], "return": None}
     cells = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"k8s-kubeconfig-path": kubeconfig(folder, url, token), "k8s-client-qps": "0"}
         own = (supply(known), provide(address_table), invoke(needed))
         async with Hive(*cells, *own, settings=settings).started() as hive:
-            await hive.get(Table[CiliumIdentity]).wait_initialized()
+            await hive.get(Table[tuple[str, str], CiliumIdentity]).wait_initialized()
             identities, names = hive.get(Identities), iter(range(1000))
             run = time.time_ns()
 

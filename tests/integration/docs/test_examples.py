@@ -33,5 +33,5 @@ def test_the_finder_shows_itself(tmp_path: Path) -> None:
         check=True,
     ).stdout
     assert ", 1 given" in shown
-    assert "· provide Table[Note] from notes <- FolderSettings, Files" in shown
+    assert "· provide Table[str, Note] from notes <- FolderSettings, Files" in shown
     assert "· hook    serve the socket" in shown

@@ -36,7 +36,7 @@ class Agent:
     def __init__(self, hive: Hive) -> None:
         self.identities = hive.get(Identities)
         self._health = hive.get(HealthTree)
-        self._objects = hive.get(Table[CiliumIdentity])
+        self._objects = hive.get(Table[tuple[str, str], CiliumIdentity])
         self._keys = hive.get(SharedIdentities).table
 
     def sees(self, number: int) -> bool:
@@ -63,12 +63,12 @@ async def agent(etcd: Etcd, folder: Path, server: Cluster | None, mode: str) -> 
         settings |= {"k8s-kubeconfig-path": kubeconfig(folder, server.url), "k8s-client-qps": "0"}
     hive = Hive(*parts, supply(known), invoke(needed), settings=settings)
     async with hive.started():
-        with hive.get(Table[NodeAddress]).txn() as rows:
+        with hive.get(Table[Family, NodeAddress]).txn() as rows:
             rows.put(NodeAddress(Family.IPV4, ip_address("192.0.2.1"), Origin.DEVICE))
         yield Agent(hive)
 
 
-def needed(_: Identities, __: Table[NodeAddress], ___: HealthTree) -> None: ...
+def needed(_: Identities, __: Table[Family, NodeAddress], ___: HealthTree) -> None: ...
 
 
 async def until(condition: Callable[[], object]) -> None:

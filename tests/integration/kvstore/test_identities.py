@@ -41,12 +41,12 @@ async def agent(etcd: Etcd, number: int = 1, **more: str) -> AsyncIterator[Ident
     }
     hive = Hive(*parts, supply(known), invoke(needed), settings=settings | more)
     async with hive.started():
-        with hive.get(Table[NodeAddress]).txn() as rows:
+        with hive.get(Table[Family, NodeAddress]).txn() as rows:
             rows.put(NodeAddress(Family.IPV4, ip_address(f"192.0.2.{number}"), Origin.DEVICE))
         yield hive.get(Identities)
 
 
-def needed(_: Identities, __: Table[NodeAddress]) -> None: ...
+def needed(_: Identities, __: Table[Family, NodeAddress]) -> None: ...
 
 
 async def until(condition: Callable[[], object]) -> None:

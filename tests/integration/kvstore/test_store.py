@@ -35,8 +35,8 @@ class Followed:
 
     def __init__(self, store: KVStore, jobs: Jobs, tables: Tables) -> None:
         self.store = store
-        self.theirs: Table[Row] = Table("theirs", key=lambda row: row.key)
-        self.ours: Table[OwnKey] = Table("ours", key=lambda row: row.key)
+        self.theirs: Table[str, Row] = Table("theirs", key=lambda row: row.key)
+        self.ours: Table[str, OwnKey] = Table("ours", key=lambda row: row.key)
         self._first = self.ours.initializer()
         self._first.done()
         jobs.observe("follow", PrefixWatch(store, "their/", self.theirs, read, scope="their", grace=0.3))

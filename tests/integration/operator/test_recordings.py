@@ -166,7 +166,7 @@ class Player:
         inner = self._hive.get(LeaderHive).current if self._hive is not None else None
         if inner is None:
             return
-        ipam, patches = inner.get(LBIPAM), inner.get(Table[ServicePatch])
+        ipam, patches = inner.get(LBIPAM), inner.get(Table[tuple[str, str], ServicePatch])
         await eventually(
             lambda: names <= {name for _, name in ipam.plan.grants} and not patches.all(), WITHIN
         )

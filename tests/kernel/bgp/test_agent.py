@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
+from cells.base.addresses import IPNetwork
 from cells.bgp import control
 from cells.bgp.control import BGPControl
 from cells.bgp.gobgpd import end_speakers
@@ -77,14 +78,14 @@ async def agent(folder: Path, *, on: bool = True) -> AsyncIterator[Hive]:
     """The part of an agent that has to do with BGP, its objects from a folder."""
     known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
 
-    def nodes() -> ReadTable[ClusterNode]:
-        found: Table[ClusterNode] = Table("nodes", key=lambda row: row.name)
+    def nodes() -> ReadTable[str, ClusterNode]:
+        found: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.name)
         addresses = (NodeIP("InternalIP", ip_address(NODE)),)
         found.put(ClusterNode(cluster="default", name="n1", source=Source.LOCAL, addresses=addresses))
         return found
 
-    def ranges() -> Table[PodRange]:
-        found: Table[PodRange] = Table("pod-ranges", key=lambda row: row.network)
+    def ranges() -> Table[IPNetwork, PodRange]:
+        found: Table[IPNetwork, PodRange] = Table("pod-ranges", key=lambda row: row.network)
         found.put(PodRange(ip_network(PODS), "primary"))
         return found
 

@@ -21,18 +21,18 @@ __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
 
 
-def root(_table: Table[Device], _links: HostLinks) -> None:
+def root(_table: Table[int, Device], _links: HostLinks) -> None:
     """What the tests need of the hive."""
 
 
 @asynccontextmanager
-async def node() -> AsyncIterator[tuple[Table[Device], HostLinks]]:
+async def node() -> AsyncIterator[tuple[Table[int, Device], HostLinks]]:
     agent = replace(AgentConfig, AgentConfig.__new__(AgentConfig))  # nobody asks for the pods' MTU
     async with Hive(netlink.cell, devices.cell, agent, invoke(root)).started() as hive:
-        yield hive.get(Table[Device]), hive.get(HostLinks)
+        yield hive.get(Table[int, Device]), hive.get(HostLinks)
 
 
-async def told(table: Table[Device], name: str, addresses: list[str] | None) -> None:
+async def told(table: Table[int, Device], name: str, addresses: list[str] | None) -> None:
     """Wait until the device has exactly these addresses; None: until there is no such device."""
     wanted = None if addresses is None else tuple(map(ip_interface, addresses))
     with anyio.fail_after(30):

@@ -74,20 +74,20 @@ def change(what: str, dst: str, gateway: str) -> None:
 
 
 @asynccontextmanager
-async def agent(nodes: Table[ClusterNode], **settings: str) -> AsyncIterator[Hive]:
-    devices: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+async def agent(nodes: Table[str, ClusterNode], **settings: str) -> AsyncIterator[Hive]:
+    devices: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
     hive = Hive(
         direct_routes.cell,
-        supply(nodes, type=ReadTable[ClusterNode]),
-        supply(devices, type=Table[Device]),
+        supply(nodes, type=ReadTable[str, ClusterNode]),
+        supply(devices, type=Table[int, Device]),
         settings={"auto-direct-node-routes": "true", **settings},
     )
     async with hive.started():
         yield hive
 
 
-def table(*rows: ClusterNode) -> Table[ClusterNode]:
-    found: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+def table(*rows: ClusterNode) -> Table[str, ClusterNode]:
+    found: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     with found.txn() as txn:
         txn.replace_all(rows)
     return found
@@ -157,7 +157,7 @@ def beyond() -> ClusterNode:
 
 
 def failed(hive: Hive) -> list[str]:
-    statuses: ReadTable[ObjectStatus] = hive.get(Tables).get("direct-routes-status")
+    statuses: ReadTable[Any, ObjectStatus] = hive.get(Tables).get("direct-routes-status")
     return [one.error or "" for one in statuses.all() if one.state == "failed"]
 
 

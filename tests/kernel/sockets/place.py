@@ -18,7 +18,7 @@ from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.flows import ReverseSk, ReverseSkKey
 from cells.observe import events
 from cells.observe.events import Events
-from cells.services import sockets
+from cells.services import FrontendKey, sockets
 from cells.services.control import ServedFrontend
 from cells.services.control.tables import served_frontends
 from cells.services.sockets import SocketLB
@@ -47,7 +47,7 @@ class Served:
     sockets: SocketLB
     maps: Maps
     services: Services
-    table: Table[ServedFrontend]
+    table: Table[FrontendKey, ServedFrontend]
     events: Events
 
     def remembered(self, client: socket.socket, backend: str, port: int) -> ReverseSk | None:
@@ -84,7 +84,9 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
     """A node that serves what is in its maps to this process and its children."""
     join(group)
 
-    def use(used: SocketLB, tables: Maps, rows: Table[ServedFrontend], heard: Events) -> None: ...
+    def use(
+        used: SocketLB, tables: Maps, rows: Table[FrontendKey, ServedFrontend], heard: Events
+    ) -> None: ...
 
     hive = Hive(
         config.cell,
@@ -102,7 +104,7 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
     async with hive.started():
         tables = hive.get(Maps)
         written = Services({table.spec.name: table for table in tables.all()})
-        rows, heard = hive.get(Table[ServedFrontend]), hive.get(Events)
+        rows, heard = hive.get(Table[FrontendKey, ServedFrontend]), hive.get(Events)
         yield Served(hive.get(SocketLB), tables, written, rows, heard)
 
 

@@ -26,8 +26,8 @@ def graph() -> Graph:
 
 def hooks_of(graph: Graph, kind: object) -> set[str]:
     """The hooks of what provides a type."""
-    name = type_name(kind)
-    owners = {one.id for one in graph.constructors if name in re.split(", | and ", one.provides)}
+    one_of = re.compile(rf"(?:^|, | and ){re.escape(type_name(kind))}(?:$|, | and )")
+    owners = {one.id for one in graph.constructors if one_of.search(one.provides)}
     return {hook.id for hook in graph.hooks if hook.constructor in owners}
 
 

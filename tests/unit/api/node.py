@@ -361,7 +361,7 @@ async def running_node(
         supply(NO_BGP),
         provide(Probes, StatusCollector, ConfigDrift),
         supply(Loaded(), Datapath),
-        supply(Table[Device]("devices", key=lambda device: device.ifindex), type=Table[Device]),
+        supply(Table[int, Device]("devices", key=lambda device: device.ifindex), type=Table[int, Device]),
         provide(served_frontends, local_redirects, manual_services, manual_states, ManualServices),
         supply(LoadBalancerOptions()),
         replace(AgentConfig, config),

@@ -33,7 +33,7 @@ class World:
         self.kernel = FakeIpcacheMap()
         self.identities = Identities(identity_table(), NodeAllocator(CLUSTER))
         self.ipcache = IpcacheOver(self.kernel, self.identities, [self])
-        self.slices: Table[EndpointSlice] = Table(
+        self.slices: Table[tuple[str, str], EndpointSlice] = Table(
             "slices",
             key=lambda row: row.key,
             indexes={"service": lambda row: ((row.namespace, row.service),)},
@@ -95,7 +95,7 @@ class World:
             prefix_labels.cell,
             apiservers.cell,
             supply(known),
-            supply(self.slices, type=Table[EndpointSlice]),
+            supply(self.slices, type=Table[tuple[str, str], EndpointSlice]),
             supply(self.ipcache, type=Ipcache),
             supply(self.identities),
         )

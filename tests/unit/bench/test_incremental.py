@@ -20,5 +20,7 @@ def test_both_ways_give_the_same() -> None:
 
 
 @pytest.mark.parametrize("make", [*OPERATORS.values(), incrementally, as_a_whole])
-def test_a_change_is_seen_and_timed(make: Callable[[Table[Any], Table[Any]], ReadTable[Any]]) -> None:
+def test_a_change_is_seen_and_timed(
+    make: Callable[[Table[Any, Any], Table[Any, Any]], ReadTable[Any, Any]],
+) -> None:
     assert one_change(make, 200, 20) > 0

@@ -65,10 +65,12 @@ class Played:
     def __init__(self, options: Mapping[str, str] | None) -> None:
         self._ipam = (options or {}).get("ipam", "kubernetes")
         self._secrets = (options or {}).get("bgpSecretsNamespace", "kube-system")
-        self._tables: dict[str, Table[Any]] = {
+        self._tables: dict[str, Table[Any, Any]] = {
             kind: Table(f"played-{kind}", key=lambda row: row.key) for kind in KINDS
         }
-        refused: Table[RefusedAddress] = Table("refused", key=lambda row: (row.service, row.address))
+        refused: Table[tuple[str, str, str], RefusedAddress] = Table(
+            "refused", key=lambda row: (str(row.service), row.part, str(row.address))
+        )
         self._services = announced_services(
             self._tables["Service"], self._tables["EndpointSlice"], refused, NODE
         )

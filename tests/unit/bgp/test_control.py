@@ -15,6 +15,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
+from cells.base.addresses import IPAddress, IPNetwork
 from cells.bgp import control
 from cells.bgp.control import BGPControl
 from cells.bgp.speaker_state import (
@@ -152,8 +153,8 @@ async def agent(folder: Path, **settings: str) -> AsyncIterator[Hive]:
     """The part of BGP of a node with one range."""
     known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
 
-    def nodes() -> ReadTable[ClusterNode]:
-        found: Table[ClusterNode] = Table("nodes", key=lambda row: row.name)
+    def nodes() -> ReadTable[str, ClusterNode]:
+        found: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.name)
         addresses = (NodeIP("InternalIP", ip_address("192.0.2.11")),)
         found.put(
             ClusterNode(
@@ -166,8 +167,8 @@ async def agent(folder: Path, **settings: str) -> AsyncIterator[Hive]:
         )
         return found
 
-    def ranges() -> Table[PodRange]:
-        found: Table[PodRange] = Table("pod-ranges", key=lambda row: row.network)
+    def ranges() -> Table[IPNetwork, PodRange]:
+        found: Table[IPNetwork, PodRange] = Table("pod-ranges", key=lambda row: row.network)
         found.put(PodRange(ip_network("10.1.0.0/24"), "primary"))
         return found
 
@@ -206,7 +207,7 @@ async def test_while_the_kinds_are_not_served_nothing_is_known(tmp_path: Path) -
         server() as one,
         agent(tmp_path, **reached(one, tmp_path), enable_bgp_control_plane="true") as hive,
     ):
-        sources = hive.get(Table[SourceStatus])
+        sources = hive.get(Table[str, SourceStatus])
         kinds = ("ciliumbgpnodeconfigs", "ciliumbgppeerconfigs", "ciliumbgpadvertisements")
         for kind in kinds:
             await sources.wait_for(f"{kind}.cilium.io", lambda status: status.state == "absent")
@@ -243,7 +244,7 @@ async def follows(one: ApiServer, hive: Hive) -> None:
     one.add(backends("n1"))
     await eventually(lambda: VIP in {row.prefix for row in wanted.paths.all()})
     assert ("tor", "one-ipv4-Service-web-default-ExternalIP") in wanted.policies
-    refused = hive.get(Table[RefusedAddress])
+    refused = hive.get(Table[tuple[str, str, str], RefusedAddress])
     with refused.txn() as rows:
         web, ip = ServiceName("default", "web"), VIP.network_address
         rows.put(RefusedAddress(web, ip, EXTERNAL_IPS, "is an address of node n2", announced_only=True))
@@ -251,7 +252,7 @@ async def follows(one: ApiServer, hive: Hive) -> None:
     with refused.txn() as rows:
         rows.replace_all([])
     await eventually(lambda: VIP in {row.prefix for row in wanted.paths.all()})
-    with hive.get(Table[PodRange]).txn() as ranges:
+    with hive.get(Table[IPNetwork, PodRange]).txn() as ranges:
         ranges.put(PodRange(UNANNOUNCED, "secondary"))
         ranges.put(PodRange(SECOND, "secondary"))
     await eventually(lambda: SECOND in {row.prefix for row in wanted.paths.all()})
@@ -265,7 +266,7 @@ async def follows(one: ApiServer, hive: Hive) -> None:
     since = datetime(2026, 11, 1, tzinfo=UTC)
     counts = (FamilyCounts(IPV4_UNICAST, 3, 0, 2),)
     session = ObservedPeer("tor", PEER[1], 65000, 65001, 179, PeerState.ESTABLISHED, since, 90, 30, counts)
-    hive.get(Table[ObservedPeer]).put(session)
+    hive.get(Table[tuple[str, IPAddress], ObservedPeer]).put(session)
 
     def status() -> Any:
         return (one.store.get(NODE_CONFIGS, ("", "n1")) or {}).get("status")

@@ -74,9 +74,9 @@ class Node:
     """The cell, and the tables that it follows."""
 
     def __init__(self, hive: Hive) -> None:
-        self.endpoints = hive.get(Table[Endpoint])
-        self.policies = hive.get(Table[RealizedPolicy])
-        self.shown = hive.get(Table[PodEndpoint])
+        self.endpoints = hive.get(Table[int, Endpoint])
+        self.policies = hive.get(Table[int, RealizedPolicy])
+        self.shown = hive.get(Table[tuple[str, str], PodEndpoint])
         self.objects = hive.get(Resources).table(KNOWN_ENDPOINTS)
 
     def put(self, row: Endpoint) -> None:
@@ -92,14 +92,16 @@ class Node:
 async def running(served: EndpointObjects | None = None, **options: str) -> AsyncIterator[Node]:
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def nodes() -> ReadTable[ClusterNode]:
-        table: Table[ClusterNode] = Table("nodes", key=lambda node: node.full_name)
+    def nodes() -> ReadTable[str, ClusterNode]:
+        table: Table[str, ClusterNode] = Table("nodes", key=lambda node: node.full_name)
         with table.txn() as rows:
             own = NodeIP(INTERNAL_IP, ip_address(NODE_IP))
             rows.put(ClusterNode(cluster="default", name="node1", source=Source.LOCAL, addresses=(own,)))
         return table
 
-    def needed(_: Table[PodEndpoint], __: Table[Endpoint], ___: Table[RealizedPolicy]) -> None: ...
+    def needed(
+        _: Table[tuple[str, str], PodEndpoint], __: Table[int, Endpoint], ___: Table[int, RealizedPolicy]
+    ) -> None: ...
 
     hive = Hive(
         kubernetes.cell,

@@ -67,12 +67,12 @@ class Room:
 
     def __init__(self, hive: Hive, folder: Path, kernel: FakeIpcacheMap, rules: FakeRules) -> None:
         self.folder, self.kernel, self.rules = folder, kernel, rules
-        self.table = hive.get(Table[RemoteEndpoint])
+        self.table = hive.get(Table[tuple[str, str], RemoteEndpoint])
         self.ipcache = hive.get(Ipcache)
         self.identities = hive.get(Identities)
         self.health = hive.health
         self.own = hive.get(AgentConfig).node_name
-        self.nodes: Table[ClusterNode] = hive.get(ReadTable[ClusterNode])
+        self.nodes: Table[str, ClusterNode] = hive.get(ReadTable[str, ClusterNode])
 
     def put_node(self, name: str, address: str = "", *ranges: str) -> None:
         """A node with a range, or another address."""
@@ -116,8 +116,8 @@ async def room(
     kernel, rules = kernel or FakeIpcacheMap(), FakeRules()
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def nodes() -> ReadTable[ClusterNode]:
-        table: Table[ClusterNode] = Table(
+    def nodes() -> ReadTable[str, ClusterNode]:
+        table: Table[str, ClusterNode] = Table(
             "nodes",
             key=lambda node: node.full_name,
             indexes={"address": lambda node: tuple(each.ip for each in node.addresses)},
@@ -130,7 +130,7 @@ async def room(
             rows.put(ClusterNode(cluster="default", name="three", source=Source.KUBERNETES))
         return table
 
-    def needed(_: Table[RemoteEndpoint], __: Ipcache, ___: Identities) -> None: ...
+    def needed(_: Table[tuple[str, str], RemoteEndpoint], __: Ipcache, ___: Identities) -> None: ...
 
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, endpoints.cell)
     fakes = (
@@ -185,7 +185,7 @@ async def test_at_a_start_identities_come_before_the_addresses_that_have_them(tm
     def reading(identities: Identities) -> None:
         unread.append(identities.table.initializer("objects that are still read"))
 
-    listed: list[Table[KnownEndpoint]] = []
+    listed: list[Table[tuple[str, str], KnownEndpoint]] = []
 
     def looking(resources: Resources) -> None:
         listed.append(resources.table(KNOWN_ENDPOINTS))

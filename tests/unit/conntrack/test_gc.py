@@ -47,7 +47,7 @@ async def running(maps: FakeMaps, **settings: object) -> AsyncIterator[tuple[Hiv
 
 
 def last(hive: Hive) -> dict[str, ConntrackMap]:
-    table: Table[ConntrackMap] = hive.get(Table[ConntrackMap])
+    table: Table[str, ConntrackMap] = hive.get(Table[str, ConntrackMap])
     return {row.map: row for row in table.all()}
 
 

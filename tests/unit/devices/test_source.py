@@ -57,11 +57,11 @@ class FakeKernel:
         yield changed
 
 
-def table() -> Table[Device]:
+def table() -> Table[int, Device]:
     return Table("devices", key=lambda row: row.ifindex)
 
 
-async def told(rows: Table[Device], wanted: list[Device]) -> None:
+async def told(rows: Table[int, Device], wanted: list[Device]) -> None:
     """Wait until the table holds exactly these."""
     with anyio.fail_after(30):
         async for _ in rows.changes():
@@ -102,7 +102,7 @@ async def test_a_burst_of_hints_is_one_refresh() -> None:
             await anext(hints)
 
 
-def root(_table: Table[Device], _health: HealthTree) -> None:
+def root(_table: Table[int, Device], _health: HealthTree) -> None:
     """What the test needs of the hive."""
 
 
@@ -116,7 +116,7 @@ async def test_the_table_follows_and_a_broken_subscription_is_renewed() -> None:
         "devices", "Devices", config(DeviceSettings), provide(device_table), provide(fake), invoke(root)
     )
     async with Hive(cell).started() as hive:
-        rows: Table[Device] = hive.get(Table[Device])
+        rows: Table[int, Device] = hive.get(Table[int, Device])
         assert rows.all() == [device(1)]
         kernel.now.append(device(2))
         kernel.hint()
@@ -143,7 +143,7 @@ async def test_only_the_named_devices_are_uplinks_and_one_that_is_missing_is_tol
         "devices", "Devices", config(DeviceSettings), provide(device_table), provide(fake), invoke(root)
     )
     async with Hive(cell, settings={"devices": "ens+ wlan0"}).started() as hive:
-        rows: Table[Device] = hive.get(Table[Device])
+        rows: Table[int, Device] = hive.get(Table[int, Device])
         assert [one.name for one in uplinks(rows.all())] == ["ens3", "ens4"]
         assert [one.name for one in addressed(rows.all())] == ["eth0", "ens3", "ens4"]
         told_of = {one.module: one.message for one in hive.get(HealthTree).snapshot()}

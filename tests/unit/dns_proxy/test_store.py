@@ -54,7 +54,7 @@ class Names:
         return False
 
     def claims(self) -> Initializer:
-        return Table[Endpoint]("ipcache", key=lambda one: one.id).initializer("addresses of names")
+        return Table[int, Endpoint]("ipcache", key=lambda one: one.id).initializer("addresses of names")
 
     def source(self) -> Callable[[], None]:
         return lambda: None
@@ -89,7 +89,7 @@ class Shop:
 
     def __init__(self, directory: Path, settings: DNSProxySettings | None = None) -> None:
         self.names, self.kernel, self.now = Names(), Kernel(), 1000.0
-        endpoints: Table[Endpoint] = Table("endpoints", key=lambda one: one.id)
+        endpoints: Table[int, Endpoint] = Table("endpoints", key=lambda one: one.id)
         with endpoints.txn() as rows:
             rows.put(POD)
         self.lifecycle = Lifecycle("test")

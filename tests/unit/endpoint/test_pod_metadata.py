@@ -57,7 +57,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 async def following(**settings: str) -> AsyncIterator[Hive]:
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def needed(_: KubernetesPods, __: Table[Pod]) -> None: ...
+    def needed(_: KubernetesPods, __: Table[tuple[str, str], Pod]) -> None: ...
 
     options = {name.replace("_", "-"): value for name, value in settings.items()}
     async with Hive(
@@ -69,7 +69,7 @@ async def following(**settings: str) -> AsyncIterator[Hive]:
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[tuple[Cluster, KubernetesPods]]:
     async with cluster() as one, following(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as hive:
-        table = hive.get(Table[Pod])
+        table = hive.get(Table[tuple[str, str], Pod])
         await eventually(lambda: table.initialized)
         yield one, hive.get(KubernetesPods)
 

@@ -170,7 +170,7 @@ class Left:
             "restore over fakes",
             supply(self.kernel, EndpointMaps),
             supply(self.node.policies, EndpointPolicies),
-            supply(Table("endpoint-policies-realized", key=_id), Table[RealizedPolicy]),
+            supply(Table("endpoint-policies-realized", key=_id), Table[int, RealizedPolicy]),
             supply(self.left, StaleMaps),
             supply(self.left, PreviousAgent),
             supply(self.links, RestoreLinks),

@@ -242,8 +242,8 @@ class FakeRouter(Router):
         return (ROUTER,)
 
 
-def hive(table: Table[Device], maps: FakeMaps) -> Hive:
-    def device_table() -> Table[Device]:
+def hive(table: Table[int, Device], maps: FakeMaps) -> Hive:
+    def device_table() -> Table[int, Device]:
         return table
 
     def root(_health: HealthTree, _tables: Tables, _sync: HostIPSync) -> None: ...
@@ -266,8 +266,8 @@ def hive(table: Table[Device], maps: FakeMaps) -> Hive:
     return Hive(module("host-ip-sync", "Host addresses", *parts))
 
 
-def devices(*rows: Device) -> Table[Device]:
-    table: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+def devices(*rows: Device) -> Table[int, Device]:
+    table: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
     with table.txn() as txn:
         for row in rows:
             txn.put(row)

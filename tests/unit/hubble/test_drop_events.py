@@ -71,7 +71,7 @@ def test_a_drop_is_worded_as_cilium_words_it() -> None:
 @asynccontextmanager
 async def reporting(server: ApiServer, flows: FlowObserver, **settings: object) -> AsyncIterator[Hive]:
     client = connect(Access(servers=(f"http://127.0.0.1:{server.port}",), token=ADMIN_TOKEN), qps=0)
-    pods: Table[Pod] = Table("pods", key=lambda row: row.key)
+    pods: Table[tuple[str, str], Pod] = Table("pods", key=lambda row: row.key)
     pods.put(Pod(metadata=Meta(name="db-1", namespace="default", uid="uid-db")))
 
     async def reachable() -> None:
@@ -87,7 +87,7 @@ async def reporting(server: ApiServer, flows: FlowObserver, **settings: object) 
             replace(Hubble, fake(Hubble, observer=flows)),
             replace(KubernetesAPI, fake(KubernetesAPI, enabled=True, client=client, reachable=reachable)),
             replace(AgentConfig, fake(AgentConfig, node_name="node1")),
-            supply(pods, Table[Pod]),
+            supply(pods, Table[tuple[str, str], Pod]),
         ),
         settings={"hubble-drop-events": True, **settings},
     )

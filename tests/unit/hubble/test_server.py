@@ -85,7 +85,7 @@ def node(name: str, address: str, cluster: str = "default") -> ClusterNode:
 
 @asynccontextmanager
 async def serving(folder: Path, **settings: object) -> AsyncIterator[Hive]:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     nodes.put(node("n1", "192.168.1.1"))
     hubble = fake(Hubble, observer=observer())
     hive = Hive(
@@ -96,7 +96,7 @@ async def serving(folder: Path, **settings: object) -> AsyncIterator[Hive]:
             provide(HubbleServer),
             invoke(HubbleServer),
             replace(Hubble, hubble),
-            supply(nodes, ReadTable[ClusterNode]),
+            supply(nodes, ReadTable[str, ClusterNode]),
         ),
         settings={"hubble-socket-path": str(folder / "hubble.sock"), **settings},
     )

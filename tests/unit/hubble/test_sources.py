@@ -73,12 +73,12 @@ class Agent:
     """The tables of an agent."""
 
     def __init__(self, **settings: Any) -> None:
-        self.endpoints: Table[Endpoint] = Table(
+        self.endpoints: Table[int, Endpoint] = Table(
             "endpoints", key=lambda row: row.id, indexes={"name": lambda row: [f"ipv4:{row.ipv4}"]}
         )
         self.identities = identity_table()
-        self.prefixes: Table[IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
-        self.pods: Table[Pod] = Table("pods", key=lambda row: row.key)
+        self.prefixes: Table[str, IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
+        self.pods: Table[tuple[str, str], Pod] = Table("pods", key=lambda row: row.key)
         self.names = cast("NameStore", SimpleNamespace(of={}, revision=0))
         known = KnownNames(
             self.endpoints,
@@ -92,7 +92,7 @@ class Agent:
             HubbleSettings(enable_hubble=True, **settings), known, FlowOrigin("node1")
         )
 
-    def put(self, table: Table[Any], row: object) -> None:
+    def put(self, table: Table[Any, Any], row: object) -> None:
         with table.txn() as rows:
             rows.put(row)
 
@@ -114,7 +114,7 @@ class Agent:
         self.names.revision += 1
 
 
-def _change(row: Any, *, key: Any = None, old: Any = None) -> Change[Any]:
+def _change(row: Any, *, key: Any = None, old: Any = None) -> Change[Any, Any]:
     return Change(key if key is not None else getattr(row or old, "id", None), old, row, 1)
 
 

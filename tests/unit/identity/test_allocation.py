@@ -45,7 +45,7 @@ class Agent:
 
     def __init__(self, hive: Hive) -> None:
         self.identities = hive.get(Identities)
-        self.objects = hive.get(Table[CiliumIdentity])
+        self.objects = hive.get(Table[tuple[str, str], CiliumIdentity])
         self.health = hive.get(HealthTree)
 
     async def synced(self) -> None:
@@ -59,7 +59,7 @@ class Agent:
 async def agent(folder: Path, one: Cluster | None) -> AsyncIterator[Agent]:
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def needed(_: Identities, __: Table[CiliumIdentity], ___: HealthTree) -> None: ...
+    def needed(_: Identities, __: Table[tuple[str, str], CiliumIdentity], ___: HealthTree) -> None: ...
 
     options = (
         {} if one is None else {"k8s-kubeconfig-path": kubeconfig(folder, one.url), "k8s-client-qps": "0"}

@@ -81,7 +81,7 @@ def hive(
 
     return Hive(
         cell,
-        supply(devices(), type=Table[Device]),
+        supply(devices(), type=Table[int, Device]),
         supply(Node(folder, ipv6=ipv6), type=Node.__bases__[0]),
         supply(told, type=AssignedPools),
         supply(chosen or Chosen(), type=PodPools),
@@ -92,15 +92,15 @@ def hive(
 
 
 def states(hive: Hive) -> dict[str, str]:
-    return {f"{row.pool} {row.network}": row.state for row in hive.get(Table[PodRange]).all()}
+    return {f"{row.pool} {row.network}": row.state for row in hive.get(Table[IPNetwork, PodRange]).all()}
 
 
 def asked(hive: Hive) -> dict[str, int]:
-    return {row.pool: row.ipv4 for row in hive.get(Table[PoolRequest]).all() if row.ipv4}
+    return {row.pool: row.ipv4 for row in hive.get(Table[str, PoolRequest]).all() if row.ipv4}
 
 
 def released(hive: Hive) -> list[str]:
-    return [str(one) for row in hive.get(Table[PoolRequest]).all() for one in row.released]
+    return [str(one) for row in hive.get(Table[str, PoolRequest]).all() for one in row.released]
 
 
 @pytest.mark.parametrize(

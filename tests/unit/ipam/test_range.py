@@ -23,8 +23,8 @@ def device(ifindex: int, name: str, *addresses: str) -> Device:
     return Device(ifindex, name, "", bytes(6), 1500, True, tuple(map(IPv4Interface, addresses)))
 
 
-def devices(*rows: Device) -> Table[Device]:
-    table: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+def devices(*rows: Device) -> Table[int, Device]:
+    table: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
     with table.txn() as write:
         for row in rows:
             write.put(row)
@@ -44,12 +44,12 @@ class Node(AgentConfig):
 
 def hive(
     directory: Path,
-    table: Table[Device],
+    table: Table[int, Device],
     settings: Mapping[str, object],
     clock: Clock | None = None,
     **families: bool,
 ) -> Hive:
-    node = supply(table, type=Table[Device]), supply(Node(directory, **families), type=AgentConfig)
+    node = supply(table, type=Table[int, Device]), supply(Node(directory, **families), type=AgentConfig)
     return Hive(cell, *node, invoke(use), replace(Clock, clock or FakeClock()), settings=settings)
 
 

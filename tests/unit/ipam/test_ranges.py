@@ -97,7 +97,7 @@ def hive(folder: Path, given: Given) -> Hive:
 
     return Hive(
         cell,
-        supply(devices(), type=Table[Device]),
+        supply(devices(), type=Table[int, Device]),
         supply(Node(folder), type=Node.__bases__[0]),
         supply(given, type=AssignedPodCIDRs),
         invoke(needed),
@@ -105,7 +105,7 @@ def hive(folder: Path, given: Given) -> Hive:
 
 
 def states(hive: Hive) -> dict[str, str]:
-    return {str(row.network): row.state for row in hive.get(Table[PodRange]).all()}
+    return {str(row.network): row.state for row in hive.get(Table[IPNetwork, PodRange]).all()}
 
 
 async def test_a_node_that_is_full_goes_on_when_it_gets_another_range(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class IpcacheOver(Ipcache):
         identities: Identities | None = None,
         followers: Sequence[IdentityFollower] = (),
     ) -> None:
-        table: Table[IpcacheEntry] = Table("ipcache", key=lambda entry: entry.prefix)
+        table: Table[str, IpcacheEntry] = Table("ipcache", key=lambda entry: entry.prefix)
         self.held = MapTable(table, kernel.target, structlog.get_logger(), every=math.inf)
         self._kernel = kernel
         super().__init__(table, self.held, identities=identities, followers=followers)

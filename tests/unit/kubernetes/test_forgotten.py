@@ -36,11 +36,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Agent:
     def __init__(self, hive: Hive) -> None:
-        self.pods = hive.get(Table[Pod])
-        self.namespaces = hive.get(Table[Namespace])
+        self.pods = hive.get(Table[tuple[str, str], Pod])
+        self.namespaces = hive.get(Table[tuple[str, str], Namespace])
         self.identities = hive.get(Identities)
-        self.objects = hive.get(Table[CiliumIdentity])
-        self.lost = hive.get(Table[ForgottenObject])
+        self.objects = hive.get(Table[tuple[str, str], CiliumIdentity])
+        self.lost = hive.get(Table[tuple[str, str, str], ForgottenObject])
         self.health = hive.get(HealthTree)
 
     def names(self) -> set[str]:
@@ -55,11 +55,11 @@ async def agent(folder: Path, url: str) -> AsyncIterator[Agent]:
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
     def needed(
-        _: Table[Pod],
-        __: Table[Namespace],
+        _: Table[tuple[str, str], Pod],
+        __: Table[tuple[str, str], Namespace],
         ___: Identities,
-        ____: Table[CiliumIdentity],
-        _____: Table[ForgottenObject],
+        ____: Table[tuple[str, str], CiliumIdentity],
+        _____: Table[tuple[str, str, str], ForgottenObject],
         ______: HealthTree,
     ) -> None: ...
 

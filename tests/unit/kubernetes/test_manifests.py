@@ -344,7 +344,7 @@ async def test_a_broken_file_is_told_in_health_and_changes_nothing(tmp_path: Pat
     (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web"))
     async with agent(tmp_path) as hive:
         (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web").replace("80", "eighty"))
-        files = hive.get(Table[ManifestFile])
+        files = hive.get(Table[str, ManifestFile])
         await eventually(lambda: (one := files.get("a.yaml")) is not None and bool(one.error))
         assert pod_names(hive) == {"a"}
         told = [one for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]

@@ -114,11 +114,11 @@ def drafts(row: Row) -> Iterator[EventDraft]:
         yield EventDraft(about, row.reason, row.note, "Serve", shared=row.shared)
 
 
-def rows() -> Table[Row]:
+def rows() -> Table[int, Row]:
     return Table("rows", key=lambda row: row.number)
 
 
-def source(table: Table[Row]) -> Member[EventSource]:
+def source(table: Table[int, Row]) -> Member[EventSource]:
     return EventSource("rows", table, drafts)
 
 
@@ -126,7 +126,7 @@ class Agent:
     """The cell, and the table that it reports of."""
 
     def __init__(self, hive: Hive) -> None:
-        self.table = hive.get(Table[Row])
+        self.table = hive.get(Table[int, Row])
 
     def put(self, *found: Row) -> None:
         with self.table.txn() as txn:
@@ -137,8 +137,8 @@ class Agent:
 async def running(one: Cluster, folder: Path, others: Sequence[str] = ()) -> AsyncIterator[Agent]:
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def nodes() -> ReadTable[ClusterNode]:
-        table: Table[ClusterNode] = Table("nodes", key=lambda node: node.full_name)
+    def nodes() -> ReadTable[str, ClusterNode]:
+        table: Table[str, ClusterNode] = Table("nodes", key=lambda node: node.full_name)
         with table.txn() as txn:
             for name in others:
                 txn.put(ClusterNode(cluster="default", name=name, source=Source.KUBERNETES))

@@ -38,8 +38,8 @@ def test_few_recorded_watches_are_left_out() -> None:
 async def test_a_recorded_watch_is_followed(recorded: Recorded, cut: str) -> None:
     player = Player(recorded, cut)
     left, version, code = recorded.outcome()
-    table: Table[Any] = Table("objects", key=lambda one: one.key)
-    statuses: Table[SourceStatus] = Table("sources", key=lambda one: one.kind)
+    table: Table[Any, Any] = Table("objects", key=lambda one: one.key)
+    statuses: Table[str, SourceStatus] = Table("sources", key=lambda one: one.kind)
     sink: Sink[Any] = Sink(
         recorded.kind, table, statuses, HealthTree().reporter("k8s"), structlog.get_logger()
     )

@@ -41,8 +41,8 @@ class World:
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
-        self.statuses: Table[SourceStatus] = Table("sources", key=lambda one: one.kind)
-        self.table: Table[Pod] = Table("pods", key=lambda one: one.key)
+        self.statuses: Table[str, SourceStatus] = Table("sources", key=lambda one: one.kind)
+        self.table: Table[tuple[str, str], Pod] = Table("pods", key=lambda one: one.key)
         self.health = HealthTree()
         self.events = ObjectEvents()
         self.client: Client

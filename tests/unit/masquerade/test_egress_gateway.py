@@ -223,11 +223,11 @@ def object_of(**spec: Any) -> CiliumEgressGatewayPolicy:
 
 @pytest.mark.anyio
 async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_what_goes() -> None:
-    policies: Table[Any] = Table("policies", key=lambda row: row.name)
-    pods: Table[IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
-    identities: Table[Identity] = Table("identities", key=lambda row: row.id)
-    devices: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+    policies: Table[Any, Any] = Table("policies", key=lambda row: row.name)
+    pods: Table[str, IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    identities: Table[int, Identity] = Table("identities", key=lambda row: row.id)
+    devices: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
     first = policies.initializer("reflector")
     known = EgressKey(IPv4Address("10.0.1.11"), IPv4Network("198.51.100.0/24"))
     stale = EgressKey(IPv4Address("10.0.9.9"), IPv4Network("198.51.100.0/24"))
@@ -242,7 +242,7 @@ async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_wh
         SPECS["egress_gateway4"], record(EgressKey), record(EgressValue)
     )
     held.rows[stale] = EgressValue(IPv4Address(0), IPv4Address("192.168.1.9"))
-    known_first: tuple[tuple[Table[Any], list[Any]], ...] = (
+    known_first: tuple[tuple[Table[Any, Any], list[Any]], ...] = (
         (pods, [IpcacheEntry(prefix="10.0.1.11/32", identity=4711, source=Source.LOCAL, resource="ep//1")]),
         (identities, [Identity(4711, ("k8s:app=a",))]),
         (nodes, [here]),
@@ -266,10 +266,10 @@ async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_wh
         supply(part(Resources, table=lambda _: policies)),
         supply(part(Masquerade, ipv4=True)),
         supply(sysctls, Sysctls),
-        supply(pods, Table[IpcacheEntry]),
-        supply(identities, Table[Identity]),
-        supply(nodes, ReadTable[ClusterNode]),
-        supply(devices, Table[Device]),
+        supply(pods, Table[str, IpcacheEntry]),
+        supply(identities, Table[int, Identity]),
+        supply(nodes, ReadTable[str, ClusterNode]),
+        supply(devices, Table[int, Device]),
     )
     async with hive.started():
         with policies.txn() as txn:
@@ -304,10 +304,10 @@ async def test_gateways_need_masquerading() -> None:
         supply(part(Resources, table=lambda _: Table("policies", key=lambda row: row))),
         supply(part(Masquerade, ipv4=False)),
         supply(RecordedSysctls(), Sysctls),
-        supply(Table("ipcache", key=lambda row: row.prefix), Table[IpcacheEntry]),
-        supply(Table("identities", key=lambda row: row.id), Table[Identity]),
-        supply(Table("nodes", key=lambda row: row.name), ReadTable[ClusterNode]),
-        supply(Table("devices", key=lambda row: row.ifindex), Table[Device]),
+        supply(Table("ipcache", key=lambda row: row.prefix), Table[str, IpcacheEntry]),
+        supply(Table("identities", key=lambda row: row.id), Table[int, Identity]),
+        supply(Table("nodes", key=lambda row: row.name), ReadTable[str, ClusterNode]),
+        supply(Table("devices", key=lambda row: row.ifindex), Table[int, Device]),
     )
     with pytest.raises(StartError, match="set enable-ipv4=true and enable-ipv4-masquerade=true"):
         async with hive.started():

@@ -28,9 +28,9 @@ async def told(collector: Collector) -> dict[str, object]:
 
 
 async def test_nodes_that_come_change_and_go_are_counted() -> None:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda one: one.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda one: one.full_name)
 
-    def known() -> ReadTable[ClusterNode]:
+    def known() -> ReadTable[str, ClusterNode]:
         return nodes
 
     counting = module("counts", "Counts", provide(known, NodeCounts), invoke(NodeCounts))

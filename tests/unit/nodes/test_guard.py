@@ -161,9 +161,9 @@ def test_no_address_leads_to_two_nodes(claims: Iterable[tuple[list[IPv4Network],
 
 @pytest.mark.anyio
 async def test_what_is_refused_is_logged_and_health_shows_it_until_it_is_over() -> None:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     cell = module("nodes", "Nodes", provide(RefusedClaims), invoke(RefusedClaims))
-    hive = Hive(cell, supply(nodes, type=ReadTable[ClusterNode]))
+    hive = Hive(cell, supply(nodes, type=ReadTable[str, ClusterNode]))
 
     def health() -> list[tuple[str, str]]:
         rows = hive.health.snapshot()

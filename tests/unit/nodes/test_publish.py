@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.base.addresses import Family
+from cells.base.addresses import Family, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
 from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools, PoolRequest
 from cells.node.ipam.ranges import PodRange
@@ -87,7 +87,7 @@ async def test_a_ciliumnode_that_is_deleted_comes_back_and_what_others_wrote_sta
             there.put(mine)
             await eventually(lambda: len(addresses(there)) == 2)
             assert written(there)["metadata"]["labels"] == {"zone": "a", "beta": "1", "their": "own"}
-            row = hive.get(ReadTable[ClusterNode]).get("default/n1")
+            row = hive.get(ReadTable[str, ClusterNode]).get("default/n1")
             assert row is not None
             assert row.local
 
@@ -113,7 +113,7 @@ async def test_pools_are_asked_for_and_ranges_given_back_without_touching_what_o
         there.put(NODE)
         values = {"ipam": "multi-pool", "ipam_cilium_node_update_rate": "10ms"}
         async with against(there, tmp_path, **values).started() as hive:
-            requests, ranges = hive.get(Table[PoolRequest]), hive.get(Table[PodRange])
+            requests, ranges = hive.get(Table[str, PoolRequest]), hive.get(Table[IPNetwork, PodRange])
 
             def pools() -> Any:
                 return written(there).get("spec", {}).get("ipam", {}).get("pools")
@@ -165,6 +165,6 @@ async def test_no_ciliumnode_is_written_where_somebody_else_makes_it(tmp_path: P
         there.put(NODE)
         off = against(there, tmp_path, ipam="kubernetes", auto_create_cilium_node_resource="false")
         async with off.started() as hive:
-            table = hive.get(ReadTable[ClusterNode])
+            table = hive.get(ReadTable[str, ClusterNode])
             await table.wait_initialized()
             assert not written(there)

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.base.addresses import Family
+from cells.base.addresses import Family, IPNetwork
 from cells.cluster import nodes
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig, AgentSettings
@@ -52,17 +52,17 @@ def agent(folder: Path | None, **settings: object) -> Hive:
     state_dir = Path(str(settings.pop("state_dir", "/nowhere")))
     known = AgentConfig(AgentSettings(state_dir=state_dir), Lifecycle("test"), structlog.get_logger())
     routers = {Family.IPV4: Addressing(ip_address("10.1.0.9"), ip_network("10.1.0.0/24"))}
-    own: Table[NodeAddress] = Table("node-addresses", key=lambda row: row.family)
+    own: Table[Family, NodeAddress] = Table("node-addresses", key=lambda row: row.family)
     with own.txn() as txn:
         txn.put(NodeAddress(Family.IPV4, ip_address("192.0.2.1"), Origin.DEVICE))
 
-    pods: Table[PodRange] = Table("pod-ranges", key=lambda row: row.network)
+    pods: Table[IPNetwork, PodRange] = Table("pod-ranges", key=lambda row: row.network)
     with pods.txn() as writing:
         writing.put(PodRange(ip_network("10.1.0.0/24"), "primary", "default"))
 
-    requests: Table[PoolRequest] = Table("pod-pool-requests", key=lambda row: row.pool)
+    requests: Table[str, PoolRequest] = Table("pod-pool-requests", key=lambda row: row.pool)
 
-    def needed(_: AssignedPodCIDRs, __: ReadTable[ClusterNode], ___: AssignedPools) -> None: ...
+    def needed(_: AssignedPodCIDRs, __: ReadTable[str, ClusterNode], ___: AssignedPools) -> None: ...
 
     given = {"manifests-dir": str(folder)} if folder is not None else {}
     return Hive(
@@ -70,9 +70,9 @@ def agent(folder: Path | None, **settings: object) -> Hive:
         nodes.cell,
         config(IpamSettings),
         supply(known),
-        supply(own, type=Table[NodeAddress]),
-        supply(pods, type=Table[PodRange]),
-        supply(requests, type=Table[PoolRequest]),
+        supply(own, type=Table[Family, NodeAddress]),
+        supply(pods, type=Table[IPNetwork, PodRange]),
+        supply(requests, type=Table[str, PoolRequest]),
         replace(
             NodeAddresses,
             fake(NodeAddresses, table=own, all=lambda: {one.family: one.ip for one in own.all()}),
@@ -186,7 +186,7 @@ async def test_the_table_holds_this_node_and_the_others_and_follows(tmp_path: Pa
     (tmp_path / "n1.yaml").write_text(OWN)
     (tmp_path / "n2.yaml").write_text(OTHER)
     async with agent(tmp_path, ipam="kubernetes").started() as hive:
-        table = hive.get(ReadTable[ClusterNode])
+        table = hive.get(ReadTable[str, ClusterNode])
         await table.wait_initialized()
         own = table.get("default/n1")
         other = table.get("default/n2")

@@ -22,8 +22,8 @@ class Cluster:
     """Pods and namespaces."""
 
     def __init__(self, *, folder: bool = False) -> None:
-        self.pods: Table[Pod] = Table("pods", key=lambda row: row.key)
-        self.namespaces: Table[Namespace] = Table("namespaces", key=lambda row: row.key)
+        self.pods: Table[tuple[str, str], Pod] = Table("pods", key=lambda row: row.key)
+        self.namespaces: Table[tuple[str, str], Namespace] = Table("namespaces", key=lambda row: row.key)
         self.first = [table.initializer("source") for table in (self.pods, self.namespaces)]
         source = ObjectSource.MANIFESTS if folder else ObjectSource.API_SERVER
         self.of = AnnotatedPools(source, self.pods, self.namespaces).pool_of

@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.base.addresses import Family
+from cells.base.addresses import Family, IPNetwork
 from cells.cluster import nodes, pod_pools
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig, AgentSettings
@@ -45,11 +45,11 @@ def node(folder: Path) -> Hive:
     """The addresses of node n1, without a kernel."""
     known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
     routers = {Family.IPV4: Addressing(ip_address("10.0.0.9"), ip_network("10.0.0.0/28"))}
-    own: Table[NodeAddress] = Table("node-addresses", key=lambda row: row.family)
+    own: Table[Family, NodeAddress] = Table("node-addresses", key=lambda row: row.family)
     with own.txn() as txn:
         txn.put(NodeAddress(Family.IPV4, ip_address("192.0.2.1"), Origin.DEVICE))
 
-    def needed(_: Ipam, __: ReadTable[ClusterNode]) -> None: ...
+    def needed(_: Ipam, __: ReadTable[str, ClusterNode]) -> None: ...
 
     return Hive(
         kubernetes.cell,
@@ -57,8 +57,8 @@ def node(folder: Path) -> Hive:
         pod_pools.cell,
         ipam.cell,
         supply(known),
-        supply(devices(), type=Table[Device]),
-        supply(own, type=Table[NodeAddress]),
+        supply(devices(), type=Table[int, Device]),
+        supply(own, type=Table[Family, NodeAddress]),
         replace(
             NodeAddresses,
             fake(NodeAddresses, table=own, all=lambda: {one.family: one.ip for one in own.all()}),
@@ -112,7 +112,9 @@ async def test_a_node_has_what_its_pods_need_of_each_pool_and_no_more(
                 addresses.allocate_next("shop/web")
             server.add(pool("red", "10.9.0.0/24"))
             await eventually(lambda: "red" in held())
-            await eventually(lambda: "red" in {row.pool for row in hive.get(Table[PodRange]).all()})
+            await eventually(
+                lambda: "red" in {row.pool for row in hive.get(Table[IPNetwork, PodRange]).all()}
+            )
             web = addresses.allocate_next("shop/web")[0]
             assert (web.pool, web.ip in ip_network("10.9.0.0/29")) == ("red", True)
             for one in (*pods, web):

@@ -81,8 +81,8 @@ class Room:
         self.resources = hive.get(Resources)
         self.names = hive.get(NamedAddresses)
         self.watch = hive.get(PolicyWatch)
-        self.objects = hive.get(Table[PolicyObject])
-        self.remote = hive.get(Table[RemoteEndpoint])
+        self.objects = hive.get(Table[tuple[str, str, str], PolicyObject])
+        self.remote = hive.get(Table[tuple[str, str], RemoteEndpoint])
         self._hive = hive
         self.regenerated: list[str] = []
         self.cart = self.policies.acquire()
@@ -129,10 +129,14 @@ async def room(
     known = AgentConfig(agent, Lifecycle("test"), structlog.get_logger())
 
     def needed(
-        _: EndpointPolicies, __: Identities, ___: Table[PolicyObject], ____: RulePolicy, _____: Resources
+        _: EndpointPolicies,
+        __: Identities,
+        ___: Table[tuple[str, str, str], PolicyObject],
+        ____: RulePolicy,
+        _____: Resources,
     ) -> None: ...
 
-    def remote_endpoints() -> Table[RemoteEndpoint]:
+    def remote_endpoints() -> Table[tuple[str, str], RemoteEndpoint]:
         return Table("remote-endpoints", key=lambda one: one.key)
 
     cells = (identity.cell, ipcache.cell, kubernetes.cell, policy_maps.cell, control.cell)
@@ -401,7 +405,7 @@ async def test_at_a_start_maps_know_identities_before_packets_have_them(tmp_path
     held: list[Initializer] = []
     former = PolicyKey(77, egress=True, protocol=6, port=443, port_bits=16)
 
-    def restoring(realized: Table[RealizedPolicy]) -> None:
+    def restoring(realized: Table[int, RealizedPolicy]) -> None:
         held.append(realized.initializer("restored endpoints"))
 
     web = WEB.replace("fromEndpoints: [{matchLabels: {app: frontend}}]", "fromCIDR: [192.0.2.0/24]")

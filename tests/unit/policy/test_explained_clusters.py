@@ -39,7 +39,7 @@ from cells.policy.explain.directory import Directory, parse_destination, source_
 from cells.policy.labels import prefix_labels
 from cells.policy.maps import NodePolicy
 from cells.policy.rules import SERVED
-from cells.services import LoadBalancerOptions, ServingNode
+from cells.services import FrontendKey, LoadBalancerOptions, ServingNode
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import backends_of
 from cells.services.model.frontends import frontends_of
@@ -391,19 +391,19 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
     ]
     rows = [PODS.convert(one) for one in pods()]
     nodes = filled(
-        Table[ClusterNode](
+        Table[str, ClusterNode](
             "nodes",
             key=lambda one: one.full_name,
             indexes={"address": lambda one: tuple(each.ip for each in one.addresses)},
         ),
         [node(0, Source.KUBERNETES), node(1, Source.LOCAL)],
     )
-    known = filled(Table[Identity]("identities", key=lambda one: one.id), [*identities, *cidrs])
+    known = filled(Table[int, Identity]("identities", key=lambda one: one.id), [*identities, *cidrs])
     ends = AgentEnds(
         OwnPolicies(PolicyView(rules), None, fake(NodeSummary, audited=lambda: False)),
         fake(Endpoints, all=lambda: here),
         Identities(known, NodeAllocator(CLUSTER)),
-        filled(Table[IpcacheEntry]("ipcache", key=lambda one: one.prefix), claims),
+        filled(Table[str, IpcacheEntry]("ipcache", key=lambda one: one.prefix), claims),
         Neighbourhood(None, None),
         OtherNodes(table(Pod, PODS, rows), None, None, nodes),
         fake(AgentConfig, node_name="node-1"),
@@ -430,7 +430,7 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
     return AgentDirectory(
         ends,
         AgentServices(
-            filled(Table[ServedFrontend]("services", key=lambda one: one.key), served),
+            filled(Table[FrontendKey, ServedFrontend]("services", key=lambda one: one.key), served),
             table(Service, SERVICES, service_rows),
             table(EndpointSlice, ENDPOINT_SLICES, slices),
             OPTIONS,
@@ -492,13 +492,15 @@ def node(number: int, source: Source) -> ClusterNode:
     )
 
 
-def table(row: type[Row], kind: Kind[Any], rows: Iterable[Row]) -> Table[Row]:
+def table(row: type[Row], kind: Kind[Any], rows: Iterable[Row]) -> Table[tuple[str, str], Row]:
     """A table of objects, as the agent has it."""
-    made: Table[Row] = Table(kind.table, key=lambda one: one.key, indexes=INDEXES.get(kind.qualified))
+    made: Table[tuple[str, str], Row] = Table(
+        kind.table, key=lambda one: one.key, indexes=INDEXES.get(kind.qualified)
+    )
     return filled(made, rows)
 
 
-def filled(made: Table[Any], rows: Iterable[Any]) -> Table[Any]:
+def filled(made: Table[Any, Any], rows: Iterable[Any]) -> Table[Any, Any]:
     with made.txn() as txn:
         txn.replace_all(rows)
     return made

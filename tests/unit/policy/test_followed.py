@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_everybody_who_waits_is_told() -> None:
-    table: Table[str] = Table("rows", key=lambda row: row)
+    table: Table[str, str] = Table("rows", key=lambda row: row)
     complete = table.initializer()
     followed = Followed(table)
     told: list[int] = []
@@ -44,7 +44,7 @@ async def test_everybody_who_waits_is_told() -> None:
 
 
 async def test_a_deletion_is_not_lost_when_the_work_fails() -> None:
-    table: Table[str] = Table("rows", key=lambda row: row)
+    table: Table[str, str] = Table("rows", key=lambda row: row)
     followed = Followed(table)
     with table.txn() as txn:
         txn.put("stays")

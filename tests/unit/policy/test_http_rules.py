@@ -118,7 +118,7 @@ async def test_rules_say_so_while_envoy_does_not_follow_them(tmp_path: Path) -> 
         def verdict() -> str:
             return view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict
 
-        proxies = node.hive.get(Table[HTTPProxyState])
+        proxies = node.hive.get(Table[str, HTTPProxyState])
         for state, expected in (
             (HTTPProxyState(runs=False, message="Envoy does not run"), "drop"),
             (HTTPProxyState(runs=True, message="Envoy has not accepted the rules"), "redirect"),

@@ -86,9 +86,9 @@ def test_a_route_for_each_range_of_each_other_node() -> None:
 
 @asynccontextmanager
 async def claiming(
-    nodes: Table[ClusterNode], kernel: FakeIpcacheMap, *, labelled: bool = False, by_cidr: bool = False
+    nodes: Table[str, ClusterNode], kernel: FakeIpcacheMap, *, labelled: bool = False, by_cidr: bool = False
 ) -> AsyncIterator[Hive]:
-    def needed(_: Table[IpcacheEntry]) -> None: ...
+    def needed(_: Table[str, IpcacheEntry]) -> None: ...
 
     known: set[int] = set()
 
@@ -108,7 +108,7 @@ async def claiming(
         ipcache.cell,
         remote_nodes.cell,
         supply(agent),
-        supply(nodes, type=ReadTable[ClusterNode]),
+        supply(nodes, type=ReadTable[str, ClusterNode]),
         supply(
             NodeSettings(
                 enable_node_selector_labels=labelled, policy_cidr_match_mode=("nodes",) if by_cidr else ()
@@ -124,7 +124,7 @@ async def claiming(
 
 
 async def test_claims_follow_nodes_that_come_change_and_go() -> None:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     kernel = FakeIpcacheMap()
 
     def identities() -> dict[str, int]:
@@ -146,7 +146,7 @@ async def test_claims_follow_nodes_that_come_change_and_go() -> None:
 
 
 async def test_a_range_of_two_nodes_leads_to_the_first_by_name() -> None:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     kernel = FakeIpcacheMap()
 
     def leads_to() -> dict[str, str]:
@@ -166,7 +166,7 @@ async def test_a_range_of_two_nodes_leads_to_the_first_by_name() -> None:
 
 
 async def test_what_another_node_says_of_our_own_range_does_not_count() -> None:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     kernel = FakeIpcacheMap()
     agent = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
     ours, moved = (
@@ -187,7 +187,7 @@ async def test_what_another_node_says_of_our_own_range_does_not_count() -> None:
 
 
 async def test_nodes_have_identities_by_their_labels_where_those_count() -> None:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     kernel = FakeIpcacheMap()
 
     def identity(address: str) -> int:
@@ -210,7 +210,7 @@ async def test_nodes_have_identities_by_their_labels_where_those_count() -> None
 
 
 async def test_networks_of_policies_can_select_nodes_by_their_addresses() -> None:
-    nodes: Table[ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     kernel = FakeIpcacheMap()
 
     def identity(prefix: str) -> int:

@@ -56,7 +56,7 @@ class World:
         self.kernel = RouterKernel(
             links, links, self.programs, structlog.get_logger(), write_settings=self._count
         )
-        self.table: Table[RouterObject] = Table("router", key=lambda row: row.key)
+        self.table: Table[str, RouterObject] = Table("router", key=lambda row: row.key)
         with self.table.txn() as rows:
             for row in wanted(BOTH, strays, mtu).values():
                 rows.put(row)

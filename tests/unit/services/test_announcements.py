@@ -246,8 +246,8 @@ async def agent(
     """The announcements of a node, at a fake API server."""
     known = fake(AgentConfig, node_name=name, ipv4=True)
 
-    def devices() -> Table[Device]:
-        found: Table[Device] = Table("devices", key=lambda row: row.ifindex)
+    def devices() -> Table[int, Device]:
+        found: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
         with found.txn() as rows:
             rows.put(ETH0)
         return found

@@ -109,7 +109,7 @@ async def agent(
     """The services of a node whose objects are a folder's files; None: nobody says which there are."""
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
-    def needed(_: Table[ServedFrontend]) -> None: ...
+    def needed(_: Table[FrontendKey, ServedFrontend]) -> None: ...
 
     hive = Hive(
         kubernetes.cell,
@@ -142,13 +142,13 @@ async def test_a_service_is_in_the_maps_and_gone_with_its_object(folder: Path) -
     async with agent(folder, maps) as hive:
         await eventually(lambda: maps.slots() == 2)
         assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}
-        (served,) = hive.get(Table[ServedFrontend]).all()
+        (served,) = hive.get(Table[FrontendKey, ServedFrontend]).all()
         assert (served.key, str(served.frontend.service)) == (VIP, "shop/web")
         (folder / "slice.yaml").write_text(SLICE.replace(", {addresses: [10.0.0.2]}", ""))
         await eventually(lambda: maps.backends == {backend("10.0.0.1")})
         (folder / "service.yaml").unlink()
         await eventually(lambda: maps.entries == {})
-        assert hive.get(Table[ServedFrontend]).all() == []
+        assert hive.get(Table[FrontendKey, ServedFrontend]).all() == []
 
 
 async def test_of_two_services_that_claim_an_address_the_loser_is_reported_until_it_is_served(
@@ -170,7 +170,10 @@ status: {{loadBalancer: {{ingress: [{{ip: 203.0.113.9}}]}}}}
 """)
     with structlog.testing.capture_logs() as logged:
         async with agent(tmp_path, maps, bpf_lb_proto_diff="false", kube_proxy_replacement="true") as hive:
-            conflicts, services = hive.get(Table[ServiceConflict]), hive.get(Table[ServedFrontend])
+            conflicts, services = (
+                hive.get(Table[FrontendKey, ServiceConflict]),
+                hive.get(Table[FrontendKey, ServedFrontend]),
+            )
             await eventually(lambda: len(conflicts.all()) == 1)
             (row,) = conflicts.all()
             assert (str(row.frontend), str(row.served)) == ("203.0.113.9:53", "shop/tcp")

@@ -71,7 +71,7 @@ def hive(state: str = "Ok", **settings: str) -> Hive:
     )
 
 
-def need(_: Table[ServedFrontend]) -> None:
+def need(_: Table[FrontendKey, ServedFrontend]) -> None:
     """Have the table."""
 
 
@@ -104,7 +104,7 @@ async def settled(port: int, status: int | None) -> Answer | None:
 async def test_a_service_is_answered_for_at_its_own_port(port: int) -> None:
     running = hive()
     async with running.started():
-        table = running.get(Table[ServedFrontend])
+        table = running.get(Table[FrontendKey, ServedFrontend])
         with anyio.fail_after(30):
             with table.txn() as rows:
                 rows.put(served(port, BackendState.ACTIVE, BackendState.ACTIVE, BackendState.TERMINATING))
@@ -125,7 +125,7 @@ async def test_a_port_that_somebody_has_is_tried_again(port: int) -> None:
     running = hive()
     async with running.started():
         with socket.create_server(("", port)) as taken:
-            with running.get(Table[ServedFrontend]).txn() as rows:
+            with running.get(Table[FrontendKey, ServedFrontend]).txn() as rows:
                 rows.put(served(port))
 
             def is_told() -> bool:
@@ -143,7 +143,7 @@ async def test_a_port_that_somebody_has_is_tried_again(port: int) -> None:
 async def test_nobody_listens_when_told_so(port: int) -> None:
     running = hive(enable_health_check_nodeport="false")
     async with running.started():
-        with running.get(Table[ServedFrontend]).txn() as rows:
+        with running.get(Table[FrontendKey, ServedFrontend]).txn() as rows:
             rows.put(served(port))
         await anyio.wait_all_tasks_blocked()
         assert await ask(port) is None

@@ -17,7 +17,7 @@ from cells.cluster.nodes.node import INTERNAL_IP, NodeIP
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.core import Pod, Service
 from cells.maps.records.flows import SkipLbKey
-from cells.services import LoadBalancerOptions, ServiceName, ServiceType, ServingNode
+from cells.services import FrontendKey, LoadBalancerOptions, ServiceName, ServiceType, ServingNode
 from cells.services.control import LocalRedirect, ServedFrontend
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import node_reservations
@@ -75,7 +75,10 @@ async def test_a_service_goes_to_the_nodes_pods_while_one_is_ready(
 ) -> None:
     monkeypatch.delenv("K8S_NODE_NAME", raising=False)
     async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
-        served, redirects = hive.get(Table[ServedFrontend]), hive.get(Table[LocalRedirect])
+        served, redirects = (
+            hive.get(Table[FrontendKey, ServedFrontend]),
+            hive.get(Table[ServiceName, LocalRedirect]),
+        )
 
         def type_and_backends() -> tuple[str, set[str]]:
             (one,) = served.all()
@@ -119,7 +122,7 @@ async def test_a_service_goes_to_the_nodes_pods_while_one_is_ready(
 async def test_a_policy_that_cannot_be_done_is_told(folder: Path) -> None:
     (folder / "policy.yaml").write_text(POLICY.replace("namespace: shop}}", "namespace: other}}"))
     async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
-        redirects = hive.get(Table[LocalRedirect])
+        redirects = hive.get(Table[ServiceName, LocalRedirect])
         await eventually(lambda: any(one.error for one in redirects.all()))
         assert redirects.all()[0].error == "serviceMatcher.namespace=other: expected the policy's own, shop"
 
@@ -127,7 +130,7 @@ async def test_a_policy_that_cannot_be_done_is_told(folder: Path) -> None:
 async def test_without_the_setting_policies_are_not_followed(folder: Path) -> None:
     pod(folder, ready=True)
     async with agent(folder, FakeServiceMaps()) as hive:
-        served = hive.get(Table[ServedFrontend])
+        served = hive.get(Table[FrontendKey, ServedFrontend])
         await eventually(lambda: bool(served.all()))
         assert [one.frontend.type for one in served.all()] == [ServiceType.CLUSTER_IP]
 
@@ -214,7 +217,7 @@ async def test_a_refused_address_is_in_the_table_and_in_the_log(folder: Path) ->
     pod(folder, ready=True)
     with structlog.testing.capture_logs() as logged:
         async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
-            redirects = hive.get(Table[LocalRedirect])
+            redirects = hive.get(Table[ServiceName, LocalRedirect])
             told = "addressMatcher.ip=10.96.0.77 is the cluster address of default/web"
             await eventually(lambda: [one.error for one in redirects.all()] == [told])
             (line,) = [one for one in logged if one["event"] == "local redirect policy refused"]

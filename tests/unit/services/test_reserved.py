@@ -18,7 +18,7 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.node.devices import Device
-from cells.services import Frontend, LoadBalancerOptions, ServiceName, ServingNode
+from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName, ServingNode
 from cells.services.control import ServedFrontend
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import (
@@ -393,11 +393,11 @@ ports: [{port: 8080, protocol: TCP}]
 """
 
 
-def known_nodes() -> Table[ClusterNode]:
+def known_nodes() -> Table[str, ClusterNode]:
     return Table("nodes", key=lambda node: node.full_name)
 
 
-def nodes_read(table: Table[ClusterNode]) -> ReadTable[ClusterNode]:
+def nodes_read(table: Table[str, ClusterNode]) -> ReadTable[str, ClusterNode]:
     return table
 
 
@@ -415,8 +415,11 @@ async def test_what_is_refused_is_in_the_log_and_in_a_table_until_the_node_is_go
     more = [provide(known_nodes, nodes_read)]
     with structlog.testing.capture_logs() as logged:
         async with agent(tmp_path, FakeServiceMaps(), more, kube_proxy_replacement="true") as hive:
-            services, refused = hive.get(Table[ServedFrontend]), hive.get(Table[RefusedAddress])
-            nodes = hive.get(Table[ClusterNode])
+            services, refused = (
+                hive.get(Table[FrontendKey, ServedFrontend]),
+                hive.get(Table[tuple[str, str, str], RefusedAddress]),
+            )
+            nodes = hive.get(Table[str, ClusterNode])
 
             def served() -> set[str]:
                 return {str(one.key.address.ip) for one in services.all()}
@@ -450,7 +453,7 @@ status: {phase: Running, podIP: 10.1.0.7, podIPs: [{ip: 10.1.0.7}]}
 """
 
 
-def devices() -> Table[Device]:
+def devices() -> Table[int, Device]:
     return Table("devices", key=lambda row: row.ifindex)
 
 
@@ -467,7 +470,10 @@ async def test_a_host_port_comes_and_goes_with_the_nodes_address(
     settings = {"enable_host_port": "true", "kube_proxy_replacement": "true"}
     with structlog.testing.capture_logs() as logged:
         async with agent(tmp_path, FakeServiceMaps(), [provide(devices)], **settings) as hive:
-            table, refused = hive.get(Table[Device]), hive.get(Table[RefusedAddress])
+            table, refused = (
+                hive.get(Table[int, Device]),
+                hive.get(Table[tuple[str, str, str], RefusedAddress]),
+            )
             with table.txn() as rows:
                 rows.put(device("192.0.2.1/24"))
             await eventually(lambda: [one.part for one in refused.all()] == [HOST_IP])
@@ -475,6 +481,6 @@ async def test_a_host_port_comes_and_goes_with_the_nodes_address(
             assert (line["pod"], line["address"]) == ("shop/web", "192.0.2.9")
             with table.txn() as rows:
                 rows.put(device("192.0.2.1/24", "192.0.2.9/32"))
-            services = hive.get(Table[ServedFrontend])
+            services = hive.get(Table[FrontendKey, ServedFrontend])
             await eventually(lambda: {str(one.key.address.ip) for one in services.all()} == {"192.0.2.9"})
             assert refused.all() == []

@@ -13,7 +13,7 @@ import anyio
 import pytest
 import structlog
 
-from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.base.addresses import Family, IPAddress
 from cells.cluster.host_ip_sync import HostEntries, wanted
 from cells.config import AgentConfig
 from cells.node.devices import Device
@@ -135,7 +135,7 @@ def test_host_addresses_reach_the_maps_whatever_fails_and_wherever_the_agent_die
 
         def agent(final: Collection[int]) -> Any:
             def build(jobs: Jobs, log: Logger) -> None:
-                devices: Table[Device] = Table("devices", key=lambda device: device.ifindex)
+                devices: Table[int, Device] = Table("devices", key=lambda device: device.ifindex)
                 source = devices.initializer("netlink")
                 local = LocalAddressesOver(maps.local)
                 claimed = local.table.initializer("host-ip-sync")
@@ -154,7 +154,7 @@ def test_host_addresses_reach_the_maps_whatever_fails_and_wherever_the_agent_die
                                 rows.put(_device(number))
                     source.done()
                     for prefix in [prefix for prefix, _, _ in addresses.snapshot().items()]:
-                        await hosts.wait_realised(cast("IPNetwork", prefix))
+                        await hosts.wait_realised(prefix)
                     claimed.done()
                     for _ in range(6):
                         await world.delay(10)
@@ -223,7 +223,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
 
             def ipam(lifecycle: Lifecycle, jobs: Jobs, health: Health, log: Logger) -> Ipam:
                 settings = IpamSettings(ipv4_range="10.0.1.0/28")
-                devices: Table[Device] = Table("devices", key=lambda device: device.ifindex)
+                devices: Table[int, Device] = Table("devices", key=lambda device: device.ifindex)
                 return Ipam(
                     settings,
                     cast("AgentConfig", config),
@@ -286,7 +286,7 @@ def test_a_reconciler_converges_over_a_lossy_line_and_through_crashes() -> None:
         held: dict[str, int] = {}
 
         def build(jobs: Jobs) -> None:
-            table: Table[int] = Table("numbers", key=str)
+            table: Table[str, int] = Table("numbers", key=str)
             source = table.initializer("source")
             jobs.observe("reconcile", Reconciler(table, Line(world, held), full_every=30))
 

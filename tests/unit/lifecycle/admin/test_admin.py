@@ -66,7 +66,7 @@ async def shell(tmp_path: Path, *cells: Any) -> AsyncIterator[tuple[Client, Hive
 
 async def test_a_command_gets_its_output_and_an_end_mark(tmp_path: Path) -> None:
     async with shell(tmp_path) as (client, hive):
-        with hive.get(Table[Order]).txn() as txn:
+        with hive.get(Table[int, Order]).txn() as txn:
             txn.put(Order(1, "ann", "192.0.2.1"))  # type: ignore[arg-type]  # any row will do
         assert await client.ask("db/show --columns=number,customer orders") == [
             "NUMBER   CUSTOMER",
@@ -128,7 +128,7 @@ class Thing(msgspec.Struct, frozen=True):
     parts: tuple[str, ...] = ("a", "b")
 
 
-def things() -> Table[Thing]:
+def things() -> Table[int, Thing]:
     return Table("things", key=lambda one: one.number, indexes={"kind": lambda one: [one.kind]})
 
 
@@ -160,8 +160,8 @@ async def test_a_large_table_is_shown_without_holding_the_loop(tmp_path: Path, l
                 seen = seen[-100:] + more
         done.set()
 
-    async with shell(tmp_path, provide(things), invoke(Table[Thing])) as (_, hive):
-        with hive.get(Table[Thing]).txn() as txn:
+    async with shell(tmp_path, provide(things), invoke(Table[int, Thing])) as (_, hive):
+        with hive.get(Table[int, Thing]).txn() as txn:
             for number in range(20_000):
                 txn.put(Thing(number, "odd" if number % 2 else "even"))
         gc.collect()
@@ -222,7 +222,7 @@ async def test_words_are_completed(tmp_path: Path) -> None:
 
 async def test_a_table_is_watched_until_the_client_has_enough(tmp_path: Path) -> None:
     async with shell(tmp_path) as (client, hive):
-        orders = hive.get(Table[Order])
+        orders = hive.get(Table[int, Order])
         await client.send("db/watch customers")
         with orders.txn() as txn:
             txn.put(Order(1, "ann", "192.0.2.1"))  # type: ignore[arg-type]
@@ -286,7 +286,7 @@ async def test_the_socket_may_be_anybodys_setting(tmp_path: Path) -> None:
 
 
 async def test_a_module_is_stopped_when_that_was_confirmed_and_comes_back(tmp_path: Path) -> None:
-    def count(things: Table[Thing]) -> None: ...
+    def count(things: Table[int, Thing]) -> None: ...
 
     path = tmp_path / "admin.sock"
     cells = (module("things", "Things", provide(things)), module("count", "Counts", invoke(count)))
@@ -319,7 +319,7 @@ async def test_what_runs_the_shell_is_not_stopped_by_it(tmp_path: Path, name: st
 
 
 async def test_what_is_to_run_on_is_not_stopped_with_what_it_needs(tmp_path: Path) -> None:
-    def count(things: Table[Thing]) -> None: ...
+    def count(things: Table[int, Thing]) -> None: ...
 
     path = tmp_path / "kept.sock"
     place = AdminSocket(path, keeps={"count": "nobody would count"})

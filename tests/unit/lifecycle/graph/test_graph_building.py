@@ -175,7 +175,7 @@ async def test_private_constructors_are_seen_in_their_module_and_below_only() ->
 
 
 async def test_a_fake_takes_the_place_of_what_is_provided_and_of_what_that_needs() -> None:
-    def expensive(missing: Table[int]) -> Clock:
+    def expensive(missing: Table[int, int]) -> Clock:
         raise AssertionError("not to be called")
 
     cell = group(

@@ -75,7 +75,7 @@ class Nothing:
 async def test_a_reconciler_that_runs_is_known_with_what_it_could_not_do() -> None:
     class Owner:
         def __init__(self, jobs: Jobs) -> None:
-            table: Table[str] = Table("names", key=str)
+            table: Table[str, str] = Table("names", key=str)
             with table.txn() as rows:
                 rows.put("a")
             jobs.observe("sync", Reconciler[str, str](table, Nothing(), full_every=math.inf))

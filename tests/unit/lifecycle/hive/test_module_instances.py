@@ -54,7 +54,7 @@ class Answer(Settings, frozen=True):  # any immutable row would do
 
 class Resolver:
     def __init__(
-        self, settings: ResolverSettings, answers: Table[Answer], health: Health, jobs: Jobs
+        self, settings: ResolverSettings, answers: Table[str, Answer], health: Health, jobs: Jobs
     ) -> None:
         self.settings, self.answers, self.health = settings, answers, health
         jobs.one_shot("resolve", self.resolve)
@@ -65,7 +65,7 @@ class Resolver:
         self.health.ok("resolved")
 
 
-def answers(module: ModuleId) -> Table[Answer]:
+def answers(module: ModuleId) -> Table[str, Answer]:
     return Table(f"{module}-answers", key=lambda answer: answer.name)
 
 

@@ -412,7 +412,7 @@ async def test_a_source_that_comes_back_is_waited_for_again() -> None:
     filling = anyio.Event()
 
     class Source:
-        def __init__(self, names: Table[str], jobs: Jobs) -> None:
+        def __init__(self, names: Table[str, str], jobs: Jobs) -> None:
             self.table, self.initializer = names, names.initializer("source")
             jobs.one_shot("fill", self.fill)
 
@@ -421,7 +421,7 @@ async def test_a_source_that_comes_back_is_waited_for_again() -> None:
             await filling.wait()
             self.initializer.done()
 
-    def names_table() -> Table[str]:
+    def names_table() -> Table[str, str]:
         return Table("names", key=str)
 
     cells = (
@@ -429,7 +429,7 @@ async def test_a_source_that_comes_back_is_waited_for_again() -> None:
         module("source", "Source", provide(Source), invoke(Source)),
     )
     async with no_leaks(), Hive(*cells).started() as hive:
-        names = hive.get(Table[str])
+        names = hive.get(Table[str, str])
         for done in (False, True):
             if done:
                 filling.set()
@@ -448,10 +448,10 @@ async def test_a_source_that_comes_back_is_waited_for_again() -> None:
 async def test_who_watches_a_table_of_a_disabled_module_gets_a_clear_error() -> None:
     """The watcher has found the table by its name, as a shell does: nothing stops it with the module."""
 
-    def names_table() -> Table[str]:
+    def names_table() -> Table[str, str]:
         return Table("names", key=str)
 
-    def keep(_: Table[str]) -> None: ...
+    def keep(_: Table[str, str]) -> None: ...
 
     async with Hive(module("names", "Names", provide(names_table), invoke(keep))).started() as hive:
         table = hive.tables.get("names")
@@ -477,7 +477,7 @@ async def test_who_watches_a_table_of_a_disabled_module_gets_a_clear_error() -> 
         assert table.all() == ["before"]
         await hive.modules.enable("names")
         again = hive.tables.get("names").changes()
-        hive.get(Table[str]).put("after")
+        hive.get(Table[str, str]).put("after")
         assert [one.row for one in await anext(again)] == ["after"]
 
 

@@ -42,7 +42,7 @@ class Kube:
         hook(lifecycle, "kube")
 
 
-def nodes() -> Table[str]:
+def nodes() -> Table[str, str]:
     return Table("nodes", key=str)
 
 
@@ -54,13 +54,15 @@ class Pool(Settings, frozen=True):
 
 
 class Ipam:
-    def __init__(self, kube: Kube, nodes: Table[str], pool: Pool, lifecycle: Lifecycle, jobs: Jobs) -> None:
+    def __init__(
+        self, kube: Kube, nodes: Table[str, str], pool: Pool, lifecycle: Lifecycle, jobs: Jobs
+    ) -> None:
         self.kube, self.nodes, self.pool = kube, nodes, pool
         hook(lifecycle, "ipam")
         jobs.timer("sync", lambda: act("sync"), 10)
 
 
-def claims() -> Table[int]:
+def claims() -> Table[int, int]:
     return Table("claims", key=int)
 
 
@@ -68,7 +70,7 @@ class Garbage:
     def __init__(
         self,
         ipam: Ipam,
-        claims: Table[int],
+        claims: Table[int, int],
         shutdown: Shutdown,
         health: HealthTree,
         log: Logger,
@@ -110,7 +112,7 @@ def cells(runner: type, *inner: Cell) -> tuple[Cell, ...]:
         module(
             "operator",
             "Operator",
-            nest(LeaderHive, "leader", "Leader only", *(inner or INNER), share=(Kube, Table[str])),
+            nest(LeaderHive, "leader", "Leader only", *(inner or INNER), share=(Kube, Table[str, str])),
             provide(runner),
             invoke(runner),
         ),
@@ -127,7 +129,7 @@ async def test_an_inner_hive_starts_and_stops_with_the_hook_that_runs_it() -> No
         inner = hive.get(LeaderHive).current
         assert inner is not None
         assert inner.get(Ipam).kube is hive.get(Kube)
-        assert inner.get(Ipam).nodes is hive.get(Table[str])
+        assert inner.get(Ipam).nodes is hive.get(Table[str, str])
         with pytest.raises(HiveError, match="nothing in hive provides Ipam"):
             hive.get(Ipam)
         log.clear()

@@ -68,7 +68,7 @@ class FileStore(Store): ...
 
 
 class Ipam:
-    def __init__(self, devices: Table[Device]) -> None: ...
+    def __init__(self, devices: Table[int, Device]) -> None: ...
 
 
 class Server:
@@ -78,14 +78,14 @@ class Server:
 
 
 class Idle:
-    def __init__(self, devices: Table[Device]) -> None: ...
+    def __init__(self, devices: Table[int, Device]) -> None: ...
 
 
 class Box(Generic[T]):
     def __init__(self, value: T) -> None: ...
 
 
-def links() -> Table[Link]:
+def links() -> Table[int, Link]:
     return Table("links", key=id)
 
 
@@ -117,7 +117,7 @@ class Uses:
         self,
         store: Store,
         specific: "SqlStore",
-        devices: Table[Device],
+        devices: Table[int, Device],
         kernel: Kernel,
         name: "Nodename",
         port: int,
@@ -192,7 +192,7 @@ class Patient:
 def optional_hides_nothing() -> Hive:
     """Kernel is absent, which is fine; Ipam is there but cannot be built, which None must not hide."""
 
-    def ipam(devices: Table[Device], store: Store) -> Ipam:
+    def ipam(devices: Table[int, Device], store: Store) -> Ipam:
         raise AssertionError
 
     return Hive(provide(Patient, ipam, Store), invoke(Patient))
@@ -258,16 +258,16 @@ def cycles_through_groups_parts_and_decorators() -> Hive:
         provide(Router, own_route),
         provide(pair, link_of),
         provide(Ipam),
-        supply(Table("devices", key=id), Table[Device]),
+        supply(Table("devices", key=id), Table[int, Device]),
         decorate(audited, provide(Audit)),
     )
 
 
-@after(Table[Device])
+@after(Table[int, Device])
 class Cache: ...
 
 
-def devices_of_cache(cache: Cache) -> Table[Device]:
+def devices_of_cache(cache: Cache) -> Table[int, Device]:
     del cache
     return Table("devices", key=id)
 
@@ -349,7 +349,7 @@ def with_context(log: Logger) -> Logger:
     return log
 
 
-def counted(links: Table[Link]) -> Table[Link]:
+def counted(links: Table[int, Link]) -> Table[int, Link]:
     return links
 
 
@@ -380,7 +380,7 @@ def fakes_unlike_their_type() -> Hive:
         invoke(Server, Device),
         replace(Kernel, HalfNetlink()),
         replace(Device, 3),
-        replace(Table[Device], Table("devices", key=id)),
+        replace(Table[int, Device], Table("devices", key=id)),
         replace(Health, 1),
         replace(list[Member[Route]], [Route(), 3]),
         invoke(list[Member[Route]]),

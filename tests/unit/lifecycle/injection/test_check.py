@@ -50,7 +50,7 @@ class Netlink:
 
 
 class Ipam:
-    def __init__(self, devices: Table[Device]) -> None: ...
+    def __init__(self, devices: Table[int, Device]) -> None: ...
 
 
 class Server:
@@ -60,10 +60,10 @@ class Server:
 
 
 class Idle:
-    def __init__(self, devices: Table[Device]) -> None: ...
+    def __init__(self, devices: Table[int, Device]) -> None: ...
 
 
-def links() -> Table[Link]:
+def links() -> Table[int, Link]:
     return Table("links", key=id)
 
 
@@ -86,13 +86,13 @@ def test_missing_types_are_told_with_who_needs_them_and_what_is_near() -> None:
     )
     assert told(*cells) == text("""
         hive cannot be built: 2 faults
-        missing: nothing provides Table[Device]
+        missing: nothing provides Table[int, Device]
             needed by Ipam (ipam) at FILE:N, as 'devices'
               which is needed by Server (server) at FILE:N
               which is invoked as Server.serve (server) at FILE:N
             needed by Idle (ipam) at FILE:N, as 'devices'
-            near: Table[Link] is provided by links (netlink) at FILE:N
-            do: add a cell that provides it, or in a test supply() or replace(Table[Device], ...)
+            near: Table[int, Link] is provided by links (netlink) at FILE:N
+            do: add a cell that provides it, or in a test supply() or replace(Table[int, Device], ...)
         missing: nothing provides Kernel
             needed by Server (server) at FILE:N, as 'kernel'
               which is invoked as Server.serve (server) at FILE:N
@@ -299,11 +299,13 @@ def test_a_fake_unlike_the_type_is_refused() -> None:
 
 
 def test_a_fake_for_nothing_is_refused() -> None:
-    assert told(provide(links), invoke(Table[Link]), replace(Table[Device], Table("d", key=id))) == text("""
+    assert told(
+        provide(links), invoke(Table[int, Link]), replace(Table[int, Device], Table("d", key=id))
+    ) == text("""
         hive cannot be built: 1 fault
-        replace: nothing provides or needs Table[Device]
+        replace: nothing provides or needs Table[int, Device]
             replaced at FILE:N
-            near: Table[Link] is provided by links (hive) at FILE:N
+            near: Table[int, Link] is provided by links (hive) at FILE:N
     """)
 
 
@@ -344,10 +346,10 @@ class Odd(Settings, frozen=True):
 def test_settings_are_checked_with_the_graph() -> None:
     assert told(provide(Ipam), config(Sizes), mtu=-1, mtv=5) == text("""
         hive cannot be built: 3 faults
-        missing: nothing provides Table[Device]
+        missing: nothing provides Table[int, Device]
             needed by Ipam (hive) at FILE:N, as 'devices'
               which nothing invokes
-            do: add a cell that provides it, or in a test supply() or replace(Table[Device], ...)
+            do: add a cell that provides it, or in a test supply() or replace(Table[int, Device], ...)
         setting: mtv: no such setting; did you mean mtu?
         setting: mtu -1: expected 0 (from the devices) or more
     """)

@@ -343,13 +343,13 @@ def test_whatever_fails_a_watcher_of_a_table_ends_with_what_is_in_it(steps: list
 
 async def _watch_a_table(steps: list[str]) -> None:
     bench, held, fails = Bench(), dict[object, int](), 0
-    table: Table[tuple[str, int]] = Table("letters", key=lambda row: row[0])
+    table: Table[str, tuple[str, int]] = Table("letters", key=lambda row: row[0])
 
-    def again() -> Changes[tuple[str, int]]:
+    def again() -> Changes[str, tuple[str, int]]:
         held.clear()
         return table.changes()
 
-    async def work(batch: list[Change[tuple[str, int]]]) -> None:
+    async def work(batch: list[Change[str, tuple[str, int]]]) -> None:
         nonlocal fails
         if fails:
             fails -= 1

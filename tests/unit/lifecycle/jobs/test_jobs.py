@@ -181,7 +181,7 @@ async def test_a_timer_that_fails_is_tried_again_sooner_than_its_interval(bench:
 
 
 async def test_observing_a_table_survives_a_crash_of_the_work_and_sees_everything_again(bench: Bench) -> None:
-    table: Table[str] = Table("letters", key=str.lower)
+    table: Table[str, str] = Table("letters", key=str.lower)
     seen: list[str] = []
     crashes = [OSError("once")]
 
@@ -213,11 +213,11 @@ async def test_observing_a_table_survives_a_crash_of_the_work_and_sees_everythin
 async def test_a_deletion_is_not_lost_when_the_work_fails_once(
     bench: Bench, changed: Mapping[str, str | None], meanwhile: Mapping[str, str | None]
 ) -> None:
-    table: Table[str] = Table("letters", key=str.lower)
+    table: Table[str, str] = Table("letters", key=str.lower)
     built: dict[Hashable, str] = {}
     crashes = [meanwhile]
 
-    async def work(batch: list[Change[str]]) -> None:
+    async def work(batch: list[Change[str, str]]) -> None:
         for change in batch:
             built.pop(change.key, None)
             if change.row is not None:
@@ -242,9 +242,9 @@ async def test_a_deletion_is_not_lost_when_the_work_fails_once(
 
 
 async def test_a_job_that_writes_the_table_it_observes_leaves_others_their_turn(bench: Bench) -> None:
-    table: Table[tuple[str, int]] = Table("counts", key=lambda row: row[0])
+    table: Table[str, tuple[str, int]] = Table("counts", key=lambda row: row[0])
 
-    async def count(batch: list[Change[tuple[str, int]]]) -> None:
+    async def count(batch: list[Change[str, tuple[str, int]]]) -> None:
         for change in batch:
             if change.row is not None:
                 table.put((change.row[0], change.row[1] + 1))

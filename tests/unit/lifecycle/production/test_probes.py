@@ -69,11 +69,11 @@ def sales(store: Store) -> Member[Collector]:
     return Collector("sales", collect)
 
 
-def rows() -> Table[int]:
+def rows() -> Table[int, int]:
     return Table("numbers", key=lambda number: number)
 
 
-def work(jobs: Jobs, numbers: Table[int]) -> None:
+def work(jobs: Jobs, numbers: Table[int, int]) -> None:
     async def once() -> None:
         numbers.put(1)
 

@@ -108,7 +108,7 @@ class Kernel(Target[int, int, int]):
 
 async def test_batches_of_reconcilers_are_spans(hive: HiveStarter) -> None:
     spans = Spans()
-    numbers: Table[int] = Table("numbers", key=lambda number: number)
+    numbers: Table[int, int] = Table("numbers", key=lambda number: number)
     reconciler = Reconciler(numbers, Kernel(), full_every=600)
     numbers.put(1)
 

@@ -76,7 +76,7 @@ class FakeTarget:
 class World:
     """A table, a target, a reconciler between them, in time that passes when told to."""
 
-    table: Table[Row]
+    table: Table[str, Row]
     target: FakeTarget
     reconciler: Reconciler[str, Row]
     hive: Hive
@@ -109,8 +109,8 @@ class World:
         return self.target.told()
 
 
-def rows(*rows: Row) -> Table[Row]:
-    table: Table[Row] = Table("rows", key=lambda row: row.key)
+def rows(*rows: Row) -> Table[str, Row]:
+    table: Table[str, Row] = Table("rows", key=lambda row: row.key)
     with table.txn() as txn:
         for row in rows:
             txn.put(row)
@@ -119,7 +119,7 @@ def rows(*rows: Row) -> Table[Row]:
 
 @asynccontextmanager
 async def world(
-    table: Table[Row],
+    table: Table[str, Row],
     target: FakeTarget | None = None,
     *,
     full_every: float = 600,

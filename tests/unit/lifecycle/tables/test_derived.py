@@ -6,11 +6,11 @@ import pytest
 from lifecycle import Change, Derived, Table
 
 
-def numbers(name: str = "numbers") -> Table[int]:
+def numbers(name: str = "numbers") -> Table[int, int]:
     return Table(name, key=lambda number: number)
 
 
-def put(table: Table[int], *rows: int) -> None:
+def put(table: Table[int, int], *rows: int) -> None:
     with table.txn() as txn:
         for row in rows:
             txn.put(row)

@@ -1,12 +1,13 @@
 """Incremental tables: what each operator gives, and that it works through what changed and no more."""
 
 from dataclasses import dataclass, replace
+from typing import Any, assert_type
 
 import anyio
 import pytest
 
-from lifecycle import Change, Table, Tables
-from lifecycle.tables import Sorted
+from lifecycle import Change, ReadTable, Table, Tables
+from lifecycle.tables import Lookup, Snapshot, Sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +23,20 @@ class Node:
     zone: str
 
 
-def pods(*rows: Pod) -> Table[Pod]:
-    table: Table[Pod] = Table("pods", key=lambda pod: pod.name)
+def pods(*rows: Pod) -> Table[str, Pod]:
+    table: Table[str, Pod] = Table("pods", key=lambda pod: pod.name)
     put(table, *rows)
     return table
 
 
-def put(table: Table[Pod], *rows: Pod) -> None:
+def put(table: Table[str, Pod], *rows: Pod) -> None:
     with table.txn() as txn:
         for row in rows:
             txn.put(row)
 
 
-def nodes(*rows: Node) -> Table[Node]:
-    table: Table[Node] = Table("nodes", key=lambda node: node.name)
+def nodes(*rows: Node) -> Table[str, Node]:
+    table: Table[str, Node] = Table("nodes", key=lambda node: node.name)
     with table.txn() as txn:
         for row in rows:
             txn.put(row)
@@ -236,7 +237,7 @@ def test_what_a_function_raises_reaches_who_reads_and_nothing_is_half_done() -> 
 @pytest.mark.parametrize("operator", ["map", "group", "join", "flat_map", "aggregate"])
 def test_rows_are_never_none(operator: str) -> None:
     table = pods(WEB)
-    made = {
+    made: dict[str, ReadTable[Any, None]] = {
         "map": table.map(lambda _: None, name="made"),
         "group": table.group(lambda pod: pod.node, lambda _, __: None, name="made"),
         "join": table.join(table, lambda _, __: None, name="made"),
@@ -308,3 +309,33 @@ def test_it_can_be_shown_by_its_name() -> None:
     known.add(table, cpus)
     assert known.get("pods-mapped") is cpus
     assert not hasattr(cpus, "txn")
+
+
+# What type checkers know: assert_type, and ignores, which mypy refuses where they are not needed.
+
+
+def test_keys_and_rows_have_types() -> None:
+    table = pods(WEB, DB)
+    assert_type(table, Table[str, Pod])
+    assert_type(table.get("web"), Pod | None)
+    assert_type([*table.keys()], list[str])
+    assert_type(table.changes().take(), list[Change[str, Pod]])
+    assert_type(table.changes().take()[0].key, str)
+    assert_type(table.snapshot(), Snapshot[str, Pod])
+    assert table.get(1) is None  # type: ignore[arg-type]  # its keys are names
+    with table.txn() as txn:
+        txn.delete(1)  # type: ignore[arg-type]
+
+
+def test_derived_tables_and_indexes_know_theirs() -> None:
+    table = pods(WEB, DB)
+    assert_type(table.map(lambda pod: pod.cpu), ReadTable[str, int])
+    assert_type(table.rekey(lambda pod: (pod.node, pod.name)), ReadTable[tuple[str, str], Pod])
+    by_cpu = table.group(lambda pod: pod.cpu, lambda _, found: len(found))
+    assert_type(by_cpu, ReadTable[int, int])
+    joined = table.join(nodes(), lambda pod, node: (pod.name, node), on=lambda pod: pod.node)
+    assert_type(joined, ReadTable[str, tuple[str, Node]])
+    found = table.lookup("cpu", lambda pod: [pod.cpu])
+    assert_type(found, Lookup[int, str, Pod])
+    assert found.get("one") == []  # type: ignore[arg-type]  # it is found by numbers
+    table.join(nodes(), lambda pod, _: pod, on=lambda pod: pod.cpu)  # type: ignore[arg-type,return-value]

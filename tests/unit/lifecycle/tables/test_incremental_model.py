@@ -43,10 +43,12 @@ def checked(pod: Pod) -> Pod:
     return pod
 
 
-def make(pods: ReadTable[Pod], nodes: ReadTable[Node]) -> dict[str, ReadTable[Any]]:
+def make(pods: ReadTable[str, Pod], nodes: ReadTable[str, Node]) -> dict[str, ReadTable[Any, Any]]:
     """One of each kind, and some of others."""
     placed = pods.filter(lambda pod: checked(pod).node is not None, name="placed")
-    by_node = placed.group(lambda pod: pod.node, lambda _, found: tuple(sorted(pod.name for pod in found)))
+    by_node = placed.group(
+        lambda pod: pod.node or "", lambda _, found: tuple(sorted(pod.name for pod in found))
+    )
     zones = placed.join(nodes, lambda pod, node: (checked(pod).name, node.zone), on=lambda pod: pod.node)
     return {
         "map": pods.map(lambda pod: checked(pod).cpu * 2, indexes={"double": lambda double: [double]}),
@@ -142,7 +144,7 @@ def plain(
     }
 
 
-KINDS = sorted(make(Table("pods", key=id), Table("nodes", key=id)))
+KINDS = sorted(make(Table("pods", key=str), Table("nodes", key=str)))
 
 
 class Incremental(RuleBasedStateMachine):
@@ -159,8 +161,8 @@ class Incremental(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pod_table: Table[Pod] = Table("pods", key=lambda pod: pod.name)
-        self.node_table: Table[Node] = Table("nodes", key=lambda node: node.name)
+        self.pod_table: Table[str, Pod] = Table("pods", key=lambda pod: pod.name)
+        self.node_table: Table[str, Node] = Table("nodes", key=lambda node: node.name)
         self.tables = make(self.pod_table, self.node_table)
         self.watchers: list[tuple[str, Watcher[Any]]] = []
 

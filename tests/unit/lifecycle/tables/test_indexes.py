@@ -23,8 +23,8 @@ class Route:
     metric: int = 0
 
 
-def routes(*rows: Route) -> Table[Route]:
-    table: Table[Route] = Table(
+def routes(*rows: Route) -> Table[str, Route]:
+    table: Table[str, Route] = Table(
         "routes",
         key=lambda route: route.name,
         indexes={
@@ -38,7 +38,7 @@ def routes(*rows: Route) -> Table[Route]:
     return table
 
 
-def write(table: Table[Any], *rows: object) -> None:
+def write(table: Table[Any, Any], *rows: object) -> None:
     with table.txn() as txn:
         for row in rows:
             txn.put(row)
@@ -131,7 +131,7 @@ def test_two_rows_with_the_best_prefix_are_told() -> None:
     ],
 )
 def test_asking_an_index_for_what_it_is_not_is_refused(
-    ask: Callable[[Table[Route]], object], told: str
+    ask: Callable[[Table[str, Route]], object], told: str
 ) -> None:
     with pytest.raises(LookupError, match=rf"^table routes.*{told}"):
         ask(routes())
@@ -148,7 +148,7 @@ def test_an_lpm_index_refuses_what_is_no_prefix_and_nothing_is_written(value: ob
 
 
 def test_values_that_cannot_be_compared_are_refused_and_nothing_is_written() -> None:
-    table: Table[tuple[str, Any]] = Table(
+    table: Table[str, tuple[str, Any]] = Table(
         "mixed",
         key=lambda row: row[0],
         indexes={"first": Sorted(lambda row: [row[0]]), "it": Sorted(lambda row: [row[1]])},
@@ -256,7 +256,7 @@ def test_pages_are_the_whole_range(rows: list[tuple[int, int]], size: int) -> No
 
 def test_an_index_is_a_value_that_is_up_to_date() -> None:
     table = routes(to("a+b"), to("b"))
-    by_part: Lookup[str, Route] = table.lookup("part", lambda route: route.name.split("+"))
+    by_part: Lookup[str, str, Route] = table.lookup("part", lambda route: route.name.split("+"))
     assert names(by_part.get("a")) == ["a+b"]
     assert sorted(names(by_part.any(["a", "b", "c"]))) == ["a+b", "b"]
     write(table, to("c"))

@@ -12,17 +12,17 @@ pytestmark = pytest.mark.anyio
 Row = tuple[str, int]
 
 
-def rows() -> Table[Row]:
+def rows() -> Table[str, Row]:
     return Table("rows", key=lambda row: row[0])
 
 
-def put(table: Table[Row], *new: Row) -> None:
+def put(table: Table[str, Row], *new: Row) -> None:
     with table.txn() as txn:
         for row in new:
             txn.put(row)
 
 
-def delete(table: Table[Row], key: str) -> None:
+def delete(table: Table[str, Row], key: str) -> None:
     with table.txn() as txn:
         txn.delete(key)
 
@@ -49,7 +49,7 @@ async def test_a_row_that_is_there_is_not_waited_for() -> None:
 @pytest.mark.parametrize("derived", [False, True], ids=["table", "derived"])
 async def test_each_wait_ends_when_its_key_is_as_it_should_be(derived: bool) -> None:
     table = rows()
-    seen: ReadTable[Row] = table.filter(lambda row: row[1] > 0) if derived else table
+    seen: ReadTable[str, Row] = table.filter(lambda row: row[1] > 0) if derived else table
     there, big, gone, other = Waiting(), Waiting(), Waiting(), Waiting()
     async with anyio.create_task_group() as group:
         group.start_soon(there.run, lambda: seen.wait_for("a"))

@@ -53,7 +53,7 @@ class World:
     """A table whose rows reach a target as fast as a limit lets them, in time that passes when told to."""
 
     def __init__(self, limit: RateLimit, batch: int = 256) -> None:
-        self.table: Table[Row] = Table("rows", key=lambda row: row[0])
+        self.table: Table[str, Row] = Table("rows", key=lambda row: row[0])
         self.target = FakeTarget()
         self.reconciler = Reconciler(
             self.table,

@@ -30,7 +30,7 @@ KEYS = "abcd"
 class Target:
     """A dict; some keys fail, in one of three ways, and every call may take its time."""
 
-    def __init__(self, table: Table[Row], rows: dict[str, Row]) -> None:
+    def __init__(self, table: Table[str, Row], rows: dict[str, Row]) -> None:
         self.table = table
         self.rows = rows
         self.bad: set[str] = set()
@@ -99,7 +99,7 @@ class Reconciled(RuleBasedStateMachine):
     ) -> None:
         self.limit = limit
         self.loop = asyncio.new_event_loop()
-        self.table: Table[Row] = Table("rows", key=lambda row: row[0])
+        self.table: Table[str, Row] = Table("rows", key=lambda row: row[0])
         self.source = self.table.initializer("source")
         self.restored: Promise[None] = Promise()
         self.put_early = put_early

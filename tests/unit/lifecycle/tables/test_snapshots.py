@@ -9,8 +9,8 @@ from lifecycle import Table
 from lifecycle.tables import Snapshot, Sorted, snapshot
 
 
-def numbers(name: str, *rows: int) -> Table[int]:
-    table: Table[int] = Table(
+def numbers(name: str, *rows: int) -> Table[int, int]:
+    table: Table[int, int] = Table(
         name,
         key=lambda number: number,
         indexes={"parity": lambda number: [number % 2], "size": Sorted(lambda number: [number])},
@@ -19,7 +19,7 @@ def numbers(name: str, *rows: int) -> Table[int]:
     return table
 
 
-def write(table: Table[int], *rows: int) -> None:
+def write(table: Table[int, int], *rows: int) -> None:
     with table.txn() as txn:
         txn.replace_all(rows)
 
@@ -68,8 +68,8 @@ def test_a_snapshot_can_be_read_in_another_thread_while_the_table_is_written() -
 
 
 def test_a_snapshot_that_is_held_costs_what_has_changed_since_however_many_came_and_went() -> None:
-    table: Table[tuple[int, int]] = Table("pairs", key=lambda pair: pair[0])
-    held, latest = table.snapshot(), list[Snapshot[tuple[int, int]]]()
+    table: Table[int, tuple[int, int]] = Table("pairs", key=lambda pair: pair[0])
+    held, latest = table.snapshot(), list[Snapshot[int, tuple[int, int]]]()
     tracemalloc.start()
     try:
         for number in range(3000):

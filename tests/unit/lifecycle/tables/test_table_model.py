@@ -6,7 +6,7 @@ Whatever happens, what a watcher was told adds up to the table: nothing is lost,
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pytest
 from hypothesis import strategies as st
@@ -29,8 +29,8 @@ class Row:
 class Watcher(Generic[R]):
     """Someone who watches a table and writes down what it is told."""
 
-    table: ReadTable[R]
-    changes: Changes[R]
+    table: ReadTable[str, R]
+    changes: Changes[str, R]
     known: dict[Hashable, R] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -59,14 +59,14 @@ class Tables(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table: Table[Row] = Table(
+        self.table: Table[str, Row] = Table(
             "rows", key=lambda row: row.key, indexes={"value": lambda row: [row.value, -row.value]}
         )
         self.model: dict[Hashable, Row] = {}
         self.runs = 0
-        self.counts: Derived[int] = self.table.derive(self.count)
+        self.counts: Derived[int, int] = self.table.derive(self.count)
         self.big = Derived("big", self.biggest, self.counts, self.table)
-        self.snapshots: list[tuple[Snapshot[Row], dict[Hashable, Row]]] = []
+        self.snapshots: list[tuple[Snapshot[str, Row], dict[Hashable, Row]]] = []
 
     def count(self, rows: list[Row]) -> dict[int, int]:
         self.runs += 1
@@ -78,16 +78,16 @@ class Tables(RuleBasedStateMachine):
 
     @rule(target=watchers, which=st.sampled_from(("table", "counts", "big")))
     def come(self, which: str) -> Watcher[object]:
-        table: ReadTable[object] = getattr(self, which)
+        table: ReadTable[Any, object] = getattr(self, which)
         return Watcher(table, table.changes())
 
     @rule(target=notes, watcher=consumes(watchers))
-    def go(self, watcher: Watcher[object]) -> tuple[ReadTable[object], dict[Hashable, object], int]:
+    def go(self, watcher: Watcher[object]) -> tuple[ReadTable[Any, object], dict[Hashable, object], int]:
         watcher.look()
         return watcher.table, watcher.known, watcher.changes.revision
 
     @rule(target=watchers, note=notes)
-    def come_back(self, note: tuple[ReadTable[object], dict[Hashable, object], int]) -> Watcher[object]:
+    def come_back(self, note: tuple[ReadTable[Any, object], dict[Hashable, object], int]) -> Watcher[object]:
         """With what it knew, told only what is newer; it may have seen less of a row than the table told."""
         table, known, revision = note
         changes, known = table.changes(revision), dict(known)
@@ -183,7 +183,7 @@ TestTables = Tables.TestCase
 
 @pytest.mark.parametrize("late", [False, True])
 def test_two_watchers_at_different_paces_end_up_with_the_same(late: bool) -> None:
-    table: Table[Row] = Table("rows", key=lambda row: row.key)
+    table: Table[str, Row] = Table("rows", key=lambda row: row.key)
     quick = Watcher(table, table.changes())
     slow = None if late else Watcher(table, table.changes())
     for number in range(50):

@@ -26,33 +26,33 @@ from lifecycle import (
 )
 
 
-def letters() -> Table[str]:
+def letters() -> Table[str, str]:
     return Table("letters", key=str.lower)
 
 
-def numbers() -> Table[int]:
+def numbers() -> Table[int, int]:
     return Table("numbers", key=abs)
 
 
-def unused() -> Table[float]:
+def unused() -> Table[float, float]:
     return Table("unused", key=abs)
 
 
 class Totals:
     """Has a table that no constructor gives."""
 
-    def __init__(self, rows: Table[int], tables: Tables) -> None:
+    def __init__(self, rows: Table[int, int], tables: Tables) -> None:
         self.total = rows.derive(lambda found: {"total": sum(found)}, name="total")
         tables.add(self.total)
 
 
 def test_every_table_that_is_built_is_found_by_its_name() -> None:
     inner = module("inner", "Inner", provide_private(numbers), provide(Totals), invoke(Totals))
-    hive = Hive(provide(letters, unused), inner, invoke(Table[str]))
+    hive = Hive(provide(letters, unused), inner, invoke(Table[str, str]))
     hive.graph()
     tables = hive.get(Tables)
     assert [table.name for table in tables.all()] == ["letters", "numbers", "total"]
-    assert tables.get("letters") is hive.get(Table[str])
+    assert tables.get("letters") is hive.get(Table[str, str])
     assert tables.get("total").all() == [0]
 
 
@@ -129,14 +129,14 @@ class FirmStruct(msgspec.Struct, frozen=True):
 )
 def test_rows_that_may_change_in_place_are_refused(row: Any, why: str) -> None:
     """Changed and put again, they would equal what is there: nobody would learn of it."""
-    table: Table[Any] = Table("things", key=lambda _: 1)
+    table: Table[Any, Any] = Table("things", key=lambda _: 1)
     table.put(Firm("a"))
     with table.txn() as txn:
         txn.delete(1)
     with pytest.raises(TypeError, match=f"table things: a row of type {why}: expected a frozen dataclass or"):
         table.put(row)
     assert len(table) == 0
-    mapped: ReadTable[Any] = table.map(lambda _: row)
+    mapped: ReadTable[Any, Any] = table.map(lambda _: row)
     table.put("seed")
     with pytest.raises(TypeError, match=why):
         mapped.all()
@@ -148,26 +148,29 @@ def test_rows_that_may_change_in_place_are_refused(row: Any, why: str) -> None:
      ip_address("192.0.2.1"), ip_network("192.0.2.0/24"), datetime.now(UTC), Decimal(1), uuid4()],
 )  # fmt: skip
 def test_rows_that_stay_as_they_are_are_taken(row: Any) -> None:
-    table: Table[Any] = Table("things", key=lambda _: 1)
+    table: Table[Any, Any] = Table("things", key=lambda _: 1)
     table.put(row)
     assert table.all() == [row]
 
 
 def test_a_table_that_is_declared_with_rows_that_may_change_is_a_fault_of_the_graph() -> None:
-    def loose() -> Table[Loose]:
+    def loose() -> Table[str, Loose]:
         return Table("loose", key=lambda one: one.name)
 
-    def perhaps() -> Derived[LooseStruct | None]:
+    def perhaps() -> Derived[str, LooseStruct | None]:
         raise NotImplementedError
 
-    def firm() -> Table[Firm]:
+    def firm() -> Table[str, Firm]:
         return Table("firm", key=lambda one: one.name)
 
-    def anything() -> Table[Any]:
+    def anything() -> Table[Any, Any]:
         return Table("anything", key=id)
 
     with pytest.raises(GraphError) as caught:
         Hive(module("m", "M", provide(loose, perhaps, firm, anything))).check()
     first, second = caught.value.faults
-    assert "gives Table[Loose], but Loose is a dataclass that is not frozen: expected" in first.text
-    assert "gives Derived[LooseStruct | None], but LooseStruct is a Struct that is not frozen" in second.text
+    assert "gives Table[str, Loose], but Loose is a dataclass that is not frozen: expected" in first.text
+    assert (
+        "gives Derived[str, LooseStruct | None], but LooseStruct is a Struct that is not frozen"
+        in second.text
+    )

@@ -142,17 +142,17 @@ async def test_hives_stop_last_first_and_are_named_in_a_failure(hive: HiveStarte
 
 @pytest.mark.seeds(5)
 async def test_time_is_virtual_in_simulations(hive: HiveStarter) -> None:
-    def clock() -> Table[int]:
+    def clock() -> Table[int, int]:
         return Table("beats", key=lambda beat: beat)
 
-    def beat(beats: Table[int], jobs: Jobs) -> None:
+    def beat(beats: Table[int, int], jobs: Jobs) -> None:
         async def once() -> None:
             beats.put(len(beats.all()))
 
         jobs.timer("beat", once, 3600)
 
     running = await hive(provide(clock), invoke(beat))
-    beats = running.get(Table[int])
+    beats = running.get(Table[int, int])
     changes = beats.changes()
     while len(beats.all()) < 3:
         await anext(changes)

@@ -191,7 +191,7 @@ def test_a_hive_with_a_table_and_a_job_runs_through_every_order() -> None:
         disk: dict[int, int] = {}
 
         def build(jobs: Jobs, lifecycle: Lifecycle) -> None:
-            table: Table[int] = Table("numbers", key=int)
+            table: Table[int, int] = Table("numbers", key=int)
 
             async def fill() -> None:
                 for number in range(5):

@@ -34,7 +34,7 @@ async def test_an_error_of_the_condition_is_told_when_time_is_up() -> None:
 
 
 async def test_with_a_table_the_condition_is_looked_at_when_that_changes() -> None:
-    table: Table[Item] = Table("items", key=lambda item: item.name)
+    table: Table[str, Item] = Table("items", key=lambda item: item.name)
     looks = 0
 
     def there() -> bool:
@@ -55,6 +55,6 @@ async def test_with_a_table_the_condition_is_looked_at_when_that_changes() -> No
 
 
 async def test_a_table_that_never_changes_is_given_up() -> None:
-    table: Table[Item] = Table("items", key=lambda item: item.name)
+    table: Table[str, Item] = Table("items", key=lambda item: item.name)
     with pytest.raises(AssertionError, match="did not hold"):
         await eventually(lambda: "b" in table, within=0.01, on=table)

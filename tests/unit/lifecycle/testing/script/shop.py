@@ -43,7 +43,7 @@ class Customer(msgspec.Struct, frozen=True):
     orders: int
 
 
-def orders() -> Table[Order]:
+def orders() -> Table[int, Order]:
     return Table(
         "orders",
         key=lambda order: order.number,
@@ -51,7 +51,7 @@ def orders() -> Table[Order]:
     )
 
 
-def customers(orders: Table[Order]) -> Derived[Customer]:
+def customers(orders: Table[int, Order]) -> Derived[str, Customer]:
     def count(rows: list[Order]) -> Mapping[str, Customer]:
         names = {row.customer for row in rows}
         return {name: Customer(name, sum(row.customer == name for row in rows)) for name in names}
@@ -60,7 +60,7 @@ def customers(orders: Table[Order]) -> Derived[Customer]:
 
 
 class Delivery:
-    def __init__(self, orders: Table[Order], settings: ShopSettings, jobs: Jobs) -> None:
+    def __init__(self, orders: Table[int, Order], settings: ShopSettings, jobs: Jobs) -> None:
         self.orders = orders
         jobs.timer("deliver", self.deliver, settings.every)
 
@@ -83,5 +83,5 @@ cell = module(
     "Delivers orders",
     config(ShopSettings),
     provide(orders, customers, Delivery, commands),
-    invoke(Delivery, Derived[Customer]),
+    invoke(Delivery, Derived[str, Customer]),
 )
