@@ -19,8 +19,8 @@ from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import CT_OUT, CtEntry
 from cells.policy.control import DNSProxyPort, NamedAddresses, RulePolicy
-from cells.proxy.dns.exchange import Counts, DNSAccessLog
-from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy, transparent_proxies
+from cells.proxy.dns.exchange import Counts, DNSAccessLog, LearntAddresses, QueryPolicy
+from cells.proxy.dns.port import ProxyPort, ProxyRoutes, QuerySource, TransparentProxy, transparent_proxies
 from cells.proxy.dns.proxy import DNSProxy
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.store import Connections, Journal, NameStore
@@ -103,7 +103,7 @@ cell = group(
         "dns-proxy",
         "Names that pods ask for",
         provide(NameStore, DNSProxy, Counts, connections, dns_metrics, transparent_proxies),
-        provide_private(journal, ProxyRoutes, DNSAccessLog),
+        provide_private(journal, ProxyRoutes, DNSAccessLog, QueryPolicy, QuerySource, LearntAddresses),
         invoke(DNSProxy),
     ),
 )

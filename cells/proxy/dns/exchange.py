@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+import anyio
+
 from cells.base.addresses import text_of
 from cells.base.metrics import Histogram
 from cells.cluster.identity.identities import Identity
@@ -18,12 +20,14 @@ from cells.cluster.identity.numbers import WORLD
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.observe.events import Events, LookupRecord, Party, lookup_sample
-from cells.policy.control import NameRules
+from cells.policy.control import NamedAddresses, NameRules, RulePolicy
+from cells.policy.maps import KnownRules
 from cells.proxy import EndpointRedirect, ProxyStatistics
 from cells.proxy.dns.port import ProxyPort
+from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import Address
 from cells.proxy.dns.store import NameStore
-from cells.proxy.dns.wire import Answer, DNSQuery, WireError, read_rest
+from cells.proxy.dns.wire import NOERROR, Answer, DNSQuery, WireError, read_rest
 from lifecycle import Logger, Table
 
 TCP, UDP = 6, 17
@@ -103,15 +107,22 @@ class QueryVerdict(Enum):
 
 
 class QueryPolicy:
-    """Asks policy, and what policy was."""
+    """Asks policy, and what policy was before a restart until it is known again."""
 
     def __init__(
-        self, endpoints: Table[int, Endpoint], ipcache: Ipcache, rules: NameRules, store: NameStore
+        self,
+        endpoints: Table[int, Endpoint],
+        ipcache: Ipcache,
+        policy: RulePolicy,
+        store: NameStore,
+        rules: KnownRules,
     ) -> None:
         self._by_name = endpoints.by("name")
         self._ipcache = ipcache
-        self._rules = rules
+        self._rules = NameRules(policy)
         self._store = store
+        self.known = rules.known
+        """Returns once the rules are known."""
 
     def endpoint(self, asking: Asking) -> Endpoint | None:
         """The client of the query."""
@@ -133,6 +144,40 @@ class QueryPolicy:
         else:
             self._store.asked(endpoint, server, may)
         return QueryVerdict.FORWARD if may.allows(name) else QueryVerdict.REFUSE
+
+
+# What an answer teaches: the addresses of a name, which pods may reach before they know them.
+
+
+class LearntAddresses:
+    """Takes addresses out of answers, and waits until policy maps have them."""
+
+    def __init__(
+        self, settings: DNSProxySettings, store: NameStore, names: NamedAddresses, counts: Counts, log: Logger
+    ) -> None:
+        self._most_delay = float(settings.tofqdns_proxy_response_max_delay)
+        self._store = store
+        self._names = names
+        self._counts = counts
+        self._log = log
+
+    def learn(self, endpoint: Endpoint, answer: Answer) -> bool:
+        """Store the addresses; whether the answer may be released at once."""
+        if answer.code != NOERROR or not answer.addresses:
+            return True
+        try:
+            return self._store.learn(endpoint, answer)
+        except OSError as error:
+            self._log.warning("a name is not noted for the next agent", name=answer.name, error=str(error))
+            return not self._names.stale(answer.addresses)
+
+    async def allowed(self, answer: Answer) -> None:
+        """Wait until the addresses are allowed, for tofqdns-proxy-response-max-delay at most."""
+        with anyio.move_on_after(self._most_delay) as waiting:
+            await self._names.settled(answer.addresses)
+        if waiting.cancelled_caught:
+            self._counts.update_timeouts += 1
+            self._log.warning("an answer is released before its addresses are allowed", name=answer.name)
 
 
 # Lookups as events of the monitor: which client asked which server for what, and the answer.

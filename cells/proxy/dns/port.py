@@ -15,13 +15,13 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from cells.config import AgentConfig
+from cells.config import AgentConfig, ChainingMode
 from cells.netlink import news
 from cells.netlink.network import Marked, leave_marked, take_marked
 from cells.policy.control import PolicyRuleSettings
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import tcp_listener, udp_listener
-from lifecycle import Hook, Jobs, Lifecycle, Logger, NotStartedError, Table
+from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, NotStartedError, Table
 
 RANGE: Final = range(10000, 20000)
 """Where a port is looked for: below those that the kernel gives to sockets."""
@@ -121,9 +121,12 @@ class ProxyRoutes:
     """There once there() returns, and from then on."""
 
     def __init__(self, port: ProxyPort, switches: PolicyRuleSettings, *, jobs: Jobs) -> None:
-        self._port = port
+        self.port = port
+        """Where what is marked goes."""
+        self.enabled = switches.enable_l7_proxy
+        """Whether the proxy runs; else the routes of an earlier one are removed."""
         self._there = anyio.Event()
-        if switches.enable_l7_proxy:
+        if self.enabled:
             jobs.observe("keep routes", self._hints, self._keep)
         else:
             jobs.one_shot("remove routes", self._remove)
@@ -138,7 +141,7 @@ class ProxyRoutes:
 
     async def _keep(self, _: None) -> None:
         """Raises OSError."""
-        await to_thread.run_sync(take_marked, MARKED, self._port.families)
+        await to_thread.run_sync(take_marked, MARKED, self.port.families)
         self._there.set()
 
     async def _remove(self) -> None:
@@ -157,3 +160,23 @@ class TransparentProxy(msgspec.Struct, frozen=True):
 def transparent_proxies() -> Table[str, TransparentProxy]:
     """The ``transparent-proxies`` table, by name."""
     return Table("transparent-proxies", key=lambda row: row.name)
+
+
+class QuerySource:
+    """Whether queries leave with the pod's address, or the node's."""
+
+    def __init__(
+        self,
+        settings: DNSProxySettings,
+        modes: list[Member[ChainingMode]],
+        proxies: Table[str, TransparentProxy],
+    ) -> None:
+        wanted = settings.dnsproxy_enable_transparent_mode
+        self.transparent = all(mode.own_links for mode in modes) if wanted is None else wanted
+        """Whether they leave with the pod's."""
+        self._proxies = proxies
+
+    def announce(self) -> None:
+        """Before the first query leaves: have devices know that its answer is the proxy's."""
+        if self.transparent and not len(self._proxies):
+            self._proxies.put(TransparentProxy(NAME))

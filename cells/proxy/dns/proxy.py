@@ -23,11 +23,7 @@ import anyio
 import anyio.abc
 
 from cells.base.addresses import IPAddress
-from cells.cluster.ipcache import Ipcache
-from cells.config import ChainingMode
 from cells.endpoint import Endpoint
-from cells.policy.control import NamedAddresses, NameRules, PolicyRuleSettings, RulePolicy
-from cells.policy.maps import KnownRules
 from cells.proxy.dns.exchange import (
     TCP,
     UDP,
@@ -36,10 +32,11 @@ from cells.proxy.dns.exchange import (
     Counts,
     DNSAccessLog,
     Exchange,
+    LearntAddresses,
     QueryPolicy,
     QueryVerdict,
 )
-from cells.proxy.dns.port import ProxyPort, ProxyRoutes, TransparentProxy
+from cells.proxy.dns.port import ProxyRoutes, QuerySource
 from cells.proxy.dns.servers import PATIENCE, PodSockets, ServerConnection, Upstream, message
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
@@ -49,9 +46,7 @@ from cells.proxy.dns.sockets import (
     tcp_listener,
     udp_listener,
 )
-from cells.proxy.dns.store import NameStore
 from cells.proxy.dns.wire import (
-    NOERROR,
     SERVFAIL,
     Answer,
     DNSQuery,
@@ -64,7 +59,7 @@ from cells.proxy.dns.wire import (
     udp_size,
     written_out,
 )
-from lifecycle import Jobs, Logger, Member, Table
+from lifecycle import Jobs, Logger
 
 AT_ONCE: Final = 32
 """Datagrams read before others get their turn: about 3 ms."""
@@ -83,39 +78,27 @@ class DNSProxy:
     def __init__(
         self,
         settings: DNSProxySettings,
-        switches: PolicyRuleSettings,
-        modes: list[Member[ChainingMode]],
-        port: ProxyPort,
-        endpoints: Table[int, Endpoint],
-        ipcache: Ipcache,
-        policy: RulePolicy,
-        store: NameStore,
-        names: NamedAddresses,
-        rules: KnownRules,
-        counts: Counts,
+        policy: QueryPolicy,
+        learnt: LearntAddresses,
+        source: QuerySource,
         routes: ProxyRoutes,
+        counts: Counts,
         access_log: DNSAccessLog,
-        senders: Table[str, TransparentProxy],
         *,
         jobs: Jobs,
         log: Logger,
     ) -> None:
         self._settings = settings
-        self._port = port
-        self._policy = QueryPolicy(endpoints, ipcache, NameRules(policy), store)
-        self._store = store
-        self._names = names
-        self._rules = rules
+        self._port = routes.port
+        self._policy = policy
+        self._learnt = learnt
+        self._source = source
         self._counts = counts
         self._routes = routes
         self._access_log = access_log
         self._log = log
         self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
-        self._most_delay = float(settings.tofqdns_proxy_response_max_delay)
         self._limit = settings.dnsproxy_concurrency_limit
-        asked = settings.dnsproxy_enable_transparent_mode
-        self._transparent = all(mode.own_links for mode in modes) if asked is None else asked
-        self._senders = senders
         self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
         self._answers: dict[int, UDPAnswers] = {}
         self._connections = Counter[IPAddress]()
@@ -124,7 +107,7 @@ class DNSProxy:
         """Exchanges by UDP without an answer yet."""
         self._serving = 0
         self._fewer = anyio.Event()
-        if switches.enable_l7_proxy:
+        if routes.enabled:
             jobs.one_shot("serve", self._serve)
 
     async def _serve(self) -> None:
@@ -202,8 +185,7 @@ class DNSProxy:
         endpoint = self._policy.endpoint(asking)
         if endpoint is None:
             return None
-        if self._transparent and not len(self._senders):
-            self._senders.put(TransparentProxy("cilium-dns-egress"))
+        self._source.announce()
         try:
             verdict = self._policy.verdict(endpoint, asking, query.name)
         except OSError as error:
@@ -237,7 +219,7 @@ class DNSProxy:
 
     async def _once_known(self, asking: Asking) -> None:
         with anyio.move_on_after(RULES_PATIENCE):
-            await self._rules.known()
+            await self._policy.known()
             self._counts.l7["received"] -= 1
             self._received(asking)
 
@@ -254,7 +236,7 @@ class DNSProxy:
         asking, identity = exchange.asking, exchange.endpoint.identity
         asking = asking._replace(data=rewritten(asking.data, exchange.query))
         access_log = partial(self._replied, exchange)
-        if self._transparent:
+        if self._source.transparent:
             try:
                 return self._in_name.ask(asking, identity, access_log)
             except OSError as error:
@@ -280,33 +262,15 @@ class DNSProxy:
         exchange.awaited = None
         self._end(exchange)
         data = data[: answer.size]
-        if self._learn(exchange, answer):
+        if self._learnt.learn(exchange.endpoint, answer):
             self._release(exchange, answer, data)
         else:
             self._tasks.start_soon(self._release_when_ready, exchange, answer, data)
         return True
 
-    def _learn(self, exchange: Exchange, answer: Answer) -> bool:
-        """Whether the answer may be released at once."""
-        if answer.code != NOERROR or not answer.addresses:
-            return True
-        try:
-            return self._store.learn(exchange.endpoint, answer)
-        except OSError as error:
-            self._log.warning("a name is not noted for the next agent", name=answer.name, error=str(error))
-            return not self._names.stale(answer.addresses)
-
     async def _release_when_ready(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
-        await self._ready(answer)
+        await self._learnt.allowed(answer)
         self._release(exchange, answer, data)
-
-    async def _ready(self, answer: Answer) -> None:
-        """Wait until the addresses are allowed, but not for ever."""
-        with anyio.move_on_after(self._most_delay) as waiting:
-            await self._names.settled(answer.addresses)
-        if waiting.cancelled_caught:
-            self._counts.update_timeouts += 1
-            self._log.warning("an answer is released before its addresses are allowed", name=answer.name)
 
     def _release(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         exchange.count(self._counts)
@@ -429,7 +393,7 @@ class DNSProxy:
         endpoint = self._policy.endpoint(asking)
         if endpoint is None:
             return None
-        client = asking.client if self._transparent else None
+        client = asking.client if self._source.transparent else None
         return ServerConnection(asking.server, endpoint.identity, client)
 
     async def _asked_by_tcp(self, asking: Asking, to_server: ServerConnection) -> bytes | None:
@@ -437,7 +401,7 @@ class DNSProxy:
         found = self._checked(asking)
         if found is not None and found[0] is QueryVerdict.WAIT:
             with anyio.move_on_after(RULES_PATIENCE):
-                await self._rules.known()
+                await self._policy.known()
             found = self._checked(asking)
         if found is None or found[0] is QueryVerdict.WAIT:
             return None
@@ -460,8 +424,8 @@ class DNSProxy:
             self._one_less()
         exchange.replied = time.perf_counter()
         data = data[: answer.size]
-        if not self._learn(exchange, answer):
-            await self._ready(answer)
+        if not self._learnt.learn(endpoint, answer):
+            await self._learnt.allowed(answer)
         exchange.count(self._counts)
         self._access_log.answered(exchange, answer, data)
         try:
