@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import groupby
 from typing import Generic, NamedTuple, TypeVar
@@ -114,9 +115,9 @@ class IdAllocator(Generic[Name]):
             self._next = self._after(number)
         return True
 
-    def release(self, number: int) -> None:
-        """Give a number back; nothing happens for a free one."""
-        self._names.pop(number, None)
+    def release(self, number: int) -> Name | None:
+        """Give a number back; who had it, None for a free one."""
+        return self._names.pop(number, None)
 
     def _after(self, number: int) -> int:
         return self._first if number >= self._last else number + 1
@@ -181,11 +182,63 @@ class Batch(NamedTuple):
             yield MapWrite(MapKey(self.map, key), value)
 
 
-class LookUpTable(bytes):
-    """The value of a look-up table."""
+class WriteStep(IntEnum):
+    """The steps of a plan: what is pointed at before what points there, and the other way round to remove."""
 
-    backends: frozenset[bytes] = frozenset()
-    """The numbers in it."""
+    BACKENDS = 0
+    MATCHES_CUT = 1
+    RANGES_CUT = 2
+    RANGES = 3
+    TABLES = 4
+    SLOTS = 5
+    TRANSLATIONS = 6
+    FRONTENDS = 7
+    FRONTENDS_DROPPED = 8
+    SLOTS_DROPPED = 9
+    TABLES_DROPPED = 10
+    TRANSLATIONS_DROPPED = 11
+    MATCHES = 12
+    MATCHES_DROPPED = 13
+    RANGES_DROPPED = 14
+    BACKENDS_DROPPED = 15
+
+
+_SETTING = frozenset(
+    {
+        WriteStep.BACKENDS,
+        WriteStep.RANGES,
+        WriteStep.TABLES,
+        WriteStep.SLOTS,
+        WriteStep.TRANSLATIONS,
+        WriteStep.FRONTENDS,
+        WriteStep.MATCHES,
+    }
+)
+
+
+class WritePlan:
+    """Writes for some frontends, done step by step, each with one call for a map.
+
+    In this order no entry ever points at one that is not there, wherever the agent is killed.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[dict[str, dict[bytes, bytes]]] = [{} for _ in WriteStep]
+
+    def at(self, step: WriteStep, name: str) -> dict[bytes, bytes]:
+        """What is written to a map in one step; of a step that removes, the keys."""
+        return self._steps[step].setdefault(name, {})
+
+    def remove(self, step: WriteStep, name: str, keys: Iterable[bytes]) -> None:
+        """Remove entries in a step."""
+        self.at(step, name).update(dict.fromkeys(keys, b""))
+
+    def batches(self) -> Iterator[Batch]:
+        """What is to be written, in order."""
+        for step, by_map in enumerate(self._steps):
+            for name, entries in by_map.items():
+                if entries:
+                    yield Batch(name, list(entries), list(entries.values()) if step in _SETTING else None)
 
 
 def batched(writes: Iterable[MapWrite]) -> list[Batch]:
@@ -210,6 +263,16 @@ def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
     if end <= len(_SLOTS):
         return [head + slot + tail for slot in _SLOTS[first:end]]
     return [head + _U16(slot) + tail for slot in range(first, end)]
+
+
+def slots_behind(held: Mapping[bytes, bytes], key: FrontendKey, last: int) -> list[bytes]:
+    """The slots behind the last one of a frontend, from the end on: so they never have a gap."""
+    (master,) = slot_keys(key, 0, 1)
+    value = held.get(master, b"")
+    top = max(last, int.from_bytes(value[4:6], "little") + int.from_bytes(value[10:12], "little"))
+    while slot_keys(key, top + 1, top + 2)[0] in held:
+        top += 1
+    return [each for each in reversed(slot_keys(key, last + 1, top + 1)) if each in held]
 
 
 def master_value(

@@ -24,8 +24,8 @@ from cells.kubernetes.objects.core import EndpointSlice, Node, Service
 from cells.maps.map import Epochs, create_map, possible_cpus
 from cells.maps.specs import MapSettings, map_specs, sizes
 from cells.services import LoadBalancerOptions
-from cells.services.balancer import LoadBalancer
 from cells.services.control import frontends
+from cells.services.control.balancer import LoadBalancer
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import KernelServices, ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
@@ -121,7 +121,7 @@ class Ours:
         options = LoadBalancerOptions(enable_ipv6=False)
         watched = WatchedObjects(self.services, self.slices, nodes)
         self._watch = ServiceWatch(lambda: "node-1", watched, table, options)
-        target = ServicesTarget(table, LoadBalancer(options), maps, self.served)
+        target = ServicesTarget(table, LoadBalancer(options, self.served), maps, self.served)
         self._reconciler = Reconciler(table, target, full_every=3600)
 
     async def measured(self, count: int, changes: int) -> tuple[float, list[float]]:

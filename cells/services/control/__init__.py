@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from anyio import to_thread
-
 from cells.base.metrics import Collector, Family, counter
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
@@ -37,7 +35,7 @@ from cells.services import (
     ServiceName,
     ServiceType,
 )
-from cells.services.balancer import LoadBalancer
+from cells.services.control.balancer import LoadBalancer
 from cells.services.control.manual import (
     HandMade,
     ManualService,
@@ -46,7 +44,6 @@ from cells.services.control.manual import (
     manual_services,
     manual_states,
 )
-from cells.services.control.pending import ServiceMaps
 from cells.services.control.tables import (
     LocalRedirect,
     ServedFrontend,
@@ -63,7 +60,7 @@ from cells.services.control.tables import (
     service_conflicts,
     service_events,
 )
-from cells.services.control.target import KernelServices, ServicesTarget
+from cells.services.control.target import KernelServices, ServiceMaps, ServicesTarget
 from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
 from cells.services.model.backends import backends_of
@@ -231,7 +228,8 @@ def reconcile(
     if settings.maglev:
         size = (sizes or MapSettings()).bpf_lb_maglev_table_size
         maglev = MaglevTables(size, Seed.parse(settings.bpf_lb_maglev_hash_seed))
-    target = ServicesTarget(table, LoadBalancer(served, maglev), maps, served_table, initial.done, shortage)
+    balancer = LoadBalancer(served, served_table, maglev)
+    target = ServicesTarget(table, balancer, maps, served_table, initial, shortage)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)
@@ -239,7 +237,7 @@ def reconcile(
 
 async def _leave(maps: ServiceMaps, log: Logger) -> None:
     """Nobody says which services there are: removing those that pods use would cut their connections."""
-    held = await to_thread.run_sync(maps.dump)
+    held = await maps.dump()
     if held:
         log.warning(
             "services of an earlier agent stay as they are: no source of objects is set"

@@ -14,7 +14,7 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, Endpo
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import Resources
 from cells.observe.health import Dependency, State
-from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName
+from cells.services import BackendState, Frontend, FrontendKey, LoadBalancerOptions, ServiceName
 from cells.services.model.backends import refused_backends
 from cells.services.model.claims import HOST_IP, RefusedAddress, unserved_of
 from cells.services.model.frontends import faults_of
@@ -62,6 +62,39 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
     def key(self) -> FrontendKey:
         """Its address and scope."""
         return self.frontend.key
+
+    def merged(self, row: ServedFrontend) -> ServedFrontend:
+        """As the row, with the backends and source ranges of both: the maps may have either's."""
+        frontend, old = row.shown, self.shown
+        now = {one.address for one in frontend.backends}
+        left = [one for one in old.backends if one.address not in now]
+        ranges = tuple(dict.fromkeys((*frontend.source_ranges, *old.source_ranges)))
+        if not left and ranges == frontend.source_ranges:
+            return row
+        both = msgspec.structs.replace(frontend, backends=(*frontend.backends, *left), source_ranges=ranges)
+        return ServedFrontend(row.id, row.frontend, both)
+
+    def with_states(self, frontend: Frontend) -> Frontend:
+        """A backend that was not active stays as it was until its source says otherwise, or it has been away.
+
+        Sources say active by default: terminating is final; others are lifted manually, as they are set.
+        """
+        states = {
+            one.address: one.state for one in self.shown.backends if one.state is not BackendState.ACTIVE
+        }
+        if not states:
+            return frontend
+        return msgspec.structs.replace(
+            frontend,
+            backends=tuple(
+                msgspec.structs.replace(one, state=state)
+                if one.state is BackendState.ACTIVE
+                and (state := states.get(one.address)) is not None
+                and (state is BackendState.TERMINATING or not one.manual)
+                else one
+                for one in frontend.backends
+            ),
+        )
 
 
 def served_frontends() -> Table[FrontendKey, ServedFrontend]:

@@ -1,18 +1,14 @@
-"""Frontends to map entries, and keeping them so.
-
-An entry never points at one that is not there: the load balancer says in which order to write. Writes that
-fail stay in line for their frontend, so that what is tried again goes on where it stopped.
-"""
+"""Frontends to the load-balancing maps, and keeping them so."""
 
 from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import groupby
-from typing import Final
+from typing import Final, Protocol
 
 import anyio.lowlevel
 from anyio import to_thread
@@ -21,17 +17,36 @@ from cells.config.shared import ServiceSettings
 from cells.maps.map import Map, create_map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.services import Frontend, FrontendKey
-from cells.services.balancer import LoadBalancer
-from cells.services.control.pending import LOOK_UP_TABLES, TABLE, Entries, PendingWrites, ServiceMaps
+from cells.services.control.balancer import LOOK_UP_TABLES, TABLE, Entries, LoadBalancer, PlannedFrontend
 from cells.services.control.tables import MapFullError, ServedFrontend, Shortage
-from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, MapWrite, batched
-from lifecycle import BatchError, ReadTable, Table, Target
+from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, MapWrite, WritePlan, batched
+from lifecycle import BatchError, HiveError, ReadTable, Table, Target
+from lifecycle.tables import Initializer
 
-# The load-balancing maps in the kernel.
+FAILURES: Final = (OSError, HiveError)
+
+
+class ServiceMaps(Protocol):
+    """The maps themselves. All raise OSError; a write to a full map raises MapFullError."""
+
+    async def dump(self) -> Entries:
+        """Every entry of every map, of look-up tables TABLE."""
+        ...
+
+    def write(self, batch: Batch) -> None:
+        """Set entries of one map, or remove them; one that is not there is removed.
+
+        Of several some may have been written when it raises.
+        """
+        ...
+
+    async def write_tables(self, batch: Batch) -> None:
+        """The same of look-up tables, for which the kernel waits."""
+        ...
 
 
 class KernelServices:
-    """The real :class:`~cells.services.control.pending.ServiceMaps`."""
+    """The real maps, in the kernel."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
@@ -47,8 +62,11 @@ class KernelServices:
             maps.use("maglev4", "maglev6")
         return KernelServices(maps)
 
-    def dump(self) -> Entries:
-        """Through descriptors of its own, as the loop may use the others meanwhile."""
+    async def dump(self) -> Entries:
+        """In a thread, through descriptors of its own, as the loop may use the others meanwhile."""
+        return await to_thread.run_sync(self._dump)
+
+    def _dump(self) -> Entries:
         found: Entries = {}
         for held in self._held():
             with map_by_id(held.id, held.spec.name) as table:
@@ -58,46 +76,51 @@ class KernelServices:
                 found[outer.spec.name] = dict.fromkeys([key for key, _ in table.items()], TABLE)
         return {name: entries for name, entries in found.items() if entries}
 
-    def write_tables(self, writes: Sequence[MapWrite]) -> None:
-        """Through descriptors of its own. New tables at once: the kernel waits once for all of them."""
+    async def write_tables(self, batch: Batch) -> None:
+        """In a thread. New tables at once: the kernel waits once for all of them."""
+        await to_thread.run_sync(self._write_tables, batch)
+
+    def _write_tables(self, batch: Batch) -> None:
         for outer in (self._maps.maglev4, self._maps.maglev6):
-            own = [write for write in writes if write.where.map == outer.spec.name]
             inner = outer.spec.inner
-            if not own or inner is None:
+            if outer.spec.name != batch.map or inner is None:
                 continue
             with map_by_id(outer.id, outer.spec.name, writable=True) as table, ExitStack() as made:
                 entries = []
-                for where, value in own:
+                for where, value in batch.writes():
                     if value is None:
                         table.delete(where.key)
                         continue
                     numbers = made.enter_context(create_map(inner))
                     numbers.update(bytes(4), value)
                     entries.append((where.key, struct.pack("<I", numbers.fd)))
-                self._update(table, entries)
+                with _full(table):
+                    table.update_batch(entries)
 
-    @staticmethod
-    def _update(table: Map, entries: list[tuple[bytes, bytes]]) -> None:
-        with _full(table):
-            table.update_batch(entries)
-
-    def write(self, where: MapKey, value: bytes | None) -> None:
-        """Set the entry, or remove it."""
-        table = self._by_name[where.map]
-        if value is None:
-            table.delete(where.key)
-            return
-        with _full(table):
-            table.update(where.key, value)
-
-    def write_many(self, batch: Batch) -> None:
+    def write(self, batch: Batch) -> None:
         """Set entries, or remove them, with one system call."""
         table = self._by_name[batch.map]
         if batch.values is None:
-            table.delete_batch(batch.keys)
-        else:
-            with _full(table):
+            self._remove(table, batch.keys)
+            return
+        with _full(table):
+            if len(batch.keys) == 1:
+                table.update(batch.keys[0], batch.values[0])
+            else:
                 table.update_all(batch.keys, batch.values)
+
+    @staticmethod
+    def _remove(table: Map, keys: Sequence[bytes]) -> None:
+        if len(keys) > 1:
+            try:
+                table.delete_batch(keys)
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+            else:
+                return
+        for key in keys:
+            table.delete(key)
 
     @cached_property
     def _by_name(self) -> Mapping[str, Map]:
@@ -126,10 +149,10 @@ _CHUNK: Final = 256
 
 
 class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
-    """What the maps hold, beside what is to be served.
+    """Writes what is to be served where the maps hold something else; the only writer of ``services``.
 
-    The first dump takes over what an earlier agent left, and puts in force what differs: it runs only once
-    the table is complete.
+    The first observation takes over what an earlier agent left, and puts in force what differs: it runs only
+    once the table is complete. One that fails is begun anew.
     """
 
     def __init__(
@@ -138,125 +161,169 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         balancer: LoadBalancer,
         maps: ServiceMaps,
         served: Table[FrontendKey, ServedFrontend],
-        taken_over: Callable[[], None] = lambda: None,
+        initial: Initializer | None = None,
         shortage: Shortage | None = None,
     ) -> None:
         self._table = table
         self._balancer = balancer
         self._maps = maps
         self._served = served
-        self._pending = PendingWrites(maps)
-        self._mark_taken_over = taken_over
+        self._initial = initial
         self._shortage = shortage if shortage is not None else Shortage()
         self._taken_over = False
-        self._planned: dict[FrontendKey, Frontend] = {}
-        """Frontends whose writes are in line."""
 
     async def observe(self) -> Mapping[FrontendKey, Frontend]:
         """The frontends that the maps hold as they should. Mends what somebody else wrote."""
-        held = await to_thread.run_sync(self._maps.dump)
+        held = await self._maps.dump()
         if self._taken_over:
             await self._mend(held)
         else:
             await self._take_over(held)
-        return {one.key: one.frontend for one in self._served.all() if one.key not in self._pending}
+        unsettled = self._balancer.unsettled
+        found = {one.key: one.frontend for one in self._served.all() if one.key not in unsettled}
+        return found | {key: one.frontend for key, one in unsettled.items() if key not in self._table}
 
     async def put(self, batch: Mapping[FrontendKey, Frontend]) -> None:
         """Serve frontends. Raises BatchError."""
-        failures = self._plan(batch.values())
-        failures |= await self._write_of([key for key in batch if key not in failures])
-        if failures:
-            raise BatchError(failures)
+        self._report(batch, await self._put(batch.values()) | await self._collect(batch))
 
     async def drop(self, batch: Collection[FrontendKey]) -> None:
         """Serve frontends no more. Raises BatchError."""
-        for key in batch:
-            self._pending.add(key, self._balancer.delete(key), first=True)
-            self._planned.pop(key, None)
-        failures = await self._write_of(batch)
-        self._shortage.note(batch, {})
-        with self._served.txn() as rows:
-            for key in batch:
-                if key not in failures:
-                    rows.delete(key)
+        failures = await self._drop(batch) | await self._collect(batch)
+        self._report(batch, failures)
+
+    def _report(self, batch: Collection[FrontendKey], failures: Mapping[FrontendKey, Exception]) -> None:
+        self._shortage.note(batch, failures)
         if failures:
             raise BatchError(failures)
 
-    def _plan(self, frontends: Iterable[Frontend]) -> dict[FrontendKey, Exception]:
-        """Line up what serving them takes; those that cannot be served."""
-        failures: dict[FrontendKey, Exception] = {}
-        for frontend in frontends:
-            try:
-                self._pending.add(frontend.key, self._balancer.upsert(frontend))
-                self._planned[frontend.key] = frontend
-            except IdsExhaustedError as error:
-                failures[frontend.key] = error
-        return failures
-
     async def _take_over(self, held: Entries) -> None:
         """Go on from what the maps hold: as long as nothing differs, nothing is written."""
-        # Lookup tables are made anew, with their frontends; what is left of others goes with the next sweep.
-        self._pending.hold(held)
+        if error := await self._write(self._balancer.restore(held)):
+            raise error
+        unserved = {*self._balancer.unsettled, *self._served.keys()} - {*self._table.keys()}
+        await self._drop(unserved)  # of what fails the rest is drop()'s
+        frontends = self._table.all()
+        for first in range(0, len(frontends), _CHUNK):
+            chunk = frontends[first : first + _CHUNK]
+            self._shortage.note([one.key for one in chunk], await self._put(chunk))  # put() tries again
+            if first + _CHUNK < len(frontends):
+                await anyio.lowlevel.checkpoint()
+        await self._collect(())
         self._taken_over = True
-        # Before anything else: what is planned next may get the numbers of what goes.
-        self._pending.add(None, [*self._balancer.restore(held), *self._balancer.discard_off(held)])
-        await self._write_rest()
-        for frontends in _chunks(self._table.all()):
-            failed = self._plan(frontends)
-            failed |= await self._write_of([one.key for one in frontends if one.key not in failed])
-            for key in failed:
-                self._pending.mark_dirty(key)  # put() tries again, and tells
-            await anyio.lowlevel.checkpoint()
-        synced = self._balancer.synced()
-        for owner, batches in synced.items():
-            self._pending.add(owner, batches)
-        # Frontends that are not served go first: their lookup tables may lead to backends that no slot names.
-        await self._write_rest()
-        await self._write_of([key for key in synced if key is not None])  # of what fails the rest is put()
-        if held:
-            with self._served.txn() as rows:
-                for one in self._served.all():
-                    rows.put(self._served_row(one.frontend))
-        self._mark_taken_over()
+        if self._initial is not None:
+            self._initial.done()
+
+    async def _put(self, frontends: Collection[Frontend]) -> dict[FrontendKey, Exception]:
+        """Those that fail. When not all fits, as much as does: nothing is left of what cannot be served."""
+        failures: dict[FrontendKey, Exception] = {}
+        plan, planned = self._plan(frontends, failures)
+        if await self._write(plan) is None:
+            self._settle(planned)
+            return failures
+        for one in planned:
+            if not one.was_served:
+                await self._undo(one.row.key)
+        await self._collect(())
+        for one in planned:
+            key = one.row.key
+            plan, alone = self._plan([one.row.frontend], failures)
+            if error := await self._write(plan, singly=True):
+                failures[key] = error
+                if not one.was_served:
+                    await self._undo(key)
+                    await self._collect(())
+            else:
+                self._settle(alone)
+        return failures
+
+    def _plan(
+        self, frontends: Iterable[Frontend], failures: dict[FrontendKey, Exception]
+    ) -> tuple[WritePlan, list[PlannedFrontend]]:
+        plan = WritePlan()
+        planned = []
+        for frontend in frontends:
+            try:
+                planned.append(self._balancer.put(frontend, plan))
+            except IdsExhaustedError as error:
+                failures[frontend.key] = error
+        return plan, planned
+
+    def _settle(self, planned: Iterable[PlannedFrontend]) -> None:
+        with self._served.txn() as rows:
+            for one in planned:
+                self._balancer.settle(one)
+                rows.put(one.row)
+
+    async def _drop(self, keys: Collection[FrontendKey]) -> dict[FrontendKey, Exception]:
+        """Those that fail."""
+        plan = WritePlan()
+        for key in keys:
+            self._balancer.drop(key, plan)
+        if await self._write(plan) is None:
+            failures: dict[FrontendKey, Exception] = {}
+        else:
+            failures = {key: error for key in keys if (error := await self._remove(key)) is not None}
+        with self._served.txn() as rows:
+            for key in keys:
+                if key not in failures:
+                    self._balancer.forget(key)
+                    rows.delete(key)
+        return failures
+
+    async def _remove(self, key: FrontendKey) -> Exception | None:
+        plan = WritePlan()
+        self._balancer.drop(key, plan)
+        return await self._write(plan, singly=True)
+
+    async def _undo(self, key: FrontendKey) -> None:
+        """Take back what was written of a frontend that is not served at all: others may need the room."""
+        if await self._remove(key) is None:
+            self._balancer.forget(key)
+
+    async def _collect(self, tried: Iterable[FrontendKey]) -> dict[FrontendKey, Exception]:
+        """Remove backends that nothing leads to; where that fails, those were tried in vain."""
+        error = await self._write(self._balancer.collect())
+        return dict.fromkeys(tried, error) if error is not None else {}
+
+    async def _write(self, plan: WritePlan, *, singly: bool = False) -> Exception | None:
+        """Write a plan up to what fails: the error."""
+        for step in plan.batches():
+            for batch in _entries(step) if singly else (step,):
+                try:
+                    if batch.map in LOOK_UP_TABLES:
+                        await self._maps.write_tables(batch)
+                    else:
+                        self._maps.write(batch)
+                except FAILURES as error:
+                    self._balancer.maybe_written(batch)
+                    return error
+                self._balancer.written(batch)
+        return None
 
     async def _mend(self, held: Entries) -> None:
         """Write what others changed: what is pointed at first, and what is too much last."""
-        await self._write_rest()
-        missing, extra = _differences(held, self._pending.entries)
+        self._balancer.learn(held)
+        missing, extra = _differences(held, self._balancer.held)
         in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))
         for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _rank(each))):
             if name in LOOK_UP_TABLES:
-                tables = [self._with_table(each) for each in group]
-                await to_thread.run_sync(self._maps.write_tables, tables)
-                self._pending.tables_written(tables)
+                for batch in batched(map(self._with_table, group)):
+                    await self._maps.write_tables(batch)
             else:
                 for batch in batched(group):
-                    self._maps.write_many(batch)
+                    self._maps.write(batch)
 
     def _with_table(self, write: MapWrite) -> MapWrite:
         if write.value is None:
             return write
         return MapWrite(write.where, self._balancer.look_up_table(write.where))
 
-    async def _write_rest(self) -> None:
-        """What is in line for no frontend. Raises what writing does."""
-        for error in (await self._pending.write([None])).values():
-            raise error
 
-    async def _write_of(self, keys: Collection[FrontendKey]) -> dict[FrontendKey, Exception]:
-        """What is in line for frontends; who failed. Those that are served now are told of."""
-        failures = {key: error for key, error in (await self._pending.write(keys)).items() if key is not None}
-        self._shortage.note(keys, failures)
-        with self._served.txn() as rows:
-            for key in keys:
-                if key not in failures and (frontend := self._planned.pop(key, None)) is not None:
-                    rows.put(self._served_row(frontend))
-        return failures
-
-    def _served_row(self, frontend: Frontend) -> ServedFrontend:
-        held = self._balancer.installed[frontend.key]
-        same = held.frontend is frontend or held.frontend == frontend
-        return ServedFrontend(held.id, frontend, None if same else held.frontend)
+def _entries(batch: Batch) -> Iterator[Batch]:
+    """The same one by one."""
+    for (name, key), value in batch.writes():
+        yield Batch(name, (key,), (value,) if value is not None else None)
 
 
 def _differences(held: Entries, wanted: Entries) -> tuple[list[MapWrite], list[MapWrite]]:
@@ -264,17 +331,14 @@ def _differences(held: Entries, wanted: Entries) -> tuple[list[MapWrite], list[M
     missing, extra = [], []
     for name in {*held, *wanted}:
         here, there = held.get(name, {}), wanted.get(name, {})
+        if name in LOOK_UP_TABLES:
+            here = {key: there.get(key, TABLE) for key in here}  # whether they are there
         if here != there:
             missing += [
                 MapWrite(MapKey(name, key), there[key]) for key in there if here.get(key) != there[key]
             ]
             extra += [MapWrite(MapKey(name, key), None) for key in here if key not in there]
     return missing, extra
-
-
-def _chunks(frontends: Sequence[Frontend]) -> Iterator[Sequence[Frontend]]:
-    for first in range(0, len(frontends), _CHUNK):
-        yield frontends[first : first + _CHUNK]
 
 
 def _rank(write: MapWrite) -> tuple[bool, bool, str]:

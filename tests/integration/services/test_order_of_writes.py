@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 
@@ -26,12 +26,11 @@ from cells.services import (
     ServingNode,
     control,
 )
-from cells.services.balancer import LoadBalancer
-from cells.services.control.pending import TABLE, Entries
+from cells.services.control.balancer import TABLE, Entries, LoadBalancer
 from cells.services.control.tables import MapFullError, served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
-from cells.services.map_entries import Batch, MapKey, MapWrite, backend_value, service_key
+from cells.services.map_entries import Batch, MapKey, backend_value, service_key
 from cells.services.model.backends import WEIGHT, backends_of
 from cells.services.model.frontends import frontends_of
 from lifecycle import BatchError
@@ -65,13 +64,13 @@ class WatchedMaps:
         self.many = 0
         self.count = 0
 
-    def dump(self) -> Entries:
+    async def dump(self) -> Entries:
         found: Entries = {}
         for where, value in self.entries.items():
             found.setdefault(where.map, {})[where.key] = TABLE if where.map == MAGLEV else value
         return found
 
-    def write(self, where: MapKey, value: bytes | None) -> None:
+    def _write(self, where: MapKey, value: bytes | None) -> None:
         if self.left == 0:
             raise KilledError
         self.left -= 1
@@ -85,17 +84,17 @@ class WatchedMaps:
             self.entries[where] = value
         assert list(self.faults()) == []
 
-    def write_many(self, batch: Batch) -> None:
-        self.many += 1
+    def write(self, batch: Batch) -> None:
+        self.many += len(batch.keys) > 1
         for where, value in batch.writes():
-            self.write(where, value)
+            self._write(where, value)
 
-    def write_tables(self, writes: Sequence[MapWrite]) -> None:
+    async def write_tables(self, batch: Batch) -> None:
         """Some are written, and then one is not, in whose place is another or none."""
-        for number, (where, value) in enumerate(writes):
+        for number, (where, value) in enumerate(batch.writes()):
             if value is not None and number >= self.tables:
                 raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
-            self.write(where, value)
+            self._write(where, value)
 
     def faults(self) -> Iterator[str]:
         """What leads nowhere, or to whom it should not."""
@@ -214,7 +213,8 @@ class Agent:
         with self.table.txn() as rows:
             rows.replace_all(wanted.values())
         maglev = MaglevTables(251, Seed.parse(DEFAULT_SEED))
-        self.target = ServicesTarget(self.table, LoadBalancer(OPTIONS, maglev), maps, served_frontends())
+        served = served_frontends()
+        self.target = ServicesTarget(self.table, LoadBalancer(OPTIONS, served, maglev), maps, served)
 
     async def change(self, put: Wanted, drop: set[FrontendKey]) -> None:
         """Become otherwise: what was may still be, until it is done."""

@@ -32,6 +32,7 @@ OLDER = {
     "annotations_without_effect": ANNOTATIONS,
     "node_exposure_annotation_ignored": ANNOTATIONS,
     "loadbalancer_ingress_odd": "addresses of proxies (ipMode) are left to them, as in releases",
+    "restore_disabled": "what an earlier agent left is always taken over: there is no switch",
     "restore_service_without_slice": "a service without slices is served, as in releases: without a backend",
 }
 """What the recorded tree, of 1.17 before its release, did otherwise than releases and agents here."""
@@ -125,11 +126,10 @@ def seen(state: Json) -> Json:
 def compare(recorded: Json, run: Run, theirs: Names, ours: Names) -> None:
     state, own = seen(recorded), run.state()
     theirs.learn(state)
+    if not run.synced:
+        counts["not: agents write nothing before all objects are known"] += 1
+        return
     ours.learn(own)
-    if not run.synced:  # upstream forgets matches over a restart, and so leaves them until the sync
-        own["maps_after"] = own["maps_after"] | {
-            "cilium_lb_affinity_match": state["maps_after"].get("cilium_lb_affinity_match", {})
-        }
     assert differences(known(canonical(state, theirs)), known(canonical(own, ours))) == []
     counts["states"] += 1
 
@@ -178,7 +178,8 @@ def replay(recording: Json, *, protocols: bool = False) -> None:
                 run.handle(event)
             if "expect" in step:
                 compare(step["expect"], run, theirs, ours)
-                compare_answers(step["expect"].get("results") or [], run.results)
+                if run.synced:
+                    compare_answers(step["expect"].get("results") or [], run.results)
 
 
 def compare_answers(recorded: list[Json], own: list[Json]) -> None:

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import LoadBalancerOptions, ServiceName, ServingNode
-from cells.services.balancer import LoadBalancer
+from cells.services.control import frontends
+from cells.services.control.balancer import LoadBalancer
+from cells.services.control.tables import served_frontends
+from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import Upsert
 from tests.unit.fuzz.inputs import bounded, json_values, odd_texts
-from tests.unit.services.replay import broken_pointers
+from tests.unit.services.replay import RecordedMaps, finished
 
 OPTIONS = LoadBalancerOptions(bpf_lb_algorithm="maglev", enable_service_topology=True)
 NODE = ServingNode("node-1", "zone-a")
@@ -88,21 +91,17 @@ class Agent:
 
     def __init__(self) -> None:
         self.catalog = ServiceCatalog(OPTIONS, NODE)
-        self.balancer = LoadBalancer(OPTIONS, MaglevTables(251, Seed.parse(DEFAULT_SEED)))
         self.maps: dict[str, dict[str, str]] = {}
+        self.served = served_frontends()
+        balancer = LoadBalancer(OPTIONS, self.served, MaglevTables(251, Seed.parse(DEFAULT_SEED)))
+        self.target = ServicesTarget(frontends(), balancer, RecordedMaps(self.maps), self.served)
 
     def see(self, changes: Any) -> None:
         for change in changes:
-            upsert = isinstance(change, Upsert)
-            batches = self.balancer.upsert(change.frontend) if upsert else self.balancer.delete(change.key)
-            writes = [write for batch in batches for write in batch.writes()]
-            for where, value in writes:
-                entries = self.maps.setdefault(where.map, {})
-                if value is None:
-                    entries.pop(where.key.hex(), None)
-                else:
-                    entries[where.key.hex()] = value.hex()
-                assert list(broken_pointers(self.maps)) == []
+            if isinstance(change, Upsert):
+                finished(self.target.put({change.frontend.key: change.frontend}))
+            else:
+                finished(self.target.drop([change.key]))
 
     def service(self, number: int, spec: Any, status: Any, notes: Any, labels: Any) -> None:
         metadata = {"name": f"s{number}", "namespace": "shop", "annotations": notes, "labels": labels}
@@ -143,6 +142,4 @@ def test_any_service_is_served_or_left_out_and_leaves_nothing(script: list[Any])
         agent.service(number, spec, status, notes, labels)
     for number in range(4):
         agent.remove(number)
-    assert {name: entries for name, entries in agent.maps.items() if entries} == {}
-    assert agent.balancer.installed == {}
-    assert agent.balancer.backends == {}
+    assert (agent.maps, agent.served.all()) == ({}, [])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,15 +25,18 @@ from cells.services import (
     ServiceName,
     ServingNode,
 )
-from cells.services.balancer import Installed, LoadBalancer
-from cells.services.control import ServedFrontend
+from cells.services.control import ServedFrontend, frontends
+from cells.services.control.balancer import TABLE, Entries, LoadBalancer
 from cells.services.control.manual import check_frontend, check_states, frontend_of
+from cells.services.control.tables import served_frontends
+from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
-from cells.services.map_entries import Batch, IdsExhaustedError, MapWrite
+from cells.services.map_entries import Batch, IdsExhaustedError, read
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import health_answers
 from cells.services.model.claims import FrontendChange, Upsert
 from cells.services.model.redirect import read_redirect
+from lifecycle import BatchError
 from lifecycle.http import Refusal
 from tests.support.recordings import recordings
 
@@ -49,6 +52,17 @@ NUMBER: Final[dict[str, Callable[[str, str], bytes]]] = {
 STATES: Final = {one: one.name.lower() for one in BackendState}
 
 Json = Any
+Outcome = TypeVar("Outcome")
+
+
+def finished(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """What comes of work that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        outcome: Outcome = done.value
+        return outcome
+    raise AssertionError("it waits")
 
 
 @cache
@@ -75,8 +89,47 @@ def options_of(config: Json, *, protocols: bool = False) -> LoadBalancerOptions:
     )
 
 
+class RecordedMaps:
+    """Maps as a recording has them, looked at after every single write."""
+
+    def __init__(self, entries: dict[str, dict[str, str]]) -> None:
+        self.entries = entries
+        self._broken_before = set(broken_pointers(entries))
+
+    async def dump(self) -> Entries:
+        return self.raw()
+
+    def raw(self) -> Entries:
+        """As bytes."""
+        return {
+            name: dict.fromkeys((int(key).to_bytes(2, "big") for key in entries), TABLE)
+            if name.endswith("maglev")
+            else {bytes.fromhex(key): bytes.fromhex(value) for key, value in entries.items()}
+            for name, entries in self.entries.items()
+        }
+
+    def write(self, batch: Batch) -> None:
+        for where, value in batch.writes():
+            entries = self.entries.setdefault(where.map, {})
+            text = str(int.from_bytes(where.key, "big")) if where.map.endswith("maglev") else where.key.hex()
+            if value is None:
+                entries.pop(text, None)
+                if not entries:
+                    del self.entries[where.map]
+            else:
+                entries[text] = value.hex()
+            assert set(broken_pointers(self.entries)) <= self._broken_before
+
+    async def write_tables(self, batch: Batch) -> None:
+        self.write(batch)
+
+
 class Run:
-    """One run of an agent: events in, maps as they would be."""
+    """One run of an agent: events in, maps as they would be.
+
+    As in an agent, nothing is written before the sources are known: what is recorded of the time until then
+    is the same as before.
+    """
 
     def __init__(
         self, recorded: Json, maps: dict[str, dict[str, str]] | None = None, *, protocols: bool = False
@@ -90,25 +143,18 @@ class Run:
         if self.options.bpf_lb_algorithm == "maglev":
             maglev = MaglevTables(self.options.bpf_lb_maglev_table_size, Seed.parse(DEFAULT_SEED))
         last = recorded["id_space"][1] - 1 if "id_space" in recorded else 65534
-        self.balancer = LoadBalancer(self.options, maglev, last_service_id=last)
+        self.table, self.served = frontends(), served_frontends()
+        balancer = LoadBalancer(self.options, self.served, maglev, last_service_id=last)
         self.maps: dict[str, dict[str, str]] = maps if maps is not None else {}
-        self.writes: list[MapWrite] = []
+        self._kernel = RecordedMaps(self.maps)
+        self._target = ServicesTarget(self.table, balancer, self._kernel, self.served)
         self._sliced: set[str] = set()
         """Services that have had a slice."""
         self.results: list[Json] = []
         self.synced = not recorded.get("restore")
-        self.broken_before = set(broken_pointers(self.maps))
-        if recorded.get("restore"):
-            self._write(self.balancer.restore(self._raw_maps()))
-        elif self.maps:
-            self._write(self.balancer.discard(self._raw_maps()))
-
-    def _raw_maps(self) -> dict[str, dict[bytes, bytes]]:
-        return {
-            name: {bytes.fromhex(key): bytes.fromhex(value) for key, value in entries.items()}
-            for name, entries in self.maps.items()
-            if not name.endswith("maglev")
-        }
+        if self.synced:  # nothing is restored, which agents here always do
+            self.maps.clear()
+            finished(self._target.observe())
 
     def _node(self) -> ServingNode:
         return ServingNode(
@@ -142,8 +188,7 @@ class Run:
             case "http-get":
                 self.results.append(self._answer(event))
             case "k8s-synced":
-                for batches in self.balancer.synced().values():
-                    self._write(batches)
+                finished(self._target.observe())
                 self.synced = True
             case other:
                 raise AssertionError(f"unknown event {other}")
@@ -176,7 +221,7 @@ class Run:
         return {"status": 200, "body": ""}
 
     def _told(self) -> list[ServedFrontend]:
-        return [ServedFrontend(one.id, one.frontend) for one in self.balancer.installed.values()]
+        return [ServedFrontend(one.id, one.shown) for one in self.served.all()]
 
     def _redirect(self, object_: Json) -> Iterable[FrontendChange]:
         policy = msgspec.convert(object_, CiliumLocalRedirectPolicy)
@@ -209,27 +254,21 @@ class Run:
 
     def _apply(self, changes: Iterable[FrontendChange]) -> None:
         for change in changes:
-            if isinstance(change, Upsert):
-                try:
-                    self._write(self.balancer.upsert(change.frontend))
-                except IdsExhaustedError:
-                    continue
-            else:
-                self._write(self.balancer.delete(change.key))
-
-    def _write(self, batches: list[Batch]) -> None:
-        writes = [write for batch in batches for write in batch.writes()]
-        for where, value in writes:
-            entries = self.maps.setdefault(where.map, {})
-            text = str(int.from_bytes(where.key, "big")) if where.map.endswith("maglev") else where.key.hex()
-            if value is None:
-                entries.pop(text, None)
-                if not entries:
-                    del self.maps[where.map]
-            else:
-                entries[text] = value.hex()
-            assert set(broken_pointers(self.maps)) <= self.broken_before
-        self.writes += writes
+            with self.table.txn() as rows:
+                if isinstance(change, Upsert):
+                    rows.put(change.frontend)
+                else:
+                    rows.delete(change.key)
+            if not self.synced:
+                continue
+            try:
+                if isinstance(change, Upsert):
+                    finished(self._target.put({change.frontend.key: change.frontend}))
+                else:
+                    finished(self._target.drop([change.key]))
+            except BatchError as error:
+                for each in error.failures.values():
+                    assert isinstance(each, IdsExhaustedError)
 
     def _unmarked(self, map_name: str, value: str) -> str:
         """The value of a backend without the number of its protocol, which was not recorded."""
@@ -247,7 +286,7 @@ class Run:
     def _answer(self, event: Json) -> Json:
         answers = {}
         if self.options.enable_health_check_nodeport:
-            answers = health_answers(one.frontend for one in self.balancer.installed.values())
+            answers = health_answers(one.shown for one in self.served.all())
         answer = answers.get(event["port"])
         if answer is None:
             return None
@@ -259,13 +298,13 @@ class Run:
 
         Without services that have never had a slice: the recorded tree did not serve those, releases do.
         """
+        served = self.served.all()
         early = {
-            installed.id
-            for installed in self.balancer.installed.values()
-            if str(installed.frontend.service) not in self._sliced
-            and installed.confirmed
-            and installed.frontend.type.text in SERVED_EARLY
-            and not installed.frontend.backends
+            one.id
+            for one in served
+            if str(one.frontend.service) not in self._sliced
+            and one.frontend.type.text in SERVED_EARLY
+            and not one.frontend.backends
         }
         maps = {}
         for name, entries in self.maps.items():
@@ -277,21 +316,19 @@ class Run:
             }
             if kept and self._looks_at(name):
                 maps[name] = kept
+        backends = read(self._kernel.raw(), (4, 6)).backends
+        ids = {backend.address: number for number, backend in backends.items()}
         return {
-            "frontends": [
-                _shown(one, {a: r.id for a, r in self.balancer.backends.items()})
-                for one in self.balancer.installed.values()
-                if one.id not in early
-            ],
-            "backends": [{"id": one.id, "addr": str(one.address)} for one in self.balancer.backends.values()],
+            "frontends": [_shown(one, ids) for one in served if one.id not in early],
+            "backends": [{"id": number, "addr": str(address)} for address, number in ids.items()],
             "maps_after": maps,
         }
 
 
-def _shown(installed: Installed, ids: dict[Any, int]) -> Json:
-    frontend = installed.frontend
+def _shown(served: ServedFrontend, ids: dict[Any, int]) -> Json:
+    frontend = served.shown
     shown: dict[str, Any] = {
-        "id": installed.id,
+        "id": served.id,
         "addr": str(frontend.key),
         "type": frontend.type.text,
         "service": str(frontend.service),
@@ -305,10 +342,6 @@ def _shown(installed: Installed, ids: dict[Any, int]) -> Json:
         shown["source_ranges"] = list(frontend.source_ranges)
     if frontend.loopback:
         shown["loopback_hostport"] = True
-    if not installed.confirmed:
-        shown["restored_unconfirmed"] = True
-    if installed.pending:
-        shown["restored_backends_pending"] = sorted(map(str, installed.pending))
     return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -24,15 +25,13 @@ from cells.services import (
     ServiceType,
     control,
 )
-from cells.services.balancer import LoadBalancer
 from cells.services.control import ServedFrontend, ServiceConflict, ServiceMaps
-from cells.services.control.pending import Entries
+from cells.services.control.balancer import Entries, LoadBalancer
 from cells.services.control.tables import MapFullError, Shortage, served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.map_entries import (
     Batch,
     MapKey,
-    MapWrite,
     backend_key,
     backend_value,
     reverse_nat_key,
@@ -69,28 +68,27 @@ class FakeServiceMaps:
     def __init__(self) -> None:
         self.entries: dict[MapKey, bytes] = {}
         self.full = False
+        self.broken = False
 
-    def dump(self) -> Entries:
+    async def dump(self) -> Entries:
         found: Entries = {}
         for where, value in self.entries.items():
             found.setdefault(where.map, {})[where.key] = value
         return found
 
-    def write(self, where: MapKey, value: bytes | None) -> None:
-        if value is None:
-            self.entries.pop(where, None)
-        elif self.full and where not in self.entries:
-            raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
-        else:
-            self.entries[where] = value
-
-    def write_many(self, batch: Batch) -> None:
+    def write(self, batch: Batch) -> None:
         for where, value in batch.writes():
-            self.write(where, value)
+            if self.broken:
+                raise OSError(errno.EIO, "the map cannot be written")
+            if value is None:
+                self.entries.pop(where, None)
+            elif self.full and where not in self.entries:
+                raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
+            else:
+                self.entries[where] = value
 
-    def write_tables(self, writes: Sequence[MapWrite]) -> None:
-        for where, value in writes:
-            self.write(where, value if value is None else b"")
+    async def write_tables(self, batch: Batch) -> None:
+        self.write(batch)
 
     @property
     def backends(self) -> set[bytes]:
@@ -202,6 +200,26 @@ async def test_the_next_agent_takes_over_what_the_last_installed(folder: Path) -
         await eventually(lambda: maps.entries == {})
 
 
+async def test_a_start_whose_writes_fail_is_begun_anew(folder: Path) -> None:
+    """Then the table ``services`` is complete, and what no object asks for is removed."""
+    maps = FakeServiceMaps()
+    async with agent(folder, maps):
+        await eventually(lambda: maps.slots() == 2)
+    stray = service_key(FrontendKey(ServiceAddress(ip_address("10.96.0.99"), 80, 6)), 1)
+    maps.entries[stray] = bytes(12)
+    maps.broken = True
+    (folder / "slice.yaml").write_text(SLICE.replace(", {addresses: [10.0.0.2]}", ""))
+    async with agent(folder, maps) as hive:
+        await eventually(
+            lambda: "the map cannot be written" in " ".join(str(one.error) for one in hive.health.snapshot())
+        )
+        served = hive.get(Table[FrontendKey, ServedFrontend])
+        assert not served.initialized
+        maps.broken = False
+        await eventually(lambda: served.initialized)
+        assert (maps.slots(), maps.backends, stray in maps.entries) == (1, {backend("10.0.0.1")}, False)
+
+
 async def test_without_a_source_of_objects_services_stay_and_the_log_says_so(folder: Path) -> None:
     maps = FakeServiceMaps()
     async with agent(folder, maps):
@@ -229,7 +247,8 @@ async def test_what_the_maps_hold_of_a_family_that_is_off_goes(folder: Path) -> 
 
 async def test_what_somebody_else_wrote_is_mended() -> None:
     maps, table = FakeServiceMaps(), control.frontends()
-    target = ServicesTarget(table, LoadBalancer(LoadBalancerOptions()), maps, served_frontends())
+    served = served_frontends()
+    target = ServicesTarget(table, LoadBalancer(LoadBalancerOptions(), served), maps, served)
     backends = tuple(Backend(ServiceAddress(ip_address(ip), 8080, 6)) for ip in ("10.0.0.1", "10.0.0.2"))
     frontend = Frontend(VIP, ServiceType.CLUSTER_IP, ServiceName("shop", "web"), backends)
     with table.txn() as rows:

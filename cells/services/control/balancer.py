@@ -1,0 +1,529 @@
+"""Frontends to map entries: their numbers, and the writes that make the maps serve them.
+
+What is planned is the difference between the entries that frontends need and those that the maps hold. Of a
+plan that fails nothing stays: the next one begins with what the maps hold then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import ip_network
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cells.services import (
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceAddress,
+    ServiceType,
+    map_entries,
+)
+from cells.services.control.tables import ServedFrontend
+from cells.services.map_entries import (
+    AFFINITY_MATCH,
+    ALGORITHMS,
+    BACKENDS,
+    MAGLEV,
+    REVERSE_NAT,
+    SERVICES,
+    SOURCE_RANGES,
+    Batch,
+    IdAllocator,
+    IdsExhaustedError,
+    MapKey,
+    Restored,
+    WritePlan,
+    WriteStep,
+    read,
+    service_flags,
+)
+from cells.services.model.frontends import selectable
+from lifecycle import ReadTable
+
+LAST_SERVICE_ID: Final = 65534
+LAST_BACKEND_ID: Final = (1 << 32) - 1
+
+Entries = dict[str, dict[bytes, bytes]]
+"""Entries by map."""
+
+TABLE: Final = b""
+"""What stands for a look-up table that nobody has read, as they are large: that it is there."""
+
+UNKNOWN: Final = b"?"
+"""What stands for an entry that may have been written, or not."""
+
+LOOK_UP_TABLES: Final = frozenset(MAGLEV.values())
+
+MaglevTable = Callable[[Sequence[Backend], Mapping[ServiceAddress, int]], bytes]
+"""The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
+
+
+class PlannedFrontend(NamedTuple):
+    """A frontend in a plan."""
+
+    row: ServedFrontend
+    """What the maps have of it once the plan is written."""
+    dropped: frozenset[ServiceAddress]
+    """Backends that it has no more then."""
+    was_served: bool
+
+
+class BackendRecord(msgspec.Struct, gc=False):
+    """A backend, in use by so many frontends."""
+
+    id: int
+    key: bytes
+    """The number as maps have it."""
+    address: ServiceAddress
+    state: BackendState
+    zone: int = 0
+    users: int = 0
+
+
+class LoadBalancer:
+    """Plans writes by what the maps hold, which is stored here alone, and keeps numbers.
+
+    ``unsettled`` are frontends of which the maps may hold more than the table ``services`` shows: restored
+    ones, and those with a plan that is not written, or failed. Their rows have every backend and source range
+    that may be there.
+    """
+
+    def __init__(
+        self,
+        options: LoadBalancerOptions,
+        served: ReadTable[FrontendKey, ServedFrontend],
+        maglev: MaglevTable | None = None,
+        *,
+        last_service_id: int = LAST_SERVICE_ID,
+    ) -> None:
+        self._options = options
+        self._served = served
+        self._maglev = maglev
+        self._last_service_id = last_service_id
+        self._own_backends = {BACKENDS[family] for family in self._families()}
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.held: Entries = {}
+        """The entries of the maps; of look-up tables a digest."""
+        self.unsettled: dict[FrontendKey, ServedFrontend] = {}
+        self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, self._last_service_id)
+        self._backend_ids: IdAllocator[ServiceAddress] = IdAllocator(1, LAST_BACKEND_ID)
+        self._backends: dict[ServiceAddress, BackendRecord] = {}
+        self._unused: dict[ServiceAddress, None] = {}
+        """Backends that no frontend has."""
+        self._second_numbers: dict[int, str] = {}
+        """Of restored backends with several, by map: slots may lead there until they are written."""
+        self._unread: set[MapKey] = set()
+        """Restored look-up tables, which may lead to any backend until they are written."""
+
+    def realised(self, key: FrontendKey) -> ServedFrontend | None:
+        """What the maps have of a frontend, or may have."""
+        return self.unsettled.get(key) or self._served.get(key)
+
+    # What an earlier agent left.
+
+    def restore(self, held: Entries) -> WritePlan:
+        """Begin with what the maps hold, and forget all else. What is no frontend's is to be removed."""
+        self._forget_all()
+        self.held = held
+        found = read(held, self._families())
+        self._restore_backends(found)
+        numbers = set()
+        for one in found.frontends:
+            numbers.add(one.id)
+            self._service_ids.restore(one.id, one.frontend.key)
+            self._use(one.address for one in one.frontend.backends)
+            self.unsettled[one.frontend.key] = ServedFrontend(one.id, one.frontend)
+        self._unread = {MapKey(name, key) for name in LOOK_UP_TABLES for key in held.get(name, ())}
+        plan = WritePlan()
+        for where in found.stray_slots:
+            plan.remove(WriteStep.SLOTS_DROPPED, where.map, [where.key])
+        for number, ranges in found.ranges.items():
+            known = {map_entries.source_range_key(number, ip_network(text)) for text in ranges.values()}
+            for where in ranges if number not in numbers else ranges.keys() - known:
+                plan.remove(WriteStep.RANGES_CUT, where.map, [where.key])
+        self._remove_stray_matches(found, plan)
+        for name in (*REVERSE_NAT.values(), *MAGLEV.values()):
+            stray = [key for key in held.get(name, ()) if int.from_bytes(key, "big") not in numbers]
+            plan.remove(
+                WriteStep.TRANSLATIONS_DROPPED if name in _TRANSLATING else WriteStep.TABLES_DROPPED,
+                name,
+                stray,
+            )
+        self._remove_families_that_are_off(plan)
+        return plan
+
+    def _families(self) -> tuple[int, ...]:
+        families = ((4, self._options.enable_ipv4), (6, self._options.enable_ipv6))
+        return tuple(family for family, enabled in families if enabled)
+
+    def _restore_backends(self, found: Restored) -> None:
+        for number, backend in found.backends.items():
+            address = backend.address
+            self._backend_ids.restore(number, address)
+            if address in self._backends:  # it has another number: an agent ended before all led there
+                self._second_numbers[number] = BACKENDS[address.version]
+                continue
+            key = map_entries.backend_number(number)
+            zone = found.zones[number]
+            self._backends[address] = BackendRecord(number, key, address, backend.state, zone)
+            self._unused[address] = None
+
+    def _remove_stray_matches(self, found: Restored, plan: WritePlan) -> None:
+        known = {
+            map_entries.affinity_key(one.id, self._backends[each.address].id)
+            for one in found.frontends
+            if one.id in found.affinity
+            for each in one.frontend.backends
+        }
+        stray = [where.key for matches in found.affinity.values() for where in matches if where not in known]
+        plan.remove(WriteStep.MATCHES_CUT, AFFINITY_MATCH, stray)
+
+    def _remove_families_that_are_off(self, plan: WritePlan) -> None:
+        """Nothing can lead there any more."""
+        for family in {4, 6} - set(self._families()):
+            for step, names in (
+                (WriteStep.SLOTS_DROPPED, SERVICES),
+                (WriteStep.TRANSLATIONS_DROPPED, REVERSE_NAT),
+                (WriteStep.BACKENDS_DROPPED, BACKENDS),
+            ):
+                plan.remove(step, names[family], self.held.get(names[family], ()))
+
+    # Frontends that are to be served.
+
+    def put(self, frontend: Frontend, plan: WritePlan) -> PlannedFrontend:
+        """Plan to serve a frontend, new or changed. Raises IdsExhaustedError; then nothing is planned."""
+        key, wanted = frontend.key, frontend
+        old = self.realised(key)
+        before: frozenset[ServiceAddress] = frozenset()
+        if old is None:
+            number = self._number(frontend)
+        else:
+            number = old.id
+            before = frozenset([one.address for one in old.shown.backends])
+            frontend = old.with_states(frontend)
+        now = frozenset([one.address for one in frontend.backends])
+        try:
+            self._use_backends(frontend, now - before, plan)
+        except IdsExhaustedError:
+            if old is None:
+                self._service_ids.release(number)
+            raise
+        row = ServedFrontend(number, wanted, None if frontend is wanted or frontend == wanted else frontend)
+        self.unsettled[key] = row if old is None else old.merged(row)
+        masters = self.held.setdefault(SERVICES[key.address.version], {})
+        was_served = map_entries.slot_keys(key, 0, 1)[0] in masters
+        self._put_entries(row, old, plan)
+        return PlannedFrontend(row, before - now, was_served)
+
+    def settle(self, one: PlannedFrontend) -> None:
+        """What was planned of a frontend is written."""
+        self._release(one.dropped)
+        del self.unsettled[one.row.key]
+
+    def _number(self, frontend: Frontend) -> int:
+        if not frontend.number:
+            return self._service_ids.allocate(frontend.key)
+        if not self._service_ids.restore(frontend.number, frontend.key):
+            raise IdsExhaustedError(f"number {frontend.number} is another frontend's")
+        return frontend.number
+
+    def _use_backends(self, frontend: Frontend, more: frozenset[ServiceAddress], plan: WritePlan) -> None:
+        """Number new backends; write what the maps lack, and the states that are others now.
+
+        ``more`` are those that the frontend did not have.
+        """
+        backends = self._backends
+        if len(more) == len(frontend.backends) and backends.keys().isdisjoint(more):
+            self._number_backends({one.address: one.state for one in frontend.backends}, plan)
+            return
+        fresh: dict[ServiceAddress, BackendState] = {}
+        for backend in frontend.backends:
+            record = backends.get(backend.address)
+            if record is None:
+                fresh.setdefault(backend.address, backend.state)
+                continue
+            if backend.manual or backend.state is BackendState.TERMINATING:
+                record.state = backend.state
+            name = BACKENDS[record.address[0]]
+            value = map_entries.backend_value(record.address, record.state, record.zone)
+            if self.held.get(name, _NOTHING).get(record.key) != value:
+                plan.at(WriteStep.BACKENDS, name)[record.key] = value
+        self._number_backends(fresh, plan)
+        self._use(more - fresh.keys())
+
+    def _number_backends(self, fresh: Mapping[ServiceAddress, BackendState], plan: WritePlan) -> None:
+        """Their entries; each is in use by one frontend."""
+        if not fresh:
+            return
+        numbers = self._backend_ids.allocate_all(list(fresh))
+        keys = [map_entries.backend_number(number) for number in numbers]
+        known = zip(numbers, keys, fresh.items(), strict=True)
+        self._backends.update(
+            [
+                (address, BackendRecord(number, key, address, state, 0, 1))
+                for number, key, (address, state) in known
+            ]
+        )
+        ends = map_entries.BACKEND_ENDS
+        values = [address[1:] + ends[state] for address, state in fresh.items()]
+        versions = set(map(itemgetter(0), fresh))
+        if len(versions) == 1:
+            plan.at(WriteStep.BACKENDS, BACKENDS[versions.pop()]).update(zip(keys, values, strict=True))
+            return
+        for address, key, value in zip(fresh, keys, values, strict=True):
+            plan.at(WriteStep.BACKENDS, BACKENDS[address[0]])[key] = value
+
+    def _use(self, addresses: Iterable[ServiceAddress]) -> None:
+        for address in addresses:
+            self._backends[address].users += 1
+            self._unused.pop(address, None)
+
+    def _release(self, addresses: Iterable[ServiceAddress]) -> None:
+        for address in sorted(addresses):
+            record = self._backends[address]
+            record.users -= 1
+            if not record.users:
+                self._unused[address] = None
+
+    def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
+        """What a frontend needs in the maps, its backends being numbered."""
+        frontend, number = row.shown, row.id
+        version = frontend.key.address.version
+        records, backends = self._backends, self._in_order(frontend)
+        chosen, others = selectable(backends)
+        preferred = [one for one in chosen if one.preferred]
+        ordered: Sequence[Backend] = chosen
+        if preferred:
+            ordered = [*preferred, *(one for one in chosen if not one.preferred)]
+        slots = map_entries.slot_values(
+            [records[one.address].key for one in (*ordered, *others)], number, len(ordered)
+        )
+        affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
+        master = map_entries.master_value(
+            count=len(preferred or ordered),
+            quarantined=len(others),
+            number=number,
+            flags=service_flags(frontend, affinity=affinity),
+            timeout=frontend.affinity_timeout if affinity else 0,
+            algorithm=ALGORITHMS[frontend.algorithm],
+            proxy_port=frontend.l7_proxy_port,
+        )
+        self._put_slots(frontend.key, master, slots, plan)
+        translations = self.held.get(REVERSE_NAT[version], _NOTHING)
+        where = map_entries.reverse_nat_key(number, version)
+        value = map_entries.reverse_nat_value(frontend.key.address)
+        if translations.get(where.key) != value:
+            plan.at(WriteStep.TRANSLATIONS, where.map)[where.key] = value
+        matching = affinity and self._options.enable_session_affinity
+        if matching or self.held.get(AFFINITY_MATCH):
+            self._put_matches(row if matching else None, old, number, plan)
+        if frontend.source_ranges or (old is not None and old.shown.source_ranges):
+            self._put_ranges(row, old, plan)
+        if self._maglev is not None:
+            self._put_table(frontend, number, preferred or ordered, plan)
+
+    def _in_order(self, frontend: Frontend) -> Sequence[Backend]:
+        """By their numbers."""
+        ids = [self._backends[one.address].id for one in frontend.backends]
+        if ids == sorted(ids):
+            return frontend.backends
+        return [one for _, one in sorted(zip(ids, frontend.backends, strict=True), key=itemgetter(0))]
+
+    def _put_slots(self, key: FrontendKey, master: bytes, slots: Sequence[bytes], plan: WritePlan) -> None:
+        name = SERVICES[key.address.version]
+        held = self.held.get(name, _NOTHING)
+        keys = map_entries.slot_keys(key, 0, len(slots) + 1)
+        first = keys[0]
+        was = held.get(first)
+        own = dict(zip(keys[1:], slots, strict=True))
+        if was is not None:
+            own = {each: value for each, value in own.items() if held.get(each) != value}
+        plan.at(WriteStep.SLOTS, name).update(own)
+        if was != master:
+            plan.at(WriteStep.FRONTENDS, name)[first] = master
+        plan.remove(WriteStep.SLOTS_DROPPED, name, map_entries.slots_behind(held, key, len(slots)))
+
+    def _put_matches(
+        self, row: ServedFrontend | None, old: ServedFrontend | None, number: int, plan: WritePlan
+    ) -> None:
+        held = self.held.get(AFFINITY_MATCH, _NOTHING)
+        before, now = self._matches(old, number), self._matches(row, number)
+        plan.remove(
+            WriteStep.MATCHES_CUT, AFFINITY_MATCH, [key for key in before if key in held and key not in now]
+        )
+        more = dict.fromkeys(
+            [key for key in now if held.get(key) != map_entries.PRESENT], map_entries.PRESENT
+        )
+        plan.at(WriteStep.MATCHES, AFFINITY_MATCH).update(more)
+
+    def _matches(self, row: ServedFrontend | None, number: int) -> dict[bytes, None]:
+        backends = row.shown.backends if row is not None else ()
+        records = self._backends
+        return dict.fromkeys(
+            [map_entries.affinity_key(number, records[one.address].id).key for one in backends]
+        )
+
+    def _put_ranges(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
+        name = SOURCE_RANGES[row.key.address.version]
+        held = self.held.get(name, _NOTHING)
+        before, now = _ranges(old), _ranges(row)
+        plan.remove(WriteStep.RANGES_CUT, name, [key for key in before if key in held and key not in now])
+        more = dict.fromkeys(
+            [key for key in now if held.get(key) != map_entries.PRESENT], map_entries.PRESENT
+        )
+        plan.at(WriteStep.RANGES, name).update(more)
+
+    def _put_table(
+        self, frontend: Frontend, number: int, backends: Sequence[Backend], plan: WritePlan
+    ) -> None:
+        """Without backends the old look-up table stays; it goes with the frontend."""
+        where = map_entries.maglev_key(number, frontend.key.address.version)
+        was = self.held.get(where.map, _NOTHING).get(where.key)
+        if not self._has_table(frontend):
+            if was is not None:
+                plan.remove(WriteStep.TABLES_DROPPED, where.map, [where.key])
+        elif backends:
+            table = self._table(backends)
+            if _digest(table) != was:
+                plan.at(WriteStep.TABLES, where.map)[where.key] = table
+
+    def _has_table(self, frontend: Frontend) -> bool:
+        wildcard_node_port = frontend.type is ServiceType.NODE_PORT and frontend.key.address.is_wildcard
+        inside_only = frontend.type is ServiceType.CLUSTER_IP and not self._options.bpf_lb_external_clusterip
+        chosen = (frontend.algorithm or self._options.bpf_lb_algorithm) == "maglev"
+        return chosen and not wildcard_node_port and not inside_only
+
+    def _table(self, backends: Sequence[Backend]) -> bytes:
+        ids = {one.address: self._backends[one.address].id for one in backends}
+        return self._maglev(backends, ids) if self._maglev is not None else b""
+
+    def look_up_table(self, where: MapKey) -> bytes | None:
+        """The look-up table that belongs there, None if none does."""
+        for row in (*self.unsettled.values(), *self._served.all()):
+            if map_entries.maglev_key(row.id, row.key.address.version) == where:
+                chosen, _ = selectable(self._in_order(row.shown))
+                return self._table([one for one in chosen if one.preferred] or chosen) if chosen else None
+        return None
+
+    # Frontends and backends that are to be served no more.
+
+    def drop(self, key: FrontendKey, plan: WritePlan) -> None:
+        """Plan to serve a frontend no more; nothing for an unknown one."""
+        old = self.realised(key)
+        if old is None:
+            return
+        self.unsettled[key] = old
+        version = key.address.version
+        name = SERVICES[version]
+        held = self.held.get(name, _NOTHING)
+        plan.remove(
+            WriteStep.FRONTENDS_DROPPED,
+            name,
+            [one for one in map_entries.slot_keys(key, 0, 1) if one in held],
+        )
+        plan.remove(WriteStep.SLOTS_DROPPED, name, map_entries.slots_behind(held, key, 0))
+        for step, keys in (
+            (WriteStep.TABLES_DROPPED, [map_entries.maglev_key(old.id, version)]),
+            (WriteStep.TRANSLATIONS_DROPPED, [map_entries.reverse_nat_key(old.id, version)]),
+            (
+                WriteStep.MATCHES_DROPPED,
+                [MapKey(AFFINITY_MATCH, each) for each in self._matches(old, old.id)],
+            ),
+            (WriteStep.RANGES_DROPPED, [MapKey(SOURCE_RANGES[version], each) for each in _ranges(old)]),
+        ):
+            for where in keys:
+                if where.key in self.held.get(where.map, _NOTHING):
+                    plan.remove(step, where.map, [where.key])
+
+    def forget(self, key: FrontendKey) -> None:
+        """A frontend is no more in the maps; nothing happens for an unknown one."""
+        old = self.unsettled.pop(key, None)
+        if old is not None:
+            self._release({one.address for one in old.shown.backends})
+            self._service_ids.release(old.id)
+
+    def collect(self) -> WritePlan:
+        """The backends that nothing leads to; none while it is not known what look-up tables lead to."""
+        plan = WritePlan()
+        if self._unread:
+            return plan
+        for address in list(self._unused):
+            key, name = self._backends[address].key, BACKENDS[address.version]
+            if key in self.held.get(name, _NOTHING):
+                plan.remove(WriteStep.BACKENDS_DROPPED, name, [key])
+            else:
+                self._forget_backends([key])
+        if self._second_numbers:
+            named = {
+                value[:4] for name in SERVICES.values() for value in self.held.get(name, _NOTHING).values()
+            }
+            for number, name in self._second_numbers.items():
+                key = map_entries.backend_number(number)
+                if key not in named:
+                    plan.remove(WriteStep.BACKENDS_DROPPED, name, [key])
+        return plan
+
+    # What became of writes.
+
+    def written(self, batch: Batch) -> None:
+        """The maps hold this now."""
+        held = self.held.setdefault(batch.map, {})
+        if batch.map in LOOK_UP_TABLES:
+            self._unread -= {MapKey(batch.map, key) for key in batch.keys}
+            values = map(_digest, batch.values or ())
+            held.update(zip(batch.keys, values, strict=False))
+        elif batch.values is not None:
+            held.update(zip(batch.keys, batch.values, strict=True))
+        if batch.values is None:
+            for key in batch.keys:
+                held.pop(key, None)
+            if batch.map in self._own_backends:
+                self._forget_backends(batch.keys)
+
+    def learn(self, held: Entries) -> None:
+        """Take from the maps what it is not known whether it was written."""
+        for name, own in self.held.items():
+            there = held.get(name, _NOTHING)
+            for key in [key for key, value in own.items() if value == UNKNOWN]:
+                if key not in there:
+                    del own[key]
+                elif name not in LOOK_UP_TABLES:
+                    own[key] = there[key]
+
+    def maybe_written(self, batch: Batch) -> None:
+        """Some of it may have been written, and nobody knows what."""
+        if batch.values is not None:
+            self.held.setdefault(batch.map, {}).update(dict.fromkeys(batch.keys, UNKNOWN))
+
+    def _forget_backends(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            number = int.from_bytes(key, "little")
+            self._second_numbers.pop(number, None)
+            address = self._backend_ids.release(number)
+            if address in self._unused and self._backends[address].id == number:
+                del self._backends[address], self._unused[address]
+
+
+_NOTHING: Final[Mapping[bytes, bytes]] = {}
+_TRANSLATING: Final = frozenset(REVERSE_NAT.values())
+
+
+def _ranges(row: ServedFrontend | None) -> dict[bytes, None]:
+    if row is None:
+        return {}
+    prefixes = map(ip_network, row.shown.source_ranges)
+    version = row.key.address.version
+    keys = [map_entries.source_range_key(row.id, one).key for one in prefixes if one.version == version]
+    return dict.fromkeys(keys)
+
+
+def _digest(table: bytes) -> bytes:
+    return hashlib.sha256(table).digest()
