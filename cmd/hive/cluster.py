@@ -30,7 +30,7 @@ from hive.kube import (
     node_of,
     why_not_ready,
 )
-from hive.output import BAD, GOOD, document, fact_lines, output_option, terminal_width
+from hive.output import BAD, GOOD, document, fact_lines, output_option, page_options, terminal_width
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.access import Access
@@ -92,6 +92,40 @@ def status(
             click.echo(line)
     if found["errors"]:
         raise click.exceptions.Exit(1)
+
+
+@command.command()
+@cluster_options
+@page_options
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds for each node's agent to answer.",
+)
+def ui(
+    kubeconfig: Path | None, context: str, namespace: str, port: int, no_browser: bool, timeout: float
+) -> None:
+    """Show the page of hive ui over all nodes: flows, what policies allow, and the state of nodes.
+
+    The page is served on 127.0.0.1 until ctrl-C. Agents are asked by exec in their pods: nothing is
+    installed, and nothing stays. A node that does not answer is named on the page.
+    """
+    from hive.agents import Agents, ask_agents
+    from hive.signals import orderly
+    from hive.ui.cluster import ClusterAnswers
+    from hive.ui.command import listening, serve_page
+
+    async def serve(agents: Agents) -> None:
+        await agents.pods()
+        await serve_page(listener, ClusterAnswers(agents), True, no_browser)
+
+    with orderly(), listening(port) as listener:
+        try:
+            ask_agents(kubeconfig, context, namespace, timeout, serve)
+        except KeyboardInterrupt:
+            return
 
 
 def _look(access: Access, namespace: str, timeout: float) -> dict[str, Any]:

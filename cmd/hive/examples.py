@@ -40,6 +40,7 @@ EXAMPLES = {
         "hive cluster status --wait --timeout 300",
         "hive cluster status --context staging -n cilium -o json",
     ),
+    "cluster ui": ("hive cluster ui", "hive cluster ui --no-browser --port 12000 --context staging"),
     "config diff": ("hive config diff",),
     "config get": ("hive config get mtu", "hive config get enable-policy"),
     "config list": (
@@ -125,6 +126,7 @@ EXAMPLES = {
     "policy explain": (
         "hive policy explain default/web default/db:5432",
         "hive policy explain default/web example.com:443",
+        "hive policy explain --context staging default/web default/db:5432",
         "hive policy explain --manifests manifests world default/web:http",
     ),
     "policy get": ("hive policy get",),

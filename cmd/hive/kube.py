@@ -19,6 +19,8 @@ OPERATOR: Final = "io.cilium/app=operator"
 """Labels of the chart's pods, as cilium-cli looks for them."""
 CONTAINER: Final = "cilium-agent"
 """The agent's container in its pod."""
+NAMESPACE: Final = "kube-system"
+_HOME: Final = Path("~/.kube/config")
 _PAGE: Final = "500"
 
 Found = dict[str, Any]
@@ -26,14 +28,19 @@ Found = dict[str, Any]
 
 def cluster_options(command: F) -> F:
     """Options of commands that ask an API server: which server, which credentials, where agents run."""
+    namespace = click.option(
+        "-n",
+        "--namespace",
+        default=NAMESPACE,
+        show_default=True,
+        help="Where the agents run.",
+    )
+    return namespace(kubeconfig_options(command))
+
+
+def kubeconfig_options(command: F) -> F:
+    """Those that say which API server, with which credentials."""
     for option in (
-        click.option(
-            "-n",
-            "--namespace",
-            default="kube-system",
-            show_default=True,
-            help="Where the agents run.",
-        ),
         click.option("--context", default="", help="A context of it, not its current one."),
         click.option(
             "--kubeconfig",
@@ -47,12 +54,17 @@ def cluster_options(command: F) -> F:
     return command
 
 
+def has_kubeconfig(kubeconfig: Path | None) -> bool:
+    """Whether there is a kubeconfig, named or at its usual place."""
+    return kubeconfig is not None or _HOME.expanduser().exists()
+
+
 def access_of(kubeconfig: Path | None, context: str) -> Access:
     """How to reach the API server. Raises click.ClickException."""
     from cells.kubernetes.client.access import from_kubeconfig, in_cluster
     from cells.kubernetes.settings import AccessError
 
-    home = Path.home() / ".kube" / "config"
+    home = _HOME.expanduser()
     if kubeconfig is not None and os.pathsep in str(kubeconfig) and not kubeconfig.exists():
         raise click.UsageError(f"KUBECONFIG={kubeconfig}: names several files: choose one with --kubeconfig")
     try:

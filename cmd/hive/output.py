@@ -5,9 +5,9 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -39,6 +39,8 @@ class _Form(click.ParamType[str]):
         return form
 
 
+F = TypeVar("F", bound=Callable[..., object])
+
 output_option = click.option(
     "-o",
     "--output",
@@ -48,6 +50,23 @@ output_option = click.option(
     metavar="FORM",
     help="Output format: table, wide (all columns), json, yaml or jsonpath='{.path}'.",
 )
+
+
+def page_options(command: F) -> F:
+    """Options of commands that serve the page."""
+    for option in (
+        click.option(
+            "--no-browser", is_flag=True, help="Only print the address of the page; open no browser."
+        ),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=0,
+            help="Port of 127.0.0.1 to serve on; 0 for any that is free.  [default: 0]",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def document(value: object, form: str) -> str | None:

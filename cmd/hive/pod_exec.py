@@ -8,8 +8,8 @@ channel), k8s.io/client-go/tools/remotecommand; RFC 6455.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cells.kubernetes.client.http import Stream
 
 PROTOCOL: Final = "v4.channel.k8s.io"
-OUT, ERR, STATUS = 1, 2, 3
+IN, OUT, ERR, STATUS = 0, 1, 2, 3
 """Channels."""
 _SETTLED: Final = 1.0
 """Seconds for a goodbye."""
@@ -58,27 +58,114 @@ async def execute(
     MalformedError; TimeoutError after so many seconds.
     """
     with anyio.fail_after(within):
-        stream, before, headers = await client.upgrade()
+        running = await Running.start(client, namespace, pod, container, command, has_input=False)
         try:
-            target = f"{before}/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/exec"
-            query = [("container", container), ("stdout", "true"), ("stderr", "true")]
-            query += [("command", word) for word in command]
-            socket = _Socket(stream)
-            request = Request(
-                host=urlsplit(client.server).netloc.rpartition("@")[2],
-                target=f"{target}?{urlencode(query)}",
-                extra_headers=headers,
-                subprotocols=[PROTOCOL],
-            )
-            return await _collect(socket, request)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-            if isinstance(error, TimeoutError):
-                raise
-            raise UnreachableError(f"the connection ended: {error}") from error
-        except RemoteProtocolError as error:
-            raise MalformedError(f"pods/exec: {error}") from error
+            return await running.ended()
         finally:
-            await stream.aclose()
+            await running.aclose()
+
+
+class Running:
+    """A command in a container, and what it has printed that is not read yet."""
+
+    def __init__(self, socket: _Socket) -> None:
+        self._socket = socket
+        self._channels: dict[int, bytearray] = {OUT: bytearray(), ERR: bytearray(), STATUS: bytearray()}
+        self._current: bytearray | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        client: Client,
+        namespace: str,
+        pod: str,
+        container: str,
+        command: Sequence[str],
+        *,
+        has_input: bool,
+    ) -> Running:
+        """Start it. Raises what execute() does, but for the time."""
+        stream, before, headers = await client.upgrade()
+        target = f"{before}/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(pod, safe='')}/exec"
+        query = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        query += [("stdin", "true")] if has_input else []
+        query += [("command", word) for word in command]
+        request = Request(
+            host=urlsplit(client.server).netloc.rpartition("@")[2],
+            target=f"{target}?{urlencode(query)}",
+            extra_headers=headers,
+            subprotocols=[PROTOCOL],
+        )
+        running = cls(_Socket(stream))
+        try:
+            with _as_kubernetes_errors():
+                await running._socket.send(request)
+                await _accepted(running._socket)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await running.aclose()
+            raise
+        return running
+
+    async def answer_to(self, line: bytes) -> bytes:
+        """Give it a line, and read the line that it prints next.
+
+        Raises UnreachableError, with what it printed to stderr, where it ended; MalformedError, ApiError.
+        """
+        with _as_kubernetes_errors():
+            await self._socket.send(BytesMessage(bytes((IN,)) + line + b"\n"))
+            out = self._channels[OUT]
+            while b"\n" not in out:
+                if await self._read():
+                    words = self._channels[ERR].decode(errors="replace").split("\n")
+                    raise UnreachableError(" ".join(words[-3:]).strip() or "the command ended")
+        answer, _, rest = bytes(out).partition(b"\n")
+        out[:] = rest
+        return answer
+
+    async def ended(self) -> Executed:
+        """Wait until it ends."""
+        with _as_kubernetes_errors():
+            while (closed := await self._read()) is None:
+                pass
+        out, err, status = (bytes(self._channels[one]) for one in (OUT, ERR, STATUS))
+        return _executed(out, err, status, closed)
+
+    async def aclose(self) -> None:
+        """Close the connection, which ends a command that reads its input."""
+        await self._socket.aclose()
+
+    async def _read(self) -> CloseConnection | None:
+        """Take in an event; the one that ends it is returned."""
+        event = await self._socket.receive()
+        if isinstance(event, BytesMessage):
+            data = bytes(event.data)
+            if self._current is None and data:
+                self._current, data = self._channels.get(data[0], bytearray()), data[1:]
+            if self._current is not None:
+                self._current += data
+            if event.message_finished:
+                self._current = None
+        elif isinstance(event, Ping):
+            await self._socket.send(event.response())
+        elif isinstance(event, CloseConnection):
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                with anyio.move_on_after(_SETTLED):
+                    await self._socket.send(event.response())
+            return event
+        return None
+
+
+@contextmanager
+def _as_kubernetes_errors() -> Iterator[None]:
+    try:
+        yield
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise UnreachableError(f"the connection ended: {error}") from error
+    except RemoteProtocolError as error:
+        raise MalformedError(f"pods/exec: {error}") from error
 
 
 class _Socket:
@@ -92,6 +179,9 @@ class _Socket:
     async def send(self, event: Event) -> None:
         await self._stream.send(self._protocol.send(event))
 
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
     async def receive(self) -> Event:
         """The next event. Raises UnreachableError at the end of the stream."""
         while not self._events:
@@ -101,30 +191,6 @@ class _Socket:
             self._protocol.receive_data(data)
             self._events += self._protocol.events()
         return self._events.pop(0)
-
-
-async def _collect(socket: _Socket, request: Request) -> Executed:
-    await socket.send(request)
-    await _accepted(socket)
-    channels: dict[int, bytearray] = {OUT: bytearray(), ERR: bytearray(), STATUS: bytearray()}
-    current: bytearray | None = None
-    while True:
-        event = await socket.receive()
-        if isinstance(event, BytesMessage):
-            data = bytes(event.data)
-            if current is None and data:
-                current, data = channels.get(data[0], bytearray()), data[1:]
-            if current is not None:
-                current += data
-            if event.message_finished:
-                current = None
-        elif isinstance(event, Ping):
-            await socket.send(event.response())
-        elif isinstance(event, CloseConnection):
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                with anyio.move_on_after(_SETTLED):
-                    await socket.send(event.response())
-            return _executed(bytes(channels[OUT]), bytes(channels[ERR]), bytes(channels[STATUS]), event)
 
 
 async def _accepted(socket: _Socket) -> None:

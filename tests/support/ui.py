@@ -14,6 +14,7 @@ from anyio.from_thread import start_blocking_portal
 
 from cells.hubble.codec import decode, encode, from_json
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse, ServerStatusResponse
+from hive.ui.answers import NodeAnswers
 from hive.ui.bridge import Bridge
 from lifecycle.http import HttpServer
 from tests.unit.hive.stub_agent import stub_agent
@@ -121,7 +122,9 @@ def serving(
     monkeypatch.setattr("hive.ui.flows.HubbleClient", FakeHubble)
     with stub_agent(folder, answers) as agent, start_blocking_portal() as portal:
         listener = socket.create_server(("127.0.0.1", 0))
-        server = HttpServer(Bridge(TOKEN, agent.socket, "unix:///nowhere", 5.0).handle, grace=0.1)
+        server = HttpServer(
+            Bridge(TOKEN, NodeAnswers(agent.socket, "unix:///nowhere", 5.0)).handle, grace=0.1
+        )
         portal.call(server.serve, listener)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/{TOKEN}/"

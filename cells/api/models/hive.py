@@ -211,6 +211,8 @@ class MatrixEnd(Model, frozen=True, omit_defaults=False):
     """Of this node, by namespace and name."""
     here: bool
     """Whether this node decides about it."""
+    networks: Sequence[str] = ()
+    """Networks of rules around its addresses, where these select pods."""
 
 
 class MatrixCell(Model, frozen=True, omit_defaults=False):

@@ -165,6 +165,11 @@ def _has(node: ClusterNode, address: IPAddress) -> bool:
     )
 
 
+def _numbers(around: Iterable[Around]) -> Networks:
+    return tuple(sorted((one.version, one.identity) for one in around))
+
+
+Networks = tuple[tuple[int, int], ...]  # families of a pod's addresses, identities of networks around them
 HOST, WORLD, REMOTE_NODES = 1, (2, 9, 10), (6, 7)
 RESERVED_ENDS = ("host", "remote-node", "kube-apiserver", "world")
 POD_NAMESPACE = "io.kubernetes.pod.namespace"
@@ -216,9 +221,12 @@ class Neighbourhood:
 
     def around(self, addresses: Iterable[IPAddress]) -> tuple[Around, ...]:
         """The network around each address of a pod; nothing where networks select no pods."""
-        if self._networks is None or not self._networks.matched:
-            return ()
-        return tuple(self._around(one) for one in addresses)
+        return tuple(self._around(one) for one in addresses) if self.selects_pods else ()
+
+    @property
+    def selects_pods(self) -> bool:
+        """Whether networks of rules select pods."""
+        return bool(self._networks and self._networks.matched)
 
     def _around(self, address: IPAddress) -> Around:
         found = self._networks.around(address) if self._networks is not None else None
@@ -326,23 +334,46 @@ class AgentEnds:
         ]
 
     def known_pods(self) -> list[KnownPods]:
-        """All pods that are known, by identity: this node's before others', sorted by namespace and name."""
-        here: dict[int, list[Endpoint]] = {}
+        """All pods that are known, by identity, and networks if these select pods: this node's first."""
+        here: dict[tuple[int, Networks], list[Endpoint]] = {}
         for one in self._endpoints.all():
             if one.pod_name and one.identity in GLOBAL_IDENTITIES:
-                here.setdefault(one.identity, []).append(one)
+                near = _numbers(self._near.around(one.addresses))
+                here.setdefault((one.identity, near), []).append(one)
         found = []
-        for identity, pods in here.items():
-            pods.sort(key=lambda one: one.pod)
-            first, names = pods[0], tuple(one.pod for one in pods)
-            end, labels = self._local(first)._replace(key=""), self._labels(identity)
-            found.append(KnownPods(f"pod/{first.pod}", end, first.pod_namespace, labels, names))
+        for (identity, _), pods in here.items():
+            first, names = min(pods, key=lambda one: one.pod), tuple(sorted(one.pod for one in pods))
+            end = self._local(first)._replace(key="")
+            found.append(
+                KnownPods(f"pod/{first.pod}", end, first.pod_namespace, self._labels(identity), names)
+            )
+        local = {identity for identity, _ in here}
+        elsewhere = self._elsewhere() if self._near.selects_pods else {}
         for row in self._identities.table.all():
-            if row.id in GLOBAL_IDENTITIES and row.id not in here:
-                end = self._numbered(f"identity {row.id}", row.id)
-                namespace = end.labels.value("k8s", POD_NAMESPACE) or ""
-                found.append(KnownPods(str(row.id), end, namespace, tuple(row.labels), ()))
-        return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels))
+            if row.id not in GLOBAL_IDENTITIES or (row.id in local and row.id not in elsewhere):
+                continue
+            whole = self._numbered(f"identity {row.id}", row.id)
+            namespace = whole.labels.value("k8s", POD_NAMESPACE) or ""
+            for ask, end in elsewhere.get(row.id, [(str(row.id), whole)]):
+                if (row.id, _numbers(end.around)) not in here:
+                    found.append(KnownPods(ask, end, namespace, tuple(row.labels), ()))
+        return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels, one.ask))
+
+    def _elsewhere(self) -> dict[int, list[tuple[str, End]]]:
+        """Of each identity, a pod of other nodes for each of the networks around such pods' addresses."""
+        own = {str(ip_network(ip)) for one in self._endpoints.all() for ip in one.addresses}
+        pods: dict[tuple[int, str], list[IPAddress]] = {}
+        for row in self._prefixes.all():
+            if row.identity in GLOBAL_IDENTITIES and row.prefix not in own:
+                address, _, length = row.prefix.partition("/")
+                if length == ("128" if ":" in address else "32"):
+                    ask = address if row.pod is None else f"pod/{'/'.join(row.pod)}"
+                    pods.setdefault((row.identity, ask), []).append(ip_address(address))
+        found: dict[int, dict[Networks, tuple[str, End]]] = {}
+        for (identity, ask), addresses in sorted(pods.items()):
+            end = self._remote(ask.removeprefix("pod/"), identity, "its node", addresses)._replace(key="")
+            found.setdefault(identity, {}).setdefault(_numbers(end.around), (ask, end))
+        return {identity: list(ends.values()) for identity, ends in found.items()}
 
     def identity_at(self, address: IPAddress) -> int:
         """The identity that packets of an address have here."""

@@ -20,6 +20,7 @@ from cells.api.models.hive import (
 from cells.api.operations import ApiPart, Route
 from cells.api.operations.directory import AgentDirectory, KnownPods
 from cells.api.wire import answer
+from cells.base.labels import CIDR
 from cells.policy.control import PolicyView
 from cells.policy.explain import End, Explained, Target, UnanswerableError, explained
 from cells.policy.explain.directory import RequestedPort, parse_asked, source_of, targets_of
@@ -156,6 +157,13 @@ def _matrix_end(one: KnownPods) -> MatrixEnd:
         labels=one.labels,
         pods=one.pods,
         here=one.end.policy is not None,
+        networks=[
+            label.key.replace("-", ":")
+            for near in one.end.around
+            if near.identity
+            for label in near.labels
+            if label.source == CIDR
+        ],
     )
 
 

@@ -18,6 +18,9 @@ from cells.policy.labels import LabelSet
 from cells.policy.rules import PROTOCOLS, Direction
 
 __all__ = [
+    "ANY_PORT",
+    "OTHER",
+    "PORTS",
     "Around",
     "End",
     "Explained",
@@ -27,6 +30,7 @@ __all__ = [
     "UnanswerableError",
     "Way",
     "explained",
+    "headline",
 ]
 
 
@@ -38,6 +42,7 @@ __all__ = [
 Verdict = Literal["allowed", "denied", "elsewhere", "mixed"]
 """``elsewhere``: this node allows it, another one decides too. ``mixed``: only some ways are denied."""
 
+ANY_PORT: Final = "any port"
 OTHER: Final = "any other port"
 UNNAMED: Final = 253
 """A protocol that no rule names (RFC 3692): what it fares by holds for every protocol and port."""
@@ -179,13 +184,13 @@ def explained(
 ) -> Explained:
     """All ways from the source to the targets."""
     ways = [way for target in targets for way in _ways_by_family(source, target, rule_text)]
-    verdict, headline = _headline(ways)
+    verdict, words = headline(ways)
     return Explained(
         source=source.title,
         destination=destination,
         verdict=verdict,
         allowed=verdict == "allowed",
-        headline=headline,
+        headline=words,
         ways=ways,
         notes=notes,
     )
@@ -238,7 +243,7 @@ def _without_policy(source: End, target: Target) -> Way:
         note = f"{source.title} reaches itself: no policy is asked"
     return Way(
         destination=target.end.title,
-        port=port_text(target.port, target.protocol) if target.port is not None else "any port",
+        port=port_text(target.port, target.protocol) if target.port is not None else ANY_PORT,
         via=target.via,
         verdict="denied" if target.problem else "allowed",
         directions=(),
@@ -329,8 +334,8 @@ def _every_port(sides: Sequence[Side]) -> Iterator[tuple[str, tuple[Reason, ...]
                 continue
             alone = False
             ports = str(first) if first == end else f"{first}-{end}"
-            yield f"{'any port' if (first, end) == (0, last) else ports}/{name}", reasons
-    yield ("any port" if alone else OTHER), others
+            yield f"{ANY_PORT if (first, end) == (0, last) else ports}/{name}", reasons
+    yield (ANY_PORT if alone else OTHER), others
 
 
 def _stretches(
@@ -374,11 +379,11 @@ def port_text(port: int, protocol: int) -> str:
 # The headline
 
 
-def _headline(ways: Sequence[Way]) -> tuple[Verdict, str]:
-    """The worst verdict, and one line that is true of all ways."""
+def headline(ways: Sequence[Way], here: str = "here") -> tuple[Verdict, str]:
+    """The worst verdict, and one line that is true of all ways; ``here``: where the decided side is."""
     groups: dict[str, list[Way]] = {}
     for way in sorted(ways, key=_rank):
-        groups.setdefault(_words(way), []).append(way)
+        groups.setdefault(_words(way, here), []).append(way)
     verdicts = {way.verdict for way in ways}
     verdict: Verdict = (
         ("mixed" if len(verdicts) > 1 else "denied")
@@ -397,13 +402,13 @@ def _rank(way: Way) -> tuple[bool, int]:
     return way.port == OTHER, ("denied", "elsewhere", "allowed").index(way.verdict)
 
 
-def _words(way: Way) -> str:
+def _words(way: Way, here: str) -> str:
     if way.problem:
         return f"denied: {way.problem}"
     if way.verdict == "denied":
         return "denied"
     if way.verdict == "elsewhere":
-        return ", ".join([*(f"{one.direction} allowed here" for one in way.directions), *way.elsewhere])
+        return ", ".join([*(f"{one.direction} allowed {here}" for one in way.directions), *way.elsewhere])
     if any(one.audited for one in way.directions):
         return "allowed, as denials are only reported (policy-audit-mode)"
     if any(one.requests for one in way.directions):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from cells.base.addresses import IPAddress
 from cells.base.labels import DEFAULT_FILTER, Label, pod_labels
 from cells.kubernetes.manifest_parser import wrong_value
 from cells.kubernetes.objects import KINDS
@@ -17,7 +18,16 @@ from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.policies import NamedPodPort
 from cells.policy.compute.repository import Repository
 from cells.policy.compute.selector_cache import SelectorCache
-from cells.policy.labels import FQDN, LabelSet, Prefix, canonical_name, contains, prefix_labels
+from cells.policy.explain import Around
+from cells.policy.labels import (
+    FQDN,
+    LabelSet,
+    Prefix,
+    canonical_name,
+    contains,
+    network_labels,
+    prefix_labels,
+)
 from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
 from cells.policy.rules.peers import World, means_service
 from cells.policy.rules.schema import ServiceReference
@@ -181,6 +191,8 @@ RESERVED = {
 }
 FIRST_POD_IDENTITY = 1000
 FIRST_LOCAL_IDENTITY = 1 << 24
+FIRST_NETWORK_IDENTITY = FIRST_LOCAL_IDENTITY + (1 << 22)
+"""Of networks alone, where these select pods."""
 FIRST_NAMED_IDENTITY = FIRST_LOCAL_IDENTITY + (1 << 23)
 """Of addresses that names have."""
 
@@ -227,6 +239,8 @@ class Cluster:
         self._by_kind: dict[str, list[Located]] = {}
         self._identities: dict[LabelSet, int] = {}
         self._local: dict[Prefix, int] = {}
+        self._networks: dict[Prefix, int] = {}
+        """By which pods are selected, too."""
         for one in objects:
             if isinstance(one, BadFile):
                 self.bad_files.append(one)
@@ -253,6 +267,9 @@ class Cluster:
             if prefix.prefixlen:
                 self._local[prefix] = FIRST_LOCAL_IDENTITY + len(self._local)
                 self.cache.add_identity(self._local[prefix], prefix_labels(prefix, dual_stack=False))
+            if options.cidr_matches_pods:
+                self._networks[prefix] = FIRST_NETWORK_IDENTITY + len(self._networks)
+                self.cache.add_identity(self._networks[prefix], network_labels(prefix))
 
     def objects(self, kind: str) -> list[Mapping[str, Any]]:
         """The objects of a kind."""
@@ -302,8 +319,16 @@ class Cluster:
         if within:
             named = ", ".join(map(str, within[:3])) + (", ..." if len(within) > 3 else "")
             raise PolicyError(f"rules name networks within {network}: ask for one of them ({named})")
-        around = [prefix for prefix in self._local if contains(prefix, network)]
-        return self._local[max(around, key=lambda one: one.prefixlen)] if around else RESERVED["world"]
+        nearest = _nearest(self._local, network)
+        return self._local[nearest] if nearest is not None else RESERVED["world"]
+
+    def around(self, address: IPAddress) -> Around:
+        """The nearest network of rules around a pod's address, where networks select pods."""
+        nearest = _nearest(self._networks, ip_network(address))
+        if nearest is None:
+            return Around(address.version)
+        number = self._networks[nearest]
+        return Around(address.version, number, self.cache.identities[number])
 
     def identity_named(self, name: str) -> int:
         """The identity of an address that DNS has answered for a name; the world's if no rule means it."""
@@ -348,6 +373,12 @@ class Cluster:
 
     def _cluster_ports(self) -> frozenset[NamedPodPort]:
         return frozenset(port for pod in self.pods.values() for port in pod.ports)
+
+
+def _nearest(prefixes: Iterable[Prefix], network: Prefix) -> Prefix | None:
+    """The narrowest of the prefixes that contain a network."""
+    around = [prefix for prefix in prefixes if contains(prefix, network)]
+    return max(around, key=lambda one: one.prefixlen) if around else None
 
 
 def _proxy(filter_: Filter, policy: SelectorPolicy) -> Redirect:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import click
+from click.core import ParameterSource
 
 from hive import completion
 from hive.client import RefusedError, ask, socket_option, timeout_option
+from hive.kube import NAMESPACE, has_kubeconfig, kubeconfig_options
 from hive.output import document, output_option, table
 from hive.policy import agent
 
 if TYPE_CHECKING:
     from cells.policy.compute import RuleOrigin
     from cells.policy.explain import End, Explained, Target
-    from cells.policy.explain.cluster import Cluster
+    from cells.policy.explain.cluster import BadFile, Cluster, Located
 
 WRONG = 1
 CODES = {"allowed": 0, "denied": 1, "elsewhere": 3, "mixed": 4}
@@ -79,23 +83,45 @@ def check(folder: Path, output: str) -> int:
     help="Use a folder of manifests, not the agent: pods, namespaces, nodes, services, policies, groups.",
 )
 @click.option(
+    "--policy-cidr-match-mode",
+    "match_mode",
+    type=click.Choice(["pods"]),
+    help="With --manifests: networks select pods, too; else as the folder's ConfigMap cilium-config has it.",
+)
+@click.option(
     "--all", "namespace", metavar="NAMESPACE", help="A table instead: which pods of NAMESPACE reach which."
 )
 @click.option("--port", "table_port", metavar="PORT[/PROTO]", help="With --all: on this port only.")
 @socket_option
 @timeout_option
 @output_option
+@kubeconfig_options
+@click.option(
+    "--agents-namespace",
+    default=NAMESPACE,
+    show_default=True,
+    help="Where the agents run, when they are asked through an API server.",
+)
+@click.pass_context
 def explain(
+    ctx: click.Context,
     source: str | None,
     destination: str | None,
     folder: Path | None,
+    match_mode: str | None,
     namespace: str | None,
     table_port: str | None,
     agent_socket: Path,
     timeout: float,
     output: str,
+    kubeconfig: Path | None,
+    context: str,
+    agents_namespace: str,
 ) -> int:
     """Explain whether SRC may reach DST, which rule decides, and what would change it.
+
+    The agent of this node is asked; where none runs, or with --kubeconfig or --context, the agents of both
+    pods' nodes, through the API server. With --manifests, a folder.
 
     SRC and DST are pods or services (NAMESPACE/NAME), addresses, names, or identities, reserved (host,
     world, ...) or by number; of a folder also networks. A service means each of its backends. PORT is a
@@ -107,35 +133,31 @@ def explain(
       0  allowed
       1  denied
       2  the question cannot be answered
-      3  allowed by this node's agent; another node decides the other direction
+      3  one direction is allowed; the other is not known here, as another node decides it
       4  some backends or ports are denied, others are not
     """
     from cells.policy.explain import UnanswerableError
-    from cells.policy.explain.directory import parse_asked, parse_destination
 
     if namespace is not None and source is not None:
         raise click.UsageError("--all NAMESPACE shows all its pods: expected no SRC and DST beside it")
     if namespace is None and table_port is not None:
         where = f"{destination or 'DST'}:{table_port}"
         raise click.UsageError(f"--port goes with --all NAMESPACE: write the port behind DST, as in {where}")
+    if match_mode and folder is None:
+        raise click.UsageError("--policy-cidr-match-mode goes with --manifests: the agent has its own")
+    asked: _Folder | _Agent | _Cluster
+    if folder is not None:
+        asked = _Folder(_read(folder, match_mode))
+    elif _asks_cluster(ctx, agent_socket, kubeconfig):
+        asked = _Cluster(kubeconfig, context, agents_namespace, timeout)
+    else:
+        asked = _Agent(agent_socket, timeout)
     try:
         if namespace is not None:
-            port = parse_asked(table_port) if table_port else None
-            query = {} if port is None else {"port": port.port, "protocol": port.protocol}
-            if folder is not None:
-                rows = _reachability(_read(folder), namespace, table_port or "")
-            else:
-                rows = _ask("reachability", agent_socket, timeout, namespace=namespace, **query)
-            return _show_reachability(rows, output)
+            return _show_reachability(asked.reachability(namespace, table_port or ""), output)
         if source is None or destination is None:
             raise click.UsageError("expected SRC and DST, or --all NAMESPACE")
-        name, asked = parse_destination(destination)
-        found: Any
-        if folder is not None:
-            found = _as_object(_explained(_read(folder), source, destination))
-        else:
-            query = {"port": asked.port, "protocol": asked.protocol}
-            found = _ask("explain", agent_socket, timeout, source=source, destination=name, **query)
+        found = asked.explain(source, destination)
     except UnanswerableError as error:
         raise UnansweredError(str(error)) from None
     if (text := document(found, output)) is not None:
@@ -145,23 +167,124 @@ def explain(
     return CODES[found["verdict"]]
 
 
-def _ask(what: str, agent_socket: Path, timeout: float, **query: str) -> Any:
-    """Ask the agent. Raises UnansweredError for what it cannot answer."""
-    asked = urlencode({name: value for name, value in query.items() if value})
+def _asks_cluster(ctx: click.Context, agent_socket: Path, kubeconfig: Path | None) -> bool:
+    """Whether agents are asked through an API server: where that is asked for, or no agent runs here."""
+    given = [
+        name
+        for name in ("kubeconfig", "context", "agents_namespace")
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    by_default = ctx.get_parameter_source("agent_socket") is ParameterSource.DEFAULT
+    if given and not by_default:
+        raise click.UsageError(f"--socket and --{given[0].replace('_', '-')}: expected one of them")
+    return bool(given) or (by_default and not agent_socket.exists() and has_kubeconfig(kubeconfig))
+
+
+# What may be asked. All raise UnanswerableError, or UnansweredError with an agent's words.
+
+
+class _Agent:
+    """The agent of this node."""
+
+    def __init__(self, agent_socket: Path, timeout: float) -> None:
+        self._socket = agent_socket
+        self._timeout = timeout
+
+    def explain(self, source: str, destination: str) -> Any:
+        return self._ask("explain", _query(source, destination))
+
+    def reachability(self, namespace: str, port: str) -> Any:
+        from cells.policy.explain.directory import RequestedPort, parse_asked
+
+        asked = parse_asked(port) if port else RequestedPort()
+        query = {"namespace": namespace, "port": asked.port, "protocol": asked.protocol}
+        return self._ask("reachability", query)
+
+    def _ask(self, what: str, query: Mapping[str, str]) -> Any:
+        asked = urlencode({name: value for name, value in query.items() if value})
+        try:
+            return ask(f"/hive/policy/{what}?{asked}", self._socket, timeout=self._timeout)
+        except RefusedError as refused:
+            raise UnansweredError(refused.reason) from None
+
+
+class _Cluster:
+    """The agents of both ends' nodes, through the API server."""
+
+    def __init__(self, kubeconfig: Path | None, context: str, namespace: str, timeout: float) -> None:
+        self._ask = partial(_ask_cluster, kubeconfig, context, namespace, timeout)
+
+    def explain(self, source: str, destination: str) -> Any:
+        return self._ask(_query(source, destination))
+
+    def reachability(self, namespace: str, port: str) -> Any:
+        del namespace, port
+        raise click.UsageError("--all asks one node's agent, or a folder: run it on a node, or --manifests")
+
+
+def _query(source: str, destination: str) -> dict[str, str]:
+    from cells.policy.explain.directory import parse_destination
+
+    name, asked = parse_destination(destination)
+    return {"source": source, "destination": name, "port": asked.port, "protocol": asked.protocol}
+
+
+def _ask_cluster(
+    kubeconfig: Path | None, context: str, namespace: str, timeout: float, query: Mapping[str, str]
+) -> Any:
+    from hive.agents import AgentError, Agents, ask_agents
+    from hive.policy.everywhere import explain_everywhere
+
+    async def explained(agents: Agents) -> Any:
+        return _as_object(await explain_everywhere(agents, query))
+
     try:
-        return ask(f"/hive/policy/{what}?{asked}", agent_socket, timeout=timeout)
-    except RefusedError as refused:
-        raise UnansweredError(refused.reason) from None
+        return ask_agents(kubeconfig, context, namespace, timeout, explained)
+    except AgentError as error:
+        if error.status == HTTPStatus.BAD_REQUEST:
+            raise UnansweredError(str(error)) from None
+        raise click.ClickException(str(error)) from None
 
 
-def _read(folder: Path) -> Cluster:
+class _Folder:
+    """Manifests."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def explain(self, source: str, destination: str) -> Any:
+        return _as_object(_explained(self._cluster, source, destination))
+
+    def reachability(self, namespace: str, port: str) -> Any:
+        return _reachability(self._cluster, namespace, port)
+
+
+def _read(folder: Path, match_mode: str | None = None) -> Cluster:
+    """The cluster of a folder; networks select pods by the mode, or else by the agents' ConfigMap in it."""
+    from msgspec.structs import replace
+
     from cells.policy.explain.cluster import Cluster, read_folder
     from cells.policy.rules import SERVED
 
     try:
-        return Cluster(read_folder(folder), SERVED)
+        objects = list(read_folder(folder))
     except OSError as error:
         raise click.ClickException(f"{folder} cannot be read: {error.strerror}") from None
+    by_pods = match_mode == "pods" or "pods" in _configured_modes(objects)
+    return Cluster(objects, replace(SERVED, cidr_matches_pods=by_pods))
+
+
+def _configured_modes(objects: Iterable[Located | BadFile]) -> set[str]:
+    """What ``policy-cidr-match-mode`` is in the agents' ConfigMap, if the folder has it."""
+    from cells.policy.explain.cluster import Located
+
+    for one in objects:
+        if not isinstance(one, Located) or one.object["kind"] != "ConfigMap":
+            continue
+        if (one.object.get("metadata") or {}).get("name") == "cilium-config":
+            text = str((one.object.get("data") or {}).get("policy-cidr-match-mode") or "")
+            return set(text.replace(",", " ").split())
+    return set()
 
 
 def _explained(cluster: Cluster, source: str, destination: str) -> Explained:
@@ -172,19 +295,26 @@ def _explained(cluster: Cluster, source: str, destination: str) -> Explained:
     directory = FolderDirectory(cluster)
     name, asked = parse_destination(destination)
     client = source_of(directory, source)
-    return _of_targets(cluster, client, name, targets_of(directory, name, asked, client))
+    targets = targets_of(directory, name, asked, client)
+    notes = _notes(cluster)
+    if cluster.options.cidr_matches_pods and (unplaced := directory.without_address()):
+        asked_of = [one for one in unplaced if one in {client.key, *(each.end.key for each in targets)}]
+        notes += [f"{one} has no address in the manifests: no network selects it" for one in asked_of]
+    return _of_targets(cluster, client, name, targets, notes)
 
 
-def _of_targets(cluster: Cluster, client: End, name: str, targets: Sequence[Target]) -> Explained:
+def _of_targets(
+    cluster: Cluster, client: End, name: str, targets: Sequence[Target], notes: Sequence[str] = ()
+) -> Explained:
     from cells.policy.explain import UnanswerableError, explained
 
     if client.policy is None and not any(one.end.policy or one.problem for one in targets):
         raise UnanswerableError("neither end is a pod of the manifests: no policy is asked")
-    return explained(client, name, targets, lambda origin: _rule_text(cluster, origin), _notes(cluster))
+    return explained(client, name, targets, lambda origin: _rule_text(cluster, origin), notes)
 
 
 def _notes(cluster: Cluster) -> list[str]:
-    """What of the folder is not in force."""
+    """What of the folder is not in force, and what is besides its policies."""
     notes = [f"{one.file}:{one.line}: {one.reason}: not read" for one in cluster.bad_files]
     for one in cluster.refused:
         place = one.located.at(one.error.path)
@@ -192,6 +322,8 @@ def _notes(cluster: Cluster) -> list[str]:
         notes.append(f"{place}: policy {name} is refused, and not in force: {one.error}")
     if any(rule.selects_nodes for rule in cluster.repository.rules):
         notes.append("policies of nodes are not asked: they count where enable-host-firewall is set")
+    if cluster.options.cidr_matches_pods:
+        notes.append("networks of rules select pods, too (policy-cidr-match-mode: pods)")
     return notes
 
 

@@ -16,7 +16,7 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES, EndpointSli
 from cells.policy.compute import PolicyConflictError
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPodPort
-from cells.policy.explain import End, UnanswerableError
+from cells.policy.explain import Around, End, UnanswerableError
 from cells.policy.explain.cluster import RESERVED, Cluster, ExplainedPod, KnownPod
 from cells.policy.explain.directory import IPAddress, Served, ServedPort, headless, refusal
 from cells.policy.rules import Direction, PolicyError
@@ -51,6 +51,8 @@ class FolderDirectory:
         self._cluster = cluster
         self._invented = INVENTED
         self._pods: dict[IPAddress, KnownPod] = {}
+        self._addresses: dict[str, list[IPAddress]] = {}
+        """Of pods, those that are not invented."""
         self._in_host: dict[str, str] = {}
         """Pods in the host's network, and their nodes."""
         pods = [self._add_pod(one) for one in cluster.objects("Pod")]
@@ -90,6 +92,7 @@ class FolderDirectory:
         addresses = [ip_address(text) for text in texts if text] or [self._invent()]
         for address in addresses:
             self._pods[address] = self._cluster.pods[name]
+        self._addresses[str(name)] = [ip_address(text) for text in texts if text]
         return {**pod, "status": status | {"podIPs": [{"ip": str(one)} for one in addresses]}}
 
     def _add_service(self, service: Object, pods: Sequence[Object]) -> None:
@@ -138,7 +141,15 @@ class FolderDirectory:
             except PolicyConflictError as error:
                 raise UnanswerableError(f"the policies for {pod.name} cannot all hold: {error}") from None
 
-        return End(str(pod.name), pod.identity, pod.labels, key=str(pod.name), policy=policy)
+        name = str(pod.name)
+        around: tuple[Around, ...] = ()
+        if self._cluster.options.cidr_matches_pods:
+            around = tuple(map(self._cluster.around, self._addresses[name]))
+        return End(name, pod.identity, pod.labels, key=name, policy=policy, around=around)
+
+    def without_address(self) -> list[str]:
+        """Pods without a known address: no network selects them."""
+        return sorted(name for name, addresses in self._addresses.items() if not addresses)
 
     def pods(self) -> Sequence[str]:
         """All of them, by namespace and name."""

@@ -1,7 +1,7 @@
-"""Answers the page of ``hive ui``: GET only, to who has the token, from the agent's unix sockets.
+"""Serves the page of ``hive ui``: GET only, to holders of the token.
 
-Any process that can connect to loopback can ask here, also a web page with a name that leads to 127.0.0.1
-(DNS rebinding). So the path begins with a random token, and the Host has to be a name of loopback.
+Anything that can connect to loopback can ask here, also a web page that leads its name to 127.0.0.1 (DNS
+rebinding). So the path begins with a random token, and the Host has to be a name of loopback.
 """
 
 from __future__ import annotations
@@ -9,28 +9,18 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
 from string import Template
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Any, Final, Protocol
 
-import anyio
 import anyio.to_thread
-import click
 
-from cells.hubble.rpc.grpc import RpcError
-from hive.client import RefusedError, ask
-from hive.observe.hubble_client import ConnectError
-from hive.ui.flows import FlowMap
+from hive.agents import Answer
 from lifecycle.graph import page_part, read_graph, read_timeline
 from lifecycle.http import Request, Response
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
-AT_ONCE: Final = 4
-"""Questions to the agent."""
 SCRIPTS: Final = ("map.js", "views.js", "main.js")
 HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -44,23 +34,21 @@ _POLICY: Final = (
 )
 
 
+class Answers(Protocol):
+    """What the page asks of."""
+
+    async def answer(self, name: str, query: Mapping[str, str]) -> Answer:
+        """A status of HTTP, and what the page gets."""
+        ...
+
+
 class Bridge:
     """The handler of an HttpServer."""
 
-    def __init__(self, token: str, agent_socket: Path, hubble: str, timeout: float) -> None:
+    def __init__(self, token: str, answers: Answers, *, cluster: bool = False) -> None:
         self._token = token
-        self._ask: Callable[..., Any] = partial(ask, agent_socket=agent_socket, timeout=timeout)
-        self._health = agent_socket.with_name("health.sock")
-        self._timeout = timeout
-        self._flows = FlowMap(hubble, timeout)
-        self._limiter = anyio.CapacityLimiter(AT_ONCE)
-        self._answers: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
-            "flows": lambda _: self._flows.summary(),
-            "policy": self._policy,
-            "explain": self._explain,
-            "nodes": self._nodes,
-            "inside": self._inside,
-        }
+        self._answers = answers
+        self._cluster = cluster
 
     async def handle(self, request: Request) -> Response:
         """One request."""
@@ -68,18 +56,11 @@ class Bridge:
             return refused
         name = request.path.removeprefix(f"/{self._token}/")
         if not name:
-            return _page()
-        if name not in self._answers:
-            return _text(404, "nothing is here")
-        try:
-            found = await self._in_thread(partial(self._answers[name], request.query))
-        except (click.ClickException, ConnectError, RpcError) as error:
-            status = error.status if isinstance(error, RefusedError) and error.status < 500 else 502
-            return _json(status, {"error": _reason(error)})
-        return found if isinstance(found, Response) else _json(200, found)
-
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+            return _page(cluster=self._cluster)
+        status, found = await self._answers.answer(name, request.query)
+        if name == "inside" and status == 200:
+            return await anyio.to_thread.run_sync(_inside, found)
+        return _json(status, found)
 
     def _refused(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
@@ -93,59 +74,22 @@ class Bridge:
             return _text(403, "the token is missing: open the whole address that hive ui printed")
         return None
 
-    def _policy(self, query: Mapping[str, str]) -> Any:
-        return self._ask(f"/hive/policy/matrix?{_chosen(query, 'from', 'to', 'most')}")
 
-    def _explain(self, query: Mapping[str, str]) -> Any:
-        return self._ask(
-            f"/hive/policy/explain?{_chosen(query, 'source', 'destination', 'port', 'protocol')}"
-        )
-
-    def _nodes(self, _query: Mapping[str, str]) -> Any:
-        """What there is of nodes; what is off is None."""
-        return {
-            "nodes": self._ask("/v1/cluster/nodes"),
-            "status": self._ask("/v1/healthz"),
-            "health": ask("/v1beta/status", self._health, timeout=self._timeout)
-            if self._health.exists()
-            else None,
-            "bgp": self._bgp(),
-        }
-
-    def _bgp(self) -> Any:
-        try:
-            return self._ask("/v1/bgp/peers") or []
-        except RefusedError as error:
-            if error.status == 501:
-                return None
-            raise
-
-    def _inside(self, _query: Mapping[str, str]) -> Response:
-        """The page of ``hive inspect --format html`` about the running agent."""
-        graph = read_graph(json.dumps(self._ask("/hive/graph")))
-        timeline = read_timeline(json.dumps(self._ask("/hive/timeline")))
-        framed = HEADERS | {"Content-Security-Policy": "frame-ancestors 'self'"}
-        return Response(200, graph.html(timeline).encode(), "text/html; charset=utf-8", framed)
+def _inside(found: Any) -> Response:
+    """The page of ``hive inspect --format html`` about a running agent."""
+    graph = read_graph(json.dumps(found["graph"]))
+    timeline = read_timeline(json.dumps(found["timeline"]))
+    framed = HEADERS | {"Content-Security-Policy": "frame-ancestors 'self'"}
+    return Response(200, graph.html(timeline).encode(), "text/html; charset=utf-8", framed)
 
 
-def _reason(error: click.ClickException | ConnectError | RpcError) -> str:
-    if isinstance(error, ConnectError):
-        return "the agent serves no flows: set enable-hubble=true (chart: hubble.enabled), and restart it"
-    if isinstance(error, RefusedError):
-        return error.reason
-    return error.message
-
-
-def _chosen(query: Mapping[str, str], *names: str) -> str:
-    return urlencode({name: query[name] for name in names if query.get(name)})
-
-
-def _page() -> Response:
+def _page(*, cluster: bool) -> Response:
     nonce = secrets.token_urlsafe(16)
     folder = files("hive.ui")
     own = {one: (folder / one).read_text(encoding="utf-8") for one in ("page.html", "page.css", *SCRIPTS)}
     text = Template(own["page.html"]).substitute(
         nonce=nonce,
+        scope="cluster" if cluster else "node",
         style=page_part("look.css") + own["page.css"],
         script="\n".join([page_part("elements.js"), *(own[one] for one in SCRIPTS)]),
     )

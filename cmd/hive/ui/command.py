@@ -14,9 +14,12 @@ import anyio
 import anyio.to_thread
 import click
 
+from hive.agents import serve_questions
 from hive.client import ask, socket_option, timeout_option
+from hive.output import page_options
 from hive.signals import orderly
-from hive.ui.bridge import Bridge
+from hive.ui.answers import NodeAnswers
+from hive.ui.bridge import Answers, Bridge
 from lifecycle.http import HttpServer, ServerLimits
 
 _GRACE: Final = 1.0
@@ -25,39 +28,46 @@ _REDIRECT: Final = '<!doctype html><meta http-equiv="refresh" content="0;url={}"
 
 
 @click.command()
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    help="Port of 127.0.0.1 to serve on; 0 for any that is free.  [default: 0]",
-)
-@click.option("--no-browser", is_flag=True, help="Only print the address of the page; open no browser.")
+@page_options
+@click.option("--stdio", is_flag=True, hidden=True, help="Answer hive cluster's questions on standard input.")
 @socket_option
 @timeout_option
-def command(port: int, no_browser: bool, agent_socket: Path, timeout: float) -> None:
-    """Show on a page which workloads talk, which may, and how nodes are.
+def command(port: int, no_browser: bool, stdio: bool, agent_socket: Path, timeout: float) -> None:
+    """Show on a page who talks to whom, who may, and how nodes are.
 
     The page is served on 127.0.0.1 until ctrl-C, to those who have its address: it holds a random token.
-    It reads the agent's sockets and changes nothing. Flows need enable-hubble=true.
+    It reads the agent's sockets and changes nothing. Flows need enable-hubble=true. For all nodes at once:
+    hive cluster ui.
     """
-    ask("/v1/healthz", agent_socket, timeout=timeout)
-    token = secrets.token_urlsafe(24)
     hubble = os.environ.get("HUBBLE_SERVER") or f"unix://{agent_socket.with_name(_HUBBLE_SOCKET)}"
-    try:
-        listener = socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        raise click.ClickException(
-            f"--port {port}: {error.strerror}: name another, or leave it out"
-        ) from error
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
+    answers = NodeAnswers(agent_socket, hubble, timeout)
     with orderly():
         try:
-            anyio.run(_serve, listener, Bridge(token, agent_socket, hubble, timeout), address, no_browser)
+            if stdio:
+                serve_questions(answers.answer_now)
+                return
+            ask("/v1/healthz", agent_socket, timeout=timeout)
+            with listening(port) as listener:
+                anyio.run(serve_page, listener, answers, False, no_browser)
         except KeyboardInterrupt:
             return
 
 
-async def _serve(listener: socket.socket, bridge: Bridge, address: str, no_browser: bool) -> None:
+def listening(port: int) -> socket.socket:
+    """A listener on loopback. Raises click.ClickException."""
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise click.ClickException(
+            f"--port {port}: {error.strerror}: name another, or leave it out"
+        ) from error
+
+
+async def serve_page(listener: socket.socket, answers: Answers, cluster: bool, no_browser: bool) -> None:
+    """Serve until cancelled; print the address, and open it where there is a screen."""
+    token = secrets.token_urlsafe(24)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/"
+    bridge = Bridge(token, answers, cluster=cluster)
     server = HttpServer(bridge.handle, grace=_GRACE, limits=ServerLimits(connections=32, body=0))
     await server.serve(listener)
     click.echo(f"The page, until ctrl-C:  {address}")

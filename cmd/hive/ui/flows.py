@@ -1,4 +1,4 @@
-"""Which workloads talk: the flows that Hubble's ring of this node holds, summed up by workload.
+"""Which workload talks to which: the flows that Hubble's ring of a node holds, summed up by workload.
 
 A flow is what ``hive observe`` prints on a line. Replies are left out, as they say nothing new, and so are
 packets to multicast and link-local addresses, and verdicts that a drop or a trace repeats.
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from cells.hubble.codec import decode, encode
-from cells.hubble.enums import DropReason, FlowType, FlowVerdict, L7FlowType
+from cells.hubble.enums import DropReason, FlowType, FlowVerdict, L7FlowType, TraceObservationPoint
 from cells.hubble.flow import Flow, FlowEndpoint
 from cells.hubble.observer import (
     GetFlowsExperimental,
@@ -41,7 +41,7 @@ SHOWN_PORTS: Final = 8
 FRESH: Final = 1.0
 """Seconds for which one answer serves all pages."""
 OUTSIDE: Final = ""
-"""The group of all that are not pods."""
+"""The group of ends outside the cluster."""
 _ALL: Final = (1 << 64) - 1
 _VERDICT_EVENT: Final = 5
 """The kind of Cilium's policy verdict notifications."""
@@ -60,7 +60,12 @@ _MASK: Final = (
     "event_type",
     "is_reply",
     "drop_reason_desc",
+    "trace_observation_point",
 )
+_LEAVING: Final = frozenset(
+    {TraceObservationPoint.TO_OVERLAY, TraceObservationPoint.TO_NETWORK, TraceObservationPoint.TO_STACK}
+)
+"""Where packets are seen on their way to another node, which sees them, too, if they are for a pod there."""
 _WORKLOAD_LABELS: Final = ("app.kubernetes.io/name", "app", "k8s-app", "name")
 _NAMESPACE_LABEL: Final = "io.kubernetes.pod.namespace"
 
@@ -79,6 +84,8 @@ class _Edge(msgspec.Struct):
     denied: Counter[int]
     ports: Counter[str]
     reasons: Counter[str]
+    leaving: Counter[int]
+    """Those of the allowed that were seen on their way out of the node."""
     question: Question | None = None
     """What to ask the agent about it: of the last denied flow, else of the last."""
     last: int = 0
@@ -137,8 +144,11 @@ class FlowMap:
         if ends not in self._edges and len(self._edges) >= MOST_EDGES:
             self._missed += 1
             return
-        edge = self._edges.setdefault(ends, _Edge(Counter(), Counter(), Counter(), Counter()))
-        (edge.denied if outcome else edge.allowed)[moment // (STEP * SECOND)] += 1
+        edge = self._edges.setdefault(ends, _Edge(Counter(), Counter(), Counter(), Counter(), Counter()))
+        step = moment // (STEP * SECOND)
+        (edge.denied if outcome else edge.allowed)[step] += 1
+        if not outcome and flow.trace_observation_point in _LEAVING:
+            edge.leaving[step] += 1
         edge.last = max(edge.last, moment)
         if outcome:
             edge.reasons[outcome] += 1
@@ -160,7 +170,7 @@ class FlowMap:
     def _forget(self) -> None:
         oldest = time.time_ns() // (STEP * SECOND) - STEPS
         for ends, edge in list(self._edges.items()):
-            for steps in (edge.allowed, edge.denied):
+            for steps in (edge.allowed, edge.denied, edge.leaving):
                 for step in [one for one in steps if one <= oldest]:
                     del steps[step]
             if not edge.allowed and not edge.denied:
@@ -185,8 +195,9 @@ class FlowMap:
                     "to": places[destination],
                     "allowed": _series(edge.allowed, newest),
                     "denied": _series(edge.denied, newest),
-                    "rate": _rate(edge.allowed, newest),
-                    "deniedRate": _rate(edge.denied, newest),
+                    "leaving": _series(edge.leaving, newest),
+                    "rate": _rate(_series(edge.allowed, newest)),
+                    "deniedRate": _rate(_series(edge.denied, newest)),
                     "ports": edge.ports.most_common(SHOWN_PORTS),
                     "morePorts": max(0, len(edge.ports) - SHOWN_PORTS),
                     "reasons": edge.reasons.most_common(),
@@ -203,13 +214,98 @@ def _weight(edge: _Edge) -> tuple[bool, int]:
     return bool(edge.denied), edge.allowed.total() + edge.denied.total()
 
 
+def merged_flows(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Summaries of several nodes as one; edges have the names of the nodes that saw them.
+
+    A packet from one node to a pod of another is seen by both, as leaving and as delivered, and counts once:
+    of an edge the larger of what left nodes and what was delivered counts. Both numbers are of all nodes
+    together, so a flow is not lost where one of the two does not answer. Steps are aligned by the clocks of
+    the nodes.
+    """
+    newest = max((int(one["now"]) // (STEP * 1000) for one in answers.values()), default=0)
+    edges: dict[tuple[Party, Party], _Merged] = {}
+    for node, answer in answers.items():
+        late = newest - int(answer["now"]) // (STEP * 1000)
+        parties = [Party(**one) for one in answer["parties"]]
+        for edge in answer["edges"]:
+            ends = parties[edge["from"]], parties[edge["to"]]
+            edges.setdefault(ends, _Merged()).add(node, edge, late)
+    ranked = sorted(edges.items(), key=lambda one: one[1].weight, reverse=True)
+    shown = ranked[:SHOWN_EDGES]
+    parties = sorted({party for ends, _ in shown for party in ends})
+    places = {party: at for at, party in enumerate(parties)}
+    return {
+        "now": max((one["now"] for one in answers.values()), default=0),
+        "step": STEP,
+        "missed": sum(one["missed"] for one in answers.values()),
+        "more": len(ranked) - len(shown) + sum(one["more"] for one in answers.values()),
+        "parties": [one._asdict() for one in parties],
+        "edges": [
+            {"from": places[source], "to": places[destination], **edge.shown()}
+            for (source, destination), edge in shown
+        ],
+    }
+
+
+class _Merged:
+    """An edge that several nodes see."""
+
+    def __init__(self) -> None:
+        self._delivered, self._leaving, self._denied = ([0] * STEPS for _ in range(3))
+        self._ports: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._more_ports = 0
+        self._ask: tuple[bool, int, Any] = (False, 0, None)
+        self._last = 0
+        self._nodes: list[str] = []
+
+    def add(self, node: str, edge: Mapping[str, Any], late: int) -> None:
+        """Add what a node has of it; its clock or answer is `late` steps behind."""
+        self._nodes.append(node)
+        for at in range(late, STEPS):
+            self._delivered[at - late] += edge["allowed"][at] - edge["leaving"][at]
+            self._leaving[at - late] += edge["leaving"][at]
+            self._denied[at - late] += edge["denied"][at]
+        self._ports.update(dict(edge["ports"]))
+        self._reasons.update(dict(edge["reasons"]))
+        self._more_ports = max(self._more_ports, edge["morePorts"])
+        self._last = max(self._last, edge["last"])
+        if edge["ask"] is not None:
+            candidate = any(edge["denied"]), edge["last"], edge["ask"]
+            self._ask = max(self._ask, candidate, key=lambda one: one[:2])
+
+    @property
+    def _allowed(self) -> list[int]:
+        return [max(pair) for pair in zip(self._delivered, self._leaving, strict=True)]
+
+    @property
+    def weight(self) -> tuple[bool, int]:
+        """What sorts it, as _weight() does."""
+        return any(self._denied), sum(self._allowed) + sum(self._denied)
+
+    def shown(self) -> dict[str, Any]:
+        """As the page has it."""
+        return {
+            "allowed": self._allowed,
+            "denied": self._denied,
+            "rate": _rate(self._allowed),
+            "deniedRate": _rate(self._denied),
+            "ports": self._ports.most_common(SHOWN_PORTS),
+            "morePorts": self._more_ports + max(0, len(self._ports) - SHOWN_PORTS),
+            "reasons": self._reasons.most_common(),
+            "ask": self._ask[2],
+            "last": self._last,
+            "nodes": sorted(self._nodes),
+        }
+
+
 def _series(steps: Counter[int], newest: int) -> list[int]:
     return [steps[step] for step in range(newest - STEPS + 1, newest + 1)]
 
 
-def _rate(steps: Counter[int], newest: int) -> float:
+def _rate(series: Sequence[int]) -> float:
     """Flows a second, over the last minute; the step that is not over counts as it is."""
-    return round(sum(steps[newest - at] for at in range(RATE_STEPS)) / (RATE_STEPS * STEP), 3)
+    return round(sum(series[-RATE_STEPS:]) / (RATE_STEPS * STEP), 3)
 
 
 def _outcome(flow: Flow) -> str | None:

@@ -2,9 +2,20 @@
 
 const PAUSES = { map: 2000, policy: 10000, nodes: 5000 };
 const VIEWS = ["map", "policy", "nodes", "inside"];
+const cluster = document.documentElement.dataset.scope === "cluster";
 let view = "map";
+let insideOf = "";
 let timer = 0;
 let running = false;
+
+// Nodes of a cluster that did not answer; the others are shown.
+function noteProblems(found) {
+  const list = Object.entries(found || {});
+  const place = document.getElementById("problems");
+  place.hidden = !list.length;
+  place.replaceChildren(...list.slice(0, 3).map(([node, text]) => make("p", null, make("b", null, node || "cluster"), ` ${text}`)),
+    ...(list.length > 3 ? [make("p", null, `and ${counted(list.length - 3, "more node")}`)] : []));
+}
 
 async function get(path) {
   const answer = await fetch(path, { cache: "no-store" });
@@ -16,6 +27,7 @@ async function get(path) {
 async function showMap() {
   const found = await get("flows");
   flows = found;
+  noteProblems(found.problems);
   if (view !== "map") return;
   drawMap();
   if (chosen && !panel.hidden && !panel.contains(document.activeElement)) {
@@ -28,10 +40,20 @@ async function showMap() {
   document.getElementById("summary").textContent = [counted(found.parties.length, "workload"), perSecond(rate), ...notes].filter(Boolean).join(" · ");
 }
 
-function showInside() {
+function showInsideOf(node) {
+  document.getElementById("inside").replaceChildren();
+  insideOf = node;
+  switchTo("inside");
+}
+
+async function showInside() {
   const section = document.getElementById("inside");
   if (section.firstChild) return;
-  const frame = make("iframe", { src: "inside", title: "Modules of the agent, and its start" });
+  if (cluster && !insideOf) {
+    insideOf = Object.keys((await get("nodes")).views)[0] || "";
+    if (!insideOf) throw new Error("no agent answers");
+  }
+  const frame = make("iframe", { src: cluster ? `inside?node=${encodeURIComponent(insideOf)}` : "inside", title: "Modules of the agent, and its start" });
   frame.addEventListener("load", () => {
     const theme = document.documentElement.dataset.theme;
     if (theme) frame.contentDocument.documentElement.dataset.theme = theme;
@@ -68,6 +90,7 @@ function switchTo(wanted) {
   chosen = null;
   closePanel();
   document.getElementById("summary").textContent = "";
+  noteProblems(null);
   update();
 }
 

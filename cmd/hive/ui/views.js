@@ -7,14 +7,16 @@ let explained = 0;
 
 function endName(end) {
   if (!end.labels.some((label) => label.startsWith("k8s:"))) return end.ask;
+  const networks = end.networks?.length ? ` in ${end.networks.join(", ")}` : "";
   const found = LABELS.map((key) => end.labels.find((label) => label.startsWith(`k8s:${key}=`))).find(Boolean);
   const name = found ? found.slice(found.indexOf("=") + 1) : end.pods[0]?.split("/")[1] || `identity ${end.identity}`;
-  return `${end.namespace}/${name}`;
+  return `${end.namespace}/${name}${networks}`;
 }
 
 async function showPolicy() {
   const [from, to] = ["from", "to"].map((id) => document.getElementById(id));
   const found = await get(`policy?from=${encodeURIComponent(from.value)}&to=${encodeURIComponent(to.value)}`);
+  noteProblems(found.problems);
   const text = JSON.stringify(found);
   if (text === matrixShown) return;
   matrixShown = text;
@@ -117,44 +119,95 @@ function pathText(path) {
 
 const badPath = (path) => Boolean(path && (path.icmp?.status || path.http?.status));
 
+// A card for each node: what its own agent has of it, and what agents of other nodes see of it.
 async function showNodes() {
   const found = await get("nodes");
-  const health = new Map((found.health?.nodes || []).map((node) => [node.name, node]));
-  const nodes = [...(found.nodes["nodes-added"] || [])].sort((a, b) =>
-    (b.name === found.nodes.self) - (a.name === found.nodes.self) || a.name.localeCompare(b.name));
-  document.getElementById("nodes").replaceChildren(
-    make("div", { class: "cards" }, agentCard(found.status), ...nodes.map((node) => nodeCard(node, found, health.get(node.name))),
-      ...(found.bgp || []).map(sessionCard)));
+  noteProblems(found.problems);
+  const views = Object.entries(found.views);
+  const nodes = new Map();
+  for (const [, view] of views) for (const node of view.nodes["nodes-added"] || []) nodes.set(node.name, node);
+  const own = new Map(views.map(([, view]) => [view.nodes.self, view]));
+  const short = (name) => name.slice(name.indexOf("/") + 1);
+  const without = Object.entries(found.problems).filter(([name]) => name && ![...nodes.keys()].some((one) => short(one) === name));
+  const order = [...nodes.values()].sort((a, b) => (!cluster && own.has(b.name)) - (!cluster && own.has(a.name)) || a.name.localeCompare(b.name));
+  document.getElementById("nodes").replaceChildren(make("div", { class: "cards" },
+    ...order.map((node) => nodeCard(node, views, own.get(node.name), found.problems[short(node.name)])),
+    ...without.map(([name, problem]) => make("article", { class: "card bad" }, make("h2", null, name), make("p", null, problem)))));
+  const bad = document.querySelectorAll("#nodes .card.bad").length;
+  document.getElementById("summary").textContent = `${counted(order.length + without.length, "node")}${bad ? ` · ${bad} with errors` : ""}`;
 }
 
-function agentCard(status) {
-  const wireguard = (status.encryption?.wireguard?.interfaces || []).map((one) => `${one.name}, ${counted(one["peer-count"] || 0, "peer")}`);
-  return make("article", { class: `card${status.cilium.state === "Ok" ? "" : " bad"}` }, make("h2", null, "This agent"), facts([
-    ["state", `${status.cilium.state} ${status.cilium.msg || ""}`],
-    ["routing", [status.routing?.["inter-host-routing-mode"], status.routing?.["tunnel-protocol"]].filter(Boolean).join(", ")],
-    ["encryption", [status.encryption?.mode, ...wireguard].filter(Boolean).join(": ")],
-    ["Hubble", status.hubble ? `${status.hubble.state} ${status.hubble.msg || ""}` : ""],
-  ]));
-}
-
-function nodeCard(node, found, health) {
+function nodeCard(node, views, own, problem) {
   const primary = node["primary-address"] || {};
-  const paths = [health?.host?.["primary-address"], health?.["health-endpoint"]?.["primary-address"]];
   const families = [primary.ipv4, primary.ipv6].filter(Boolean);
-  return make("article", { class: `card${paths.some(badPath) ? " bad" : ""}` },
-    make("h2", null, node.name, node.name === found.nodes.self ? " (this one)" : ""), facts([
+  const addresses = [...families, ...(node["secondary-addresses"] || [])].map((one) => one.ip).filter(Boolean);
+  const probes = views.map(([name, view]) => [name, view.health, (view.health?.nodes || []).find((one) => one.name === node.name)]);
+  const peers = views.flatMap(([name, view]) => (view.wireguard || []).filter((one) => isAt(one.endpoint, addresses)).map((one) => [name, one]));
+  const sessions = own?.bgp || [];
+  const status = own?.status;
+  const paths = probes.flatMap(([, , one]) => [one?.host?.["primary-address"], one?.["health-endpoint"]?.["primary-address"]]);
+  const well = !problem && !paths.some(badPath) && (!status || status.cilium.state === "Ok") && sessions.every((one) => one["session-state"] === "established");
+  return make("article", { class: `card${well ? "" : " bad"}`, "data-node": node.name },
+    make("h2", null, node.name, own && !cluster ? " (this one)" : ""),
+    problem ? make("p", { class: "denied-text" }, problem) : null,
+    facts([
+      ["agent", status ? `${status.cilium.state} ${status.cilium.msg || ""}` : ""],
       ["addresses", families.map((one) => one.ip).filter(Boolean).join(", ")],
       ["pods", families.map((one) => one["alloc-range"]).filter(Boolean).join(", ")],
-      ["node", health ? pathText(paths[0]) || "not probed yet" : found.health ? "not probed yet" : "not probed (enable-health-checking)"],
-      ["pods' way", pathText(paths[1])],
-    ]));
+      ["node reached", probeText(probes, "host", node.name)],
+      ["pods reached", probeText(probes, "health-endpoint", node.name)],
+      ["routing", [status?.routing?.["inter-host-routing-mode"], status?.routing?.["tunnel-protocol"]].filter(Boolean).join(", ")],
+      ["encryption", own ? encryptionText(status, own.wireguard) : ""],
+      ["Hubble", status?.hubble ? `${status.hubble.state} ${status.hubble.msg || ""}` : ""],
+    ]),
+    peers.length ? peerTable("WireGuard", ["seen from", "handshake", "received", "sent"], peers.map(([name, one]) =>
+      [cluster ? name : "this node", ago(one["last-handshake-time"]), bytes(one["transfer-rx"]), bytes(one["transfer-tx"])])) : null,
+    sessions.length ? peerTable("BGP", ["peer", "AS", "session", "sent, received"], sessions.map((one) =>
+      [one["peer-address"], one["peer-asn"], one["session-state"], (one.families || []).map((family) =>
+        `${family.afi} ${family.advertised || 0}, ${family.received || 0}`).join("; ")]), (row) => row[2] !== "established") : null,
+    cluster && own ? make("button", { class: "link", onclick: () => showInsideOf(node.name.slice(node.name.indexOf("/") + 1)) }, "inside its agent") : null);
 }
 
-function sessionCard(peer) {
-  return make("article", { class: `card${peer["session-state"] === "established" ? "" : " bad"}` },
-    make("h2", null, `BGP ${peer["peer-address"]}`), facts([
-      ["session", peer["session-state"]],
-      ["AS", `${peer["local-asn"]} to ${peer["peer-asn"]}`],
-      ["routes", (peer.families || []).map((one) => `${one.afi}/${one.safi}: ${one.advertised || 0} sent, ${one.received || 0} received`).join(", ")],
-    ]));
+function peerTable(title, heads, rows, isBad = () => false) {
+  return make("table", { class: "peers" }, make("caption", null, title),
+    make("thead", null, make("tr", null, ...heads.map((one) => make("th", { scope: "col" }, one)))),
+    make("tbody", null, ...rows.map((row) => make("tr", { class: isBad(row) ? "denied-text" : "" }, ...row.map((one) => make("td", null, String(one)))))));
+}
+
+function isAt(endpoint, addresses) {
+  const at = (endpoint || "").replace(/:\d+$/, "").replace(/^\[|\]$/g, "");
+  return addresses.includes(at);
+}
+
+function encryptionText(status, peers) {
+  const one = status.encryption;
+  if (!one?.mode || one.mode === "Disabled") return one?.mode || "";
+  const missing = (peers || []).filter((peer) => !Date.parse(peer["last-handshake-time"] || "")).length;
+  return `${one.mode}${peers ? `, ${counted(peers.length, "peer")}${missing ? `, ${missing} without a handshake` : ""}` : ""}`;
+}
+
+function probeText(probes, what, name) {
+  const asked = probes.filter(([, health]) => health);
+  if (!asked.length) return what === "host" ? "not probed (enable-health-checking)" : "";
+  const seen = asked.map(([from, , one]) => [from, one?.[what]?.["primary-address"]]).filter(([, path]) => path);
+  if (!seen.length) return what === "host" ? "not probed yet" : "";
+  if (!cluster) return pathText(seen[0][1]);
+  const bad = seen.filter(([, path]) => badPath(path));
+  if (bad.length) return `by ${seen.length - bad.length} of ${seen.length}; not from ${bad.map(([from, path]) => `${from} (${pathText(path)})`).join(", ")}`;
+  const slowest = Math.max(...seen.map(([, path]) => path.icmp?.latency || path.http?.latency || 0));
+  return `by all ${seen.length}, in at most ${milliseconds(slowest / 1e9)}`;
+}
+
+function bytes(count) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  for (count = count || 0; count >= 1000 && at < units.length - 1; at++) count /= 1000;
+  return `${at && count < 10 ? count.toFixed(1) : Math.round(count)} ${units[at]}`;
+}
+
+function ago(text) {
+  const at = Date.parse(text || "");
+  if (!(at > 0)) return "never";
+  const seconds = Math.max(0, Math.round((Date.now() - at) / 1000));
+  return seconds < 120 ? `${seconds} s ago` : `${Math.round(seconds / 60)} min ago`;
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.apiserver.certificates import Authority
-from tests.support.apiserver.exec import by_program
+from tests.support.apiserver.exec import by_program, conversing_program
 from tests.support.apiserver.server import ADMIN_TOKEN, ApiServer
 
 
@@ -36,6 +36,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     """Until interrupted, or asked to end: the keys go with it."""
     server = ApiServer()
     server.executor = by_program(arguments.exec) if arguments.exec else None
+    server.conversation = conversing_program(arguments.exec) if arguments.exec else None
     if arguments.logs:
         server.logs = lambda asked: (arguments.logs / f"{asked.pod}-{asked.container}.log").read_bytes()
     over = asyncio.Event()

@@ -69,7 +69,10 @@ class Connection:
         answer = await self._answer(request)
         if isinstance(answer, Upgrade):
             assert self._server.executor is not None
-            await serve_exec(request, answer.command, self._server.executor, self._stream)
+            streams = self._reader, self._stream
+            await serve_exec(
+                request, answer.command, self._server.executor, self._server.conversation, streams
+            )
             return False
         if isinstance(answer, Response):
             await self._writer.whole(request, answer, close=not request.keep_alive)

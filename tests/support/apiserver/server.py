@@ -13,7 +13,7 @@ from tests.support.apiserver.connection import Connection
 from tests.support.apiserver.crds import Definitions
 from tests.support.apiserver.discovery import Discovery
 from tests.support.apiserver.errors import Obj, internal
-from tests.support.apiserver.exec import Command, Executor
+from tests.support.apiserver.exec import Command, Conversation, Executor
 from tests.support.apiserver.faults import Faults
 from tests.support.apiserver.handlers import Handlers
 from tests.support.apiserver.kinds import Call, Kind, Registry, now
@@ -87,6 +87,8 @@ class ApiServer:
         """The method and the target of every request that came."""
         self.executor: Executor | None = None
         """What runs commands of ``pods/exec``; without one there is no such thing."""
+        self.conversation: Conversation | None = None
+        """What runs those that have input."""
         self.logs: Callable[[Command], bytes] | None = None
         """What containers printed, of ``pods/log``."""
         self.port = 0

@@ -59,8 +59,9 @@ def test_the_page_asks_nobody_else(address: str) -> None:
 
 def test_answers_of_the_agent_reach_the_page(address: str) -> None:
     assert len(json.loads(body(got(address, "policy")))["cells"]) == 3
-    nodes = json.loads(body(got(address, "nodes")))
-    assert (nodes["nodes"]["self"], nodes["health"], nodes["bgp"]) == ("default/one", None, None)
+    (node, view), *others = json.loads(body(got(address, "nodes")))["views"].items()
+    assert (node, view["nodes"]["self"], view["health"], view["bgp"]) == ("one", "default/one", None, None)
+    assert not others
 
 
 def test_what_the_agent_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

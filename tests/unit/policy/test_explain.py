@@ -566,3 +566,45 @@ def test_backends_that_are_no_hosts_are_found(tmp_path: Path) -> None:
     assert findings(tmp_path) == [
         ("slice.yaml:5", "error", "default/web-1: 127.0.0.1 is not a backend's address")
     ]
+
+
+BLOCKS = """
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: blocks, namespace: shop}
+spec:
+  podSelector: {matchLabels: {app: client}}
+  policyTypes: [Egress]
+  egress: [{to: [{ipBlock: {cidr: 10.9.0.0/16, except: [10.9.0.2/32]}}]}]
+"""
+PLACED = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: shop, labels: {{app: {name}}}}}
+status: {{podIPs: [{addresses}]}}
+"""
+
+
+def test_networks_of_a_folder_select_pods_where_that_is_asked_for(tmp_path: Path) -> None:
+    placed = {"client": "{ip: 10.8.0.1}", "in": "{ip: 10.9.0.1}", "out": "{ip: 10.9.0.2}", "new": ""}
+    texts = [BLOCKS, *(PLACED.format(name=name, addresses=one) for name, one in placed.items())]
+    (tmp_path / "all.yaml").write_text("---".join(texts), encoding="utf-8")
+
+    def reached(*mode: str) -> dict[str, int]:
+        return {
+            name: run(
+                "explain", "--manifests", tmp_path, "shop/client", f"shop/{name}:80", *mode
+            ).return_value
+            for name in ("in", "out", "new")
+        }
+
+    by_labels, by_address = {"in": 1, "out": 1, "new": 1}, {"in": 0, "out": 1, "new": 1}
+    assert reached() == by_labels
+    assert reached("--policy-cidr-match-mode", "pods") == by_address
+    told = run("explain", "--manifests", tmp_path, "shop/client", "shop/new", "--policy-cidr-match-mode=pods")
+    assert "note: shop/new has no address in the manifests: no network selects it" in told.output
+    config = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cilium-config}\n"
+    (tmp_path / "config.yaml").write_text(f'{config}data: {{policy-cidr-match-mode: "nodes pods"}}\n')
+    assert reached() == by_address, "the agents' ConfigMap beside them is meant"
+    refused = run("explain", "shop/a", "shop/b", "--policy-cidr-match-mode", "pods").exception
+    assert "goes with --manifests" in str(refused)

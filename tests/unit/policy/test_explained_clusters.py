@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, ip_network
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
@@ -31,12 +31,12 @@ from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import INDEXES
 from cells.policy import PolicySettings
 from cells.policy.compute.policies import NamedPodPort
-from cells.policy.control import PolicyView, RulePolicy
+from cells.policy.control import PodNetworks, PolicyView, RulePolicy
 from cells.policy.control.objects import PodPorts
 from cells.policy.explain import Explained, UnanswerableError, explained
 from cells.policy.explain.cluster import Cluster, Located
 from cells.policy.explain.directory import Directory, parse_destination, source_of, targets_of
-from cells.policy.labels import prefix_labels
+from cells.policy.labels import network_labels, prefix_labels
 from cells.policy.maps import NodePolicy
 from cells.policy.rules import SERVED
 from cells.services import FrontendKey, LoadBalancerOptions, ServingNode
@@ -504,3 +504,28 @@ def filled(made: Table[Any, Any], rows: Iterable[Any]) -> Table[Any, Any]:
     with made.txn() as txn:
         txn.replace_all(rows)
     return made
+
+
+def test_a_matrix_asks_by_networks_where_these_select_pods() -> None:
+    """Pods of one identity fare otherwise where their addresses are in different networks."""
+    number, cidr = 1001, ip_network("10.244.0.0/24")
+    network = Identity(77, tuple(map(str, network_labels(cidr))))
+    networks = fake(PodNetworks, matched=True, around=lambda address: network if address in cidr else None)
+    claims = [("10.244.1.7", number), ("10.244.0.7", number), ("10.244.0.8", number), ("10.244.0.9", 1002)]
+    known = [Identity(one, labels(one)) for one in (number, 1002)]
+    ends = AgentEnds(
+        OwnPolicies(None, None, fake(NodeSummary, audited=lambda: False)),
+        fake(Endpoints, all=lambda: [endpoint(number)]),
+        Identities(
+            filled(Table[int, Identity]("identities", key=lambda one: one.id), known), NodeAllocator(CLUSTER)
+        ),
+        filled(
+            Table[str, IpcacheEntry]("ipcache", key=lambda one: one.prefix),
+            [entry("10.244.0.0/24", number), *(entry(f"{address}/32", one) for address, one in claims)],
+        ),
+        Neighbourhood(None, networks),
+        OtherNodes(table(Pod, PODS, []), None, None, None),
+        fake(AgentConfig, node_name="node-1"),
+    )
+    found = {(one.ask, tuple(near.identity for near in one.end.around)) for one in ends.known_pods()}
+    assert found == {(f"pod/{NAMES[number]}", (0,)), ("10.244.0.7", (77,)), ("10.244.0.9", (77,))}

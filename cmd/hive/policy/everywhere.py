@@ -1,0 +1,238 @@
+"""Why a connection between pods of any nodes is allowed or not: what both ends' agents explain, together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from cells.policy.explain import ANY_PORT, OTHER, PORTS, Explained, ExplainedDirection, Way, headline
+from cells.policy.explain.directory import POD, SERVICE
+from hive.agents import AgentError
+
+if TYPE_CHECKING:
+    from hive.agents import Agents
+
+Query = Mapping[str, str]
+MOST_BACKENDS: Final = 32
+"""Destinations on other nodes that are asked about."""
+_PORTS = re.compile(r"(?P<ports>any port|(?P<first>\d+)(-(?P<last>\d+))?)/(?P<protocol>\w+)")
+_FAMILY = re.compile(r" by IPv[46]$")
+
+
+async def explain_everywhere(agents: Agents, query: Query) -> Explained:
+    """How a connection fares by the agents of both ends' nodes. Raises AgentError, KubernetesError.
+
+    ``query``: source, destination, port and protocol, as /hive/policy/explain takes them. Where one side
+    does not answer the verdict is ``elsewhere``, unless the other denies it.
+    """
+    source = await _node_of(agents, query.get("source", ""))
+    target = await _node_of(agents, query.get("destination", ""))
+    ends = [node for node in (source, target) if node]
+    answers, problems = await _ask_first(agents, ends or list(await agents.pods()), query, every=not ends)
+    if not answers:
+        raise next((one for one in problems.values() if one.status == 400), next(iter(problems.values())))
+    ways: list[Way] = []
+    for (via, destination), ours in _by_destination(answers.values()).items():
+        if len(ways) < MOST_BACKENDS and any(one.elsewhere for one in ours):
+            question = dict(query)
+            if via:
+                question |= {"destination": f"{POD}{destination}", **_port_of(ours[0])}
+            side = _missing(ours[0])
+            node = source if side == "egress" else await _node_of(agents, destination)
+            ways += await _with_other_side(agents, ours, question, side, node, problems)
+        else:
+            ways += ours
+    verdict, words = headline(ways, f"on {next(iter(answers))}")
+    notes = list(dict.fromkeys(note for one in answers.values() for note in one.notes))
+    first = next(iter(answers.values()))
+    return msgspec.structs.replace(
+        first, verdict=verdict, allowed=verdict == "allowed", headline=words, ways=ways, notes=notes
+    )
+
+
+async def _ask(agents: Agents, node: str, query: Query) -> Explained:
+    return msgspec.convert(await agents.ask(node, "explain", query), Explained)
+
+
+async def _ask_first(
+    agents: Agents, nodes: Sequence[str], query: Query, *, every: bool
+) -> tuple[dict[str, Explained], dict[str, AgentError]]:
+    """The answer of the first of the nodes that gives one, or of all."""
+    answers: dict[str, Explained] = {}
+    problems: dict[str, AgentError] = {}
+    for node in nodes:
+        if answers and not every:
+            break
+        try:
+            answers[node] = await _ask(agents, node, query)
+        except AgentError as error:
+            problems[node] = error
+    if not nodes:
+        problems[""] = AgentError("the cluster has no nodes")
+    return answers, problems
+
+
+async def _with_other_side(
+    agents: Agents,
+    ours: Sequence[Way],
+    query: Query,
+    side: str,
+    node: str,
+    problems: Mapping[str, AgentError],
+) -> list[Way]:
+    """The ways, with what the agent of the other end decides; or why that is not known."""
+    if not node:
+        return list(ours)
+    try:
+        if node in problems:
+            raise problems[node]
+        found = await _ask(agents, node, query)
+    except AgentError as error:
+        unknown = (f"{side} is not known ({node}: {error})",)
+        return [msgspec.structs.replace(one, elsewhere=unknown) for one in ours]
+    return list(merged(ours, found.ways))
+
+
+def _port_of(way: Way) -> dict[str, str]:
+    """The port of a backend: the service's own may be another."""
+    port, _, protocol = way.port.partition("/")
+    return {"port": port, "protocol": protocol} if port.isdigit() else {"port": "", "protocol": ""}
+
+
+def _missing(way: Way) -> str:
+    return "egress" if any(one.direction == "ingress" for one in way.directions) else "ingress"
+
+
+def _by_destination(answers: Iterable[Explained]) -> dict[tuple[str, str], list[Way]]:
+    """Ways by frontend and destination; of several answers, the one that leaves least to others."""
+    found: dict[tuple[str, str], list[Way]] = {}
+    for answer in answers:
+        own: dict[tuple[str, str], list[Way]] = {}
+        for way in answer.ways:
+            own.setdefault((way.via, _FAMILY.sub("", way.destination)), []).append(way)
+        for key, ways in own.items():
+            if key not in found or not any(one.elsewhere for one in ways):
+                found[key] = ways
+    return found
+
+
+async def _node_of(agents: Agents, text: str) -> str:
+    """The node of a pod, by its name or address; empty for what is none."""
+    text = text.removeprefix("reserved:")
+    if text.startswith(SERVICE):
+        return ""
+    name = text.removeprefix(POD)
+    try:
+        found = await agents.pod_at(str(ip_address(name)))
+    except ValueError:
+        found = await agents.pod(name if "/" in name else f"default/{name}")
+    spec = found["spec"] if found is not None else {}
+    return "" if spec.get("hostNetwork") else str(spec.get("nodeName", ""))
+
+
+# Both sides of a destination put together, port by port.
+
+
+class _Stretch(NamedTuple):
+    first: int
+    last: int
+    way: Way
+
+
+class _ByPort(NamedTuple):
+    """How one side's ways are by port."""
+
+    named: Mapping[str, Sequence[_Stretch]]
+    """By protocol."""
+    others: Way | None
+    """For every port that is not named."""
+
+    def at(self, protocol: str, port: int) -> Way | None:
+        """The way of a port."""
+        named = self.named.get(protocol, ())
+        return next((one.way for one in named if one.first <= port <= one.last), self.others)
+
+
+def merged(ours: Sequence[Way], theirs: Sequence[Way]) -> Iterator[Way]:
+    """The ways of one destination as both ends decide them: each packet passes if both let it."""
+    families = sorted({_family(one) for one in (*ours, *theirs)} - {""}) or [""]
+    for family in families:
+        mine, other = (
+            _by_port([one for one in side if _family(one) in ("", family)]) for side in (ours, theirs)
+        )
+        yield from _merged(mine, other, family)
+
+
+def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[Way]:
+    rest = _both(mine.others, other.others, OTHER, family)
+    alone = True
+    for protocol, last in PORTS.items():
+        stretches = [*mine.named.get(protocol, ()), *other.named.get(protocol, ())]
+        starts = {0, *(one.first for one in stretches), *(one.last + 1 for one in stretches)}
+        bounds = [*sorted(one for one in starts if one <= last), last + 1]
+        open_at, held = 0, None
+        for start, following in zip(bounds, [*bounds[1:], None], strict=True):
+            way = None
+            if following is not None and stretches:
+                way = _both(mine.at(protocol, start), other.at(protocol, start), OTHER, family)
+            if held is not None and way != held:
+                if held != rest:
+                    alone = False
+                    yield msgspec.structs.replace(held, port=_text(open_at, start - 1, protocol, last))
+                held = None
+            if held is None:
+                open_at, held = start, way
+    if rest is not None:
+        yield msgspec.structs.replace(rest, port=ANY_PORT if alone else OTHER)
+
+
+def _by_port(ways: Iterable[Way]) -> _ByPort:
+    named: dict[str, list[_Stretch]] = {}
+    others = None
+    for way in ways:
+        match = _PORTS.fullmatch(way.port)
+        if match is None:
+            others = way
+            continue
+        protocol = match["protocol"]
+        first = int(match["first"] or 0)
+        last = int(match["last"] or first) if match["first"] else PORTS.get(protocol, 65535)
+        named.setdefault(protocol, []).append(_Stretch(first, last, way))
+    return _ByPort(named, others)
+
+
+def _both(mine: Way | None, other: Way | None, port: str, family: str) -> Way | None:
+    """A way by what both ends decide; None where one has none."""
+    if mine is None or other is None:
+        return None
+    order = ("egress", "ingress")
+    by_direction: dict[str, ExplainedDirection] = {
+        one.direction: one for one in (*mine.directions, *other.directions)
+    }
+    directions = [by_direction[name] for name in order if name in by_direction]
+    denied = bool(mine.problem or other.problem) or any(not one.allowed for one in directions)
+    return Way(
+        destination=_FAMILY.sub("", mine.destination) + family,
+        port=port,
+        via=mine.via,
+        verdict="denied" if denied else "allowed",
+        directions=directions,
+        elsewhere=(),
+        problem=mine.problem or other.problem,
+        note=mine.note or other.note,
+    )
+
+
+def _family(way: Way) -> str:
+    match = _FAMILY.search(way.destination)
+    return match[0] if match is not None else ""
+
+
+def _text(first: int, last: int, protocol: str, end: int) -> str:
+    if (first, last) == (0, end):
+        return f"{ANY_PORT}/{protocol}"
+    return f"{first if first == last else f'{first}-{last}'}/{protocol}"
