@@ -306,7 +306,7 @@ def test_who_uses_a_table_is_listed_with_who_makes_it(page: Page, graph: Graph) 
     made = next(node.id for node in graph.constructors if node.provides == "Table[int, Device]")
     users = {edge.source.partition("/")[0] for edge in graph.edges if edge.target == made}
     assert page.named("match") == {*users, made.partition("/")[0]}
-    assert "Is made by\nTable[Device] from device_table" in page.panel
+    assert "Is made by\nTable[int, Device] from device_table" in page.panel
 
 
 class A: ...

@@ -120,11 +120,14 @@ _REMOVED: Final = news.passing(
 class ProxyRoutes:
     """There once there() returns, and from then on."""
 
+    port: ProxyPort
+    """Where what is marked goes."""
+    enabled: bool
+    """Whether the proxy runs; else the routes of an earlier one are removed."""
+
     def __init__(self, port: ProxyPort, switches: PolicyRuleSettings, *, jobs: Jobs) -> None:
         self.port = port
-        """Where what is marked goes."""
         self.enabled = switches.enable_l7_proxy
-        """Whether the proxy runs; else the routes of an earlier one are removed."""
         self._there = anyio.Event()
         if self.enabled:
             jobs.observe("keep routes", self._hints, self._keep)

@@ -39,7 +39,7 @@ from cells.node.devices import Device, Kernel
 from cells.node.local_addresses import LxcTarget
 from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
-from cells.proxy.dns.port import ProxyRoutes
+from cells.proxy.dns.port import ProxyPort, ProxyRoutes
 from cells.services.sockets import SocketHooks
 from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
 from lifecycle import Cell, Modules, replace
@@ -167,7 +167,10 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
         replace(Router, fake(Router, addressing=dict)),
         replace(WireguardDevice, fake(WireguardDevice, remove=nothing)),
-        replace(ProxyRoutes, fake(ProxyRoutes, there=there)),
+        replace(
+            ProxyRoutes,
+            fake(ProxyRoutes, there=there, port=fake(ProxyPort, port=10000, families=[]), enabled=True),
+        ),
         *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Maps, Router}),
         replace(
             Maps,
