@@ -102,9 +102,10 @@ class Agents:
             raise AgentError(place.problem if place is not None else f"there is no node {node}")
         line = self._lines.get(node)
         if line is None or line.pod != place.pod:
-            if line is not None:
-                await line.aclose()
-            line = self._lines[node] = _Line(self._client, self._namespace, place.pod, self._timeout)
+            replaced, line = line, _Line(self._client, self._namespace, place.pod, self._timeout)
+            self._lines[node] = line  # at once: another question must not make one, too
+            if replaced is not None:
+                await replaced.aclose()
         return await line.ask(name, query)
 
     async def ask_all(self, name: str, query: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

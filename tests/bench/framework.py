@@ -1,6 +1,6 @@
 """The framework alone: graphs, hooks, tables, import, against their peers.
 
-Rounds are interleaved. Each figure's peer does less than ours where it says "by hand" or "plain".
+Rounds are interleaved. Each figure's peer does less than ours where it says "manual" or "plain".
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ROWS = 20_000
 
 GRAPH_FIGURES: tuple[tuple[str, str, Callable[[Built], float], tuple[str, ...]], ...] = (
     ("check", "ms", lambda built: built.check, ("dishka",)),
-    ("construct", "ms", lambda built: built.construct, ("dishka", "dependency-injector by hand")),
+    ("construct", "ms", lambda built: built.construct, ("dishka", "dependency-injector (manual)")),
     (
         "check + construct",
         "ms",
         lambda built: built.check + built.construct,
-        ("dishka", "dependency-injector by hand", "plain Python"),
+        ("dishka", "dependency-injector (manual)", "plain Python"),
     ),
-    ("get one again", "µs", lambda built: built.resolve, ("dishka", "dependency-injector by hand")),
+    ("get one again", "µs", lambda built: built.resolve, ("dishka", "dependency-injector (manual)")),
 )
 
 
@@ -104,7 +104,7 @@ async def started_and_stopped(hive: Hive) -> tuple[float, float]:
     return (running - began) * 1000, (loop.time() - running) * 1000
 
 
-async def tasks_by_hand() -> tuple[float, float]:
+async def manual_tasks() -> tuple[float, float]:
     """ms to start as many tasks that wait to be told to stop, and to have them stop: no order, no names."""
 
     async def live(started: asyncio.Event, stop: asyncio.Event) -> None:
@@ -130,7 +130,7 @@ async def tasks_by_hand() -> tuple[float, float]:
 HOOK_RUNS = {
     "siblings": hive_with_siblings,
     "in a row": hive_with_hooks,
-    "asyncio tasks by hand": tasks_by_hand,
+    "asyncio tasks (manual)": manual_tasks,
 }
 
 
@@ -144,10 +144,10 @@ def hooks(rounds: int) -> Iterable[Row]:
     for ours in ("siblings", "in a row"):
         for index, phase in enumerate(("start", "stop")):
             sides = (
-                Sample(tuple(run[index] for run in found[name])) for name in (ours, "asyncio tasks by hand")
+                Sample(tuple(run[index] for run in found[name])) for name in (ours, "asyncio tasks (manual)")
             )
             mine, theirs = sides
-            yield Row(f"{phase} {HOOKS:,} hooks, {ours}", "ms", mine, "asyncio tasks by hand", theirs, None)
+            yield Row(f"{phase} {HOOKS:,} hooks, {ours}", "ms", mine, "asyncio tasks (manual)", theirs, None)
 
 
 def table_writes(rows_in_one: int) -> float:
@@ -298,7 +298,7 @@ async def main():
     async with Hive(invoke(*map(part, range(HOOKS)))).started():
         print(held())
 """,
-    "asyncio by hand": """
+    "asyncio (manual)": """
 async def live(stop):
     await nothing()
     await stop.wait()
@@ -325,7 +325,7 @@ async def nothing():
 
 
 def running(rounds: int) -> Iterable[Row]:
-    """MB of a process that runs a hive of many hooks, and of one with as many tasks by hand."""
+    """MB of a process that runs a hive of many hooks, and of one with as many tasks made manually."""
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for name, body in RUNNING.items():
@@ -333,7 +333,7 @@ def running(rounds: int) -> Iterable[Row]:
             done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
             found[name].append(float(done.stdout))
     mine, peer = (Sample(tuple(found[name])) for name in RUNNING)
-    yield Row(f"lifecycle: memory while {HOOKS:,} hooks run", "MB", mine, "asyncio by hand", peer, None)
+    yield Row(f"lifecycle: memory while {HOOKS:,} hooks run", "MB", mine, "asyncio (manual)", peer, None)
 
 
 KEPT = 100_000

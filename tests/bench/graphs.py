@@ -1,4 +1,4 @@
-"""One graph of constructors, built by everyone: ours, dishka, dependency-injector by hand, plain Python.
+"""One graph of constructors, built by everyone: ours, dishka, dependency-injector (manual), plain Python.
 
 The classes are made anew for every round: a daemon reads each of its type hints once.
 """
@@ -93,7 +93,7 @@ def dishka(shape: Shape) -> Built:
 
 
 def dependency_injector(shape: Shape) -> Built:
-    """Providers by hand: no hints are read, nothing is checked; built in order, as deep chains recurse."""
+    """Providers written out: no hints, nothing is checked; built in order, as deep chains recurse."""
     from dependency_injector.containers import DynamicContainer
     from dependency_injector.providers import Singleton
 
@@ -130,7 +130,7 @@ def plain(shape: Shape) -> Built:
 BUILDERS: dict[str, Callable[[Shape], Built]] = {
     "ours": ours,
     "dishka": dishka,
-    "dependency-injector by hand": dependency_injector,
+    "dependency-injector (manual)": dependency_injector,
     "plain Python": plain,
 }
 

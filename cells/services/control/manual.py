@@ -1,4 +1,4 @@
-"""Services made manually, and backends taken out of use by hand, beside what objects say.
+"""Services made manually, and backends taken out of use manually, beside what objects say.
 
 Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.
 

@@ -219,7 +219,7 @@ class ServiceCatalog:
         return self._claims.replace(_owner(name), [])
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
-        """Serve this by hand, with None nothing, until an object says something else of the frontend."""
+        """Serve this manually, with None nothing, until an object says something else of the frontend."""
         return self._claims.override(key, frontend)
 
     def clear_override(self, key: FrontendKey) -> Iterator[FrontendChange]:

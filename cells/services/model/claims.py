@@ -336,9 +336,9 @@ FrontendChange = Upsert | Delete
 
 
 class Claims:
-    """Frontends by address, each of one or several owners, and what was said of them by hand.
+    """Frontends by address, each of one or several owners, and what was set for them manually.
 
-    A frontend that several claim is served for one of them until that claim goes. What is said by hand holds
+    A frontend that several claim is served for one of them until that claim goes. What is set manually holds
     until an owner says something else of the same frontend. The state that a backend was given manually holds
     until no frontend has the backend any more.
     """
@@ -385,7 +385,7 @@ class Claims:
         self._forget_states()
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
-        """Serve this by hand, or with None nothing, whoever claims the frontend."""
+        """Serve this manually, or with None nothing, whoever claims the frontend."""
         before = self._served(key)
         self._manual[key] = frontend
         yield from self._change(key, before)
@@ -448,7 +448,7 @@ class Claims:
 
 
 def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendState]) -> Frontend:
-    """What its source says of a backend that ends goes before what was said by hand."""
+    """What its source says of a backend that ends goes before what was set manually."""
     if not any(one.address in states for one in frontend.backends):
         return frontend
     backends = tuple(
