@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from cells.hubble.export.drop_events import DropEvents, DropEventSettings
 from cells.hubble.export.exporters import Exporters, HubbleExportSettings
-from cells.hubble.hubble import Hubble, followed_tables, known_names
+from cells.hubble.hubble import Hubble, HubbleSettings, followed_tables, known_names
 from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsSettings
 from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings
-from cells.hubble.settings import HubbleSettings
 from lifecycle import config, invoke, module, provide, provide_private
 
 cell = module(

@@ -22,6 +22,7 @@ from cells.hubble.codec import FieldMask, WireMessage, encode, field_packer
 from cells.hubble.enums import LostEventSource
 from cells.hubble.filters import Predicate, compile_filters
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, HubbleEvent, LostEvent
+from cells.hubble.hubble import check_capacity
 from cells.hubble.observer import (
     GetAgentEventsRequest,
     GetAgentEventsResponse,
@@ -36,7 +37,6 @@ from cells.hubble.observer import (
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
 from cells.hubble.parser.resolver import Resolver, label_value
 from cells.hubble.scalars import varint
-from cells.hubble.settings import check_capacity
 from cells.observe.events import Sample
 
 FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))

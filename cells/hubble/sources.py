@@ -16,13 +16,12 @@ from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.hubble.enums import LostEventSource
 from cells.hubble.flow import LostEvent
-from cells.hubble.hubble import KnownNames
+from cells.hubble.hubble import MONITOR_EVENTS, HubbleSettings, KnownNames
 from cells.hubble.moments import FrontendIndex, Moment, Moments
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
 from cells.hubble.parser import agent_events as agent
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
 from cells.hubble.ring import FlowObserver
-from cells.hubble.settings import MONITOR_EVENTS, HubbleSettings
 from cells.kubernetes.objects.core import Node
 from cells.observe.events import Events, LookupRecord, Lost, RequestRecord, Sample, decode
 from cells.policy.control import PolicyObject

@@ -7,6 +7,7 @@ from typing import Any
 from cells.api.models import hive as wire
 from cells.api.openapi.described import Body, Described, DescribedResponse, ok, path, query
 from cells.policy.explain import Explained
+from cells.policy.explain.trial import TrialOutcome, TrialRequest
 from lifecycle.admin import TableChange, TableInfo, TableRow
 
 OBJECT: Any = dict[str, object]
@@ -48,6 +49,20 @@ OPERATIONS = (
             query("identity", "The peer's identity, a number.", example="2"),
             query("protocol", "The IP protocol, a number.", example="6"),
             query("port", "The destination's port, of ICMP the type.", example="80"),
+        ),
+    ),
+    Described(
+        "POST",
+        "/hive/policy/trial",
+        "What would have become of flows with more policies in force",
+        (
+            ok("The fates, and which flow has which.", TrialOutcome),
+            DescribedResponse(400, "A policy would be refused, or no policies are followed.", wire.Failure),
+        ),
+        body=Body(
+            TrialRequest,
+            "The policies, and flows of endpoints of this node.",
+            example={"objects": [], "flows": []},
         ),
     ),
     Described(

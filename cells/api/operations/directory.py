@@ -170,6 +170,7 @@ def _numbers(around: Iterable[Around]) -> Networks:
 
 
 Networks = tuple[tuple[int, int], ...]  # families of a pod's addresses, identities of networks around them
+DEFAULT_CLUSTER = "default"
 HOST, WORLD, REMOTE_NODES = 1, (2, 9, 10), (6, 7)
 RESERVED_ENDS = ("host", "remote-node", "kube-apiserver", "world")
 POD_NAMESPACE = "io.kubernetes.pod.namespace"
@@ -219,6 +220,10 @@ class Neighbourhood:
         """What DNS answered for a name."""
         return self._names.addresses(canonical_name(name)) if self._names is not None else []
 
+    def names(self, address: IPAddress) -> Collection[str]:
+        """The names that DNS gave an address, in canonical form."""
+        return self._names.names(address) if self._names is not None else ()
+
     def around(self, addresses: Iterable[IPAddress]) -> tuple[Around, ...]:
         """The network around each address of a pod; nothing where networks select no pods."""
         return tuple(self._around(one) for one in addresses) if self.selects_pods else ()
@@ -255,6 +260,21 @@ class AgentEnds:
         self._near = near
         self._others = others
         self._agent = agent
+
+    @property
+    def node(self) -> str:
+        """This node's name as flows have it: with its cluster's before it, unless that is ``default``."""
+        name, cluster = self._agent.node_name, self._agent.cluster_name
+        return name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}"
+
+    @property
+    def audited(self) -> bool:
+        """Whether policies of pods drop nothing."""
+        return self._own.audited()
+
+    def names_of(self, address: IPAddress) -> Collection[str]:
+        """The names that DNS gave an address, in canonical form."""
+        return self._near.names(address)
 
     def reserved(self, name: str) -> End | None:
         """The end of a reserved identity; None for another word."""

@@ -19,17 +19,21 @@ from cells.api.models.hive import (
 )
 from cells.api.operations import ApiPart, Route
 from cells.api.operations.directory import AgentDirectory, KnownPods
-from cells.api.wire import answer
+from cells.api.wire import answer, read_body
 from cells.base.labels import CIDR
 from cells.policy.control import PolicyView
 from cells.policy.explain import End, Explained, Target, UnanswerableError, explained
 from cells.policy.explain.directory import RequestedPort, parse_asked, source_of, targets_of
+from cells.policy.explain.trial import TrialOutcome, TrialRequest, Tried
 from cells.policy.rules import Direction
 from lifecycle import Member
 from lifecycle.http import Request, Response
 
 MOST_ENDS: Final = 60
 """Identities on each side of a matrix, beside the reserved ones."""
+
+TURN: Final = 50
+"""Flows that are tried before others get a turn."""
 
 
 class ExplainOperations:
@@ -45,6 +49,7 @@ class ExplainOperations:
             Route("GET", "/hive/policy/explain", self.get_explanation),
             Route("GET", "/hive/policy/matrix", self.get_matrix),
             Route("GET", "/hive/policy/reachability", self.get_reachability),
+            Route("POST", "/hive/policy/trial", self.post_trial),
             Route("GET", "/hive/policy/verdict", self.get_verdict),
         ]
 
@@ -100,6 +105,24 @@ class ExplainOperations:
             cells=cells,
         )
         return answer(200, matrix)
+
+    async def post_trial(self, request: Request) -> Response:
+        """POST /hive/policy/trial: what would have become of flows with more policies in force."""
+        asked = read_body(request, TrialRequest, "policies")
+        if self._view is None:
+            return answer(400, Failure(err="this agent follows no policies: k8s objects are not read"))
+        ends = self._directory.ends
+        fates: dict[Tried, int] = {}
+        found = []
+        try:
+            trial = self._view.trial(asked.objects, ends.node, ends.names_of)
+            for number, flow in enumerate(asked.flows):
+                found.append(fates.setdefault(trial.of(flow), len(fates)))
+                if number % TURN == 0:
+                    await checkpoint()
+        except UnanswerableError as refused:
+            return answer(400, Failure(err=str(refused)))
+        return answer(200, TrialOutcome(audited=ends.audited, fates=list(fates), of=found))
 
     async def get_verdict(self, request: Request) -> Response:
         """GET /hive/policy/verdict: which rules decided the verdict in an event of the datapath."""

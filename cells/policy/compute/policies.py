@@ -151,6 +151,11 @@ class ComputedPolicies:
         self._recomputed = 0
         """How often all policies changed for another reason than rules: named ports, proxies, labels."""
 
+    @property
+    def cluster_ports(self) -> frozenset[NamedPodPort]:
+        """The ports that the cluster's pods have names for."""
+        return self._cluster_ports
+
     def entries(self, endpoint: int) -> dict[tuple[Direction, Key], Entry]:
         """The whole policy of an endpoint."""
         shared = self._of_endpoint[endpoint]

@@ -99,6 +99,15 @@ class Repository:
         """The selectors of names that rules have."""
         return self._names.keys()
 
+    def copy(self) -> Repository:
+        """Another with the same rules, which changes for itself."""
+        found = Repository(self._world)
+        for source, rules in self._rules.items():
+            found._objects[source] = self._objects[source]
+            found._replace(source, rules)
+        found.revision = self.revision
+        return found
+
     def apply(self, object_: Mapping[str, Any]) -> RulesChanged:
         """Put an object in force in place of the one of its name.
 

@@ -68,7 +68,7 @@ class RulePolicy:
         """The owner of the endpoints."""
         self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
-        self._computed = ComputedPolicies(self._repository, self._cache, self._redirect)
+        self._computed = ComputedPolicies(self._repository, self._cache, self.redirect)
         self._entries: dict[SharedPolicyKey, PolicyEntryMap] = {}
         self._alike: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = {}, EntryChanges({}, ())
         """How a policy changed last, and what that is in any map: nothing that a proxy of its own reads."""
@@ -353,7 +353,7 @@ class RulePolicy:
             }
         )
 
-    def _redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
+    def redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
         """The DNS proxy or that of HTTP; rules that need another one are refused before they come here."""
         if policy.parser == "http" and self._requests is not None:
             return self._requests.redirect(filter_.direction)

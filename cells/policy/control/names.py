@@ -110,6 +110,10 @@ class NamedAddresses:
         """The addresses that a name, in canonical form, has now."""
         return [address for address, names in self._names.items() if name in names]
 
+    def names(self, address: IPAddress) -> Collection[str]:
+        """The names, in canonical form, that an address has now."""
+        return self._names.get(address, {}).keys()
+
     def learn(self, name: str, addresses: Iterable[IPAddress]) -> None:
         """An answer of DNS: a name, in canonical form, has these addresses."""
         for address in addresses:

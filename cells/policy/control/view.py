@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from cells.base.addresses import IPAddress
 from cells.base.labels import Label, parse
 from cells.base.metrics import Family, Histogram, counter, gauge, histogram
 from cells.policy.compute import SelectorPolicy
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.map_state import Match, lookup
+from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control.computer import RulePolicy
+from cells.policy.explain.trial import KnownEnds, Trial, with_objects
 from cells.policy.labels import FQDNSelector
 from cells.policy.rules import PROTOCOLS, Direction, RuleSource
 from cells.policy.rules.peers import CLUSTER
@@ -182,6 +185,33 @@ class PolicyView:
         """Why connections that HTTP rules select are dropped; empty while a proxy reads them."""
         proxy = self._policy.http_proxy
         return "" if proxy.runs else proxy.message
+
+    def trial(
+        self,
+        objects: Iterable[Mapping[str, Any]],
+        node: str,
+        names: Callable[[IPAddress], Iterable[str]],
+    ) -> Trial:
+        """What would be with these objects in force, too, as of this moment.
+
+        ``names`` are those that DNS gave an address. Raises UnanswerableError for an object that is refused.
+        """
+        policy = self._policy
+        repository = policy.repository.copy()
+        known = KnownEnds(
+            node=node,
+            identities=dict(policy.selector_cache.identities),
+            named_ports=self._named_ports,
+            cluster_ports=policy.computed.cluster_ports,
+            names=names,
+            proxies=policy.redirect,
+            unread=self.unread,
+        )
+        return Trial(repository, with_objects(repository, objects), known)
+
+    def _named_ports(self, endpoint_id: int, identity: int) -> frozenset[NamedPodPort] | None:
+        key = self._policy.computed.key(endpoint_id)
+        return key.named_ports if key is not None and key.identity == identity else None
 
     def knows(self, endpoint_id: int) -> bool:
         """Whether the endpoint has a policy by rules."""

@@ -13,7 +13,7 @@ import msgspec
 
 from cells.policy.compute import FULL_PORT, RuleOrigin
 from cells.policy.compute.endpoint_policy import DirectionPolicy
-from cells.policy.explain.reasons import Near, OtherSide, Reason, decide
+from cells.policy.explain.reasons import OtherSide, Reason, decide
 from cells.policy.labels import LabelSet
 from cells.policy.rules import PROTOCOLS, Direction
 
@@ -261,19 +261,7 @@ Side = tuple[End, DirectionPolicy, End]
 
 
 def _reasons(sides: Sequence[Side], protocol: int, port: int) -> tuple[Reason, ...]:
-    return tuple(_reason(*side, protocol, port) for side in sides)
-
-
-def _reason(end: End, policy: DirectionPolicy, other: End, protocol: int, port: int) -> Reason:
-    reason = decide(policy, other.peer, protocol, port)
-    if not (end.unread and reason.match.is_read):
-        return reason
-    return msgspec.structs.replace(
-        reason,
-        match=reason.match._replace(verdict="drop"),
-        near=tuple(Near(origin, end.unread) for origin in reason.origins),
-        requests=(),
-    )
+    return tuple(decide(policy, other.peer, protocol, port, end.unread) for end, policy, other in sides)
 
 
 def _way(source: End, target: Target, port: str, reasons: Sequence[Reason], rule_text: RuleText) -> Way:

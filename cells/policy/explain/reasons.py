@@ -74,13 +74,19 @@ class Reason(msgspec.Struct, frozen=True):
         return f"{names[ports.protocol]}, {port}, identity {key.identity or 'any'} ({self.match.kind})"
 
 
-def decide(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Reason:
-    """Why a packet from or to a peer fares as it does, by the policy of the other side."""
+def decide(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int, unread: str = "") -> Reason:
+    """Why a packet from or to a peer fares as it does, by the policy of the other side.
+
+    ``unread``: why HTTP rules drop what they select; empty while a proxy reads that.
+    """
     entries: Mapping[int, Entries] = {ANYBODY: policy.anybody()} | {
         number: policy.of(number) for number in peer.numbers
     }
     match = lookup(entries, peer.identity, protocol, port, peer.network)
     origins = tuple(sorted(match.entry.origins)) if match.entry is not None else ()
+    if unread and match.is_read:
+        near = tuple(Near(origin, unread) for origin in origins)
+        return Reason(policy.direction, match._replace(verdict="drop"), policy.enforced, origins, near)
     near = () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer, protocol, port))
     requests = tuple(_requests(policy, peer, protocol, port)) if match.verdict == "redirect" else ()
     return Reason(policy.direction, match, policy.enforced, origins, near, requests)

@@ -125,7 +125,7 @@ def observe(words: Sequence[str]) -> int:
         print(f"asking for {json_text(to_json(request))}", file=sys.stderr)
     try:
         if flags["input-file"]:
-            for response in _from_file(flags["input-file"], request):
+            for response in flows_of_file(flags["input-file"], request):
                 printer.flow(response)
         else:
             with connected(flags) as client:
@@ -269,7 +269,7 @@ def _plain_json(tree: object) -> str:
     return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
 
 
-def _from_file(name: str, request: GetFlowsRequest) -> Iterator[GetFlowsResponse]:
+def flows_of_file(name: str, request: GetFlowsRequest) -> Iterator[GetFlowsResponse]:
     """Flows that an earlier ``-o jsonpb`` has written, as the request selects them."""
     from cells.hubble.filters import InvalidFilter, compile_filters
 

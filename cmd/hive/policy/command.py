@@ -18,6 +18,7 @@ from hive.client import RefusedError, ask, socket_option, timeout_option
 from hive.kube import NAMESPACE, has_kubeconfig, kubeconfig_options
 from hive.output import document, output_option, table
 from hive.policy import agent
+from hive.policy.trial import try_policies
 
 if TYPE_CHECKING:
     from cells.policy.compute import RuleOrigin
@@ -42,7 +43,7 @@ def command() -> None:
     """Explain why a connection is allowed or not, check a folder of policies, show those in force."""
 
 
-for _of_agent in agent.COMMANDS:
+for _of_agent in (*agent.COMMANDS, try_policies):
     command.add_command(_of_agent)
 
 

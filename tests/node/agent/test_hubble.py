@@ -49,6 +49,34 @@ def observed(lab: Lab, *words: str) -> list[dict[str, Any]]:
     return [json.loads(line)["flow"] for line in out.splitlines()]
 
 
+CLOSED = """apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: closed, namespace: default}
+spec:
+  endpointSelector: {matchLabels: {app: server}}
+  ingressDeny: [{fromEndpoints: [{}]}]
+"""
+
+
+def tried(lab: Lab, policy: Path) -> dict[str, Any]:
+    """What ``hive policy try`` finds inside the node."""
+    command = [sys.executable, "-m", "hive", "policy", "try", str(policy), "-o", "json"]
+    with (
+        lab.open() as node,
+        node.popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        ) as process,
+    ):
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode in (0, 1, 3), err) == (True, b"")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
 def fetched(socket: Path, wanted: FlowFilter) -> list[Flow]:
     """The flows that grpcio gets by the agent's socket."""
     request = encode(GetFlowsRequest(number=1000, whitelist=(wanted,)))
@@ -99,6 +127,18 @@ def test_requests_of_pods_are_seen_by_both_sockets(node: Lab, tmp_path: Path) ->
         decided = appears(lambda: observed(node, *to_envoy))
         assert [one["name"] for one in decided["ingress_allowed_by"]] == ["requests"]
         assert decided["traffic_direction"] == "INGRESS"
+        closed = tmp_path / "closed.yaml"
+        closed.write_text(CLOSED)
+        found = tried(node, closed)
+        (cut,) = [one for one in found["cut"] if one["port"] == f"{PORT}/TCP"]
+        assert (cut["direction"], cut["of"], cut["peers"]) == (
+            "ingress",
+            ["default/server"],
+            ["default/client"],
+        )
+        assert cut["rules"] == [f"{closed}:6: spec.ingressDeny[0] of CiliumNetworkPolicy default/closed"]
+        closed.write_text(CLOSED.replace("app: server", "app: other"))
+        assert not tried(node, closed)["cut"], "it selects no pod of these"
 
 
 def test_lookups_and_what_names_allow_are_seen_by_grpcio(node: Lab, tmp_path: Path) -> None:

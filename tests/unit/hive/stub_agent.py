@@ -17,7 +17,7 @@ class StubAgent:
     socket: Path
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     changes: list[tuple[str, object]] = field(default_factory=list)
-    """Path and body of each PATCH or DELETE; it is done."""
+    """Path and body of each PATCH or DELETE, which is done, and of each POST, which is answered."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -33,6 +33,14 @@ def stub_agent(directory: Path, answers: Mapping[str, tuple[int, object]]) -> It
         def do_GET(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))  # unread, it resets the connection
             agent.requests.append((self.path, dict(self.headers)))
+            self.answer()
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            agent.changes.append((self.path, json.loads(body)))
+            self.answer()
+
+        def answer(self) -> None:
             status, body = answers.get(self.path, (404, "not found"))
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)

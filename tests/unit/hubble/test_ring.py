@@ -14,6 +14,7 @@ from cells.hubble.codec import InvalidFieldMask, WireMessage, decode, from_json
 from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
 from cells.hubble.filters import InvalidFilter
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowEndpoint, FlowFilter, HubbleEvent, LostEvent
+from cells.hubble.hubble import check_capacity
 from cells.hubble.observer import (
     GetAgentEventsRequest,
     GetAgentEventsResponse,
@@ -25,7 +26,6 @@ from cells.hubble.observer import (
 from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.parser.resolver import Resolver
 from cells.hubble.ring import FlowObserver, InvalidRequest
-from cells.hubble.settings import check_capacity
 from cells.observe.events import Sample
 from tests.unit.hubble.recordings import recorded, recording
 from tests.unit.hubble.worlds import world

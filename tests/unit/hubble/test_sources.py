@@ -19,11 +19,10 @@ from cells.endpoint import Endpoint, State
 from cells.hubble.codec import decode, to_json
 from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowService, HubbleEvent, LostEvent
-from cells.hubble.hubble import KnownNames
+from cells.hubble.hubble import HubbleSettings, KnownNames
 from cells.hubble.moments import cgroup2_mount, pod_uid
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.parser import FlowOrigin
-from cells.hubble.settings import HubbleSettings
 from cells.hubble.sources import EventSources, origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
 from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference
