@@ -344,11 +344,11 @@ def _tried(
         some = flows[start : start + AT_ONCE]
         body = {"objects": manifests, "flows": msgspec.to_builtins(some)}
         try:
-            told = ask("/hive/policy/trial", agent_socket, timeout=timeout, body=body, method="POST")
+            answer = ask("/hive/policy/trial", agent_socket, timeout=timeout, body=body, method="POST")
         except RefusedError as refused:
             raise TrialError(refused.reason) from None
-        audited = told["audited"]
-        found |= {flow: told["fates"][of] for flow, of in zip(some, told["of"], strict=True)}
+        audited = answer["audited"]
+        found |= {flow: answer["fates"][of] for flow, of in zip(some, answer["of"], strict=True)}
     return found, audited
 
 
