@@ -140,7 +140,9 @@ def _objects(files: Sequence[Path]) -> tuple[list[Located], list[str]]:
             if one.object["kind"] in TRIED:
                 found.append(one)
             else:
-                notes.append(f"{one.at('')}: a {one.object['kind']} is no policy: it is not tried")
+                notes.append(
+                    f"{one.at('')}: a {one.object['kind']} does not belong to policies: it is not tried"
+                )
     if not found:
         raise TrialError(f"no policy in {', '.join(map(str, files))}: expected {', '.join(TRIED)}")
     if any(_selects_nodes(one.object) for one in found):
