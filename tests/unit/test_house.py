@@ -629,7 +629,7 @@ def test_recordings_are_packed() -> None:
 IMPORT_OF_TESTS = re.compile(
     r"^ *from (tests[\w.]*) import (\([^)]*\)|.*)$|^ *import (tests[\w.]*)", re.MULTILINE
 )
-TESTS_IMPORTED_BY_TESTS = 124
+TESTS_IMPORTED_BY_TESTS = 122
 """Pairs of a module and a module of tests that it imports: what they share belongs in tests/support."""
 
 

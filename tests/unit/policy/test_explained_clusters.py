@@ -48,7 +48,7 @@ from hive.policy.folder import FolderDirectory
 from lifecycle import Table
 from lifecycle.testing import fake
 from tests.support.examples import scaled
-from tests.unit.policy.test_plain_reading import (
+from tests.unit.policy.plain import (
     OUTSIDE,
     STRANGER,
     TCP,
@@ -59,7 +59,7 @@ from tests.unit.policy.test_plain_reading import (
     section,
     selects,
 )
-from tests.unit.policy.test_plain_reading import (
+from tests.unit.policy.plain import (
     PODS as LABELS_OF,
 )
 

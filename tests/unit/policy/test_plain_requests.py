@@ -17,7 +17,7 @@ from cells.policy.control.http_redirects import DNSProxyPort, HTTPRedirects, htt
 from cells.policy.control.names import NameRules
 from lifecycle.testing import fake
 from tests.support.examples import scaled
-from tests.unit.policy.test_plain_reading import (
+from tests.unit.policy.plain import (
     EVERYBODY,
     LABELS,
     SUBJECT,

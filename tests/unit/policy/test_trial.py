@@ -19,7 +19,7 @@ from cells.policy.explain import UnanswerableError
 from cells.policy.explain.trial import Tried, TriedFlow
 from lifecycle.testing import fake
 from tests.support.examples import scaled
-from tests.unit.policy.test_plain_reading import (
+from tests.unit.policy.plain import (
     AT,
     EVERYBODY,
     LABELS,
