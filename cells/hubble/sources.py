@@ -19,7 +19,7 @@ from cells.hubble.flow import LostEvent
 from cells.hubble.hubble import MONITOR_EVENTS, HubbleSettings, KnownNames
 from cells.hubble.moments import FrontendIndex, Moment, Moments
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
-from cells.hubble.parser import agent_events as agent
+from cells.hubble.parser import node_events as agent
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
 from cells.hubble.ring import FlowObserver
 from cells.kubernetes.objects.core import Node

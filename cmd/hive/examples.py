@@ -132,6 +132,7 @@ EXAMPLES = {
     "policy get": ("hive policy get",),
     "policy list": ("hive policy list", "hive policy list --refused"),
     "policy selectors": ("hive policy selectors",),
+    "policy try": ("hive policy try policy.yaml", "hive policy try --since 1h policies"),
     "policy wait": ("hive policy wait 7",),
     "status": ("hive status", "hive status --verbose", "hive status --brief --wait ok"),
     "sysctlfix": ("hive sysctlfix",),

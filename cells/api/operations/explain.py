@@ -18,7 +18,8 @@ from cells.api.models.hive import (
     VerdictRules,
 )
 from cells.api.operations import ApiPart, Route
-from cells.api.operations.directory import AgentDirectory, KnownPods
+from cells.api.operations.directory import AgentDirectory
+from cells.api.operations.ends import KnownPods
 from cells.api.wire import answer, read_body
 from cells.base.labels import CIDR
 from cells.policy.control import PolicyView

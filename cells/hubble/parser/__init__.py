@@ -38,7 +38,7 @@ from cells.hubble.flow import (
     Layer4,
     NetworkInterface,
 )
-from cells.hubble.parser.debug import debug_text
+from cells.hubble.parser.node_events import debug_text
 from cells.hubble.parser.packet import Headers, PacketError, ip_text, read_packet
 from cells.hubble.parser.resolver import Resolver, policies_of
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from ipaddress import ip_address, ip_network
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -30,6 +30,13 @@ from cells.cluster.identity.numbers import (
     Scope,
     scope_of,
 )
+from cells.kubernetes.objects.cilium_policy import (
+    CiliumCIDRGroup,
+    CiliumClusterwideNetworkPolicy,
+    CiliumNetworkPolicy,
+)
+from cells.kubernetes.objects.core import NetworkPolicy
+from cells.kubernetes.objects.kind import Object
 from cells.policy.compute import FULL_PORT, PolicyConflictError, PortKey, RuleOrigin
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter, Proxies
 from cells.policy.compute.policies import NamedPodPort
@@ -67,6 +74,12 @@ Fate = Literal["passes", "cut", "denied", "unknown"]
 _WORLD: Final = (WORLD, WORLD_IPV4, WORLD_IPV6)
 _WITHOUT_NETWORK: Final = (HOST, REMOTE_NODE, KUBE_APISERVER, *_WORLD)
 """Identities of the cluster that networks do not select, even where these select pods."""
+_KINDS: Final[Mapping[Any, type[Object]]] = {
+    "NetworkPolicy": NetworkPolicy,
+    "CiliumNetworkPolicy": CiliumNetworkPolicy,
+    "CiliumClusterwideNetworkPolicy": CiliumClusterwideNetworkPolicy,
+    "CiliumCIDRGroup": CiliumCIDRGroup,
+}
 _RESERVED: Final = {LabelSet.parse(labels): number for number, labels in RESERVED_IDENTITIES.items()}
 _FIRST: Final = 256
 """Of the numbers that ends have here, where they are no reserved ones: not those of the agent."""
@@ -75,7 +88,7 @@ _FIRST: Final = 256
 class TriedFlow(msgspec.Struct, frozen=True):
     """What a flow shows of a new connection of an endpoint, as the endpoint's node decides on it."""
 
-    node: str
+    node: Annotated[str, msgspec.Meta(min_length=1)]
     """The node's name, with its cluster's before it unless that is ``default``."""
     direction: Direction
     endpoint: int
@@ -92,6 +105,9 @@ class TriedFlow(msgspec.Struct, frozen=True):
     protocol: int
     port: int
     """Of the destination; of ICMP the type."""
+
+    def __post_init__(self) -> None:
+        ip_address(self.address)
 
 
 class TrialRule(msgspec.Struct, frozen=True):
@@ -163,24 +179,44 @@ def with_objects(in_force: Repository, objects: Iterable[Mapping[str, Any]]) -> 
     found, policies = in_force.copy(), []
     groups: dict[str, tuple[Prefix, ...]] = {}
     for one in objects:
-        if one.get("kind") == "CiliumCIDRGroup":
-            texts = (one.get("spec") or {}).get("externalCIDRs") or ()
-            groups[one["metadata"]["name"]] = tuple(ip_network(text, strict=False) for text in texts)
+        read = _read(one)
+        if isinstance(read, CiliumCIDRGroup):
+            groups[read.name] = _networks(read)
         else:
-            policies.append(one)
+            policies.append((read.name, one))
     refused: dict[str, PolicyError] = {}
     if groups:
         _, failed = found.follow(replace(found.world, groups={**found.world.groups, **groups}))
         refused = {str(source): error for source, error in failed.items()}
-    for one in policies:
+    for name, one in policies:
         try:
             found.apply(one)
         except PolicyError as error:
-            refused[f"{one.get('kind')} {one['metadata']['name']}"] = error
+            refused[f"{one['kind']} {name}"] = error
     for name, reason in refused.items():
         path = f"{reason.path}: " if reason.path else ""
         raise UnanswerableError(f"{name} is refused: {path}{reason}")
     return found
+
+
+def _read(given: Mapping[str, Any]) -> Object:
+    kind = _KINDS.get(given.get("kind"))
+    if kind is None:
+        raise UnanswerableError(f"{given.get('kind')} is not tried: expected {', '.join(_KINDS)}")
+    try:
+        read = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise UnanswerableError(f"a {given['kind']} is refused: {error}") from None
+    if not read.name:
+        raise UnanswerableError(f"a {given['kind']} is refused: it has no name")
+    return read
+
+
+def _networks(group: CiliumCIDRGroup) -> tuple[Prefix, ...]:
+    try:
+        return tuple(ip_network(text, strict=False) for text in group.spec.external_cidrs or ())
+    except ValueError as error:
+        raise UnanswerableError(f"CiliumCIDRGroup {group.name} is refused: {error}") from None
 
 
 class UnknownFateError(Exception):

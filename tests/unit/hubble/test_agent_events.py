@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cells.hubble.codec import to_json
-from cells.hubble.parser.agent_events import (
+from cells.hubble.parser.node_events import (
     AgentStarted,
     EndpointChanged,
     EndpointRegenerated,

@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.api.operations.directory import (
-    AgentDirectory,
-    AgentEnds,
-    AgentServices,
-    Neighbourhood,
-    OtherNodes,
-    OwnPolicies,
-)
+from cells.api.operations.directory import AgentDirectory, AgentServices
+from cells.api.operations.ends import AgentEnds, Neighbourhood, OtherNodes, OwnPolicies
 from cells.api.operations.explain import ExplainOperations
 from cells.api.operations.status import NodeSummary
 from cells.cluster.identity.identities import Identities, Identity, NodeAllocator

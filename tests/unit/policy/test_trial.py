@@ -173,6 +173,18 @@ def test_a_policy_that_is_refused_is_one_line_and_groups_are_taken_along() -> No
     world, _ = world_of([])
     with pytest.raises(UnanswerableError, match=r"p0 is refused: .*must be of type cidr"):
         tried(world, egress({"toCIDR": ["300.0.0.0/8"]}), [])
+    far = {"externalCIDRs": ["300.0.0.0/8"]}
+    for wrong, reason in (
+        ({}, "None is not tried: expected NetworkPolicy, CiliumNetworkPolicy, "),
+        ({"kind": "CiliumNetworkPolicy", "metadata": {}}, "a CiliumNetworkPolicy is refused: it has no name"),
+        ({"kind": "NetworkPolicy", "metadata": []}, r"Expected `object`, got `array` - at `\$.metadata`"),
+        (
+            {"kind": "CiliumCIDRGroup", "metadata": {"name": "g"}, "spec": far},
+            "CiliumCIDRGroup g is refused: '300.0.0.0/8' does not appear to be an IPv4 or IPv6 network",
+        ),
+    ):
+        with pytest.raises(UnanswerableError, match=reason):
+            tried(world, [wrong], [])
     group = {
         "kind": "CiliumCIDRGroup",
         "metadata": {"name": "partners"},

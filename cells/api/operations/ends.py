@@ -1,0 +1,467 @@
+"""Who and what an agent knows that connections are between: the ends that policies are asked of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from ipaddress import ip_address, ip_network
+from typing import NamedTuple
+
+from cells.api.operations.status import NodeSummary
+from cells.base.addresses import IPAddress
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import RESERVED_IDENTITIES
+from cells.cluster.ipcache.rows import IpcacheEntry
+from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.remote_endpoints import RemoteEndpoint
+from cells.config import AgentConfig
+from cells.endpoint import Endpoint, Endpoints
+from cells.endpoint.host import HostEndpoint
+from cells.kubernetes.objects.core import Pod
+from cells.policy.compute.endpoint_policy import DirectionPolicy
+from cells.policy.compute.policies import NamedPodPort
+from cells.policy.control import NamedAddresses, PodNetworks, PolicyView, of_pod, of_remote
+from cells.policy.explain import Around, End, UnanswerableError
+from cells.policy.labels import LabelSet, canonical_name
+from cells.policy.rules import Direction
+from cells.remote.shared import SharedTables
+from lifecycle import ReadTable, Table
+
+# Pods of other nodes, as far as this node knows them: by name or address, with their node and named ports.
+
+SOMEWHERE = "its node"
+
+
+class KnownPods(NamedTuple):
+    """Pods that have one identity, or what a reserved identity stands for."""
+
+    ask: str
+    """A text that means it: a pod of this node, a reserved identity's name, or an identity's number."""
+    end: End
+    """Without a key: a packet between two of these is decided by policies."""
+    namespace: str
+    labels: tuple[str, ...]
+    pods: tuple[str, ...]
+    """Those of this node, by namespace and name."""
+
+
+class RemotePod(NamedTuple):
+    """A pod of another node."""
+
+    name: str
+    """Namespace and name."""
+    address: IPAddress
+    node: str
+    """The node's name; ``its node`` where that is not known."""
+
+
+class OtherNodes:
+    """Looks pods up where this node's agent knows them from: objects, the kvstore, CiliumEndpoints."""
+
+    def __init__(
+        self,
+        pods: Table[tuple[str, str], Pod],
+        remote: Table[tuple[str, str], RemoteEndpoint] | None,
+        shared: SharedTables | None,
+        nodes: ReadTable[str, ClusterNode] | None,
+    ) -> None:
+        self._pods = pods
+        self._remote = remote
+        self._shared = shared
+        self._nodes = nodes
+
+    def pod(self, name: str) -> RemotePod | None:
+        """The pod of this namespace and name; None where none is known, or no address of it."""
+        namespace, _, short = name.partition("/")
+        row = self._remote.get((namespace, short)) if self._remote is not None else None
+        if row is not None and row.prefixes:
+            address = ip_address(row.prefixes[-1].partition("/")[0])
+            return RemotePod(name, address, self._node_at(row.node))
+        for one in self._shared.addresses.all() if self._shared is not None else ():
+            if (one.namespace, one.pod) == (namespace, short):
+                return RemotePod(name, ip_address(one.prefix.partition("/")[0]), self._node_at(one.node))
+        pod = self._pods.get((namespace, short))
+        if pod is not None and pod.addresses and not pod.finished:
+            return RemotePod(name, ip_address(pod.addresses[0]), pod.spec.node_name or SOMEWHERE)
+        return None
+
+    def at(self, address: IPAddress) -> RemotePod | None:
+        """The pod that has an address."""
+        prefix = f"{address}/{address.max_prefixlen}"
+        for row in self._remote.all() if self._remote is not None else ():
+            if prefix in row.prefixes:
+                return RemotePod(f"{row.namespace}/{row.name}", address, self._node_at(row.node))
+        shared = self._shared.addresses.get(str(address)) if self._shared is not None else None
+        if shared is not None and shared.pod:
+            return RemotePod(f"{shared.namespace}/{shared.pod}", address, self._node_at(shared.node))
+        for pod in self._pods.by("address").get(str(address)):
+            return RemotePod("/".join(pod.key), address, pod.spec.node_name or SOMEWHERE)
+        return None
+
+    def addresses(self, name: str) -> list[IPAddress]:
+        """All addresses of a pod that are known."""
+        namespace, _, short = name.partition("/")
+        row = self._remote.get((namespace, short)) if self._remote is not None else None
+        texts = [one.partition("/")[0] for one in row.prefixes] if row is not None else []
+        shared = self._shared.addresses.all() if self._shared is not None else ()
+        texts += [
+            one.prefix.partition("/")[0] for one in shared if (one.namespace, one.pod) == (namespace, short)
+        ]
+        if (pod := self._pods.get((namespace, short))) is not None:
+            texts += pod.addresses
+        return [ip_address(text) for text in dict.fromkeys(texts)]
+
+    def names(self) -> Collection[str]:
+        """All that are known, by namespace and name."""
+        found = {"/".join(pod.key) for pod in self._pods.all()}
+        found |= {"/".join(row.key) for row in self._remote.all()} if self._remote is not None else set()
+        if self._shared is not None:
+            found |= {f"{one.namespace}/{one.pod}" for one in self._shared.addresses.all() if one.pod}
+        return found
+
+    def is_host_network(self, name: str) -> bool:
+        """Whether a pod has no network of its own."""
+        namespace, _, short = name.partition("/")
+        pod = self._pods.get((namespace, short))
+        return pod is not None and pod.spec.host_network
+
+    def ports(self, name: str) -> list[NamedPodPort]:
+        """The ports that a pod's containers name."""
+        namespace, _, short = name.partition("/")
+        if (pod := self._pods.get((namespace, short))) is not None:
+            return sorted(of_pod(pod))
+        row = self._remote.get((namespace, short)) if self._remote is not None else None
+        return sorted(of_remote(row)) if row is not None else []
+
+    def node_of(self, address: IPAddress) -> ClusterNode | None:
+        """The other node that has the address, itself or in the ranges of its pods."""
+        return next((node for node in self._others() if _has(node, address)), None)
+
+    def is_node(self, address: IPAddress) -> ClusterNode | None:
+        """The node, this one too, that has the address itself."""
+        found = self._nodes.by("address").get(address) if self._nodes is not None else ()
+        return next(iter(found), None)
+
+    def _others(self) -> Iterator[ClusterNode]:
+        return (node for node in (self._nodes.all() if self._nodes is not None else ()) if not node.local)
+
+    def _node_at(self, text: str) -> str:
+        try:
+            node = self.is_node(ip_address(text))
+        except ValueError:
+            node = None
+        return node.name if node is not None else SOMEWHERE
+
+
+def _has(node: ClusterNode, address: IPAddress) -> bool:
+    return any(address == each.ip for each in node.addresses) or any(
+        address in network for network in node.all_cidrs()
+    )
+
+
+def _numbers(around: Iterable[Around]) -> Networks:
+    return tuple(sorted((one.version, one.identity) for one in around))
+
+
+Networks = tuple[tuple[int, int], ...]  # families of a pod's addresses, identities of networks around them
+DEFAULT_CLUSTER = "default"
+HOST, WORLD, REMOTE_NODES = 1, (2, 9, 10), (6, 7)
+RESERVED_ENDS = ("host", "remote-node", "kube-apiserver", "world")
+POD_NAMESPACE = "io.kubernetes.pod.namespace"
+GLOBAL_IDENTITIES = range(256, 1 << 24)
+"""Of pods, on this node or on others."""
+
+
+class OwnPolicies:
+    """The policies of this node's pods and of the node itself, and whether they only audit."""
+
+    def __init__(self, view: PolicyView | None, host: HostEndpoint | None, summary: NodeSummary) -> None:
+        self._view = view
+        self._host = host if host is not None and host.enabled else None
+        self._summary = summary
+
+    @property
+    def unread(self) -> str:
+        """Why rules may be missing; empty when all are known."""
+        return self._view.unread if self._view is not None else ""
+
+    @property
+    def host_row(self) -> Endpoint | None:
+        """The host's endpoint, where the node has a policy of its own."""
+        return self._host.row if self._host is not None else None
+
+    def policy(self, title: str, endpoint_id: int) -> _Policy | None:
+        """The policy of an endpoint; None where there are no rules."""
+        return _Policy(self._view, title, endpoint_id) if self._view is not None else None
+
+    def audited(self) -> bool:
+        """Whether policies of pods drop nothing."""
+        return self._summary.audited()
+
+    def host_audited(self) -> bool:
+        """Whether the policy of the node drops nothing."""
+        return self.audited() or (self._host is not None and self._host.audited)
+
+
+class Neighbourhood:
+    """Which addresses names have, and which networks of rules are around pods' addresses."""
+
+    def __init__(self, names: NamedAddresses | None, networks: PodNetworks | None) -> None:
+        self._networks = networks
+        self._names = names
+
+    def addresses(self, name: str) -> list[IPAddress]:
+        """What DNS answered for a name."""
+        return self._names.addresses(canonical_name(name)) if self._names is not None else []
+
+    def names(self, address: IPAddress) -> Collection[str]:
+        """The names that DNS gave an address, in canonical form."""
+        return self._names.names(address) if self._names is not None else ()
+
+    def around(self, addresses: Iterable[IPAddress]) -> tuple[Around, ...]:
+        """The network around each address of a pod; nothing where networks select no pods."""
+        return tuple(self._around(one) for one in addresses) if self.selects_pods else ()
+
+    @property
+    def selects_pods(self) -> bool:
+        """Whether networks of rules select pods."""
+        return bool(self._networks and self._networks.matched)
+
+    def _around(self, address: IPAddress) -> Around:
+        found = self._networks.around(address) if self._networks is not None else None
+        if found is None:
+            return Around(address.version)
+        return Around(address.version, found.id, LabelSet.parse(found.labels))
+
+
+class AgentEnds:
+    """Pods, addresses, names and identities as this node knows them."""
+
+    def __init__(
+        self,
+        own: OwnPolicies,
+        endpoints: Endpoints,
+        identities: Identities,
+        prefixes: Table[str, IpcacheEntry],
+        near: Neighbourhood,
+        others: OtherNodes,
+        agent: AgentConfig,
+    ) -> None:
+        self._own = own
+        self._endpoints = endpoints
+        self._identities = identities
+        self._prefixes = prefixes
+        self._near = near
+        self._others = others
+        self._agent = agent
+
+    @property
+    def node(self) -> str:
+        """This node's name as flows have it: with its cluster's before it, unless that is ``default``."""
+        name, cluster = self._agent.node_name, self._agent.cluster_name
+        return name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}"
+
+    @property
+    def audited(self) -> bool:
+        """Whether policies of pods drop nothing."""
+        return self._own.audited()
+
+    def names_of(self, address: IPAddress) -> Collection[str]:
+        """The names that DNS gave an address, in canonical form."""
+        return self._near.names(address)
+
+    def reserved(self, name: str) -> End | None:
+        """The end of a reserved identity; None for another word."""
+        for number, labels in RESERVED_IDENTITIES.items():
+            if f"reserved:{name}" in labels:
+                return self._numbered(name, number)
+        return None
+
+    def identity(self, number: int) -> End:
+        """The end of an identity."""
+        if not self._labels(number):
+            raise UnanswerableError(f"there is no identity {number}")
+        return self._numbered(f"identity {number}", number)
+
+    def pod(self, name: str) -> End | None:
+        """The pod, of this node or another; None when none is known."""
+        for one in self._endpoints.all():
+            if one.pod_name and one.pod == name:
+                return self._local(one)
+        remote = self._others.pod(name)
+        if remote is None:
+            return None
+        if self._others.is_host_network(name):
+            return self._at(remote.address)._replace(title=f"{name} (in the host's network)")
+        if self._others.node_of(remote.address) is None and remote.node == self._agent.node_name:
+            raise UnanswerableError(f"{name} is of this node, and is not attached to its network yet")
+        addresses = self._others.addresses(name) or [remote.address]
+        return self._remote(name, self.identity_at(remote.address), remote.node, addresses)
+
+    def pods(self) -> Sequence[str]:
+        """All that are known, by namespace and name."""
+        return sorted({one.pod for one in self._endpoints.all() if one.pod_name} | set(self._others.names()))
+
+    def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
+        """The ports that a pod's containers name."""
+        return self._others.ports(pod)
+
+    def network(self, text: str) -> End:
+        """A network has many identities here. Raises ValueError for what is none."""
+        raise UnanswerableError(f"{ip_network(text, strict=False)} is a network: ask of an address in it")
+
+    def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
+        """The owner of the address."""
+        del client
+        end = self._at(address)
+        node = self._others.node_of(address)
+        if end.identity in WORLD and node is not None:
+            note = f"the address is in the range of {node.name}, and this node knows no pod there"
+            return [(end._replace(elsewhere=node.name), note)]
+        return [(end, "")]
+
+    def named(self, name: str) -> Sequence[End]:
+        """The addresses that DNS answered for a name."""
+        found = self._near.addresses(name)
+        if not found:
+            raise UnanswerableError(
+                f"{name} is neither a pod nor a name that pods of this node have asked DNS for;"
+                " until one has, it is as open as the world is: ask of world"
+            )
+        ends = [self._at(address) for address in sorted(found, key=lambda one: (one.version, int(one)))]
+        return [end._replace(title=f"{name} ({end.title})") for end in ends]
+
+    def local(self, namespace: str) -> list[End]:
+        """This node's pods of a namespace. Raises UnanswerableError where it has none."""
+        there = (one for one in self._endpoints.all() if one.pod_name and one.pod_namespace == namespace)
+        found = [self._local(one) for one in there]
+        if not found:
+            raise UnanswerableError(f"there are no pods of namespace {namespace} on this node")
+        return found
+
+    def reserved_ends(self) -> list[KnownPods]:
+        """Sources and destinations of packets that are not pods."""
+        return [
+            KnownPods(name, end, "", tuple(self._labels(end.identity)), ())
+            for name in RESERVED_ENDS
+            if (end := self.reserved(name)) is not None
+        ]
+
+    def known_pods(self) -> list[KnownPods]:
+        """All pods that are known, by identity, and networks if these select pods: this node's first."""
+        here: dict[tuple[int, Networks], list[Endpoint]] = {}
+        for one in self._endpoints.all():
+            if one.pod_name and one.identity in GLOBAL_IDENTITIES:
+                near = _numbers(self._near.around(one.addresses))
+                here.setdefault((one.identity, near), []).append(one)
+        found = []
+        for (identity, _), pods in here.items():
+            first, names = min(pods, key=lambda one: one.pod), tuple(sorted(one.pod for one in pods))
+            end = self._local(first)._replace(key="")
+            found.append(
+                KnownPods(f"pod/{first.pod}", end, first.pod_namespace, self._labels(identity), names)
+            )
+        local = {identity for identity, _ in here}
+        elsewhere = self._elsewhere() if self._near.selects_pods else {}
+        for row in self._identities.table.all():
+            if row.id not in GLOBAL_IDENTITIES or (row.id in local and row.id not in elsewhere):
+                continue
+            whole = self._numbered(f"identity {row.id}", row.id)
+            namespace = whole.labels.value("k8s", POD_NAMESPACE) or ""
+            for ask, end in elsewhere.get(row.id, [(str(row.id), whole)]):
+                if (row.id, _numbers(end.around)) not in here:
+                    found.append(KnownPods(ask, end, namespace, tuple(row.labels), ()))
+        return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels, one.ask))
+
+    def _elsewhere(self) -> dict[int, list[tuple[str, End]]]:
+        """Of each identity, a pod of other nodes for each of the networks around such pods' addresses."""
+        own = {str(ip_network(ip)) for one in self._endpoints.all() for ip in one.addresses}
+        pods: dict[tuple[int, str], list[IPAddress]] = {}
+        for row in self._prefixes.all():
+            if row.identity in GLOBAL_IDENTITIES and row.prefix not in own:
+                address, _, length = row.prefix.partition("/")
+                if length == ("128" if ":" in address else "32"):
+                    ask = address if row.pod is None else f"pod/{'/'.join(row.pod)}"
+                    pods.setdefault((row.identity, ask), []).append(ip_address(address))
+        found: dict[int, dict[Networks, tuple[str, End]]] = {}
+        for (identity, ask), addresses in sorted(pods.items()):
+            end = self._remote(ask.removeprefix("pod/"), identity, "its node", addresses)._replace(key="")
+            found.setdefault(identity, {}).setdefault(_numbers(end.around), (ask, end))
+        return {identity: list(ends.values()) for identity, ends in found.items()}
+
+    def identity_at(self, address: IPAddress) -> int:
+        """The identity that packets of an address have here."""
+        host = ip_network(address)
+        for length in range(host.prefixlen, -1, -1):
+            row = self._prefixes.get(str(host.supernet(new_prefix=length)))
+            if row is not None:
+                return int(row.identity)
+        raise UnanswerableError(f"the identity of {address} is not known")
+
+    def _at(self, address: IPAddress) -> End:
+        for one in self._endpoints.all():
+            if address in one.addresses:
+                return self._local(one)
+        number = self.identity_at(address)
+        if number in GLOBAL_IDENTITIES:
+            pod = self._others.at(address)
+            if pod is not None:
+                return self._remote(pod.name, number, pod.node, [address])
+            node = self._others.node_of(address)
+            where = node.name if node is not None else "its node"
+            return self._remote(str(address), number, where, [address])._replace(key="")
+        end = self._numbered(str(address), number)._replace(network=ip_network(address))
+        node = self._others.is_node(address)
+        if node is None or number not in (HOST, *REMOTE_NODES):
+            return end
+        elsewhere = node.name if end.elsewhere else ""
+        return end._replace(title=f"{address} of node {node.name}", elsewhere=elsewhere)
+
+    def _local(self, endpoint: Endpoint) -> End:
+        key = endpoint.pod if endpoint.pod_name else endpoint.attachment_id
+        return End(
+            endpoint.title,
+            endpoint.identity,
+            LabelSet.parse(self._labels(endpoint.identity)),
+            key=key,
+            policy=self._own.policy(endpoint.title, endpoint.id),
+            audited=self._own.audited(),
+            unread=self._own.unread,
+            around=self._near.around(endpoint.addresses),
+        )
+
+    def _remote(self, title: str, identity: int, node: str, addresses: Iterable[IPAddress]) -> End:
+        labels = LabelSet.parse(self._labels(identity))
+        return End(title, identity, labels, key=title, elsewhere=node, around=self._near.around(addresses))
+
+    def _numbered(self, title: str, number: int) -> End:
+        labels = LabelSet.parse(self._labels(number))
+        row = self._own.host_row
+        if number == HOST and row is not None:
+            policy = self._own.policy("the host", row.id)
+            audited = self._own.host_audited()
+            return End(title, number, labels, key="host", policy=policy, audited=audited)
+        firewall = number in REMOTE_NODES and row is not None
+        elsewhere = "that node" if firewall else "its node" if number in GLOBAL_IDENTITIES else ""
+        return End(title, number, labels, elsewhere=elsewhere)
+
+    def _labels(self, identity: int) -> tuple[str, ...]:
+        known = self._identities.table.get(identity)
+        if known is not None:
+            return tuple(known.labels)
+        return tuple(RESERVED_IDENTITIES.get(identity, ()))
+
+
+class _Policy:
+    """The policy of an endpoint of this node."""
+
+    def __init__(self, view: PolicyView, title: str, endpoint_id: int) -> None:
+        self._view = view
+        self._title = title
+        self._endpoint = endpoint_id
+
+    def __call__(self, direction: Direction) -> DirectionPolicy:
+        """What holds for a direction. Raises UnanswerableError before there is a policy."""
+        found = self._view.policy(self._endpoint, direction)
+        if found is None:
+            raise UnanswerableError(f"{self._title} has no policy yet")
+        return found
