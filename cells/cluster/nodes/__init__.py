@@ -1,7 +1,8 @@
 """The nodes of the cluster: this one and all others, from their objects.
 
 Source and controller: rows of Node, CiliumNode and SharedNodes in, the table ``nodes`` out. What the
-        kvstore has ranks before a CiliumNode, and that before a Node; this node's row is what its agent
+        kvstore has ranks before a CiliumNode, and that before a Node; the Node confirms what a CiliumNode
+        claims, and both what the kvstore claims. This node's row is what its agent
         has found and chosen, and what it writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
 """
 
@@ -20,7 +21,7 @@ from cells.cluster.nodes.guard import RefusedClaims, claim_events, guarded
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode
+from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, shared_node
 from cells.cluster.nodes.publish import CiliumNodePublisher
 from cells.config import AgentConfig
 from cells.kubernetes.objects.cilium_node import CiliumNode
@@ -117,7 +118,7 @@ def node_table(
         lambda node: (node,), key=lambda node: node.full_name, name="nodes-of-objects"
     )
     if others is not None:
-        parsed = parsed.outer_join(others, _second_first, name="nodes-shared")
+        parsed = parsed.outer_join(others, _shared_first, name="nodes-shared")
     claimed = parsed.outer_join(local.table, _own_first, name="claimed-nodes")
 
     def granted(nodes: list[ClusterNode], own: Sequence[Device] = ()) -> Mapping[str, ClusterNode]:
@@ -129,8 +130,8 @@ def node_table(
     return table
 
 
-def _second_first(parsed: ClusterNode | None, other: ClusterNode | None) -> ClusterNode:
-    return other or cast("ClusterNode", parsed)
+def _shared_first(parsed: ClusterNode | None, other: ClusterNode | None) -> ClusterNode:
+    return shared_node(other, parsed) if other is not None else cast("ClusterNode", parsed)
 
 
 def _own_first(parsed: ClusterNode | None, own: ClusterNode | None) -> ClusterNode:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from cells.base.addresses import IPAddress, IPNetwork
+from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode, NodeIP
 from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
@@ -36,6 +36,8 @@ class OwnNetworks(msgspec.Struct, frozen=True):
     """Networks of its devices."""
     ranges: tuple[IPNetwork, ...] = ()
     """Those of its pods."""
+    routers_elsewhere: frozenset[Family] = frozenset(Family)
+    """Families in which its router has no address, or one outside of these ranges."""
 
 
 def own_networks(devices: Iterable[Device], local: ClusterNode | None) -> OwnNetworks:
@@ -52,7 +54,14 @@ def own_networks(devices: Iterable[Device], local: ClusterNode | None) -> OwnNet
         frozenset(address.ip for address in found) | own,
         tuple(sorted(networks, key=str)),
         tuple(local.all_cidrs()) if local is not None else (),
+        frozenset(family for family in Family if local is None or not _routed_from_range(local, family)),
     )
+
+
+def _routed_from_range(node: ClusterNode, family: Family) -> bool:
+    """Whether the router's address is one of the pods' ranges."""
+    ip = node.router_ip(family)
+    return ip is not None and any(ip in cidr for cidr in node.alloc_cidrs(family))
 
 
 def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) -> dict[str, ClusterNode]:
@@ -77,7 +86,11 @@ def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) 
         first = [_first_come(node, taken) if node.full_name in overlapping else node for node in checked]
     else:
         first = checked
-    found = {node.full_name: node for node in first}
+    ranges = _Ranges(first)
+    found = {
+        node.full_name: node if node.full_name == name else _without_strays(node, own, owner, ranges)
+        for node in first
+    }
     if (local := found.get(name)) is not None:
         found[name] = _announced(local, devices, (node for node in rows if _age(node) < _age(local)))
     return found
@@ -115,7 +128,9 @@ def _checked(node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str]) -
     addresses: list[NodeIP] = []
     for each in node.addresses:
         reason = _wrong_address(each.ip, own) or _taken(each.ip, node, owner)
-        if reason:
+        if each.type == CILIUM_INTERNAL_IP:  # once ranges and addresses of all nodes are settled
+            addresses.append(each)
+        elif reason:
             refused.append(f"address {each.ip} {reason}")
         else:
             owner[each.ip] = node.full_name
@@ -173,6 +188,70 @@ def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
         if held_network := next((each for each in networks if _overlap(cidr, each)), None):
             return f"overlaps {held_network}, {what}"
     return ""
+
+
+class _Ranges:
+    """Which node's pods an address belongs to; ranges of nodes do not overlap."""
+
+    def __init__(self, nodes: Iterable[ClusterNode]) -> None:
+        self._by_length: dict[tuple[int, int], dict[int, str]] = {}
+        """(family, bits that are shifted out) -> network -> node."""
+        for node in nodes:
+            for cidr in node.all_cidrs():
+                shift = cidr.max_prefixlen - cidr.prefixlen
+                networks = self._by_length.setdefault((cidr.version, shift), {})
+                networks[int(cidr.network_address) >> shift] = node.full_name
+
+    def node_of(self, ip: IPAddress) -> str | None:
+        number = int(ip)
+        return next(
+            (
+                found
+                for (version, shift), networks in self._by_length.items()
+                if version == ip.version and (found := networks.get(number >> shift)) is not None
+            ),
+            None,
+        )
+
+
+def _without_strays(
+    node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str], ranges: _Ranges
+) -> ClusterNode:
+    """Without addresses of router, health and ingress that it cannot have: agents take all of these from
+    the ranges of their node.
+
+    Where this node's own router is not in its ranges (local-router-ipv4), others' may be anywhere else, too.
+    """
+    refused: list[str] = []
+
+    def wrong(what: str, ip: IPAddress, *, anywhere: bool = False) -> bool:
+        reason = _wrong_address(ip, own) or _taken(ip, node, owner)
+        holder = ranges.node_of(ip)
+        if not reason and holder != node.full_name and not (anywhere and holder is None):
+            reason = f"is in a range of {holder}" if holder is not None else "is in no range of its pods"
+        if reason:
+            refused.append(f"{what} address {ip} {reason}")
+        else:
+            owner[ip] = node.full_name
+        return bool(reason)
+
+    routers = {
+        each
+        for each in node.addresses
+        if each.type == CILIUM_INTERNAL_IP
+        and wrong("router", each.ip, anywhere=Family.of(each.ip) in own.routers_elsewhere)
+    }
+    health = tuple(ip for ip in node.health if not wrong("health", ip))
+    ingress = tuple(ip for ip in node.ingress if not wrong("ingress", ip))
+    if not refused:
+        return node
+    return msgspec.structs.replace(
+        node,
+        addresses=tuple(each for each in node.addresses if each not in routers),
+        health=health,
+        ingress=ingress,
+        refused=(*node.refused, *refused),
+    )
 
 
 def _overlap(one: IPNetwork, other: IPNetwork) -> bool:

@@ -6,8 +6,8 @@ Source: Cilium 1.17, ParseNode and ParseCiliumNode; texts of faults are Cilium's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import ip_address, ip_network
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final, Literal
 
 import msgspec
@@ -27,6 +27,7 @@ __all__ = [
     "parse_cilium_node",
     "parse_ip",
     "parse_node",
+    "shared_node",
 ]
 
 
@@ -285,7 +286,11 @@ class NodeReader:
         refused: tuple[str, ...] = ()
         if node is not None:
             of_node = self.parse(node)
-            parsed.addresses, refused = _confirmed(parsed.addresses, of_node.addresses)
+            parsed.addresses, refused = _confirmed(parsed.addresses, of_node.addresses, "its Node")
+            if self._cidrs_of_nodes:
+                assigned = parse_node(node).cidrs  # what annotations say, agents write
+                parsed.cidrs, strays = _confirmed_ranges(parsed.cidrs, assigned, "its Node")
+                refused += strays
             parsed = filled(parsed, of_node)
         known = node or cilium
         labels = self._settings.chosen_labels(cilium.labels) if cilium is not None else {}
@@ -312,11 +317,61 @@ class NodeReader:
         )
 
 
-def _confirmed(claimed: Iterable[NodeIP], known: Iterable[NodeIP]) -> tuple[list[NodeIP], tuple[str, ...]]:
-    """The addresses of a CiliumNode without those that its Node has not, and what is refused so.
+def shared_node(shared: ClusterNode, known: ClusterNode | None) -> ClusterNode:
+    """A node as a store has it, without addresses and ranges that its objects have not.
 
-    Its agent writes the one, the kubelet the other. The kubelet states all addresses of a family, or none:
-    then the agent's count. Where none of a family is left, the Node's count.
+    Every agent may write every key of the store; CiliumNodes and Nodes are their own agent's, the
+    operator's and the kubelet's.
+    """
+    if known is None:
+        return shared
+    objects = "its CiliumNode or Node"
+    addresses, refused = _confirmed(shared.addresses, known.addresses, objects)
+    cidrs = {family: shared.alloc_cidrs(family) for family in Family}
+    ranges, strays = _confirmed_ranges(
+        cidrs, {family: known.alloc_cidrs(family) for family in Family}, objects
+    )
+    return msgspec.structs.replace(
+        shared,
+        addresses=tuple(addresses),
+        ipv4_alloc_cidrs=tuple(ranges[Family.IPV4]),
+        ipv6_alloc_cidrs=tuple(ranges[Family.IPV6]),
+        created=known.created,
+        refused=(*known.refused, *refused, *strays),
+    )
+
+
+def _confirmed_ranges(
+    claimed: Mapping[Family, Iterable[IPNetwork]], known: Mapping[Family, Sequence[IPNetwork]], where: str
+) -> tuple[dict[Family, list[IPNetwork]], tuple[str, ...]]:
+    """The ranges that lie in known ones of their family, if there are any; and what is refused.
+
+    Where none is left, the known ones count.
+    """
+    confirmed: dict[Family, list[IPNetwork]] = {}
+    refused: list[IPNetwork] = []
+    for family, cidrs in claimed.items():
+        outer, claims = known[family], list(cidrs)
+        found = [cidr for cidr in claims if not outer or any(_contains(each, cidr) for each in outer)]
+        refused += [cidr for cidr in claims if cidr not in found]
+        confirmed[family] = found or list(outer if claims else ())
+    return confirmed, tuple(f"range {cidr} is in none of {where}" for cidr in refused)
+
+
+def _contains(outer: IPNetwork, inner: IPNetwork) -> bool:
+    """Whether a network lies in another one."""
+    if isinstance(outer, IPv4Network) and isinstance(inner, IPv4Network):
+        return inner.subnet_of(outer)
+    return isinstance(outer, IPv6Network) and isinstance(inner, IPv6Network) and inner.subnet_of(outer)
+
+
+def _confirmed(
+    claimed: Iterable[NodeIP], known: Iterable[NodeIP], where: str
+) -> tuple[list[NodeIP], tuple[str, ...]]:
+    """The addresses that the source of ``known`` has, too, and what is refused.
+
+    A node's agent writes its CiliumNode, the kubelet its Node, which states all addresses of a family, or
+    none: then the agent's count. Where none of a family is left, those of ``known`` count.
     """
     own = [each for each in known if each.type != CILIUM_INTERNAL_IP]
     families = {each.ip.version for each in own}
@@ -331,7 +386,7 @@ def _confirmed(claimed: Iterable[NodeIP], known: Iterable[NodeIP]) -> tuple[list
     left = {each.ip.version for each in confirmed if each.type != CILIUM_INTERNAL_IP}
     without = {ip.version for ip in refused} - left
     confirmed += [each for each in own if each.ip.version in without]
-    return confirmed, tuple(f"address {ip} is not in its Node" for ip in refused)
+    return confirmed, tuple(f"address {ip} is not in {where}" for ip in refused)
 
 
 def annotations_of(found: Node | CiliumNode | None) -> dict[str, str]:

@@ -120,6 +120,37 @@ def test_an_agent_writes_the_object_of_its_own_node_only(
         assert text.endswith("of its own node only, n2")
 
 
+def with_ipam(**ipam: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "n1"}, "spec": {"ipam": ipam}}
+
+
+def test_an_agent_assigns_no_range_where_the_operator_does(policies: Policies) -> None:
+    one, two = with_ipam(podCIDRs=["10.1.0.0/24"]), with_ipam(podCIDRs=["10.1.0.0/24", "203.0.113.0/24"])
+    assert policies.refusals("UPDATE", "ciliumnodes", one, one) == []
+    assert policies.refusals("DELETE", "ciliumnodes", None, one) == []
+    for operation, new, old in (("UPDATE", two, one), ("UPDATE", node("n1"), one), ("CREATE", one, None)):
+        (text,) = policies.refusals(operation, "ciliumnodes", new, old)
+        assert text == "the operator writes spec.ipam.podCIDRs, not an agent"
+    by_node = Policies(ipam={"mode": "kubernetes"})
+    assert by_node.refusals("UPDATE", "ciliumnodes", two, one) == []
+
+
+def test_an_agent_gives_ranges_of_pools_back_and_takes_none() -> None:
+    policies = Policies(ipam={"mode": "multi-pool"})
+
+    def pools(**cidrs: list[str]) -> dict[str, Any]:
+        allocated = [{"pool": pool, "cidrs": several} for pool, several in cidrs.items()]
+        return with_ipam(pools={"requested": [{"pool": "default"}], "allocated": allocated})
+
+    held = pools(default=["10.1.0.0/28", "10.1.0.16/28"], green=["10.2.0.0/28"])
+    for fewer in (held, pools(default=["10.1.0.16/28"], green=["10.2.0.0/28"]), pools(), with_ipam(pools={})):
+        assert policies.refusals("UPDATE", "ciliumnodes", fewer, held) == []
+    assert policies.refusals("CREATE", "ciliumnodes", held) == []
+    for more in (pools(default=["203.0.113.0/28"]), pools(green=["10.1.0.0/28"]), pools(red=["10.2.0.0/28"])):
+        (text,) = policies.refusals("UPDATE", "ciliumnodes", more, held)
+        assert text == "the operator adds ranges of pools, an agent only gives them back"
+
+
 def test_a_token_without_a_node_writes_nothing_of_nodes(policies: Policies) -> None:
     objects: dict[str, dict[str, Any]] = {"ciliumnodes": node("n1"), "ciliumendpoints": endpoint("n1")}
     for resource, obj in objects.items():

@@ -82,6 +82,77 @@ def test_an_address_that_no_other_node_may_have_is_refused(ip: str, reason: str)
     assert (other.addresses, other.refused) == ((), (f"address {ip} {reason}",))
 
 
+ROUTED = msgspec.structs.replace(
+    OWN, addresses=(*OWN.addresses, NodeIP(CILIUM_INTERNAL_IP, ip_address("10.1.0.1")))
+)
+"""This node, whose router is in its range."""
+
+
+@pytest.mark.parametrize("what", ["health", "ingress", "router"])
+@pytest.mark.parametrize(
+    ("ip", "reason"),
+    [
+        ("10.2.0.9", ""),
+        ("fd02::9", ""),
+        ("10.1.0.9", "is in a range of default/n1"),
+        ("10.3.0.9", "is in a range of default/n3"),
+        ("203.0.113.9", "is in no range of its pods"),
+        ("192.0.2.1", "is this node's own"),
+        ("192.0.2.3", "is that of default/n3"),
+        ("169.254.1.1", "is not an address of a node"),
+    ],
+)
+def test_what_agents_take_from_their_ranges_is_in_them(what: str, ip: str, reason: str) -> None:
+    """Of another node, a pod, a service, outside: it would be sent through the tunnel to who claims it."""
+    claimed = node(2, "10.2.0.0/24", "fd02::/112")
+    if what == "router":
+        address = NodeIP(CILIUM_INTERNAL_IP, ip_address(ip))
+        claimed = msgspec.structs.replace(claimed, addresses=(*claimed.addresses, address))
+    else:
+        claimed = msgspec.structs.replace(claimed, **{what: (ip_address(ip),)})
+    own = msgspec.structs.replace(
+        ROUTED, addresses=(*ROUTED.addresses, NodeIP(CILIUM_INTERNAL_IP, ip_address("fd01::1")))
+    )
+    rows = guarded([own, node(3, "10.3.0.0/24"), claimed], DEVICES, SELF)
+    row = rows["default/n2"]
+    assert rows["default/n3"].refused == (), "the older object takes nothing of others by its router"
+    if not reason:
+        assert row is claimed
+        return
+    (text,) = row.refused
+    assert text.endswith(f"address {ip} {reason}")
+    assert (row.health, row.ingress, len(row.addresses)) == ((), (), 1)
+
+
+def test_a_node_without_ranges_has_no_address_for_health() -> None:
+    """Else it would drop its ranges, and claim any."""
+    claimed = msgspec.structs.replace(node(2), health=(ip_address("203.0.113.9"),))
+    row = found(claimed)["default/n2"]
+    assert row.refused == ("health address 203.0.113.9 is in no range of its pods",)
+    refused_range = msgspec.structs.replace(node(2, "192.0.2.0/24"), health=(ip_address("192.0.2.9"),))
+    assert found(refused_range)["default/n2"].health == ()
+
+
+def test_routers_may_be_outside_of_ranges_where_this_node_s_is() -> None:
+    """With local-router-ipv4 in the cluster. They take no pod's address, and health may not be outside."""
+    router = NodeIP(CILIUM_INTERNAL_IP, ip_address("10.254.0.2"))
+    claimed = msgspec.structs.replace(
+        node(2, "10.2.0.0/24"),
+        addresses=(*node(2).addresses, router),
+        health=(ip_address("10.254.0.3"),),
+    )
+    outside = NodeIP(CILIUM_INTERNAL_IP, ip_address("10.254.0.1"))
+    own = msgspec.structs.replace(OWN, addresses=(*OWN.addresses, outside))
+    thief = node(3)
+    thief = msgspec.structs.replace(
+        thief, addresses=(*thief.addresses, NodeIP(CILIUM_INTERNAL_IP, ip_address("10.2.0.9")))
+    )
+    rows = guarded([own, thief, claimed], DEVICES, SELF)
+    assert router in rows["default/n2"].addresses
+    assert rows["default/n2"].refused == ("health address 10.254.0.3 is in no range of its pods",)
+    assert rows["default/n3"].refused == ("router address 10.2.0.9 is in a range of default/n2",)
+
+
 def test_of_nodes_with_ranges_that_overlap_the_oldest_object_keeps_its_own() -> None:
     rows = found(
         node(2, "10.2.0.0/16", created="2026-01-02T00:00:00Z"),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+from ipaddress import IPv4Network, ip_address
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells.base.addresses import Family
-from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, parse_cilium_node, parse_node
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes.parse import (
+    NodeReader,
+    NodeSettings,
+    ParsedNode,
+    parse_cilium_node,
+    parse_node,
+    shared_node,
+)
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.core import NODES, Node
 from tests.support.examples import scaled
@@ -154,7 +164,7 @@ def test_a_ciliumnode_counts_first_and_the_node_fills_in() -> None:
         status={"addresses": [{"type": "InternalIP", "address": f"192.0.2.{last}"} for last in (9, 1)]},
     )
     told = cilium(
-        {"ipam": {"podCIDRs": ["10.1.0.0/24"]}, "addresses": [{"type": "InternalIP", "ip": "192.0.2.1"}]}
+        {"ipam": {"podCIDRs": ["10.7.0.0/25"]}, "addresses": [{"type": "InternalIP", "ip": "192.0.2.1"}]}
     )
     read = NodeReader("default", "kubernetes", NodeSettings()).read
     row = read(known, told)
@@ -163,7 +173,7 @@ def test_a_ciliumnode_counts_first_and_the_node_fills_in() -> None:
         "192.0.2.1",
         "kind://n1",
     )
-    assert list(map(str, row.all_cidrs())) == ["10.1.0.0/24"]
+    assert list(map(str, row.all_cidrs())) == ["10.7.0.0/25"]
     assert row.source == "custom-resource"
     row = read(known, None)
     assert (str(row.node_ip(Family.IPV4)), row.source) == ("192.0.2.9", "k8s")
@@ -216,3 +226,60 @@ def test_addresses_that_the_node_itself_has_not_are_refused(
     row = reader.read(known, cilium({"addresses": pairs}))
     assert row.refused == tuple(f"address {ip} is not in its Node" for ip in refused)
     assert [str(each.ip) for each in row.addresses] == left
+
+
+@pytest.mark.parametrize(
+    ("claimed", "refused", "left"),
+    [
+        (["10.7.0.0/24"], [], ["10.7.0.0/24"]),
+        (["10.7.0.128/25", "fd07::/112"], [], ["10.7.0.128/25", "fd07::/112"]),
+        (["203.0.113.0/24"], ["203.0.113.0/24"], ["10.7.0.0/24"]),
+        (["10.7.0.0/24", "10.6.0.0/15"], ["10.6.0.0/15"], ["10.7.0.0/24"]),
+        ([], [], ["10.7.0.0/24"]),
+    ],
+)
+def test_where_kubernetes_assigns_ranges_those_that_the_node_itself_has_not_are_refused(
+    claimed: list[str], refused: list[str], left: list[str]
+) -> None:
+    """An annotation confirms nothing: agents write it."""
+    reader = NodeReader("default", "kubernetes", NodeSettings(annotate_k8s_node=True))
+    known = node({"podCIDR": "10.7.0.0/24"}, {V4_KEY: "203.0.113.0/24"})
+    row = reader.read(known, cilium({"ipam": {"podCIDRs": claimed}}))
+    assert row.refused == tuple(f"range {cidr} is in none of its Node" for cidr in refused)
+    assert list(map(str, row.all_cidrs())) == left
+
+
+def in_store(*addresses: str, ranges: tuple[str, ...] = ("10.7.0.0/24",)) -> ClusterNode:
+    return ClusterNode(
+        cluster="default",
+        name="n1",
+        source=Source.KVSTORE,
+        addresses=tuple(NodeIP(kind, ip_address(ip)) for kind, ip in (one.split() for one in addresses)),
+        ipv4_alloc_cidrs=tuple(map(IPv4Network, ranges)),
+    )
+
+
+def test_a_node_in_the_store_has_what_its_objects_have() -> None:
+    reader = NodeReader("default", "cluster-pool", NodeSettings())
+    known = reader.read(
+        node(status={"addresses": [{"type": INTERNAL_IP, "address": "192.0.2.1"}]}),
+        cilium({"ipam": {"podCIDRs": ["10.7.0.0/24"]}}),
+    )
+    honest = in_store(f"{INTERNAL_IP} 192.0.2.1", f"{CILIUM_INTERNAL_IP} 10.7.0.1")
+    assert shared_node(honest, known) == honest
+    assert shared_node(honest, None) is honest
+    forged = shared_node(
+        in_store(
+            f"{INTERNAL_IP} 203.0.113.9",
+            f"{CILIUM_INTERNAL_IP} 10.7.0.1",
+            ranges=("10.7.0.0/24", "203.0.113.0/24"),
+        ),
+        known,
+    )
+    assert set(forged.addresses) == set(honest.addresses)
+    assert list(map(str, forged.all_cidrs())) == ["10.7.0.0/24"]
+    where = "its CiliumNode or Node"
+    assert forged.refused == (
+        f"address 203.0.113.9 is not in {where}",
+        f"range 203.0.113.0/24 is in none of {where}",
+    )
