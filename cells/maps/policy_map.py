@@ -59,7 +59,7 @@ class EntryChanges:
     def writes(self) -> tuple[PolicyEntryWrite, ...]:
         """What is set, in the order in which it is written: denies before allows.
 
-        Where something is to pass a proxy, what decides a packet comes before what would let it through
+        Where something is conditional, what decides a packet comes before what would let it through
         otherwise.
         """
         if self._writes is None:
@@ -67,7 +67,7 @@ class EntryChanges:
                 PolicyEntryWrite(key, entry, (key.pack(), entry.pack(key))) for key, entry in self.new.items()
             ]
             allows = [one for one in writes if not one.entry.deny]
-            if any(one.entry.proxy_port for one in allows):
+            if any(one.entry.conditional for one in allows):
                 allows.sort(key=lambda one: precedence(one.key), reverse=True)
             self._writes = (*(one for one in writes if one.entry.deny), *allows)
         return self._writes
@@ -219,12 +219,13 @@ class PolicyMap:
         """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
 
         So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
-        Nor does anything pass a proxy by that it is to read: where there is one, what decides first is
-        written first, and deleted last.
+        Nor does anything pass by a proxy that is to read it, or without its authentication: where there is
+        one, what decides first is written first, and deleted last.
 
         An entry with the same verdict is not touched, so its counters go on. If any changed, the endpoint's
         flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
-        bpf-policy-map-max); what was written until then stays.
+        bpf-policy-map-max); what was written until then stays. A full map is closed rather than open: allows
+        make room for denies.
         """
         with self._epochs.once():
             self._replace(wanted)
@@ -237,15 +238,43 @@ class PolicyMap:
             self.reload()
             if error.errno != errno.ENOSPC:
                 raise
-            # Full: make room with what is no longer allowed. That may drop packets, but lets none through.
-            over = [key for key, old in self._present.items() if key not in wanted and not old.deny]
             try:
-                self._drop(over)
-                self._present = {key: old for key, old in self._present.items() if key in wanted or old.deny}
+                self._deny_first(wanted)
                 self._write(self._difference(wanted))
             except BpfError:
                 self.reload()
                 raise
+
+    def _deny_first(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+        """In a full map: have what is to be denied, at the cost of what is allowed. Raises BpfError if even
+        that has no room; then nothing is allowed.
+
+        Packets may be dropped that both policies allow; none passes that neither does. So all allows go, the
+        broadest first, where less than all would open something: what passes a proxy or is authenticated, or
+        what denies that make room were for.
+        """
+        present = self._present
+        allows = [key for key, old in present.items() if not old.deny]
+        stale = [key for key, old in present.items() if old.deny and key not in wanted]
+        denies = {
+            key: entry
+            for key, entry in wanted.items()
+            if entry.deny and not ((old := present.get(key)) is not None and old.deny)
+        }
+        staying: list[PolicyKey] = []
+        if not stale and not any(one.conditional for each in (present, wanted) for one in each.values()):
+            room = self.map.spec.max_entries - (len(present) - len(allows)) - len(denies)
+            staying = [key for key in allows if key in wanted and present[key].same_verdict(wanted[key])]
+            staying = staying[: max(room, 0)]
+        self._forget(sorted(set(allows) - set(staying), key=precedence))
+        self._forget(stale)
+        self._put(EntryChanges(denies, ()).writes)
+        self._present = {**self._present, **denies}
+
+    def _forget(self, keys: Sequence[PolicyKey]) -> None:
+        self._drop(keys)
+        dropped = set(keys)
+        self._present = {key: old for key, old in self._present.items() if key not in dropped}
 
     def _difference(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> EntryChanges:
         """What the map may lack or have otherwise, or too much."""
@@ -298,7 +327,7 @@ class PolicyMap:
         if not changes.removed:
             return
         removed = [key for key in changes.removed if key in present]
-        if any(present[key].proxy_port for key in removed):
+        if any(present[key].conditional for key in removed):
             removed.sort(key=precedence)
         self._drop(sorted(removed, key=lambda key: present[key].deny))
 
@@ -310,7 +339,7 @@ class PolicyMap:
         else:
             self.map.update_batch([one.packed for one in writes])
 
-    def _drop(self, keys: list[PolicyKey]) -> None:
+    def _drop(self, keys: Sequence[PolicyKey]) -> None:
         packed = [key.pack() for key in keys]
         if len(packed) > _FEW:
             try:

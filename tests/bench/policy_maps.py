@@ -151,6 +151,10 @@ class Maps:
         """As the agent does."""
         self.slots[endpoint_id].replace(entries)
 
+    def held(self, endpoint_id: int) -> PolicyEntries:
+        """As the agent does."""
+        return self.slots[endpoint_id].held
+
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
         """As the agent does, where nothing is refused."""
         with self._epochs.once():

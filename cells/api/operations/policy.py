@@ -76,7 +76,7 @@ class EndpointPolicyModels:
             policy_enabled=self._enforced(realized),
         )
         if written is not None:
-            follows = wanted is not None and written.revision == wanted.revision
+            follows = wanted is not None and written.revision == wanted.revision and not realized.error
             same = written is wanted
             real = spec if same else self._model(endpoint, written, l4 if follows else models.L4Policy())
         return models.EndpointPolicyStatus(

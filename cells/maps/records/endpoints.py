@@ -342,6 +342,11 @@ class PolicyEntry(msgspec.Struct, frozen=True):
         return self.verdict == other.verdict
 
     @property
+    def conditional(self) -> bool:
+        """Whether what it allows passes a proxy, or only after authentication."""
+        return bool(self.proxy_port or self.auth_type)
+
+    @property
     def verdict(self) -> tuple[object, ...]:
         """What decides, without what was counted."""
         return self.deny, self.proxy_port, self.auth_type, self.only_by_proxy

@@ -86,6 +86,10 @@ class KernelPolicyMaps:
         slots = self._slots
         return self._pool.replace_all((slots[number], entries) for number, entries in wanted.items())
 
+    def held(self, endpoint_id: int) -> PolicyEntries:
+        """What the slot has written or read."""
+        return self._slots[endpoint_id].held
+
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         """Read the whole map; write it only where it is wrong."""
         slot = self._slots[endpoint_id]

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from typing import Final
 
 import anyio.lowlevel
+from msgspec.structs import replace
 
 from cells.cluster.identity.identities import Identity
 from cells.maps.policy_map import EntryChanges, PolicyEntryMap
+from cells.maps.records.endpoints import PolicyKey
 from cells.policy.compute import SLICE
 from cells.policy.maps.rows import (
     NO_POD,
@@ -131,7 +133,7 @@ class EndpointPolicies:
         self._changed: set[int] = set()
         """Endpoints with maps that are to follow."""
         self._written: dict[int, EndpointPolicy] = {}
-        """What maps were last made whole."""
+        """What maps have, as far as it is known."""
         self._deferred = DeferredDeletes()
         self._previous: dict[int, PolicyEntries] = {}
         """What maps had that were taken over and are not written yet."""
@@ -222,7 +224,7 @@ class EndpointPolicies:
             self._apply_soon()
 
     def written(self, endpoint_id: int) -> EndpointPolicy | None:
-        """The policy that the endpoint's map was last made; None before the first."""
+        """The policy that the endpoint's map was last made, or has after a refusal; None before the first."""
         return self._written.get(endpoint_id)
 
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
@@ -347,9 +349,26 @@ class EndpointPolicies:
         try:
             self._write_map(policy)
         except OSError as error:
+            self._written[policy.endpoint_id] = self._held(policy.endpoint_id)
             self._failed(policy.endpoint_id, error)
             raise
         self._mark(policy)
+
+    def _held(self, endpoint_id: int) -> EndpointPolicy:
+        """What a map has that refused a policy: not what it had, nor what it was to have."""
+        held = PolicyEntryMap(self._pool.held(endpoint_id))
+
+        def enforced(*, egress: bool) -> bool:
+            anyone = held.get(PolicyKey(identity=0, egress=egress))
+            return anyone is None or anyone.deny
+
+        return EndpointPolicy(
+            endpoint_id=endpoint_id,
+            revision=self.status(endpoint_id).revision,
+            ingress_enforced=enforced(egress=False),
+            egress_enforced=enforced(egress=True),
+            entries=held,
+        )
 
     def _mark(self, *policies: EndpointPolicy) -> None:
         """The maps have these policies."""
@@ -428,16 +447,15 @@ class EndpointPolicies:
         return PolicyEntryMap(held)
 
     def _failed(self, endpoint_id: int, error: Exception) -> None:
-        known = self.status(endpoint_id)
-        with self.realized.txn() as rows:
-            rows.put(
-                RealizedPolicy(
-                    endpoint_id=endpoint_id,
-                    revision=known.revision,
-                    written=known.written,
-                    ingress_enforced=known.ingress_enforced,
-                    egress_enforced=known.egress_enforced,
-                    entries=known.entries,
-                    error=str(error),
-                )
+        """Its status has the error, and what the map has now; of revision and rules, those before."""
+        known, has = self.status(endpoint_id), self._written.get(endpoint_id)
+        row = replace(known, error=str(error))
+        if has is not None:
+            row = replace(
+                row,
+                ingress_enforced=has.ingress_enforced,
+                egress_enforced=has.egress_enforced,
+                entries=len(has.entries),
             )
+        with self.realized.txn() as rows:
+            rows.put(row)

@@ -168,6 +168,10 @@ class PolicyMapPool(Protocol):
         """The same for several maps, in less time; of which maps it could not be done, and why."""
         ...
 
+    def held(self, endpoint_id: int) -> PolicyEntries:
+        """What the map has, as it was last written or read: after a refusal, a part of what was wanted."""
+        ...
+
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         """Compare the whole map with these entries, and put it right; how many were wrong."""
         ...

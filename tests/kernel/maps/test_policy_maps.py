@@ -276,6 +276,58 @@ async def test_a_policy_that_does_not_fit_is_an_error_and_the_map_stays_known(in
         assert policy.dump() == ALLOW_ALL
 
 
+def anyone_at(*ports: int, deny: bool = False, proxy: int = 0) -> dict[PolicyKey, PolicyEntry]:
+    entry = PolicyEntry(deny=deny, proxy_port=proxy)
+    return {PolicyKey(0, egress=False, protocol=6, port=port, port_bits=16): entry for port in ports}
+
+
+def denied(identities: range) -> dict[PolicyKey, PolicyEntry]:
+    return {PolicyKey(identity, egress=False): PolicyEntry(deny=True) for identity in identities}
+
+
+async def test_a_full_map_denies_what_is_to_be_denied_and_allows_less(in_node: None) -> None:
+    """Denies are of identities that allows of everyone are for, and of a key that is allowed."""
+    async with agent() as node:
+        policy = node.policies.acquire()
+        room = policy.map.spec.max_entries
+        allows = anyone_at(*range(1, room + 1))
+        policy.replace(allows)
+        denies = {**denied(range(300, 310)), **anyone_at(7, deny=True)}
+        with pytest.raises(BpfError, match="ENOSPC"):
+            policy.replace({**allows, **denies})
+        found = policy.dump()
+        assert len(found) == room
+        assert denies.items() <= found.items()
+        assert policy.held == found
+        other = denied(range(400, 410))
+        with pytest.raises(BpfError, match="ENOSPC"):
+            policy.replace({**allows, **other})
+        assert {key for key, entry in policy.dump().items() if entry.deny} == other.keys()
+        with pytest.raises(BpfError, match="ENOSPC"):
+            policy.replace({**allows, **denied(range(300, 600)), **anyone_at(9, deny=True)})
+        assert all(entry.deny for entry in policy.dump().values()), "the denies have no room"
+        policy.replace(allows)
+        assert policy.dump() == allows
+
+
+async def test_in_a_full_map_nothing_passes_the_proxy_by_that_is_to_read_it(in_node: None) -> None:
+    """Anyone is allowed anything, and port by port the proxy reads it: what has no room is closed."""
+    async with agent() as node:
+        policy = node.policies.acquire()
+        room = policy.map.spec.max_entries
+        everything = {PolicyKey(0, egress=False): PolicyEntry()}
+        read = anyone_at(*range(1, room + 1), proxy=11000)
+        for before in (
+            everything,
+            {**everything, **anyone_at(*range(1, room))},
+            denied(range(300, 300 + room)),
+        ):
+            policy.replace(before)
+            with pytest.raises(BpfError, match="ENOSPC"):
+                policy.replace({**everything, **read})
+            assert policy.dump() == read, "all that fits, but not what would let the rest through"
+
+
 async def test_of_several_maps_one_that_has_no_room_holds_up_no_other_and_only_what_changed_is_judged_anew(
     in_node: None,
 ) -> None:

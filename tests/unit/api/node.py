@@ -112,6 +112,9 @@ class FakeKernel:
             raise self.policy_fault
         self.policies[endpoint_id] = entries
 
+    def held(self, endpoint_id: int) -> PolicyEntries:
+        return self.policies[endpoint_id]
+
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
         return write_singly(self.write, wanted)
 

@@ -107,6 +107,9 @@ class FakeKernel:
         self._step("fill")
         self.policies[endpoint_id].entries = entries
 
+    def held(self, endpoint_id: int) -> PolicyEntries:
+        return self.policies[endpoint_id].entries or {}
+
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
         return write_singly(self.write, wanted)
 

@@ -38,6 +38,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 WEB = PolicyKey(identity=300, egress=False, protocol=6, port=80, port_bits=16)
+TLS = PolicyKey(identity=300, egress=False, protocol=6, port=443, port_bits=16)
 ALLOW_WEB: PolicyEntries = {WEB: PolicyEntry()}
 
 
@@ -72,6 +73,9 @@ class FakeMaps:
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
         self.batches.append(len(wanted))
         return write_singly(self.write, wanted)
+
+    def held(self, endpoint_id: int) -> PolicyEntries:
+        return self.maps[endpoint_id]
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
         wrong = len(self.maps[endpoint_id].keys() ^ entries.keys())
@@ -239,6 +243,7 @@ async def test_an_endpoint_whose_map_is_full_may_do_nothing_if_wished_until_less
             room.policies.realize(number, 300, ())
         assert room.maps.maps == {number: {}}
         assert "2 entries have no room" in room.policies.status(number).error
+        assert room.policies.status(number).entries == 0
         room.maps.room = 2  # it would fit now, but as many are not tried again
         with pytest.raises(OSError, match="locked down"):
             room.policies.realize(number, 300, ())
@@ -247,6 +252,26 @@ async def test_an_endpoint_whose_map_is_full_may_do_nothing_if_wished_until_less
         room.policies.realize(number, 300, ())
         assert room.maps.maps == {number: ALLOW_WEB}
         assert room.policies.status(number).error == ""
+
+
+async def test_of_a_full_map_the_status_has_what_is_in_it_and_its_revision_stays(room: Room) -> None:
+    room.rules.entries = {**ALLOW_ALL, **ALLOW_WEB}
+    number = room.made()
+    assert room.policies.status(number).entries == 3
+    part = {**ALLOW_LOCALHOST, **ALLOW_WEB}
+    room.maps.maps[number] = part  # what the kernel had room for
+    room.maps.room = 2
+    room.rules.revision, room.rules.entries = 2, {**part, TLS: PolicyEntry()}
+    with pytest.raises(OSError, match="No space left"):
+        room.policies.realize(number, 300, ())
+    status, held = room.policies.status(number), room.policies.written(number)
+    assert (status.revision, status.entries, status.ingress_enforced) == (1, 2, True)
+    assert held is not None
+    assert dict(held.entries) == part
+    room.maps.room = 3
+    room.policies.realize(number, 300, ())
+    status = room.policies.status(number)
+    assert (status.revision, status.entries, status.error) == (2, 3, "")
 
 
 async def test_rules_that_contradict_each_other_leave_the_policy_there_is(room: Room) -> None:
