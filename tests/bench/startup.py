@@ -10,15 +10,17 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from compileall import compile_dir
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -158,28 +160,41 @@ def maps_memory(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def api_server(made: Lab, folder: Path) -> Iterator[tuple[str, ...]]:
-    """The fake API server in a node's network, over TLS; settings of an agent of a cluster, the chart's."""
+def api_server(
+    made: Lab, folder: Path, later: Sequence[dict[str, Any]] = (), more: Sequence[dict[str, Any]] = ()
+) -> Iterator[tuple[str, ...]]:
+    """The fake API server in a node's network, over TLS; settings of an agent of a cluster, the chart's.
+
+    It has ``more`` objects from the beginning; ``later`` ones come all at once with add_later().
+    """
     kubeconfig, objects, settings = folder / "kubeconfig", folder / "objects.yaml", folder / "config"
     definitions = [json.loads(path.read_bytes()) for path in sorted(RECORDINGS.glob("fixtures/crd_*.json"))]
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": os.uname().nodename}}
     kept = [one for one in definitions if one.get("kind") == "CustomResourceDefinition"]
-    objects.write_text("---\n".join(json.dumps(one) + "\n" for one in [node, *kept]), encoding="utf-8")
+    objects.write_text("---\n".join(json.dumps(one) + "\n" for one in [node, *kept, *more]), encoding="utf-8")
     settings.mkdir(exist_ok=True)
     for key, value in yaml.safe_load(CHART.read_text(encoding="utf-8"))["data"].items():
         if key not in OF_CONTAINERS:
             (settings / key).write_text(value, encoding="utf-8")
     kubeconfig.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.support.apiserver", "--kubeconfig", str(kubeconfig)]
+    (folder / "later").write_text("".join(json.dumps(one) + "\n" for one in later), encoding="utf-8")
+    command += ["--objects", str(objects), "--later", str(folder / "later")]
     with made.open() as inside:
-        process = inside.popen([*command, "--objects", str(objects)], stdout=subprocess.PIPE, cwd=Path.cwd())
+        process = inside.popen(command, stdout=subprocess.PIPE, cwd=Path.cwd())
     try:
         assert process.stdout is not None
         assert process.stdout.readline(), "the API server ended"
+        (folder / "apiserver.pid").write_text(str(process.pid), encoding="ascii")
         yield (f"--config-dir={settings}", f"--k8s-kubeconfig-path={kubeconfig}", *IN_A_CLUSTER)
     finally:
         process.terminate()  # it removes its keys
         process.wait()
+
+
+def add_later(folder: Path) -> None:
+    """Have the server of api_server() add the objects that come later."""
+    os.kill(int((folder / "apiserver.pid").read_text(encoding="ascii")), signal.SIGUSR1)
 
 
 def memories(folder: Path, rounds: int) -> list[Figure]:

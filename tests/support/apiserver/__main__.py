@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import signal
 import sys
 import tempfile
@@ -40,7 +41,11 @@ async def serve(arguments: argparse.Namespace) -> None:
     if arguments.logs:
         server.logs = lambda asked: (arguments.logs / f"{asked.pod}-{asked.container}.log").read_bytes()
     over = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, over.set)
+    if arguments.later:
+        later = [json.loads(line) for line in arguments.later.read_text().splitlines()]
+        loop.add_signal_handler(signal.SIGUSR1, lambda: [server.add(one) for one in later])
     for path in arguments.objects:
         for document in yaml.safe_load_all(Path(path).read_text()):  # noqa: ASYNC240  # before it serves
             if document:
@@ -69,6 +74,7 @@ def main() -> None:
     parser.add_argument("--exec", help="a program for NAMESPACE POD CONTAINER COMMAND... of pods/exec")
     parser.add_argument("--logs", type=Path, help="a folder of POD-CONTAINER.log, for pods/log")
     parser.add_argument("--objects", nargs="*", default=[], help="YAML files of objects to begin with")
+    parser.add_argument("--later", type=Path, help="a file of objects, one a line, for SIGUSR1: all at once")
     try:
         asyncio.run(serve(parser.parse_args()))
     except KeyboardInterrupt:
