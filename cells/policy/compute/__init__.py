@@ -39,7 +39,9 @@ Steps = Generator[None, None, T]
 """A computation that has its result at the end."""
 
 SLICE: Final = 0.01
-"""Seconds of computation between two turns of the loop."""
+"""Seconds of computation before others have the loop."""
+TURNS: Final = 4
+"""Turns that the loop gets after each slice: a request is accepted, read, answered and closed in so many."""
 LONG: Final = 16
 """Slices after which a computation is a long one, as of thousands of policies that come at once."""
 STEP: Final = 64
@@ -57,7 +59,7 @@ def finish(steps: Steps[T]) -> T:
 
 
 async def in_slices(steps: Iterable[T | None]) -> AsyncIterator[T]:
-    """The results of a computation, each at once, with a turn of the event loop after each SLICE.
+    """The results of a computation, each at once, with turns of the event loop after each SLICE.
 
     What a long computation leaves is taken out of the sight of the garbage collector, which would look
     through all of it again and again, for up to 0.3 s at a time: rules and entries have no cycles, and are
@@ -73,7 +75,8 @@ async def in_slices(steps: Iterable[T | None]) -> AsyncIterator[T]:
             if slices >= LONG:
                 gc.collect(0)
                 gc.freeze()
-            await checkpoint()
+            for _ in range(TURNS):
+                await checkpoint()
             turn = time.monotonic() + SLICE
 
 
