@@ -36,7 +36,7 @@ INTERRUPTED = 130
 
 
 class HiveError(Exception):
-    """A fault that the person running the hive can act on, said in one line. A run ends with exit code 1."""
+    """A fault that the person running the hive can act on, in one line. It ends a run with exit code 1."""
 
     exit_code: ClassVar[int] = 1
 
@@ -212,7 +212,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def explain(error: BaseException) -> str | None:
-    """What to tell the user when every error behind `error` is one they can act on; None for our own bugs.
+    """The message for the user when each error behind `error` is one they can act on; None for our own bugs.
 
     A line for each fault; below a graph at fault or an overdue hook more lines, indented.
     """

@@ -41,8 +41,8 @@ __all__ = ["OperatorServer", "ServerSettings", "cell"]
 
 # HTTP of the operator: what probes, people and Prometheus ask.
 #
-# Source: Cilium 1.17's operator: /healthz and /v1/healthz are 200 ``ok`` for every operator whose API server
-#         answers GET /version, leader or not; /v1/metrics as JSON.
+# Source: Cilium 1.17's operator: /healthz and /v1/healthz are 200 ``ok`` for every operator that gets
+#         GET /version from its API server, leader or not; /v1/metrics as JSON.
 
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 LONGEST_ANSWER = 5.0

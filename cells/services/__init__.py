@@ -202,11 +202,11 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
     hinted_zones: tuple[str, ...] | None = None
     preferred: bool = False
     manual: bool = False
-    """Whether somebody gave it its state, whatever its source says."""
+    """Whether its state was set manually, whatever its source has."""
 
 
 class Frontend(msgspec.Struct, frozen=True, gc=False):
-    """One address that is served, and by whom; which backends are selected follows from their states."""
+    """A served address with its owner; the states of its backends decide which of them are selected."""
 
     key: FrontendKey
     type: ServiceType
@@ -290,7 +290,7 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_proto_diff: bool = True
     enable_sctp: bool = False
     k8s_service_proxy_name: str = ""
-    """Whose services are served: by the label ``service.kubernetes.io/service-proxy-name``."""
+    """Which services are served, by their label ``service.kubernetes.io/service-proxy-name``."""
     cluster_name: str = "default"
     node_port_min: int = 30000
     node_port_max: int = 32767

@@ -93,7 +93,7 @@ class HealthPort(msgspec.Struct, frozen=True):
 
 
 class HealthCheckPorts:
-    """Ports come and go with their services; one that somebody else has is degraded, and tried again."""
+    """Opens and closes ports with their services; a port in use elsewhere is degraded, and tried again."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class HealthPortTarget(Target[int, HealthPort, HealthPort]):
 
     async def _listen(self, port: int) -> None:
         server = HttpServer(partial(self._answer, port), grace=1.0, limits=SCRAPED, log=self._log)
-        # Interrupted in the middle, it would listen and nobody could close it.
+        # Cancelled half-way, the server would listen without being in the list of those to close.
         with anyio.CancelScope(shield=True):
             await server.serve(listener("", port, ipv6=self._agent.ipv6))
             self._servers[port] = server

@@ -34,7 +34,7 @@ _ROUTABLE, _SOURCE_RANGE = ServiceFlag.ROUTABLE.value, ServiceFlag.SOURCE_RANGE.
 _L7, _LOOPBACK = ServiceFlag.L7_LOAD_BALANCER.value, ServiceFlag.LOOPBACK.value
 
 ALGORITHMS = {"": 0, "random": 1, "maglev": 2}
-"""As slot 0 tells how backends are chosen for clients outside; 0: as for every service."""
+"""Slot 0: the algorithm for clients outside the node; 0 means the service's own."""
 
 _SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED.value
 _DSR = ServiceFlag.DSR.value
@@ -344,7 +344,7 @@ def maglev_key(number: int, version: int) -> MapKey:
 
 # What the maps say of frontends and backends that an earlier agent installed.
 #
-# Names, annotations and session affinity do not come back; the sources tell them anew.
+# Names, annotations and session affinity are not in the maps: they come from the sources again.
 
 Maps = Mapping[str, Mapping[bytes, bytes]]
 """Every entry of the load-balancing maps, by map."""

@@ -1,4 +1,4 @@
-"""Pods that local redirect policies lead to reach what is redirected, where a policy says so.
+"""Backends of local redirect policies reach the redirected address itself, where a policy sets that.
 
 Reconciler: the tables ``local-redirects`` and ``endpoints`` in, the maps cilium_skip_lb4 and _lb6 out.
 Why:        a pod that stands in for an address, such as a metadata proxy, must reach the address itself.

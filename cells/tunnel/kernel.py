@@ -153,7 +153,7 @@ class TunnelNetwork:
         await anyio.to_thread.run_sync(self._links.set_up, ifindex, name, mtu)
 
     async def delete(self, ifindex: int) -> None:
-        """Remove a link; a missing one is no error."""
+        """Remove a link; a missing one is ignored."""
         await anyio.to_thread.run_sync(self._links.delete, ifindex)
 
     async def routes(self, name: str) -> list[TunnelRoute]:
@@ -176,7 +176,7 @@ class TunnelNetwork:
         )
 
     async def remove_route(self, name: str, destination: IPNetwork) -> None:
-        """Remove a route of ours; a missing one is no error."""
+        """Remove a route of ours; a missing one is ignored."""
         await anyio.to_thread.run_sync(self._links.remove_route, _index(name), destination)
 
 
@@ -226,7 +226,7 @@ class TunnelRoutes(Protocol):
         ...
 
     async def remove_route(self, name: str, destination: IPNetwork) -> None:
-        """Remove; a missing one is no error."""
+        """Remove; a missing one is ignored."""
         ...
 
 

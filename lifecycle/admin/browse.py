@@ -20,7 +20,7 @@ __all__ = ["Follower", "TableChange", "TableInfo", "TableRow", "changed", "rows"
 
 
 class TableInfo(msgspec.Struct, frozen=True, rename="kebab"):
-    """A table: what it is called, how large it is, how often it has changed, whom it waits for."""
+    """A table: its name, size, number of changes, and the initializers it still waits for."""
 
     name: str
     rows: int

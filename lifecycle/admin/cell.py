@@ -29,7 +29,7 @@ class AdminSettings(Settings, frozen=True):
 def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:
     """The module ``admin``: commands over a unix socket, its own and those that cells contribute.
 
-    The socket is that of AdminSettings; a constructor given here says otherwise, and asks for what it needs.
+    The socket is that of AdminSettings, unless `socket`, a constructor with any dependencies, gives another.
     """
     place = (provide_private(socket),) if socket else (config(AdminSettings), provide_private(_own))
     return module(

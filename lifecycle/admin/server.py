@@ -1,6 +1,6 @@
 """Commands over a unix socket: a line in, text out, an end mark.
 
-Source: cilium/hive's shell, whose protocol this is, so that ``cilium-dbg shell`` is a client of it: each line
+Source: the shell of cilium/hive. Its protocol is used, so ``cilium-dbg shell`` can be the client: each line
         is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Ours adds what begins with #,
         a comment to their servers: after ``#marks`` the output of a command that fails ends with
         ``<<failed>>`` instead, that of one to be repeated with ``--yes`` with ``<<confirm>>``, and
@@ -112,7 +112,7 @@ class _Client:
         self._state = State(write=self._write)
 
     async def serve(self) -> None:
-        """Run lines until the client has enough, or has gone, or this is cancelled."""
+        """Run lines until the client exits or disconnects, or this is cancelled."""
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(
                 sock=self._connection, limit=_LONGEST_LINE
@@ -121,7 +121,7 @@ class _Client:
             self._writer.close()
             await self._writer.wait_closed()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the client has gone, or we stop: no one waits for an answer
+            pass  # the client has disconnected, or the server stops: no one waits for an answer
 
     def close(self) -> None:
         """Let go of the connection; what the client has not read by now is lost."""
@@ -161,7 +161,7 @@ class _Client:
         await self._write(f"{mark if self._marks else END}\n")
 
     async def _run(self, line: str) -> str:
-        """Run a command, an endless one until the client has gone; the mark for its result."""
+        """Run a command, an endless one until the client disconnects; returns the mark for its result."""
         command = asyncio.create_task(self._engine.line(self._state, line))
         disconnected = asyncio.create_task(self._disconnected.wait())
         try:

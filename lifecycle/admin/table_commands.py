@@ -1,6 +1,6 @@
 """The commands that look at tables: ``db``, ``db/show``, ``db/get``, ``db/watch``, ``db/cmp`` and their kin.
 
-Source: cilium/statedb's script commands, whose names and flags these are.
+Source: the script commands of cilium/statedb; names and flags are the same.
 """
 
 import heapq
@@ -227,7 +227,7 @@ class TableCommands(Commands):
             raise CommandError(str(error)) from None
 
     async def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[Item]:
-        """The rows whose key, or value of an index, fits the second word, by key."""
+        """The rows that match the second word by key, or by their value of an index; in order of keys."""
         name, wanted = given.words
         table = self._table(name)
         held, turn = table.snapshot(), Stretch()

@@ -39,10 +39,10 @@ _GRAPH, _JSON = "--graph", "--json"
 
 
 def main(hive: Hive, argv: Sequence[str] | None = None, *, version: str = "") -> NoReturn:
-    """Do what the command line says, and end the process: 0, 1 for a failure, 2 for usage and settings.
+    """Run the command line and exit the process with 0, 1 for a failure, 2 for wrong usage or settings.
 
     Without a command the hive runs. Flags are its settings, beside variables with its prefix and the files
-    that its own Sources name. ``--help`` tells all of them, ``--version`` the `version` if there is one,
+    that its own Sources name. ``--help`` lists all of them, ``--version`` the `version` if there is one,
     ``--strict`` refuses keys that no option knows. Logs go to standard error, unless configure_logging() has
     been called before.
     """
@@ -62,7 +62,7 @@ def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, vers
     except KeyboardInterrupt:
         _report(hive, "interrupted")
         return _INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe has gone: it has seen enough
+    except BrokenPipeError:  # the reader of the pipe has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its exit
         return _OK
 

@@ -24,7 +24,7 @@ def shell(path: Path, words: Sequence[str], name: str, timeout: float = 5.0) -> 
 
     On a terminal lines are edited, completed with the tabulator and remembered from one shell to the next; ^C
     ends a command, ^D the shell. Otherwise the first command that fails ends it. `timeout` is that of the
-    connection, in seconds. Raises HiveError, one line, when nobody answers.
+    connection, in seconds. Raises HiveError, one line, when no server answers.
     """
     if words:
         with _Connection(path, timeout) as connection:
@@ -89,7 +89,7 @@ class _Connection:
     def run(self, line: str) -> bool:
         """Print the output of a command as it comes; whether the command succeeded.
 
-        One that wants to be confirmed is, at a terminal, if the user says so.
+        At a terminal, a command that needs confirmation asks the user first.
         """
         for text in self.ask(line):
             if text == FAILED:
@@ -125,7 +125,7 @@ def _remembering(name: str, connection: _Connection) -> Iterator[None]:
         return
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     history = state / "hive" / f"{name}.history"
-    with contextlib.suppress(OSError):  # none yet, or one that is somebody else's
+    with contextlib.suppress(OSError):  # there is none yet, or another user owns it
         readline.read_history_file(history)
     _complete(readline, connection)
     try:

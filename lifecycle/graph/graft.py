@@ -11,7 +11,7 @@ __all__ = ["grafted"]
 
 
 def grafted(graph: Graph, inner: Graph) -> Graph:
-    """All of both: the modules of `inner` below the one that has its name, from whose InnerHive it shares.
+    """Both graphs in one: `inner` stands below the module of its name, and shares what its InnerHive names.
 
     What is shared is a supplied value in the inner graph, with an edge to what provides that hive.
     """

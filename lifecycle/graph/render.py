@@ -40,7 +40,7 @@ def _contents(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
     for user, lacks, kind in faults.lacking:
         needs[user].append(f"{lacks} ({kind})")
     for node in graph.constructors:
-        if node.module != module.id or node.kind in {"config", "part"}:  # a whole tells its parts
+        if node.module != module.id or node.kind in {"config", "part"}:  # the constructor of a part lists it
             continue
         shown = node.provides if node.name == node.provides else f"{node.provides} from {node.name}"
         marks = {

@@ -22,7 +22,7 @@ from lifecycle.settings.sources import UNSET
 __all__ = ["VIEWS", "WIDTH", "Paint", "differences", "show", "unset"]
 
 WIDTH = 80
-"""Columns to fill, unless told otherwise."""
+"""Columns to fill by default."""
 
 Paint = Callable[[str, str], str]
 """Makes a text look like what it is: module, name, quiet, given, missing, added, removed or changed."""
@@ -89,7 +89,7 @@ def _show_list(
 
 
 def unset(graph: Graph) -> list[str]:
-    """Required settings that nobody has given."""
+    """Required settings without a value."""
     return [setting.name for setting in graph.settings if setting.origin == UNSET]
 
 
@@ -233,4 +233,4 @@ VIEWS: dict[str, str] = {
     "why": "",
     **dict.fromkeys(_DRAWINGS, ""),
 }
-"""What ``inspect`` can show, and what is said when there is none of it."""
+"""What ``inspect`` can show, and the text printed where there is nothing to show."""

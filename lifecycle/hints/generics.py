@@ -1,6 +1,6 @@
 """Generics: what the type variables of a class stand for.
 
-``provide(Box[int])`` builds a Box whose parameters of type T are ints; so does a class that derives from
+``provide(Box[int])`` builds a Box with an int for each parameter of type T; so does a class that derives from
 ``Box[int]`` and inherits the constructor.
 """
 

@@ -51,7 +51,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def key_of(hint: object) -> Key:
-    """The key a hint stands for: names and membership kept, other annotations dropped, spelt one way."""
+    """The key for a hint: Named and Member stay, other annotations do not, equal hints give equal keys."""
     if isinstance(hint, type) or hint is None:  # nearly always
         return type(None) if hint is None else hint
     hint = unaliased(hint)

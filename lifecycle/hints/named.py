@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Named(msgspec.Struct, frozen=True):
-    """Tells two of a type apart: ``Annotated[int, Named("http")]`` is another key than ``int``."""
+    """Distinguishes values of one type: ``Annotated[int, Named("http")]`` is another key than ``int``."""
 
     name: str
 

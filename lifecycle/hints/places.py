@@ -63,7 +63,7 @@ def _place_of_class(kind: type) -> Place:
     first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=None)
     statement = re.compile(rf"\s*class {re.escape(kind.__name__)}\b")
     found = [number for number, line in enumerate(linecache.getlines(file), 1) if statement.match(line)]
-    if len(found) > 1 and first is None:  # several of the name, nothing in them to tell which
+    if len(found) > 1 and first is None:  # classes of the same name, without code to locate one
         with contextlib.suppress(OSError, TypeError):
             found = [inspect.getsourcelines(kind)[1]]
     before = [number for number in found if first is None or number < first]

@@ -123,7 +123,7 @@ class Hive(Composition):
         self.reload = Reload(
             name, self.modules, lambda: self._resolution, lambda: self._loaded, self._load, self._take
         )
-        """Reads the settings again, and restarts modules whose settings changed."""
+        """Reloads settings, and restarts modules with changed ones."""
         self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
         self._lifecycles: dict[Constructor, Lifecycle] = {}
         self._found: dict[object, object] = {}

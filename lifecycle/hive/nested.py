@@ -11,7 +11,7 @@
 
 It is checked, drawn and configured as a part of the outer hive: its settings are settings of that one, its
 modules, health, jobs, timings and tables stand below the id it is nested under. Every start builds fresh
-instances; what is shared is the outer hive's own. Whoever asks for it needs what is shared as well, so that
+instances, except for those that it shares with the outer hive. A consumer depends on the shared ones too, so
 this outlives it. What fails inside is raised to its caller: a job contains it, and runs it again.
 """
 
@@ -146,7 +146,7 @@ def nest(
 
 
 def _constructor(kind: type[InnerHive], plan: Plan) -> Callable[..., InnerHive]:
-    """A constructor of `kind` whose parameters are what it shares: so the graph knows what it needs."""
+    """A constructor of `kind` with a parameter for each shared value, for the graph to show."""
 
     def build(nesting: Nesting, **values: object) -> InnerHive:
         return kind(plan, nesting, dict(zip(plan.share, values.values(), strict=True)))

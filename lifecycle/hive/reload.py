@@ -17,7 +17,7 @@ __all__ = ["ChangedSetting", "Reload", "Reloaded"]
 
 
 class ChangedSetting(msgspec.Struct, frozen=True):
-    """An option whose value is another one now. Of secrets the texts show nothing."""
+    """An option with a new value. The texts show nothing of a secret."""
 
     name: str
     before: str

@@ -18,7 +18,7 @@ from lifecycle.process.logs import Logger
 __all__ = ["run"]
 
 SWITCH_SECONDS = 0.0005
-"""How long a worker thread may hold the interpreter while the loop wants it; Python says 5 ms."""
+"""How long a worker thread may hold the interpreter while the loop wants it; Python's default is 5 ms."""
 
 
 class Process(Protocol):
@@ -75,7 +75,7 @@ async def _run(hive: Process) -> int:
 
 
 def _ended_by(hive: Process, error: Exception) -> int:
-    """Tell why it ended; the exit code."""
+    """Print why the run ended; returns the exit code."""
     code, found = exit_code(error), list(leaves(error))
     if all(isinstance(leaf, ShutdownRequestedError) for leaf in found):
         hive.log.info("stopped before it had started")

@@ -51,7 +51,7 @@ def signals(
 ) -> Iterator[None]:
     """Inside the block the first signal is handed to `call`, in this event loop; a second ends the process.
 
-    SIGHUP asks `reload` first, at once: where that gives True, it is no signal to end.
+    SIGHUP calls `reload` first, at once: where that returns True, the signal does not end the run.
 
     Several may listen at once: each gets the signal. Afterwards signals are handled as they were before.
     SIGHUP stays ignored where it is (nohup). Raises RuntimeError outside the main thread.

@@ -153,7 +153,7 @@ class Modules:
         """Construct and start again what disable() stopped, unless another module keeps it down.
 
         Gives the modules in which something starts; none when it is enabled. When a hook fails, or this is
-        cancelled, what had started is stopped again, and the module is still disabled; health tells why.
+        cancelled, what had started is stopped again, the module stays disabled and its health has the reason.
         Raises HiveError as disable() does, BuildError, StartError.
         """
         supervisor = self._begin(module)
@@ -238,7 +238,7 @@ class Modules:
             self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")
 
     def _lifeless(self, modules: Iterable[str]) -> list[str]:
-        """Those of which nothing that was constructed is left; what they last said is forgotten."""
+        """Those without any constructed object left; their health reports are forgotten."""
         alive = {node.scope.id for node in self._site.built if node.kind not in _VALUES}
         down = [module for module in modules if module not in alive]
         for one in down:

@@ -1,4 +1,4 @@
-"""What is wrong with a hook or a job, told where it is registered and not where it would fail."""
+"""Checks of hooks and jobs when they are registered: an error names that place, not a later call."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ def check_async(call: object, what: str, place: Place) -> None:
     """Raise TypeError for a call that gives nothing to await.
 
     A coroutine function is right, and so is a function with an awaitable result in its hints. Of a lambda
-    only its call can tell.
+    this is known only when it is called.
     """
     if (why := _not_async(call)) is not None:
         raise TypeError(f"{what} at {place}: {_named(call)} {why}: expected a coroutine function (async def)")

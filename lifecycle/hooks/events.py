@@ -123,7 +123,7 @@ class Events:
         return bool(self._callbacks) or self._event_log.notices(took)
 
     def emit(self, event: Event) -> None:
-        """Tell everyone."""
+        """Log an event and pass it to every subscriber."""
         self._event_log(event)
         for callback in list(self._callbacks.values()):
             try:

@@ -32,7 +32,7 @@ class HookSpec(msgspec.Struct, frozen=True):
     start_timeout: float | None = None
     stop_timeout: float | None = None
     source: object = None
-    """What is called, to tell where it is written; None for the hive's own."""
+    """The function that was registered, to report its file and line; None for the hive's own hooks."""
 
 
 class Lifecycle:
@@ -100,7 +100,7 @@ def _check_timeouts(what: str, place: Place, start: float | None, stop: float | 
 
 
 class _Calls:
-    """A Hook as a context manager; by hand, so that await stacks show the hook and not contextlib."""
+    """A Hook as a context manager. A class, so that await stacks show the hook and not contextlib."""
 
     __slots__ = ("_hook",)
 

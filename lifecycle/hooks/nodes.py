@@ -149,9 +149,9 @@ class Wave:
         return self.unstarted == 0
 
     def settle(self) -> None:
-        """Tell those who wait, when there is nothing more to wait for."""
+        """Wake the waiting tasks when there is nothing more to wait for."""
         if self.unstarted == 0 or self.alive == 0:
-            self.nodes = ()  # some may be gone long before the hive is
+            self.nodes = ()  # the hive may outlive some of them by far
             self.settled.set()
 
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, as a tree: for the errors of hooks that are overdue."""
+"""Pending hooks as a tree of what waits for what: shown in the error of an overdue hook."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
             waiting.setdefault(other, []).append(node)
     lines: list[str] = []
     printed: set[HookNode] = set()
-    # depth first, by hand: chains may be thousands deep
+    # depth first without recursion: chains may be thousands deep
     stack: list[tuple[HookNode, HookNode | None, str, str]] = [
         (node, None, "", "") for node in reversed(pending) if node.running
     ]

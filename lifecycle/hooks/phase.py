@@ -17,7 +17,7 @@ class Progress(msgspec.Struct, frozen=True):
     """Those of the start; those that are not over yet, of a stop."""
     started: int
     busy: tuple[str, ...]
-    """Names of the hooks whose start or stop is going on."""
+    """Names of the hooks that are starting or stopping."""
     within: float
     """Seconds after which the hive itself gives up on the slowest of them."""
 

@@ -1,4 +1,4 @@
-"""Spans around work, for whoever traces a hive; nothing where no one does."""
+"""Spans around starts, stops, jobs and batches, for a tracer; they cost nothing without one."""
 
 import contextlib
 from collections.abc import Callable, Mapping

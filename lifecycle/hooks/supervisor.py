@@ -35,7 +35,7 @@ __all__ = [
 
 DEFAULT_START_TIMEOUT = 60.0
 DEFAULT_STOP_TIMEOUT = 10.0
-"""Seconds a hook may take to start and to stop when neither it nor its hive says otherwise."""
+"""Seconds that a hook may take to start, and to stop, unless the hook or the hive sets a timeout."""
 DEFAULT_STOP_BUDGET = 30.0
 """Seconds all hooks together may take to stop: what Kubernetes gives a pod to end."""
 
@@ -151,7 +151,7 @@ class Supervisor:
         return next((node for supervisor, node in _inside.get() if supervisor is self), None)
 
     def pending(self) -> list[str]:
-        """Who waits for whom, indented as a part of a message."""
+        """What waits for what, indented as a part of a message."""
         return [f"    {line}" for line in pending_tree(self._alive)]
 
     def _progress(self) -> Progress:

@@ -32,7 +32,7 @@ class Channel:
         self._waiting_since = math.inf
 
     def idle(self) -> None:
-        """From now on nothing is owed to the client."""
+        """From now on it is the client's turn."""
         self._waiting_since = self._loop.time()
 
     @property
@@ -41,7 +41,7 @@ class Channel:
         return self._waiting_since
 
     def stalled(self, now: float) -> bool:
-        """Whether nothing has come of the client, or gone to it, for a while."""
+        """Whether for STALL_SECONDS nothing was received from the client or sent to it."""
         return self._waiting_since + STALL_SECONDS <= now
 
     async def read(self, deadline: float | None, *, ours: bool = False) -> bytes:

@@ -48,7 +48,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER)
         self._ahead = bytearray()
-        """What came while a handler asked whether the client has gone."""
+        """What was received while a handler checked whether the client is still connected."""
         self._body = 0
         """Bytes that are held of this request's body."""
         self._bodiless = False
@@ -56,9 +56,9 @@ class Connection:
         self._request_ends: float | None = None
         """The deadline of the request that has started to come."""
         self.answering = False
-        """A request has come whose answer is not sent."""
+        """A request was received, and its answer is not sent yet."""
         self.answered = 0
-        """Requests whose answers are sent."""
+        """Number of requests answered."""
         self.queued = False
         """It waits for its turn."""
         self.last = False
@@ -70,7 +70,7 @@ class Connection:
         return bool(self._body) or self.answering
 
     def replaceable(self, now: float) -> bool:
-        """Whether another connection may have its place: the client is owed nothing, or takes nothing."""
+        """Whether another connection may replace it: it waits for the client, or the client reads nothing."""
         if self.answering:
             return self.channel.stalled(now)
         return self.channel.waiting_since <= now
@@ -180,7 +180,7 @@ class Connection:
         return data
 
     async def _disconnected(self) -> None:
-        """Return once the client has closed, or broken off. What it sends before is kept."""
+        """Return once the client has closed or reset the connection. What it sends before is not lost."""
         while len(self._ahead) < READ_SIZE:
             try:
                 data = await self.channel.read(None, ours=True)
@@ -212,7 +212,7 @@ class Connection:
         await self._send(h11.EndOfMessage())
 
     async def _refuse(self, error: h11.RemoteProtocolError) -> None:
-        """Tell the client what it did wrong, if it is still connected."""
+        """Send the client what was wrong with its request, if it is still connected."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         text = f"{error}\n".encode()

@@ -33,7 +33,7 @@ class InFlight:
                 turn.set_result(None)
 
     async def room(self) -> None:
-        """Return once the limit is kept."""
+        """Return once the total is within the limit."""
         while self.full:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

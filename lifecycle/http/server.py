@@ -89,7 +89,7 @@ class HttpServer:
         task.add_done_callback(lambda _: self._ended(connection))
 
     async def _run(self, connection: Connection) -> None:
-        # The client has gone or was too slow, or lost its place, or we stop: no one waits for this.
+        # The client disconnected, was too slow or was replaced, or the server stops: no one waits for this.
         with contextlib.suppress(OSError, asyncio.CancelledError):
             await connection.run()
 

@@ -18,7 +18,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """Whose turn it is next comes first."""
+        """Requests that wait, by peer; the peer with the next turn is first."""
         self._taken = False
         self.taken_at = -math.inf
         """When a turn was last asked for, by the loop's clock."""
@@ -40,7 +40,7 @@ class Turns:
         asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        """In the round without a request: whose turn it is goes on in the one after this."""
+        """In the round without a request: wake the next one for the round after this."""
         while self._waiting:
             peer = next(iter(self._waiting))
             waiting = self._waiting.pop(peer)

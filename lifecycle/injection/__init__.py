@@ -1,4 +1,4 @@
-"""Injection: cells, the constructors in them, who needs whom, what is wrong with that, and the building."""
+"""Dependency injection: cells, their constructors, the graph of dependencies, its faults, building."""
 
 from lifecycle.injection.cells import (
     Cell,

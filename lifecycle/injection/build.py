@@ -88,7 +88,7 @@ class Build:
     def arguments(self, node: Constructor) -> Iterator[tuple[str, Constructor]]:
         """What a node is called with, read from its provider: parameters with what fills them.
 
-        A group is a parameter with many; what is no constructor (a default, a Lifecycle) is left out.
+        A group is a parameter with many. What needs no constructor (a default, a Lifecycle) is left out.
         """
         provider: Any = self.providers[node]
         if node.part is None and node.kind not in {"provide", "decorate", "invoke"}:
@@ -158,7 +158,7 @@ def _function(node: Constructor) -> Callable[..., Any]:
 
 
 class _Call:
-    """A constructor's function, timed, with errors that say whose they are."""
+    """A constructor's function, timed, with errors that name the constructor."""
 
     __slots__ = ("_node", "_profile")
 
@@ -170,7 +170,7 @@ class _Call:
         node = self._node
         began = time.perf_counter()
         try:
-            result: object = node.call(*args, **kwargs)  # type: ignore[operator]  # resolve() refused what is no function
+            result: object = node.call(*args, **kwargs)  # type: ignore[operator]  # resolve() checked it
         except BaseException as error:  # noqa: BLE001  # re-raised as BuildError, naming the constructor
             failure = as_failure(error, str(node))
             raise BuildError(f"{node} raised {type(failure).__name__}: {failure}") from failure

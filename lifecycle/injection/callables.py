@@ -23,7 +23,7 @@ def as_function(call: Any) -> Any:
     while isinstance(inner, functools.partial):
         given |= inner.keywords.keys()
         inner = inner.func
-    if not has_place(inner):  # an object: its class says how
+    if not has_place(inner):  # an object: __call__ of its class has a place
         inner = type(inner).__call__
 
     def function(*args: object, **kwargs: object) -> object:

@@ -1,6 +1,6 @@
 """Cells: the values a hive is composed of.
 
-A cell only says what is there. Nothing is looked at, let alone called, before a Hive is asked to.
+A cell is a declaration only. Nothing is inspected, let alone called, before a Hive does so.
 """
 
 from collections.abc import Callable
@@ -109,7 +109,7 @@ def group(*cells: Cell) -> Cell:
 
 
 def provide(*constructors: Callable[..., object], name: str = "", as_: tuple[Any, ...] = ()) -> Cell:
-    """Constructors whose results the whole hive may ask for.
+    """Constructors of values that every module of the hive may depend on.
 
     A constructor is a class, or a function with a result type. Its parameters' type hints say what it needs.
     It is called at most once, and only when something invoked needs its result. It must be pure: build

@@ -14,7 +14,7 @@ ModuleId = NewType("ModuleId", str)
 """The full id of a constructor's module, injected: to name the tables of each instance."""
 
 SELF = "self"
-"""The key of `self` in an invoked unbound method, until the graph tells which class provides it."""
+"""The key of `self` in an invoked unbound method, until the graph finds the class that provides it."""
 
 Kind = Literal["provide", "part", "supply", "config", "decorate", "replace", "invoke"]
 
@@ -104,7 +104,7 @@ class Constructor(msgspec.Struct, eq=False):
     cell_place: Place | None = None
     """Where the cell stands that holds a value; functions and classes know their own place."""
     stands_at: Place | None = None
-    """Where the cell stands that has it; None when that says nothing more than its own place."""
+    """Where the cell that contains it stands; None when the constructor's own place is precise enough."""
     parts: tuple[Part, ...] = ()
     """Its results when they are several: each is provided by a node of its own, of kind part."""
     also: tuple[Key, ...] = ()

@@ -21,7 +21,7 @@ def unlike(fake: object, key: Key) -> Iterator[str]:
         yield from _unlike_members(fake, member)
         return
     kind = origin_class(key)
-    if kind is None or kind in type(fake).__mro__:  # a NewType says nothing of what its values can do
+    if kind is None or kind in type(fake).__mro__:  # a NewType does not describe its values
         return
     promised = members(kind)
     if isinstance(fake, type):
@@ -65,7 +65,7 @@ def misfit(value: object, key: Key) -> Iterator[str]:
 
 
 def unfit(has: Key, key: Key) -> Iterator[str]:
-    """Why what is of the type `has` is never of the type `key`, as far as the classes tell.
+    """Why a value of the type `has` can never be of the type `key`, judging by the classes alone.
 
     Attributes that __init__ sets are seen when there is a value (misfit()).
     """

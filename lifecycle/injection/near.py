@@ -106,7 +106,7 @@ def _bases(kind: type) -> tuple[type, ...]:
 
 
 def _item(key: Key) -> Key:
-    """Route for ``list[Route]``, whose members were perhaps meant; other keys as they are."""
+    """Route for ``list[Route]``: perhaps its members were meant; other keys unchanged."""
     args = typing.get_args(key)
     return args[0] if origin_class(key) in {list, tuple} and args else key
 

@@ -1,4 +1,4 @@
-"""Optional dependencies whose provider is there, but broken.
+"""Optional dependencies with a provider that cannot be built.
 
 ``T | None`` and a default are for when nothing provides T. When something does and cannot be built, leaving
 T out in silence would hide the fault.

@@ -1,4 +1,4 @@
-"""The graph: who needs whom."""
+"""The graph of dependencies between constructors."""
 
 import functools
 from collections import defaultdict
@@ -140,7 +140,7 @@ class Resolution:
                 node.orders.update(list(node.needs)[before:])
 
     def _owner_of(self, node: Constructor) -> Key:
-        """The key whose class has this very method; the class's name when nothing provides one."""
+        """The key of the class that defines this very method; the class's name when nothing provides one."""
         name: str = getattr(node.call, "__name__", "")
         written_in = getattr(node.call, "__qualname__", "").rpartition(".")[0]
         for keys in (self._by_class.get(written_in, ()), self.by_key):  # mostly where it is written

@@ -176,7 +176,7 @@ def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
 
 
 def _hints_of_fields(kind: type) -> dict[str, Any]:
-    """Of a class whose fields are its parameters, though perhaps under other names: aliases."""
+    """Hints of a class with parameters for its fields, which may have other names there: aliases."""
     hints = _evaluated(kind)
     for name, parameter in inspect.signature(kind).parameters.items():
         if name not in hints and not isinstance(parameter.annotation, str):
@@ -185,7 +185,7 @@ def _hints_of_fields(kind: type) -> dict[str, Any]:
 
 
 def _method(kind: type, name: str) -> tuple[object, type]:
-    """What makes instances, and whose it is: not the __init__ that typing puts into every Protocol."""
+    """The method that makes instances, and its class; the __init__ of typing in a Protocol is skipped."""
     for base in kind.__mro__:
         method = vars(base).get(name)
         if method is not None and getattr(method, "__module__", None) != "typing":

@@ -1,4 +1,4 @@
-"""One job: its tries, what it says of them, and what of its failures goes further than itself."""
+"""One job: its tries, its status, and which of its failures end the hive or degrade its health."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class Backoff(msgspec.Struct, frozen=True):
     maximum: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise TypeError or ValueError for what is no growing pause."""
+        """Raise TypeError or ValueError unless the pauses are numbers that grow."""
         for name in ("first", "factor", "maximum"):
             check_seconds(getattr(self, name), f"{name} of a Backoff", caller())
         if self.factor < 1:
@@ -122,7 +122,7 @@ class Job:
             self._scope.cancel()
 
     def unended(self) -> list[str]:
-        """While it runs, a line that says so, and what it awaits."""
+        """While it runs, a status line with what it awaits."""
         if self._task is None or self._task.done():
             return []
         return [
@@ -194,7 +194,7 @@ class Job:
             self.failures = 0
 
     def report(self, error: Exception) -> None:
-        """Tell of a failure that will be followed by another try."""
+        """Log a failure after which the job is tried again."""
         self._record("failed", self.failures, error)
         self.health.degraded("failed, will be tried again", error)
         self._log.warning(

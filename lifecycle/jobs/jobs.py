@@ -308,7 +308,7 @@ class Jobs:
             self._metrics.observed_by(job.meter, items)
 
     def metrics(self) -> list[JobStats]:
-        """Runs, failures and durations of these jobs; JobMetrics, injectable, tells those of the hive."""
+        """Runs, failures and durations of these jobs; the whole hive's are in JobMetrics, injectable."""
         return [job.meter.stats() for job in self._known]
 
     @asynccontextmanager

@@ -45,7 +45,7 @@ class JobStats(msgspec.Struct, frozen=True):
 
 
 class JobTotals(msgspec.Struct):
-    """All jobs of one kind of a module whose names differ in numbers only, also those that are no more."""
+    """The jobs of a module with one name but for its numbers, counted together; ended jobs still count."""
 
     runs: int = 0
     failures: int = 0
@@ -89,7 +89,7 @@ class Meter:
         self._last_failed: float | None = None
         self.interval = self.retry_first = 0.0
         self._stats: JobStats | None = None
-        """The counts as a value, created on demand and kept until they change."""
+        """The counts as a value: made when asked for, reused until they change."""
 
     def __enter__(self) -> None:
         self._stats = None

@@ -66,7 +66,7 @@ class Acceptor:
                 if error.errno in _EXHAUSTED:
                     self._back_off(os.strerror(error.errno or 0))
                     return
-                continue  # that client has gone already
+                continue  # that client has disconnected already
             if connected.fileno() > self._highest:
                 connected.close()
                 self._back_off("the last descriptors are left for others")
@@ -104,7 +104,7 @@ class Acceptor:
 
 
 def _highest_descriptor() -> int:
-    """The kernel gives the lowest that is free, so one above this says that few are left."""
+    """The kernel assigns the lowest free descriptor, so one above this means that few are left."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft - min(RESERVE, soft // 4)
 

@@ -13,7 +13,7 @@ Level = Literal["ok", "degraded", "stopped", "unknown"]
 
 
 class HealthStatus(msgspec.Struct, frozen=True):
-    """What one reporter said last."""
+    """The last report of one reporter."""
 
     module: str
     """The full id of the module, and below it the names of children: ``agent.ipam.expire``."""

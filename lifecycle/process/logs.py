@@ -98,7 +98,7 @@ def configure_logging(
 def trouble_logged() -> Mapping[tuple[str, str], int]:
     """How many lines the process has logged at level warning and above, by level and module.
 
-    Only those that configure_logging() had a say in; a module is what the line says, a library's logger too.
+    Only from loggers that configure_logging() set up. The module is the line's own; of a library, its logger.
     """
     return _trouble
 

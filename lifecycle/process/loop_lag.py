@@ -94,7 +94,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 def measured_loop() -> asyncio.AbstractEventLoop:
-    """A new event loop whose lag is known.
+    """A new event loop that measures its lag.
 
     For ``anyio.run(main, backend_options={"loop_factory": measured_loop})``.
     """

@@ -32,7 +32,7 @@ def _bound(path: Path, group: str | None) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         server.bind(str(path))
-        path.chmod(OWN if group is None else SHARED)  # nobody can connect before listen()
+        path.chmod(OWN if group is None else SHARED)  # connections are refused until listen()
         with contextlib.suppress(KeyError):
             os.chown(path, -1, -1 if group is None else grp.getgrnam(group).gr_gid)
         server.listen(BACKLOG)

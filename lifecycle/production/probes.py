@@ -122,7 +122,7 @@ class Probes:
             try:
                 if why := part.why_not():
                     reasons.append(f"{part.name}: {why}")
-            except Exception as error:  # noqa: BLE001  # a part whose check fails is not ready
+            except Exception as error:  # noqa: BLE001  # when its check fails, the part is not ready
                 reasons.append(f"{part.name}: its check has failed: {error!r}")
         return reasons
 

@@ -1,4 +1,4 @@
-"""SIGHUP reads the settings again; what changed is logged, and modules whose settings changed restart."""
+"""Reload of settings at SIGHUP: changes are logged, and modules with changed settings restart."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -24,7 +24,7 @@ _DATA = "..data"
 def directory(
     path: Path, names: Mapping[str, Option], yaml_name: str | None, findings: Findings
 ) -> tuple[Layer, Layer]:
-    """What a config-dir says: in its YAML file, if it may have one, and in its files for one setting each.
+    """The settings in a config-dir: in its YAML file, if it may have one, and in its files for one each.
 
     A mounted ConfigMap is swapped as a whole, by a link named ``..data`` that all others lead through (see
     Kubernetes, "Projected volumes"): what is read is of one generation. One that never rests is a fault.
@@ -93,7 +93,7 @@ def _files(
 
 
 def _text(place: Path, shown: Path, findings: Findings) -> str | None:
-    """What the file of a setting says; None when it has gone meanwhile or, with a fault, cannot be read."""
+    """The text of a setting's file; None when it was removed meanwhile or, with a fault, cannot be read."""
     try:
         return read_regular(place).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -126,7 +126,7 @@ def _leads_through(path: Path) -> bool:
     try:
         return os.readlink(path).partition("/")[0] == _DATA  # noqa: PTH115
     except FileNotFoundError:
-        return True  # gone by now: it was the link of a key that the swap has taken away
+        return True  # a swap has just removed this link of a key
     except OSError:
         return False  # no link
 
@@ -167,7 +167,7 @@ def yaml_file(
 
 
 def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, object]:
-    """What the text of a YAML file of settings says; empty, with a fault, when it is none."""
+    """The settings in the text of a YAML file; empty, with a fault, when that is not a mapping."""
     import yaml  # few have such a file
 
     try:

@@ -1,7 +1,7 @@
-"""What each place but files says of settings: flags, environment, code.
+"""Settings from flags, environment variables and code; files have their own module.
 
-An unknown flag is a mistake. A variable with the prefix that no option knows is, like a key of a file, told
-with what is near, refused, or left to other programs, as the Sources say.
+An unknown flag is an error. A variable with the prefix but without an option is, like such a key of a file,
+logged with the nearest names, refused, or left to other programs: as the Sources are configured.
 """
 
 import re
@@ -44,7 +44,7 @@ def flags(
         if option is None and name not in places:
             findings.fault(unknown(f"--{name}", name, names, "--"))
             if not equals and words and not words[0].startswith("--"):
-                words.popleft()  # its value is no mistake of its own
+                words.popleft()  # its value is not another mistake
             continue
         if not equals and option is not None and values.bare(option.kind)[0] is bool:
             text = "true"

@@ -1,4 +1,4 @@
-"""Settings: frozen typed structs whose fields are options.
+"""Settings: frozen typed structs with an option for each field.
 
     class NeighbourSettings(Settings):
         neighbour_refresh: Duration = seconds(30)

@@ -35,7 +35,7 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        import hmac  # in a time that tells nothing; few compare
+        import hmac  # compares in constant time; imported here because secrets are rarely compared
 
         return hmac.compare_digest(self._text.encode(), other._text.encode())
 

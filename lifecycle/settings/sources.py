@@ -53,7 +53,7 @@ class Loaded(Findings):
 
     @property
     def structs(self) -> dict[type[Settings], Settings]:
-        """Those whose options have no prefix, by type."""
+        """Structs with options that take no prefix, by type."""
         return {group.struct: filled for group, filled in self.filled.items() if not group.prefix}
 
 
@@ -82,7 +82,7 @@ class Sources:
         self.file_flag = file_flag
         """The flag, as variable too, that may name a YAML file of settings; it goes before the config-dir."""
         self.unknown: Unknown = unknown
-        """Keys of files, and variables with the prefix, that no option knows: told with what is near (warn),
+        """Keys of files, variables with the prefix, without an option: logged with the nearest names (warn),
         refused, or ignored, where other programs have settings in the same place. An unknown flag is always
         refused."""
         self.others = frozenset(others)
@@ -165,7 +165,7 @@ def _given(
 def _place(
     name: str, flags: Layer, env: Mapping[str, str], prefix: str, otherwise: Path | None = None
 ) -> Path | None:
-    """What a flag, taken out of them, or a variable says of where settings are; an empty flag: nowhere."""
+    """The path that a flag (taken out of `flags`) or variable gives; None for none, and an empty flag."""
     if (flag := flags.pop(name, None)) is not None:
         return Path(str(flag.raw)) if flag.raw else None
     if otherwise is None and (named := env.get(env_name(name, prefix))):
@@ -241,7 +241,7 @@ def _text_of_file(path: str) -> str:
 
 
 def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
-    """What validate() says of ``name=value``, said of the place the value came from."""
+    """An error of validate() about ``name=value``, with the place of that value in front."""
     for setting in settings:
         found = given.get(setting.option.name)
         assignment = f"{setting.option.plain_name}={values.show(setting.value)}"

@@ -220,7 +220,7 @@ def show(value: object) -> str:
 
 @functools.cache
 def bare(kind: object) -> tuple[object, bool]:
-    """The type without ``| None``, and whether it had that; unions of several are kept as they are."""
+    """The type without ``| None``, and whether it had that. A union of several others stays as it is."""
     kind = unaliased(kind)
     if not is_union(kind) or type(None) not in (members := typing.get_args(kind)):
         return kind, False

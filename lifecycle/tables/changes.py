@@ -23,7 +23,7 @@ class Change(msgspec.Struct, Generic[Key, Row], frozen=True):
     old: Row | None
     """The row as this watcher last saw it; None when it saw none."""
     row: Row | None
-    """The row now; None when it is gone."""
+    """The row now; None when it was deleted."""
     revision: int
 
     @property
@@ -143,7 +143,7 @@ class Changes(Generic[Key, Row]):
 
     def _mattering(self, changed: Mapping[Key, Row | None]) -> dict[Key, Row | None]:
         """What matters now, and what is pending already; also what `only` cannot decide on."""
-        assert self._only is not None  # noqa: S101  # as tell() saw
+        assert self._only is not None  # noqa: S101  # notify() calls this with a filter only
         found = {}
         for key, old in changed.items():
             now = self._table._rows.get(key)  # noqa: SLF001

@@ -25,11 +25,11 @@ Row = TypeVar("Row")
 Value = TypeVar("Value", bound=Hashable)
 
 REMEMBERED_DELETIONS = 1024
-"""How many deletions a table can still tell someone who comes back with a revision."""
+"""How many deletions a table remembers for watchers that resume at a revision."""
 
 
 class TableCore(Rows[Key, Row]):
-    """What every table holds, tells and promises. Rows are immutable values, and never None."""
+    """What all tables share: rows, revisions, watchers. Rows are immutable values, and never None."""
 
     def __init__(self, name: str, indexes: Mapping[str, IndexSpec[Row]] | None = None) -> None:
         self.name = name
@@ -89,9 +89,9 @@ class TableCore(Rows[Key, Row]):
 
         Every row there is comes first (since 0), then what changes. Changes that a slow watcher has not
         fetched yet are merged per key; a row that came and went unseen is not reported. Raises LookupError
-        when deletions after `since` are no longer known, or it is no revision of this table: start from 0.
+        when deletions after `since` are forgotten, or the table never had that revision: start from 0 then.
 
-        `only` says of a change - the key, the row before, the row now - whether it matters to this watcher:
+        `only` decides whether a change (the key, the row before, the row now) matters to this watcher:
         others are left out and wake no watcher. It is called during the change, so it must have no side
         effects.
         """
@@ -131,7 +131,7 @@ class TableCore(Rows[Key, Row]):
             found = await self._key_waits().changed(key, found)
 
     async def wait_changed(self, key: Key, seen: Row | None) -> Row | None:
-        """Wait until the row with this key is another one than `seen`; the new one, None when it is gone.
+        """Wait until the row with this key differs from `seen`; returns the new one, None if it was deleted.
 
         Give what it returned to the next call, and no change that lasts is missed; what came and went
         meanwhile is not reported. None stands for no row.
@@ -186,7 +186,7 @@ class TableCore(Rows[Key, Row]):
         """Bring the rows up to date, of a table that can be stale."""
 
     def _listen(self, listener: Listener) -> None:
-        """Tell it of every change for as long as someone else holds it."""
+        """Notify it of every change for as long as another object references it."""
         number, listeners = id(listener), self._listeners
         listeners[number] = ref(listener, lambda _: listeners.pop(number, None))
 

@@ -1,6 +1,6 @@
 """Whether the values of a type stay as they are.
 
-Why:    a row that is changed in place and put again equals what is there: nobody would learn of the change.
+Why:    a row that is changed in place and put again equals the stored one: no watcher would see the change.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _ADVICE = "a frozen dataclass or msgspec Struct, a NamedTuple, a tuple or a plai
 
 
 def unfrozen(kind: type) -> str | None:
-    """Why values of this type may change, with what is expected instead; None for one whose values do not.
+    """Why values of this type may change, and the type expected instead; None when they cannot change.
 
     Looks at the type alone: what is in a frozen row may be a list, which is then not to be changed.
     """

@@ -6,7 +6,7 @@ sources that changed since it was last read, and through no others. What they ha
 * It is read-only, and every reading shows what the sources hold at that moment; so do its watchers.
 * The functions are pure: the same rows give the same result. What one raises reaches who reads, never who
   writes a source; nothing has changed then, and the next reading tries again.
-* A burst of changes is worked through once, by key. A result that equals the one before is no change.
+* A burst of changes is worked through once, by key. A result equal to the one before is not a change.
 * It is initialized when all its sources are.
 * Making one costs nothing. The first reading works through all rows.
 """
@@ -68,8 +68,8 @@ class ReadTable(TableCore[Key, Row]):
     ) -> "ReadTable[NewKey, New]":
         """All that `fn` gives for the rows, none, one or many for each, by `key` of the result.
 
-        No two results may have the same key: reading raises ValueError, which tells what they were made of.
-        Where several rows may give the same thing, let the key tell them apart and group() the results.
+        No two results may have the same key: reading raises ValueError, naming the rows they were made of.
+        Where several rows give the same thing, put the row's key in the result's key and group() the results.
         """
         from lifecycle.tables.derived.rows import FlatMapRows
 
@@ -191,7 +191,7 @@ class ReadTable(TableCore[Key, Row]):
 
 
 class _Following(ReadTable[Key, Row]):
-    """Nobody writes it. It is initialized when all its sources are."""
+    """A derived table. It is initialized when all its sources are."""
 
     def __init__(
         self, name: str, *sources: ReadTable[Any, Any], indexes: Mapping[str, IndexSpec[Row]] | None = None

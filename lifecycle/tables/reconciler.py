@@ -62,7 +62,7 @@ class Reconciler(Generic[Key, Row]):
     """Makes `target` equal to `source`; run it with ``jobs.observe("reconcile", reconciler)``.
 
     `full_every`, in seconds, may be math.inf: then it sweeps at the start and when triggered. `put_early`
-    puts rows as soon as they are there and only waits with dropping: for tables whose rows mean something
+    puts rows at once and delays only drops until the source is initialized: for rows that have a meaning
     before all of them are known. `rate_limit` holds up calls of the target's put and drop; what changes
     meanwhile is merged by key into larger batches.
 
@@ -123,7 +123,7 @@ class Reconciler(Generic[Key, Row]):
     async def wait_realised(self, key: Key) -> None:
         """Wait until the row as it is now, its absence or a later one has reached the target.
 
-        An object that fails is waited for until it no longer does; statuses tell.
+        While an object fails this goes on waiting; its status has the error.
         """
         revision = self._source.revision
         if not self._is_realised(key, revision):
@@ -391,7 +391,7 @@ class Reconciler(Generic[Key, Row]):
                     await self._target.drop(list(batch))
         except BatchError as error:
             failures = {key: error.failures[key] for key in batch if key in error.failures}
-        except Exception as error:  # noqa: BLE001  # any error of the target is kept in the object's status
+        except Exception as error:  # noqa: BLE001  # any error of the target becomes the object's status
             failures = dict.fromkeys(batch, error)
         self._written(action, batch, failures)
         await anyio.lowlevel.checkpoint()

@@ -40,7 +40,7 @@ class Tables:
         return sorted(found.values(), key=lambda table: table.name)
 
     def get(self, name: str) -> ReadTable[Any, Any]:
-        """The table with this name. Raises LookupError, which lists the tables, or says that two have the
+        """The table with this name. Raises LookupError with the names there are, or when two tables have the
         name."""
         tables = self.all()
         found = [table for table in tables if table.name == name]

@@ -49,7 +49,7 @@ class Rows(ABC, Generic[Key, Row]):
         return [row for row, _ in self._current().values()]
 
     def keys(self) -> Collection[Key]:
-        """Every key, least recently changed first: a live view, not to be kept across writes."""
+        """Every key, least recently changed first: a live view, invalid after the next write."""
         return self._current().keys()
 
     def items(self) -> list[tuple[Key, Row, int]]:

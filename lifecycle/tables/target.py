@@ -1,4 +1,4 @@
-"""What a reconciler works on, and what it tells."""
+"""The interface between a reconciler and its target: operations, errors, statuses."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ class Target(Protocol[Key, Wanted_contra, Observed]):
         ...
 
     async def drop(self, batch: Collection[Key]) -> None:
-        """Remove the objects. Gone already is fine."""
+        """Remove the objects. A missing object is not an error."""
         ...
 
 
@@ -129,7 +129,7 @@ class ReconcileError(HiveError):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
-    """How far an object has got, kept beside its row."""
+    """The progress of one object, stored beside its row."""
 
     key: Hashable
     action: Literal["put", "drop"]

@@ -1,4 +1,4 @@
-"""Time that passes when the test says so."""
+"""Time that passes only when the test advances it."""
 
 import asyncio
 import math
@@ -90,7 +90,7 @@ class VirtualClock:
     async def advance(self, seconds: float) -> None:
         """Let so much time pass, with all that falls due meanwhile, and what that sets off.
 
-        Raises ValueError for what is no time to pass: less than 0, infinity.
+        Raises ValueError for less than 0, and for infinity.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"advance({seconds}): expected seconds, 0 or more and finite")

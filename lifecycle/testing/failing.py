@@ -60,8 +60,8 @@ async def fail_each_hook(
     and sequential. And its start is interrupted, as by a signal, where it awaits: the hive is asked to end.
     Each time the hive must raise just that error, start nothing that needs the failed hook, stop all that
     had started, users first, and leave no task, descriptor or thread, all of it within so many seconds.
-    `fakes` returns new replacements for every run. `only` picks the failures to try, for a hive whose
-    starts take too long for all. Returns what was made to fail; raises AssertionError with every run that
+    `fakes` returns new replacements for every run. `only` selects the failures to try, for a hive that takes
+    too long to start for all of them. Returns what was made to fail; raises AssertionError with each run that
     was not clean.
     """
     made: list[Failure] = []
@@ -151,7 +151,7 @@ class _Trial:
                 raise AssertionError(f"started all the same, needing it: {', '.join(map(str, users))}")
 
     def around(self, node: HookNode, context: Context) -> AbstractAsyncContextManager[object]:
-        """The hook's own context, or for the one whose turn it is one that fails."""
+        """The hook's own context; for the hook that is to fail now, one that fails."""
         if self.number is None or self.hive.hooks[self.number] is not node:
             return self.recorder.around(node, context)
         return self.recorder.around(node, lambda: _Failing(context, self))

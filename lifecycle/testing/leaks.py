@@ -41,7 +41,7 @@ async def no_leaks(patience: float = 0.0) -> AsyncIterator[None]:
     """Raise LeakError when the block leaves a task, a descriptor, a thread or a busy worker behind.
 
     What was there before may go, and what is closed late has `patience` seconds. A block that raises is not
-    looked at: its own error says more.
+    checked: its own error is more useful.
     """
     before = _snapshot()
     yield
@@ -49,7 +49,7 @@ async def no_leaks(patience: float = 0.0) -> AsyncIterator[None]:
         await asyncio.sleep(0)
     if not list(_left(before)):
         return
-    gc.collect()  # what only a cycle still holds is no leak
+    gc.collect()  # garbage in a cycle does not count as a leak
     await asyncio.sleep(0)
     deadline = time.monotonic() + patience
     while (left := list(_left(before))) and time.monotonic() < deadline:  # noqa: ASYNC110  # they wake no one

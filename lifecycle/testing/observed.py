@@ -27,7 +27,7 @@ async def started(
 ) -> AsyncIterator[Hive]:
     """A hive of the cells, started, and stopped at the end of the block; `options` are those of Hive.
 
-    A hook has five seconds, unless told otherwise: a test that hangs should say so soon. Raises LeakError
+    A hook has five seconds by default, so that a test that hangs fails early. Raises LeakError
     when tasks, descriptors or threads are left at the end, the test's own included.
     """
     limits = {"start_timeout": 5.0, "stop_timeout": 5.0}
@@ -42,7 +42,7 @@ class Observed(Hive):
         super().__init__(*cells, **options)
         self._around = around
         self.hooks: list[HookNode] = []
-        """In the order of construction, there once the hive has begun to start; those of modules switched on
+        """In the order of construction, filled when the hive starts; those of modules switched on
         later follow. Hooks of hives inside this one are their own."""
 
     def _hooks(self, build: Build) -> list[HookNode]:

@@ -43,7 +43,7 @@ class Recorder:
     """Records when hooks begin and end to start and to stop, and answers what came before what.
 
     A `seed` shuffles hooks that do not depend on each other: each waits a number of turns of the event loop
-    that the seed says before it starts, and before it stops. Another seed is another order; the same seed
+    chosen by the seed before it starts, and before it stops. Another seed is another order; the same seed
     the same waits. An order that holds for several is one the graph makes, not luck.
 
     Where a hook is asked for it may be its name, the id of its module, the type its constructor provides, or
@@ -102,7 +102,7 @@ class Recorder:
         return [event.hook for event in self.events if event.phase == phase]
 
     async def shuffle(self, node: HookNode, phase: Phase) -> None:
-        """Wait as many turns of the loop as the seed says for this hook and phase."""
+        """Wait for the number of turns of the loop that the seed gives this hook and phase."""
         if self._seed is not None:
             turns = random.Random(f"{self._seed}/{phase}/{node.module}/{node.name}").randrange(_TURNS)  # noqa: S311  # an order, no secret
             for _ in range(turns):

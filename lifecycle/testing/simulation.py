@@ -1,15 +1,15 @@
-"""A whole run from one seed: virtual time, tasks in any order, crashes and lost messages; and it replays.
+"""A whole run from one seed: simulated time, tasks in any order, crashes, lost messages; replayable.
 
     def scenario(world: Simulation) -> None:
         kernel = FakeKernel()                              # what outlives a crash
-        world.run(lambda: first(kernel), crash=True)       # ends, or dies where the seed says
+        world.run(lambda: first(kernel), crash=True)       # ends, or crashes at a step chosen by the seed
         world.run(lambda: second(kernel))
         assert kernel.rows == {...}
 
     explore(scenario, seeds=range(1000))
 
 An event loop runs what is ready in the order it became so. Nothing promises that order: here tasks that are
-ready run in an order the seed says, and some wait while others go on. Time passes only when nothing else
+ready run in an order chosen by the seed, and some wait while others go on. Time passes only when nothing else
 can happen, and then jumps to the next timer. Calls in worker threads run in the loop, after a while.
 """
 
@@ -135,7 +135,7 @@ def explore(scenario: Callable[[Simulation], object], seeds: Iterable[int] = ran
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose time and order are made up."""
+    """An event loop with simulated time, and an order of callbacks chosen by the seed."""
 
     _ready: Any
     _scheduled: Any
@@ -196,7 +196,7 @@ class _Loop(asyncio.SelectorEventLoop):
             if not future.cancelled():
                 try:
                     future.set_result(func(*args))
-                except Exception as error:  # noqa: BLE001  # raised to whoever awaits the future
+                except Exception as error:  # noqa: BLE001  # raised where the future is awaited
                     future.set_exception(error)
 
         self.call_later(self._choices.random() * LONGEST_CALL, call)
@@ -306,7 +306,7 @@ def _calls_inline(choices: random.Random) -> Iterator[None]:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """What coroutines say while they are thrown away is said by the dead."""
+    """Silence warnings and unraisable errors of coroutines that a simulated crash throws away."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

@@ -18,7 +18,7 @@ _LIMITS = {"start_timeout": 5.0, "stop_timeout": 5.0}
 class HiveStarter:
     """``await hive(*cells, settings={...})`` is a hive that runs; the options are those of Hive.
 
-    A hook has five seconds, unless an option says otherwise: a test that hangs should fail soon.
+    A hook has five seconds by default, so that a test that hangs fails early.
     """
 
     def __init__(self, patience: float = 0.0) -> None:

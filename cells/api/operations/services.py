@@ -31,7 +31,7 @@ from cells.services import (
     ServiceName,
     ServiceType,
 )
-from cells.services.control import HandMade, LocalRedirect, ManualServices, ServedFrontend
+from cells.services.control import LocalRedirect, ManualServices, RequestedService, ServedFrontend
 from lifecycle import Member, Table
 from lifecycle.http import Refusal, Request, Response
 
@@ -50,12 +50,12 @@ _TYPES = {"": ServiceType.CLUSTER_IP} | {one.text: one for one in ServiceType}
 _POLICIES = {"": False, "Cluster": False, "Local": True}
 
 
-def requested(body: ServiceRequest) -> HandMade:
+def requested(body: ServiceRequest) -> RequestedService:
     """The frontend that is asked for. Raises Refusal, or FrameworkError 422 for a word that is none."""
     given = body.frontend_address
     address = _address(BAD_FRONTEND, given.ip, given.port, given.protocol)
     flags = body.flags
-    return HandMade(
+    return RequestedService(
         number=body.id,
         key=FrontendKey(address, INTERNAL if given.scope == "internal" else 0),
         type=_word(_TYPES, "type", flags.type),

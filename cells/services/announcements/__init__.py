@@ -3,12 +3,12 @@
 Source:     CiliumL2AnnouncementPolicies, Services, this node's CiliumNode and devices. The table
             ``l2-candidates`` follows from them: the services this node may answer for.
 Controller: an election by Lease for each of those, the table ``l2-leases``: who answers.
-Reconciler: the table ``l2-announce``, addresses of services whose lease this node holds, in; the map
+Reconciler: the table ``l2-announce``, addresses of services with a lease of this node, in; the map
             ``cilium_l2_responder_v4`` and gratuitous ARP out. The programs on native devices answer.
-Why:        a load balancer's address on a bare network is nobody's: somebody has to say where it is, and only
-            one at a time. An agent that cannot renew its leases answers no more, nor does a node whose agent
-            is gone: the programs look at when it was last alive.
-Source:     Cilium 1.17, L2 announcements: IPv4 alone. What cannot be followed is told in a policy's status.
+Why:        no host on a bare network has a load balancer's address: one node at a time has to answer for it.
+            An agent that cannot renew its leases stops answering; so does a node without an agent: its
+            programs read when the agent was last alive.
+Source:     Cilium 1.17, L2 announcements: IPv4 alone. A policy's status lists what cannot be followed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-# Addresses this node answers for, as the programs know them; the network is told of new ones.
+# The addresses that this node's programs answer ARP for; neighbours learn new ones by gratuitous ARP.
 
 
 class L2Announcement(msgspec.Struct, frozen=True):
@@ -75,13 +75,13 @@ class L2Announcement(msgspec.Struct, frozen=True):
     mac: str
     """What is answered."""
     services: tuple[str, ...]
-    """Whose address it is: ``namespace/name``."""
+    """The service that has the address: ``namespace/name``."""
 
 
 def announced(
     candidates: Iterable[L2Candidate], leases: Iterable[L2Lease]
 ) -> dict[L2ResponderKey, L2Announcement]:
-    """The places of services whose lease this node holds."""
+    """The devices and addresses of services with a lease of this node."""
     held = {lease.service for lease in leases if lease.held}
     found: dict[L2ResponderKey, L2Announcement] = {}
     for candidate in sorted(candidates, key=lambda row: row.service):
@@ -99,7 +99,7 @@ class Responder:
     def __init__(self, kernel: ResponderKernel) -> None:
         self._kernel = kernel
         self._announced: dict[L2ResponderKey, str] = {}
-        """Which MAC the network was told of. What an earlier agent answered for is no news."""
+        """The MAC last announced. Addresses of an earlier agent count as announced."""
 
     async def observe(self) -> Mapping[L2ResponderKey, None]:
         """The keys it has."""
@@ -111,7 +111,7 @@ class Responder:
         return self._announced.setdefault(L2ResponderKey(row.ip, row.ifindex), row.mac) == row.mac
 
     async def put(self, batch: Mapping[L2ResponderKey, L2Announcement]) -> None:
-        """Answer for these, and tell the network of those that are new here. Raises BatchError."""
+        """Answer for these addresses, and announce the new ones by gratuitous ARP. Raises BatchError."""
         failures: dict[L2ResponderKey, Exception] = {}
         frames: dict[L2ResponderKey, Frame] = {}
         for key, row in batch.items():

@@ -34,7 +34,7 @@ from cells.netlink.rows import parse_mac
 from cells.services.announcements.policies import L2Candidate
 from lifecycle import Change, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
 
-# The maps by which programs answer, and the network that is told.
+# The maps by which programs answer, and gratuitous ARP.
 #
 # Source: RFC 826; RFC 5227 section 2.3, announcing an address.
 
@@ -67,7 +67,7 @@ class ResponderKernel(Protocol):
         ...
 
     def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
-        """Tell networks where addresses are now; what failed. Called in a worker thread."""
+        """Announce addresses by gratuitous ARP; returns what failed. Called in a worker thread."""
         ...
 
 
@@ -108,7 +108,7 @@ class KernelResponder:
         self._maps.runtime_config.update(_INDEX, _TIME.pack(moment))
 
     def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
-        """Tell networks where addresses are now. Closing the socket waits for RCU."""
+        """Announce addresses by gratuitous ARP. Closing the socket waits for RCU."""
         failed: dict[L2ResponderKey, OSError] = {}
         try:
             made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -124,7 +124,7 @@ class KernelResponder:
 
 
 def announcement(ip: IPv4Address, mac: bytes) -> bytes:
-    """The frame that tells a network where an address is now: it asks for itself."""
+    """A gratuitous ARP request, which gives a network the MAC of an address."""
     header = BROADCAST + mac + struct.pack(">HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
     return header + mac + ip.packed + bytes(6) + ip.packed
 
@@ -134,7 +134,7 @@ COLLECT: Final = minutes(1)
 
 
 class L2Lease(msgspec.Struct, frozen=True):
-    """A row of the table ``l2-leases``: who answers for a service; nobody, as far as is known, if empty."""
+    """A row of the table ``l2-leases``: the node that answers for a service; empty when unknown."""
 
     service: Key
     lease: str
@@ -144,11 +144,11 @@ class L2Lease(msgspec.Struct, frozen=True):
 
 
 class Elections:
-    """Takes part in the election for every service that this node may answer for, and tells who has won.
+    """Takes part in the election for every service that this node may answer for; the leases are a table.
 
-    The table of leases is initialized once the server has told of each service known at the start, or after
-    as long as a lease lasts: what an earlier agent answered for is kept until then. Only from then on the
-    programs are told that an agent lives, so that they never answer for what another node may have.
+    The table is initialized once the server has answered about each service known at the start, or after one
+    lease duration: until then the addresses of an earlier agent stay. Only then the programs see a live
+    agent, so that they never answer for an address that another node may have.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Elections:
         self._kernel.alive(time.monotonic_ns())
 
     async def collect(self) -> None:
-        """Delete the leases that nobody holds, of services that nobody answers for any more."""
+        """Delete leases without a holder, of services without a candidate."""
         from cells.kubernetes.client.errors import ConflictError
         from cells.kubernetes.leases import LEASES
 
@@ -281,7 +281,7 @@ class Elections:
             name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
             held = (one.get("spec") or {}).get("holderIdentity")
             if not held and name.startswith(PREFIX) and name not in ours:
-                with suppress(ConflictError):  # somebody has just taken it
+                with suppress(ConflictError):  # another node has just taken it
                     await client.delete(LEASES, name, self._namespace, version=version)
 
 

@@ -62,7 +62,7 @@ class L2Policy(NamedTuple):
 
 
 def read_policy(policy: CiliumL2AnnouncementPolicy) -> tuple[L2Policy | None, Mapping[str, str]]:
-    """What it says, None if it cannot be followed; and what is wrong with it, by type of condition."""
+    """The policy, None if it cannot be followed; and its faults, by type of condition."""
     spec = policy.spec
     faults: dict[str, str] = {}
     for kind, selector in ((BAD_NODES, spec.node_selector), (BAD_SERVICES, spec.service_selector)):

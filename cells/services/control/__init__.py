@@ -5,7 +5,7 @@ Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, P
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
 Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
             and EndpointSlice is known: connections through services outlive a restart. Where no source
-            of objects is set, it stays as it is, and the log says so.
+            of objects is set, it stays as it is, with a line in the log.
 """
 
 from collections.abc import Iterable
@@ -37,10 +37,10 @@ from cells.services import (
 )
 from cells.services.control.balancer import LoadBalancer
 from cells.services.control.manual import (
-    HandMade,
     ManualService,
     ManualServices,
     ManualState,
+    RequestedService,
     manual_services,
     manual_states,
 )
@@ -90,11 +90,11 @@ __all__ = [
     "BackendState",
     "Frontend",
     "FrontendKey",
-    "HandMade",
     "LoadBalancerOptions",
     "LocalRedirect",
     "ManualServices",
     "RefusedAddress",
+    "RequestedService",
     "ServedFrontend",
     "ServiceAddress",
     "ServiceConflict",
@@ -219,7 +219,7 @@ def reconcile(
     tables: Tables,
     log: Logger,
 ) -> None:
-    """Keep the maps as the table says; without a source of objects, as an earlier agent left them."""
+    """Write the table to the maps; without a source of objects leave them as an earlier agent did."""
     initial = served_table.initializer("what the maps hold")
     if not objects.has_source:
         jobs.one_shot("look at what is left", partial(_leave, maps, log))
@@ -236,7 +236,7 @@ def reconcile(
 
 
 async def _leave(maps: ServiceMaps, log: Logger) -> None:
-    """Nobody says which services there are: removing those that pods use would cut their connections."""
+    """Without a source of services, removing those that pods use would cut their connections."""
     held = await maps.dump()
     if held:
         log.warning(

@@ -53,10 +53,10 @@ Entries = dict[str, dict[bytes, bytes]]
 """Entries by map."""
 
 TABLE: Final = b""
-"""What stands for a look-up table that nobody has read, as they are large: that it is there."""
+"""In place of a look-up table that exists but is not read, as these are large."""
 
 UNKNOWN: Final = b"?"
-"""What stands for an entry that may have been written, or not."""
+"""An entry that may or may not have been written."""
 
 LOOK_UP_TABLES: Final = frozenset(MAGLEV.values())
 
@@ -130,7 +130,7 @@ class LoadBalancer:
     # What an earlier agent left.
 
     def restore(self, held: Entries) -> WritePlan:
-        """Begin with what the maps hold, and forget all else. What is no frontend's is to be removed."""
+        """Start from the contents of the maps. Entries that belong to no frontend are marked for removal."""
         self._forget_all()
         self.held = held
         found = read(held, self._families())
@@ -444,7 +444,7 @@ class LoadBalancer:
                     plan.remove(step, where.map, [where.key])
 
     def forget(self, key: FrontendKey) -> None:
-        """A frontend is no more in the maps; nothing happens for an unknown one."""
+        """The maps no longer have this frontend; an unknown one is ignored."""
         old = self.unsettled.pop(key, None)
         if old is not None:
             self._release({one.address for one in old.shown.backends})
@@ -499,7 +499,7 @@ class LoadBalancer:
                     own[key] = there[key]
 
     def maybe_written(self, batch: Batch) -> None:
-        """Some of it may have been written, and nobody knows what."""
+        """Some of it may have been written; how much is unknown."""
         if batch.values is not None:
             self.held.setdefault(batch.map, {}).update(dict.fromkeys(batch.keys, UNKNOWN))
 

@@ -1,9 +1,9 @@
-"""Services made manually, and backends taken out of use manually, beside what objects say.
+"""Services requested manually, and backends taken out of use manually, beside what objects say.
 
 Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.
 
-What is said of a frontend holds until an object says something else of it, and not over a restart of the
-agent. A call that is refused changes nothing.
+A manual frontend lasts until an object changes the same frontend, or the agent restarts.
+A call that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -44,17 +44,20 @@ _MAY_BECOME = {
 
 
 class ManualService(msgspec.Struct, frozen=True):
-    """A row of the table ``services-by-hand``: what was last said of a frontend."""
+    """A row of the table ``manual-services``: the frontend last set for an address."""
 
     key: FrontendKey
     turn: int
-    """Counts what is said, as the same may be said again."""
+    """Increases with every call, as a call may repeat the one before."""
     frontend: Frontend | None
     """None: that it is not to be served."""
 
 
+"""None: it is not to be served."""
+
+
 class ManualState(msgspec.Struct, frozen=True):
-    """A row of the table ``backend-states``: what was last said of a backend."""
+    """A row of the table ``backend-states``: the state last set for a backend."""
 
     address: ServiceAddress
     turn: int
@@ -62,8 +65,8 @@ class ManualState(msgspec.Struct, frozen=True):
 
 
 def manual_services() -> Table[FrontendKey, ManualService]:
-    """The ``services-by-hand`` table, by address and scope."""
-    return Table("services-by-hand", key=lambda one: one.key)
+    """The ``manual-services`` table, by address and scope."""
+    return Table("manual-services", key=lambda one: one.key)
 
 
 def manual_states() -> Table[ServiceAddress, ManualState]:
@@ -71,8 +74,8 @@ def manual_states() -> Table[ServiceAddress, ManualState]:
     return Table("backend-states", key=lambda one: one.address)
 
 
-class HandMade(msgspec.Struct, frozen=True):
-    """A frontend as somebody asks for it; addresses are of protocols that may be told apart or not."""
+class RequestedService(msgspec.Struct, frozen=True):
+    """A frontend as requested; its protocol counts only if the agent distinguishes protocols."""
 
     number: int
     key: FrontendKey
@@ -83,30 +86,30 @@ class HandMade(msgspec.Struct, frozen=True):
     int_local: bool = False
 
 
-def frontend_of(made: HandMade, node_name: str, options: LoadBalancerOptions) -> Frontend:
+def frontend_of(requested: RequestedService, node_name: str, options: LoadBalancerOptions) -> Frontend:
     """The frontend, with the backends that its traffic policy leaves on this node."""
-    key = _of_protocol(made.key.address, options)
-    outside = made.type in _TWO_SCOPED
-    local = made.ext_local
-    if made.type is ServiceType.CLUSTER_IP or made.key.scope == INTERNAL:
-        local = made.int_local
-    if made.type is ServiceType.HOST_PORT:
+    key = _of_protocol(requested.key.address, options)
+    outside = requested.type in _TWO_SCOPED
+    local = requested.ext_local
+    if requested.type is ServiceType.CLUSTER_IP or requested.key.scope == INTERNAL:
+        local = requested.int_local
+    if requested.type is ServiceType.HOST_PORT:
         local = False
-    backends = [one for one in made.backends if not local or one.node in ("", node_name)]
+    backends = [one for one in requested.backends if not local or one.node in ("", node_name)]
     return Frontend(
-        key=FrontendKey(key, made.key.scope),
-        type=made.type,
-        service=made.name,
+        key=FrontendKey(key, requested.key.scope),
+        type=requested.type,
+        service=requested.name,
         backends=tuple(
             msgspec.structs.replace(one, address=_of_protocol(one.address, options), manual=True)
             for one in backends
         ),
-        ext_local=made.ext_local,
-        int_local=made.int_local,
-        two_scopes=outside and made.ext_local != made.int_local,
+        ext_local=requested.ext_local,
+        int_local=requested.int_local,
+        two_scopes=outside and requested.ext_local != requested.int_local,
         routable=int(key.ip) != 0
-        and (made.type is not ServiceType.CLUSTER_IP or options.bpf_lb_external_clusterip),
-        number=made.number,
+        and (requested.type is not ServiceType.CLUSTER_IP or options.bpf_lb_external_clusterip),
+        number=requested.number,
     )
 
 
@@ -137,12 +140,12 @@ class ManualServices:
         self._agent = agent
         self._turn = 0
 
-    async def put(self, made: HandMade) -> bool:
+    async def put(self, requested: RequestedService) -> bool:
         """Serve a frontend by the number it names; whether there was none. Returns once it is in the maps."""
         self.check_followed()
-        if not self._options.serves(made.key.address.ip):
-            raise Refusal(500, f"IPv{made.key.address.version} is off on this node")
-        frontend = frontend_of(made, self._agent.node_name, self._options)
+        if not self._options.serves(requested.key.address.ip):
+            raise Refusal(500, f"IPv{requested.key.address.version} is off on this node")
+        frontend = frontend_of(requested, self._agent.node_name, self._options)
         created = check_frontend(frontend, self._served.all())
         before = self._services.get(frontend.key)
         row = self._override(frontend.key, frontend)
@@ -205,7 +208,7 @@ class ManualServices:
 
 
 def _is(served: Frontend, wanted: Frontend) -> bool:
-    """Whether it is served; states of its backends may be what was said of them apart."""
+    """Whether the frontend is served; its backends' states do not count, as they are set separately."""
     have, want = ({one.address for one in each.backends} for each in (served, wanted))
     bare = [msgspec.structs.replace(each, backends=()) for each in (served, wanted)]
     return have == want and bare[0] == bare[1]
@@ -238,7 +241,7 @@ def check_frontend(frontend: Frontend, served: Sequence[ServedFrontend]) -> bool
 
 
 def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) -> list[Backend]:
-    """Of the backends, those that somebody has, of any protocol where one says none.
+    """The backends that a frontend has, of any protocol where the request names none.
 
     Raises Refusal when one cannot become what it is to be.
     """

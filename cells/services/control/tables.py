@@ -28,7 +28,7 @@ class LocalRedirect(msgspec.Struct, frozen=True):
     name: ServiceName
     uid: str
     redirect: RedirectPolicy | None = None
-    """None where the policy says nothing that can be done."""
+    """None for a policy that cannot be served."""
     error: str = ""
     frontends: tuple[Frontend, ...] = ()
     """Those that have a ready pod on this node."""
@@ -51,7 +51,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
     """Its reverse NAT index, the service id that Cilium's commands print."""
     frontend: Frontend
     installed: Frontend | None = None
-    """The same as the maps have it, where that differs: backends keep states that sources do not tell."""
+    """The same as the maps have it, where that differs: backends keep states that no source knows."""
 
     @property
     def shown(self) -> Frontend:
@@ -75,9 +75,9 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         return ServedFrontend(row.id, row.frontend, both)
 
     def with_states(self, frontend: Frontend) -> Frontend:
-        """A backend that was not active stays as it was until its source says otherwise, or it has been away.
+        """A backend that is not active keeps its state until its source changes it, or it has been away.
 
-        Sources say active by default: terminating is final; others are lifted manually, as they are set.
+        Sources have active by default: terminating is final; other states end manually, as they were set.
         """
         states = {
             one.address: one.state for one in self.shown.backends if one.state is not BackendState.ACTIVE

@@ -152,7 +152,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
     """Writes what is to be served where the maps hold something else; the only writer of ``services``.
 
     The first observation takes over what an earlier agent left, and puts in force what differs: it runs only
-    once the table is complete. One that fails is begun anew.
+    once the table is complete. After a failure it starts from the beginning.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._taken_over = False
 
     async def observe(self) -> Mapping[FrontendKey, Frontend]:
-        """The frontends that the maps hold as they should. Mends what somebody else wrote."""
+        """The frontends that are in the maps as they should be. Repairs foreign changes."""
         held = await self._maps.dump()
         if self._taken_over:
             await self._mend(held)

@@ -72,13 +72,13 @@ class WatchedObjects(NamedTuple):
     manual: ReadTable[FrontendKey, ManualService] | None = None
     states: ReadTable[ServiceAddress, ManualState] | None = None
     devices: ReadTable[int, Device] | None = None
-    """The node's devices, whose addresses host ports may have."""
+    """The node's devices: host ports may have their addresses."""
     cluster: ReadTable[str, ClusterNode] | None = None
     """The nodes of the cluster. Services do not wait for it, as nodes may need services to become known."""
 
 
 class ServiceReports(NamedTuple):
-    """The tables that say what is not served as asked. What nobody asks for is None."""
+    """The tables of what is not served as requested. None stands for features that are off."""
 
     conflicts: Table[FrontendKey, ServiceConflict] | None = None
     refused: Table[tuple[str, str, str], RefusedAddress] | None = None
@@ -86,7 +86,7 @@ class ServiceReports(NamedTuple):
 
 
 class ServiceWatch:
-    """Keeps the frontends. They are told once all objects have been listed."""
+    """Maintains the frontends, and initializes their table once all objects have been listed."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class ServiceWatch:
     def _redirect_changed(
         self, catalog: ServiceCatalog, change: Change[tuple[str, str], CiliumLocalRedirectPolicy]
     ) -> Iterable[FrontendChange]:
-        """One that says what cannot be done redirects nothing, and is told in the table."""
+        """A policy that cannot be served redirects nothing; its row has the reason."""
         row = change.row
         known = row or change.old
         if known is None:

@@ -57,7 +57,7 @@ _SYSTEM: Final = {
     ServiceName("default", "kubernetes"): "an address of the API server",
     ServiceName("kube-system", "kube-dns"): "an address of the cluster's DNS server",
 }
-"""Services on whose endpoints the whole cluster relies."""
+"""Services that the whole cluster depends on."""
 
 
 class ServiceCatalog:
@@ -73,7 +73,7 @@ class ServiceCatalog:
         self._services: dict[ServiceName, Service] = {}
         self._slices: dict[ServiceName, dict[str, EndpointSlice]] = {}
         self._backends: dict[ServiceName, Backends] = {}
-        """Of the slices, as far as somebody has asked since they changed."""
+        """The backends of the slices, computed when first asked for after a change."""
         self._pods: dict[ServiceName, Pod] = {}
         self.redirects: dict[ServiceName, RedirectPolicy] = {}
         """The redirections to pods of this node."""
@@ -219,7 +219,7 @@ class ServiceCatalog:
         return self._claims.replace(_owner(name), [])
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
-        """Serve this manually, with None nothing, until an object says something else of the frontend."""
+        """Serve this manually, or nothing if None, until an object changes the same frontend."""
         return self._claims.override(key, frontend)
 
     def clear_override(self, key: FrontendKey) -> Iterator[FrontendChange]:
@@ -227,7 +227,7 @@ class ServiceCatalog:
         return self._claims.clear_override(key)
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
-        """Give a backend a state manually, until nobody has the backend any more."""
+        """Set a backend's state manually, until no frontend has the backend any more."""
         return self._claims.set_state(address, state)
 
     def pods_of(self, namespace: str) -> dict[str, str]:

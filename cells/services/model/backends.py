@@ -51,10 +51,10 @@ Backends = Mapping[str, tuple[Backend, ...]]
 
 
 def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> BackendState | None:
-    """The state of an endpoint, None when it is no backend at all.
+    """The state of an endpoint, None when it must not serve.
 
     Not ready and serving no more: none. Not ready, serving and terminating: connections there go on. What
-    is not said not to be ready is ready.
+    has no ready condition is ready.
     """
     if conditions.ready is not False:
         return BackendState.ACTIVE
@@ -64,7 +64,7 @@ def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> Ba
 
 
 def weight_of(slice_: EndpointSlice) -> int:
-    """What its annotation gives its backends. Raises ValueError for what is no weight; 0 is none."""
+    """The weight that its annotation gives its backends. Raises ValueError unless it is a number above 0."""
     text = (slice_.metadata.annotations or {}).get(WEIGHT)
     if text is None:
         return DEFAULT_WEIGHT
@@ -75,7 +75,7 @@ def weight_of(slice_: EndpointSlice) -> int:
 
 
 def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -> Backends:
-    """The backends of a service's slices. An address in several slices is active if one says so."""
+    """The backends of a service's slices. An address in several is active if it is active in one."""
     found: dict[str, dict[ServiceAddress, Backend]] = {}
     for slice_ in slices:
         _add(found, slice_, options)
@@ -91,7 +91,7 @@ def _add(
     mark, family = _FAMILIES[slice_.address_type]
     active, weight = BackendState.ACTIVE, DEFAULT_WEIGHT
     if slice_.metadata.annotations:
-        with suppress(ValueError):  # told when the slice is read
+        with suppress(ValueError):  # reported when the slice is read
             weight = weight_of(slice_)
     ports = [
         (port.name or "", address_end(port.port, number), found.setdefault(port.name or "", {}))
@@ -121,7 +121,7 @@ def _add(
 
 
 def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
-    """Its number, None for one that is not served; ANY where protocols are not told apart."""
+    """Its number, None for one that is not served; ANY where protocols are not distinguished."""
     number = PROTOCOLS.get(name)
     return number if number is None or options.bpf_lb_proto_diff else ANY_PROTOCOL
 

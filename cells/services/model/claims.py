@@ -90,7 +90,7 @@ class Reservation(NamedTuple):
     holder: Holder
     use: str
     namespace: str = ""
-    """Of the service whose cluster address it is."""
+    """The owner: the service that has the cluster address."""
 
 
 class RefusedAddress(msgspec.Struct, frozen=True):
@@ -230,7 +230,7 @@ def plain(ip: IPAddress) -> IPAddress:
 
 
 def is_special(ip: IPAddress) -> bool:
-    """Whether it is no host's that others could ask."""
+    """Whether it cannot be reached from other hosts: unspecified, loopback and the like."""
     address = plain(ip)
     return any(address in network for network in SPECIAL if network.version == address.version)
 
@@ -321,7 +321,7 @@ def _faults_in_sctp(port: ServicePort, options: LoadBalancerOptions) -> Iterator
 
 
 class Upsert(NamedTuple):
-    """A frontend that is to be served as it says."""
+    """A frontend to be served under this claim."""
 
     frontend: Frontend
 
@@ -339,7 +339,7 @@ class Claims:
     """Frontends by address, each of one or several owners, and what was set for them manually.
 
     A frontend that several claim is served for one of them until that claim goes. What is set manually holds
-    until an owner says something else of the same frontend. The state that a backend was given manually holds
+    until an owner changes the same frontend. The state that a backend was given manually holds
     until no frontend has the backend any more.
     """
 
@@ -347,7 +347,7 @@ class Claims:
         self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
         self._claimed: dict[ServiceName, tuple[FrontendKey, ...]] = {}
         self._manual: dict[FrontendKey, Frontend | None] = {}
-        """None: not served, whoever claims it."""
+        """None: not served, whatever the claims."""
         self._states: dict[ServiceAddress, BackendState] = {}
         self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
         """Frontends that several services claim: the one that is served, then those that are not."""
@@ -385,7 +385,7 @@ class Claims:
         self._forget_states()
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
-        """Serve this manually, or with None nothing, whoever claims the frontend."""
+        """Serve this manually, or nothing if None, whatever the claims for the frontend."""
         before = self._served(key)
         self._manual[key] = frontend
         yield from self._change(key, before)
@@ -399,7 +399,7 @@ class Claims:
         self._forget_states()
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
-        """Give a backend a state manually, wherever it serves; one that nobody has is left alone."""
+        """Set a backend's state manually, wherever it serves; a backend of no frontend is ignored."""
         having = [key for key in self._keys() if self._has(key, address)]
         before = {key: self._served(key) for key in having}
         if having:
@@ -408,7 +408,7 @@ class Claims:
             yield from self._change(key, old)
 
     def _contest(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
-        """Note whether several services claim it. That a redirect stands before its service is no contest."""
+        """Note whether several services claim it. A redirect ahead of its own service does not count."""
         self.contested.pop(key, None)
         if len(claims) > 1:
             served = _first(claims)
@@ -448,7 +448,7 @@ class Claims:
 
 
 def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendState]) -> Frontend:
-    """What its source says of a backend that ends goes before what was set manually."""
+    """A source that ends a backend takes precedence over a state set manually."""
     if not any(one.address in states for one in frontend.backends):
         return frontend
     backends = tuple(

@@ -40,7 +40,7 @@ __all__ = ["backends_by_port", "faults_of", "frontends_of", "is_headless", "seen
 
 # What a service asks for by its annotations.
 #
-# Source: Cilium 1.17, pkg/annotation/k8s.go. Text that means nothing is as if it were not there, and told.
+# Source: Cilium 1.17, pkg/annotation/k8s.go. An invalid value counts as absent, and is reported.
 
 PREFIX = "service.cilium.io/"
 TYPES = PREFIX + "type"
@@ -70,7 +70,7 @@ _NOT_BUILT = {
 }
 """Annotations, the value that asks for something, and what happens instead.
 
-Without a value every one asks. What is only read together with another one is told of with that.
+Without a value, the annotation alone asks. One that needs a second annotation is reported with that one.
 """
 
 
@@ -323,7 +323,7 @@ class _Conversion:
         return mode == "dsr" or (mode == "hybrid" and protocol != PROTOCOLS["UDP"])
 
     def _unique_ports(self) -> list[ServicePort]:
-        """The ports, each number once for a protocol, or once at all where protocols are not told apart."""
+        """The ports: each number once for a protocol, once in all where protocols are not distinguished."""
         found: dict[tuple[int, str], ServicePort] = {}
         for port in self._spec.ports or ():
             protocol = port.protocol if self._options.bpf_lb_proto_diff else ""
@@ -380,7 +380,7 @@ class _Conversion:
         )
 
     def _source_ranges(self) -> tuple[str, ...]:
-        """Whom it is served to, or with the annotation not. Of ranges that all are unreadable, nobody."""
+        """The source ranges allowed, or by the annotation denied. If none can be parsed, none is allowed."""
         given = self._spec.load_balancer_source_ranges
         if not given or not self._options.enable_svc_source_range_check:
             return ()
@@ -412,7 +412,7 @@ class _Conversion:
         return backends
 
     def _of_family(self, port_name: str, version: int) -> tuple[Backend, ...]:
-        """They are in the order of their addresses, so the ends tell whether all are of one."""
+        """They are in the order of their addresses, so the first and last show whether all fit."""
         backends = self._backends.get(port_name, ())
         if backends and backends[0].address.version == version == backends[-1].address.version:
             return backends

@@ -137,7 +137,7 @@ class RedirectPolicy(msgspec.Struct, frozen=True):
 
 
 def read_redirect(policy: CiliumLocalRedirectPolicy) -> RedirectPolicy:
-    """What a policy says. Raises ValueError, one line, where it cannot be done."""
+    """The redirect of a policy. Raises ValueError, one line, where it cannot be served."""
     spec = policy.spec
     if spec is None:
         raise ValueError("spec is missing: expected redirectFrontend and redirectBackend")

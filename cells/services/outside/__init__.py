@@ -1,8 +1,8 @@
 """Clients outside the node: by which of its addresses services are served to them.
 
 Controller: the node's devices in, the table ``node-port-addresses`` out: where node ports are served.
-Reconciler: the table ``node-port`` follows them; it is kept in ``hive_nodeport``, by which the programs on
-            native devices know that clients outside are served, and what packets to other nodes come from.
+Reconciler: the table ``node-port`` follows them into the map ``hive_nodeport``. From it the programs on
+            native devices know that clients outside are served, and the source of packets to other nodes.
 Why:        addresses come and go; a node port is served at those there are.
 """
 
@@ -135,9 +135,9 @@ def direct_addresses(
 
 
 def reserved_ports(local: str, reserved: str, services: Sequence[int]) -> str | None:
-    """What ip_local_reserved_ports has to say, None if it is fine: the ranges are apart, or it says so.
+    """The change that ip_local_reserved_ports needs, None if the ranges are apart or already reserved.
 
-    ``local`` and ``reserved`` are what the kernel says now.
+    ``local`` and ``reserved`` are the kernel's current values.
     """
     first, last = services
     bounds = [int(word) for word in local.split()]

@@ -68,7 +68,7 @@ __all__ = ["SocketHooks", "SocketKernel", "SocketLB", "SocketLBSettings", "Socke
 
 INTERVAL: Final = seconds(30)
 OLDEST: Final = (5, 18)
-"""bpf_set_retval, by which who connects to a service without backends is told so."""
+"""bpf_set_retval: gives connect() to a service without backends its error."""
 
 
 class SocketLB:
@@ -94,7 +94,7 @@ class SocketLB:
         self.host_only = settings.bpf_lb_sock_hostns_only
         """Of the node's own network namespace alone."""
         self.found = 0
-        """Programs that somebody took off or replaced, so far."""
+        """Programs found detached or replaced, so far."""
         self._settings = settings
         self._datapath = datapath
         self._hooks = hooks
@@ -173,7 +173,7 @@ class SocketLB:
 
 
 def check_kernel(release: str) -> None:
-    """Raise UsageError on a kernel whose programs at sockets cannot say why they refuse."""
+    """Raise UsageError on a kernel without bpf_set_retval for programs at sockets."""
     version = version_of(release)
     if version is not None and version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -183,11 +183,11 @@ def check_kernel(release: str) -> None:
         )
 
 
-# Ends sockets whose backend serves no more: their owners connect again, and get another one.
+# Ends sockets after their backend has stopped serving: applications connect again, and get another one.
 #
 # Controller: the table ``services`` and what the programs remember of sockets in, ended sockets out.
-# Why:        a UDP socket that is connected to a backend would send there for ever, and no packet tells its
-#             owner.
+# Why:        a UDP socket connected to a backend would send there for ever: no packet reports the end to
+#             the application.
 #
 # What is looked for is not what has just changed, but every socket that was sent to a backend by a service
 # that has it no more: a restart in between misses none. A socket is ended only if it is connected to that
@@ -282,7 +282,7 @@ def still_serves(frontends: Mapping[int, ServedFrontend], sent: ReverseSkKey, as
 
 
 def socket_metrics(sockets: SocketLB, termination: SocketTermination) -> Member[Collector]:
-    """What somebody took off, and what was ended, as metrics."""
+    """Programs repaired and sockets ended, as metrics."""
 
     async def collect() -> Iterable[Family]:
         text = "Programs at sockets that someone else took off or replaced."

@@ -115,7 +115,7 @@ def _described(family: int, message: bytes) -> DiagSocket:
     name = message[_MESSAGE.size : _MESSAGE.size + _ID.size + _ID_TAIL.size]
     _, port, _, peer = _ID.unpack_from(name)
     _, cookie = _ID_TAIL.unpack_from(name, _ID.size)
-    # The interface is no part of what a socket is looked up by, and may be gone.
+    # The kernel does not need the interface to find a socket, and it may no longer exist.
     identity = name[: _ID.size] + _ID_TAIL.pack(_INTERFACE_ANY, cookie)
     return DiagSocket(family, cookie, _address(family, peer), port, identity)
 
@@ -148,7 +148,7 @@ class SocketLBSettings(Settings, frozen=True):
     """Close TCP connections to removed backends too, not only UDP sockets."""
 
     cgroup_root: Path | None = None
-    """Cgroup whose processes are served; unset: all of them, at cgroup v2 mounted on /run/cilium/cgroupv2."""
+    """Cgroup with the processes to serve; unset: all, at cgroup v2 mounted on /run/cilium/cgroupv2."""
 
     node_port_bind_protection: bool = True
     """Refuse to let processes of the node bind to the address and port of a service."""
@@ -173,7 +173,7 @@ class SocketHooks(Protocol):
     """
 
     def configure(self, config: SockConfig) -> None:
-        """Tell the programs about the node."""
+        """Write the node's facts for the programs."""
         ...
 
     def attach(self, cgroup_root: Path) -> tuple[CgroupRoot, list[str]]:
@@ -181,7 +181,7 @@ class SocketHooks(Protocol):
         ...
 
     def missing(self) -> list[str]:
-        """Names of what somebody took off since then."""
+        """Names of programs detached or replaced since then."""
         ...
 
     def take_off(self) -> list[str]:

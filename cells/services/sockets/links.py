@@ -34,7 +34,7 @@ from cells.maps.bpf import detach as detach_link
 from cells.maps.map import Map
 from lifecycle import HiveError
 
-# The control group whose processes are served.
+# The control group with the processes to serve.
 #
 # Source: Documentation/admin-guide/cgroup-v2.rst. With version 1 beside it (a hybrid mount) every process is
 #         in a group of version 2 as well.
@@ -78,7 +78,7 @@ def filesystem_type(path: Path) -> int:
 
 
 def mount_cgroup2(path: Path) -> None:
-    """Mount cgroup v2. Raises OSError; ENOTEMPTY if the directory is somebody's."""
+    """Mount cgroup v2. Raises OSError; ENOTEMPTY if the directory is in use."""
     if any(path.iterdir()):
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
     _check(_libc().mount(b"none", os.fsencode(path), b"cgroup2", ctypes.c_ulong(0), None), path)
@@ -140,7 +140,7 @@ class SocketPrograms:
                 os.close(group)
 
     def missing(self, root: CgroupRoot) -> list[str]:
-        """Names of what somebody detached, unpinned or replaced since :meth:`attach`."""
+        """Names of links detached, unpinned or replaced since :meth:`attach`."""
         return [name for name in HOOKS if not self._is_right(name, root)]
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """What an agent leaves on a node, and its removal, one kind at a time.
 
-Each removes all it can and returns the names of what it removed; a missing thing is no error.
+Each removes all it can and returns the names of what it removed; what is missing is ignored.
 """
 
 import errno

@@ -33,7 +33,7 @@ _REDIRECT: Final = '<!doctype html><meta http-equiv="refresh" content="0;url={}"
 @socket_option
 @timeout_option
 def command(port: int, no_browser: bool, stdio: bool, agent_socket: Path, timeout: float) -> None:
-    """Show on a page who talks to whom, who may, and how nodes are.
+    """Show connections, the policies that allow or deny them, and the state of nodes on a page.
 
     The page is served on 127.0.0.1 until ctrl-C, to those who have its address: it holds a random token.
     It reads the agent's sockets and changes nothing. Flows need enable-hubble=true. For all nodes at once:

@@ -37,7 +37,7 @@ class CommandError(Exception):
 
 
 class ConfirmationNeededError(CommandError):
-    """Nothing was done: the text says what would happen. With ``--yes`` the command does it."""
+    """The command changed nothing yet: the text is its plan. ``--yes`` makes it carry that out."""
 
 
 class StopScript(Exception):  # noqa: N818  # it ends a script well

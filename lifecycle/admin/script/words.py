@@ -41,7 +41,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def read(text: str, number: int = 1) -> Line | None:
-    """What a line says; None for an empty one and a comment. Raises ValueError when it is no command."""
+    """The command in a line, None if that is empty or a comment. Raises ValueError for a syntax error."""
     rest = text.strip()
     wanted: Wanted = "success"
     retried = False

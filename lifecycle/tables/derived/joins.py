@@ -54,7 +54,7 @@ class JoinRows(Generic[Key, New]):
         return writes, remember
 
     def _others(self, changed: Iterable[Key], left: Stored[Key, Any]) -> dict[Key, Hashable]:
-        """By changed key on the left its counterpart's, ABSENT for one that is gone; none without `on`."""
+        """By changed key on the left the row on the right, ABSENT for a deleted key; empty without `on`."""
         if self._on is None:
             return {}
         found = ((key, left.get(key)) for key in changed)

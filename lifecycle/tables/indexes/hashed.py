@@ -21,7 +21,7 @@ _ONE = "one value, of which every part would be a value; give it in a tuple"
 
 
 class RowSource(Protocol[Key, Row]):
-    """Whose rows are found: a table or a snapshot of one."""
+    """The table, or the snapshot of one, that has the rows."""
 
     name: str
 

@@ -1,7 +1,7 @@
 """Rows by IP prefix: the longest that holds an address, all around it, all within it.
 
 Like a routing table in user space: a lookup tries the prefix lengths that exist, the longest first, each by
-hash. A prefix is kept as (IP version, network address, length), which sorts those within it behind it.
+hash. A prefix is stored as (IP version, network address, length), so those within it sort right behind it.
 """
 
 from collections.abc import Callable, Hashable, Iterable

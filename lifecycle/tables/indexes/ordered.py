@@ -29,7 +29,7 @@ class OrderedKeys(Index[Key, Row]):
         super().__init__(source, name, values)
         self._order = SortedValues()
         self._reserved: list[Hashable] = []
-        """Values put in order for a plan that is not applied yet: only comparing tells whether that works."""
+        """The values in order, for a plan not applied yet: TypeError here if they cannot be compared."""
 
     def plan(self, rows: Mapping[Key, Row | None]) -> Plan[Key]:
         """The values of rows to be written. Raises TypeError when two of them cannot be compared."""
@@ -65,7 +65,7 @@ class OrderedKeys(Index[Key, Row]):
         self._note(came, went)
 
     def _note(self, came: Iterable[Any], went: Iterable[Any]) -> None:
-        """These values are new, and those are gone."""
+        """Add the first, remove the others."""
 
     def _rows_with(self, values: Iterator[Any]) -> list[Row]:
         """The rows with these values in their order, each once."""
@@ -78,7 +78,7 @@ class SortedIndex(OrderedKeys[Key, Row]):
     """The rows in the order of their values."""
 
     def range(self, low: Any = None, high: Any = None) -> list[Row]:
-        """Every row with a value from `low` to below `high`, by value; None is no limit.
+        """Every row with a value from `low` to below `high`, by value; None means unbounded.
 
         A row with several such values comes once, where its least one stands.
         """

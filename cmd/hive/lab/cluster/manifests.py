@@ -40,7 +40,7 @@ class Manifests:
             fresh.replace(node.manifests / name)
 
     def remove(self, name: str) -> None:
-        """Take a file out of every folder; a missing one is no error."""
+        """Remove a file from every folder; a missing one is ignored."""
         for node in self.nodes:
             (node.manifests / f"{name}.yaml").unlink(missing_ok=True)
 
