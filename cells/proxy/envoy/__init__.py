@@ -17,23 +17,18 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from cells.cluster.identity.identities import Identity
-from cells.cluster.ipcache import Ipcache
-from cells.config import AgentConfig
 from cells.endpoint import Endpoint
-from cells.observe.events import Events
 from cells.policy.control import HTTPProxyPorts, HTTPProxyState, HTTPRedirect
 from cells.policy.maps import EndpointPolicies, KnownRules
-from cells.proxy import ProxyStatistics
-from cells.proxy.dns import Counts, ProxyPort
+from cells.proxy.dns import ProxyPort
 from cells.proxy.envoy import resources
-from cells.proxy.envoy.access_log import AccessLog
+from cells.proxy.envoy.access_log import AccessLog, RequestParties
 from cells.proxy.envoy.ports import EnvoyProgram, RedirectPorts
-from cells.proxy.envoy.process import FOLDER, EnvoyError, Process, end_envoy
+from cells.proxy.envoy.process import EnvoyError, Process, end_envoy, envoy_files
 from cells.proxy.envoy.resources import EnvoyFiles, Resource
 from cells.proxy.envoy.settings import EnvoySettings
 from cells.proxy.envoy.translated import TranslatedConnections
-from lifecycle import Jobs, Logger, Table, config, group, invoke, module, provide
+from lifecycle import Jobs, Table, config, group, invoke, module, provide, provide_private
 
 __all__ = ["Envoy", "EnvoySettings", "cell", "end_envoy"]
 
@@ -85,108 +80,62 @@ class _Response(msgspec.Struct):
     resources: list[Resource]
 
 
-class Envoy:
-    """Serves from the time its jobs run, and goes on when the agent stops."""
+class RealizedPolicies:
+    """Endpoints' policies, as far as the maps have them."""
 
     def __init__(
-        self,
-        settings: EnvoySettings,
-        program: EnvoyProgram,
-        ports: RedirectPorts,
-        dns: ProxyPort,
-        agent: AgentConfig,
-        redirects: Table[str, HTTPRedirect],
-        state: Table[str, HTTPProxyState],
-        rules: KnownRules,
-        endpoints: Table[int, Endpoint],
-        policies: EndpointPolicies,
-        identities: Table[int, Identity],
-        ipcache: Ipcache,
-        events: Events,
-        counts: Counts,
-        statistics: ProxyStatistics,
-        *,
-        jobs: Jobs,
-        log: Logger,
+        self, rules: KnownRules, endpoints: Table[int, Endpoint], policies: EndpointPolicies
     ) -> None:
-        self._settings = settings
-        self._ports = ports
-        self._dns = dns
-        self._redirects = redirects
-        self._state = state
         self._rules = rules
         self._endpoints = endpoints
-        self._policies = policies
-        self._agent = agent
-        self._log = log
-        self._place = EnvoyFiles(agent.state_dir / FOLDER)
+        self._realized = policies.realized
+
+    async def known(self) -> None:
+        """Return once every endpoint has its policy by the current rules."""
+        await self._rules.known()
+        for endpoint in self._endpoints.all():
+            while (seen := self._realized.get(endpoint.id)) is None or not seen.written:
+                if self._endpoints.get(endpoint.id) is None:
+                    break
+                await self._realized.wait_changed(endpoint.id, seen)
+
+
+class EnvoyConfiguration:
+    """Envoy's files, as redirects ask for them."""
+
+    def __init__(
+        self, settings: EnvoySettings, place: EnvoyFiles, dns: ProxyPort, access_log: AccessLog
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self._dns = dns
+        self._access_log = access_log
         self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
         """The resources of an agent before this one, while its endpoints' policies are not known yet."""
-        self._wanted = anyio.Event()
-        """Set once there is a redirect."""
-        self._answers = anyio.Event()
-        """Set once Envoy has taken its configuration."""
         self._written: dict[Path, bytes] = {}
-        self._sent: list[HTTPRedirect] = []
-        self._versions: dict[str, str] = {}
-        """What Envoy shows once it has taken all, by the names of its statistics."""
-        self._acknowledged: tuple[HTTPRedirect, ...] = ()
-        if not ports.serves:
-            return
-        log_file = settings.envoy_log or self._place.log
-        self._access_log = AccessLog(
-            self._place,
-            redirects,
-            endpoints,
-            identities,
-            ipcache,
-            events,
-            counts,
-            statistics,
-            jobs=jobs,
-            log=log,
-        )
-        jobs.observe("configure Envoy", self._changes, self._write)
-        if settings.external_envoy_proxy:
-            jobs.one_shot("give way to the Envoy beside", self._give_way)
-        elif program.path is not None:
-            self._process = Process(program.path, self._place, log_file, log)
-            jobs.one_shot("run Envoy", self._run)
-        jobs.one_shot("forget previous redirects", self._forget)
-        self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
-        jobs.one_shot("notice that Envoy ends", self._watch)
 
-    async def _give_way(self) -> None:
-        """End one that an agent before this has started: two would share the ports. Raises OSError."""
-        for process in end_envoy(self._agent.state_dir):
-            self._log.info("gives way to the Envoy beside the agent", ended=process)
-
-    async def _run(self) -> None:
-        """Raises EnvoyError, OSError, to be called again."""
-        if self._place.listeners.exists():
-            await self._access_log.there()
-        await self._process.run(self._wanted)
-
-    def _prepare(self) -> None:
-        """Read the state of an earlier agent."""
+    def read_previous(self) -> None:
+        """Read the state of an earlier agent, which stays until forget_previous()."""
         for name, path in (("listeners", self._place.listeners), ("clusters", self._place.clusters)):
             if path.exists() and path not in self._written and not self._previous[name]:
                 self._previous[name] = {one["name"]: one for one in _resources(path)}
 
-    async def _changes(self) -> AsyncIterator[None]:
-        self._prepare()
-        changes = self._redirects.changes()
-        while True:
-            changes.take()
-            yield
-            await changes.wait()
+    def forget_previous(self) -> None:
+        """Leave out of later files what is an earlier agent's."""
+        self._previous = {"listeners": {}, "clusters": {}}
 
-    async def _write(self, _: None) -> None:
-        """Raises OSError."""
-        redirects = sorted(self._redirects.all(), key=lambda row: row.name)
-        external = self._settings.external_envoy_proxy
-        if not (redirects or external or self._place.listeners.exists()):
-            return  # Envoy was never needed here
+    async def readable(self) -> None:
+        """Return once an Envoy that has the files may start: it finds a reader of its access log."""
+        if self._place.listeners.exists():
+            await self._access_log.there()
+
+    async def write(self, redirects: list[HTTPRedirect]) -> dict[str, str] | None:
+        """What Envoy shows once it has taken all, by the names of its statistics; None: it was never needed.
+
+        Raises OSError.
+        """
+        if not (redirects or self._settings.external_envoy_proxy or self._place.listeners.exists()):
+            return None
         await self._access_log.there()
         self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._place.admin.parent.mkdir(mode=0o700, exist_ok=True)
@@ -201,15 +150,95 @@ class Envoy:
         addresses = ["127.0.0.1" if one == socket.AF_INET else "::1" for one in self._dns.families]
         wanted = resources.listeners(redirects, self._settings, self._place, addresses)
         versions["listener_manager.lds.version_text"] = self._put(self._place.listeners, "listeners", wanted)
-        self._sent, self._versions = redirects, versions
-        if redirects:
-            self._wanted.set()
-            self._acknowledge_soon()
+        return versions
+
+    def remove_routes(self, redirects: list[HTTPRedirect]) -> None:
+        """Remove the files of all but these, and of an earlier agent's. Raises OSError."""
         needed = {one.name for one in redirects} | self._previous["listeners"].keys()
         for path in self._place.routes("").parent.glob("*.json"):
             if path.stem not in needed:
                 path.unlink()
                 self._written.pop(path, None)
+
+    def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
+        """These, and those from before that may be in use; their version."""
+        content = _discovery((self._previous[kind] | {one["name"]: one for one in wanted}).values())
+        self._replace(path, content)
+        return str(content["version_info"])
+
+    def _replace(self, path: Path, content: Resource) -> None:
+        data = msgspec.json.encode(content)
+        if self._written.get(path) == data:
+            return
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(data)
+        temporary.rename(path)
+        self._written[path] = data
+
+
+class Envoy:
+    """Serves from the time its jobs run, and goes on when the agent stops."""
+
+    def __init__(
+        self,
+        ports: RedirectPorts,
+        redirects: Table[str, HTTPRedirect],
+        state: Table[str, HTTPProxyState],
+        policies: RealizedPolicies,
+        configuration: EnvoyConfiguration,
+        process: Process,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._ports = ports
+        self._redirects = redirects
+        self._state = state
+        self._policies = policies
+        self._configuration = configuration
+        self._process = process
+        self._wanted = anyio.Event()
+        """Set once there is a redirect."""
+        self._answers = anyio.Event()
+        """Set once Envoy has taken its configuration."""
+        self._sent: list[HTTPRedirect] = []
+        self._versions: dict[str, str] = {}
+        """What Envoy shows once it has taken all, by the names of its statistics."""
+        self._acknowledged: tuple[HTTPRedirect, ...] = ()
+        if not ports.serves:
+            return
+        jobs.observe("configure Envoy", self._changes, self._write)
+        if process.external:
+            jobs.one_shot("give way to the Envoy beside", process.give_way)
+        else:
+            jobs.one_shot("run Envoy", self._run)
+        jobs.one_shot("forget previous redirects", self._forget)
+        self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
+        jobs.one_shot("notice that Envoy ends", self._watch)
+
+    async def _run(self) -> None:
+        """Raises EnvoyError, OSError, to be called again."""
+        await self._configuration.readable()
+        await self._process.run(self._wanted)
+
+    async def _changes(self) -> AsyncIterator[None]:
+        self._configuration.read_previous()
+        changes = self._redirects.changes()
+        while True:
+            changes.take()
+            yield
+            await changes.wait()
+
+    async def _write(self, _: None) -> None:
+        """Raises OSError."""
+        redirects = sorted(self._redirects.all(), key=lambda row: row.name)
+        versions = await self._configuration.write(redirects)
+        if versions is None:
+            return
+        self._sent, self._versions = redirects, versions
+        if redirects:
+            self._wanted.set()
+            self._acknowledge_soon()
+        self._configuration.remove_routes(redirects)
 
     async def _acknowledge(self) -> None:
         """Wait until Envoy has accepted its configuration. Raises EnvoyError; may be called again."""
@@ -218,7 +247,7 @@ class Envoy:
             pause = LEAST_PAUSE
             while True:
                 sent, versions = self._sent, self._versions
-                taken = await has_taken(self._place.admin, versions) if sent else True
+                taken = await has_taken(self._process.admin, versions) if sent else True
                 if taken and sent is self._sent:
                     self._acknowledged = tuple(sent)
                     self._report(runs=True)
@@ -227,10 +256,7 @@ class Envoy:
                     return
                 await anyio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
-        if self._settings.external_envoy_proxy:
-            see = "see the pod cilium-envoy of this node"
-        else:
-            see = f"see {self._settings.envoy_log or self._place.log}"
+        see = f"see {self._process.log_place}"
         if taken is None:
             message = f"Envoy does not run: connections that rules.http select are dropped; {see}"
         else:
@@ -249,33 +275,13 @@ class Envoy:
         while True:
             await self._answers.wait()
             self._answers = anyio.Event()
-            await ended(self._place.admin)
+            await ended(self._process.admin)
             self._acknowledge_soon()
-
-    def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
-        """These, and those from before that may be in use; their version."""
-        content = _discovery((self._previous[kind] | {one["name"]: one for one in wanted}).values())
-        self._replace(path, content)
-        return str(content["version_info"])
-
-    def _replace(self, path: Path, content: Resource) -> None:
-        data = msgspec.json.encode(content)
-        if self._written.get(path) == data:
-            return
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(data)
-        temporary.rename(path)
-        self._written[path] = data
 
     async def _forget(self) -> None:
         """Keep the earlier configuration until every endpoint has its policy by the current rules."""
-        await self._rules.known()
-        for endpoint in self._endpoints.all():
-            while (seen := self._policies.realized.get(endpoint.id)) is None or not seen.written:
-                if self._endpoints.get(endpoint.id) is None:
-                    break
-                await self._policies.realized.wait_changed(endpoint.id, seen)
-        self._previous = {"listeners": {}, "clusters": {}}
+        await self._policies.known()
+        self._configuration.forget_previous()
         self._ports.keep({one.name for one in self._redirects.all()})
         await self._write(None)
 
@@ -302,7 +308,15 @@ cell = group(
         provide(RedirectPorts, as_=(HTTPProxyPorts,)),
         provide(EnvoyProgram),
     ),
-    module("envoy", "Requests that policies allow", provide(Envoy), invoke(Envoy)),
+    module(
+        "envoy",
+        "Requests that policies allow",
+        provide(Envoy),
+        provide_private(
+            envoy_files, RequestParties, AccessLog, RealizedPolicies, EnvoyConfiguration, Process
+        ),
+        invoke(Envoy),
+    ),
     module(
         "translated-connections",
         "nftables for requests kube-proxy translates",

