@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from cells.base import metrics
 from cells.base.metrics import Family, counter, gauge, histogram
-from cells.cluster.identity.identities import Identities, Identity
-from cells.cluster.ipcache import Ipcache
+from cells.cluster.identity.identities import Identity
 from cells.config import AgentConfig
 from cells.config.shared import EndpointSettings
 from cells.datapath.collector import ConntrackCollector
@@ -26,7 +25,13 @@ from cells.endpoint.changes import (
     PodLabelsWatch,
     PolicyEnforcement,
 )
-from cells.endpoint.creation import Builds, NewEndpoint, RegenerationRecovery, controllers_of
+from cells.endpoint.creation import (
+    Builds,
+    EndpointCreation,
+    NewEndpoint,
+    RegenerationRecovery,
+    controllers_of,
+)
 from cells.endpoint.kernel import (
     ConntrackScrub,
     EndpointAddresses,
@@ -34,13 +39,15 @@ from cells.endpoint.kernel import (
     EndpointPrograms,
     EndpointRoutes,
     KernelMaps,
+    Realization,
     config_row,
     ifindex_key,
     lxc_value,
     resource_of,
     restored_claims,
 )
-from cells.endpoint.manager import Endpoints
+from cells.endpoint.labels import Relabel
+from cells.endpoint.manager import EndpointResources, Endpoints
 from cells.endpoint.model import (
     Code,
     DatapathConfiguration,
@@ -59,7 +66,7 @@ from cells.endpoint.model import (
 )
 from cells.endpoint.pods import KubernetesPods, PodMetadata, PodName
 from cells.endpoint.regeneration import Regeneration, Regenerations
-from cells.endpoint.registry import INDEXES
+from cells.endpoint.registry import INDEXES, Registry
 from cells.endpoint.state.directory import Scan, StateFiles
 from cells.endpoint.state.saved import SavedEndpoint, SavedLookup, SavedNames, SavedZombie
 from cells.kubernetes.objects.core import Namespace, Pod
@@ -67,8 +74,7 @@ from cells.maps.node_maps import Maps
 from cells.netlink.links import HostLinks
 from cells.node.ipam import Ipam
 from cells.node.local_addresses import LocalAddresses
-from cells.policy.maps import EndpointPolicies
-from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide
+from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide, provide_private
 
 __all__ = [
     "Builds",
@@ -196,41 +202,9 @@ def state_files(agent: AgentConfig) -> StateFiles:
     return StateFiles(agent.state)
 
 
-def endpoints(
-    *,
-    table: Table[int, Endpoint],
-    identities: Identities,
-    ipcache: Ipcache,
-    maps: EndpointMaps,
-    programs: EndpointPrograms,
-    routes: EndpointRoutes,
-    addresses: EndpointAddresses,
-    files: StateFiles,
-    scrub: ConntrackScrub,
-    recovery: RegenerationRecovery,
-    policies: EndpointPolicies,
-    pods: KubernetesPods,
-    settings: EndpointSettings,
-    log: Logger,
-) -> Endpoints:
-    """The node's endpoints."""
-    return Endpoints(
-        table=table,
-        identities=identities,
-        ipcache=ipcache,
-        maps=maps,
-        programs=programs,
-        routes=routes,
-        addresses=addresses,
-        files=files,
-        scrub=scrub,
-        recovery=recovery,
-        policies=policies,
-        verify_source=settings.enable_source_ip_verification,
-        endpoint_routes=settings.enable_endpoint_routes,
-        pods=pods,
-        log=log,
-    )
+def pod_metadata(pods: KubernetesPods) -> PodMetadata:
+    """What new endpoints take from their pods."""
+    return pods
 
 
 def pod_labels_watch(
@@ -283,12 +257,15 @@ cell = module(
         KubernetesPods,
         ConntrackScrub,
         RegenerationRecovery,
-        endpoints,
+        Endpoints,
         Regenerations,
         EndpointChanges,
         PolicyEnforcement,
         pod_labels_watch,
         endpoint_metrics,
+    ),
+    provide_private(
+        pod_metadata, Registry, Builds, Realization, EndpointCreation, Relabel, EndpointResources
     ),
     invoke(PodLabelsWatch),
 )

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from cells.base.labels import Label
-from cells.cluster.identity.identities import Identity
+from cells.cluster.identity.identities import Identities, Identity
 from cells.endpoint.labels import EndpointLabels, labels_of, of_pod, with_custom
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Endpoint, EndpointError, Level, State
@@ -18,7 +18,7 @@ from cells.endpoint.pods import KubernetesPods
 from cells.endpoint.regeneration import Regenerations
 from cells.kubernetes.objects.core import Namespace, Pod
 from cells.policy import Enforcement
-from cells.policy.maps import NodePolicy
+from cells.policy.maps import EndpointPolicies, NodePolicy
 from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 
 # What can be changed of one endpoint while it lives: a user's labels, and whether its source is verified.
@@ -29,10 +29,11 @@ from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 class EndpointChanges:
     """Changes an endpoint, and has it built; what went wrong with that is tried again."""
 
-    def __init__(self, endpoints: Endpoints, regenerations: Regenerations) -> None:
+    def __init__(self, endpoints: Endpoints, regenerations: Regenerations, identities: Identities) -> None:
         self._endpoints = endpoints
         self._regenerations = regenerations
-        self._keep = endpoints.identities.filter
+        self._identities = identities
+        self._keep = identities.filter
 
     async def relabel(self, endpoint: Endpoint, wanted: Iterable[str]) -> str:
         """Make these all the labels that a user put on it; what its build failed with, if it did.
@@ -48,7 +49,7 @@ class EndpointChanges:
         """Whether its pod's labels, if they are known, or its identity are no longer what it has."""
         if labels is not None and of_pod(endpoint, labels, self._keep) != labels_of(endpoint):
             return True
-        return not self._endpoints.identities.stands_for(endpoint.identity, endpoint.labels)
+        return not self._identities.stands_for(endpoint.identity, endpoint.labels)
 
     async def follow_pod(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> str:
         """Make these the labels of its pod, what a user put on it stays; what its build failed with.
@@ -92,9 +93,15 @@ class PolicyEnforcement:
     """Makes endpoints follow what is enforced."""
 
     def __init__(
-        self, policy: NodePolicy, endpoints: Endpoints, regenerations: Regenerations, log: Logger
+        self,
+        policy: NodePolicy,
+        policies: EndpointPolicies,
+        endpoints: Endpoints,
+        regenerations: Regenerations,
+        log: Logger,
     ) -> None:
         self._policy = policy
+        self._policies = policies
         self._endpoints = endpoints
         self._regenerations = regenerations
         self._log = log
@@ -110,7 +117,7 @@ class PolicyEnforcement:
         Restored endpoints keep their policies until all rules are known, in whichever mode: without the rules
         what a mode leaves open is unknown.
         """
-        policies = self._endpoints.policies
+        policies = self._policies
         keeping = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())
         if wanted.enforcement is self.now.enforcement or not keeping:
             return ""

@@ -123,7 +123,6 @@ class EndpointCreation:
 
     def __init__(
         self,
-        *,
         registry: Registry,
         identities: Identities,
         policies: EndpointPolicies,
@@ -131,9 +130,7 @@ class EndpointCreation:
         addresses: EndpointAddresses,
         builds: Builds,
         pods: PodMetadata,
-        endpoint_routes: bool = False,
     ) -> None:
-        """``endpoint_routes``: each gets a route of its own."""
         self._registry = registry
         self._identities = identities
         self._policies = policies
@@ -141,7 +138,6 @@ class EndpointCreation:
         self._addresses = addresses
         self._builds = builds
         self._pods = pods
-        self._endpoint_routes = endpoint_routes
         self._new: dict[int, NewEndpoint] = {}
 
     def of(self, endpoint_id: int) -> NewEndpoint | None:
@@ -154,7 +150,7 @@ class EndpointCreation:
         Raises EndpointError 400 for a request that cannot be met and 500 for a kernel that refuses, PoolEmpty
         when no policy map is prepared (await PolicyMaps.ready() and call again).
         """
-        if self._endpoint_routes:
+        if self._realization.own_routes:
             request = replace(request, datapath=request.datapath.with_endpoint_routes(wanted=True))
         labels = self._labels_now(request)
         self._registry.check_unused(request.attachment_id, request.addresses)

@@ -10,6 +10,7 @@ import anyio
 from cells.cluster.identity.identities import NoIdentityError
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
+from cells.config.shared import EndpointSettings
 from cells.datapath.collector import ConntrackCollector
 from cells.endpoint.model import Endpoint, IPAddress, Level
 from cells.endpoint.state.directory import StateFiles
@@ -271,19 +272,22 @@ class Realization:
 
     def __init__(
         self,
-        *,
         maps: EndpointMaps,
         programs: EndpointPrograms,
+        routes: EndpointRoutes,
         ipcache: Ipcache,
         policies: EndpointPolicies,
         files: StateFiles,
-        verify_source: bool,
+        settings: EndpointSettings,
         log: Logger,
     ) -> None:
-        self.source_ip_verification = verify_source
+        self.source_ip_verification = settings.enable_source_ip_verification
         """Whether pods may send from their own addresses only; an endpoint may be exempt."""
+        self.own_routes = settings.enable_endpoint_routes
+        """Whether each new endpoint gets a route of its own."""
         self._maps = maps
         self._programs = programs
+        self._routes = routes
         self._ipcache = ipcache
         self._policies = policies
         self._files = files
@@ -328,6 +332,15 @@ class Realization:
         self._maps.put_lxc(endpoint)
         self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
         self._ipcache.upsert(*claims_of(endpoint))
+
+    def route(self, endpoint: Endpoint) -> None:
+        """Set the routes to the pod over its link, where it has its own; raises OSError.
+
+        The link has to be up. They are deleted with it; the cell endpoint-routes restores them.
+        """
+        if endpoint.datapath.install_endpoint_route:
+            for address in endpoint.addresses:
+                self._routes.route_pod(endpoint.ifindex, address, endpoint.pod_mac)
 
     def withdraw(self, endpoint: Endpoint) -> None:
         """Release its addresses in the maps; raises OSError."""

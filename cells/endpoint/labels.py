@@ -14,6 +14,7 @@ from cells.base.labels import RESERVED, Label, LabelFilter, parse, texts
 from cells.cluster.identity.identities import Identities, Identity, NoIdentityError
 from cells.cluster.identity.numbers import INIT_LABELS
 from cells.endpoint import model
+from cells.endpoint.kernel import Realization
 from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest, State
 from cells.endpoint.registry import Registry
 
@@ -115,14 +116,12 @@ def _given(request: EndpointRequest) -> dict[str, Label]:
 
 
 class Relabel:
-    """Changes labels; ``carry`` makes the kernel follow a row, and raises OSError where it refuses."""
+    """Changes labels, and has the kernel follow."""
 
-    def __init__(
-        self, registry: Registry, identities: Identities, carry: Callable[[Endpoint], object]
-    ) -> None:
+    def __init__(self, registry: Registry, identities: Identities, realization: Realization) -> None:
         self._registry = registry
         self._identities = identities
-        self._carry = carry
+        self._realization = realization
 
     async def run(self, endpoint_id: int, wanted: Callable[[Endpoint], EndpointLabels]) -> bool:
         """Have the endpoint have the labels ``wanted`` of it; whether anything changed.
@@ -182,7 +181,7 @@ class Relabel:
             identity=identity.id,
         )
         try:
-            self._carry(changed)
+            self._realization.carry(changed)
         except OSError:
             self._back(before)
             self._identities.release(identity.id)
@@ -193,7 +192,7 @@ class Relabel:
 
     def _back(self, before: Endpoint) -> None:
         try:
-            self._carry(before)
+            self._realization.carry(before)
         except OSError:  # what is wrong now is put right by the endpoint's next build and the maps' sweeps
             return
 

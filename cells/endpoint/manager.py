@@ -7,22 +7,19 @@ endpoint.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 
 from msgspec.structs import replace
 
 from cells.base.addresses import IPAddress
 from cells.cluster.identity.identities import Identities
-from cells.cluster.ipcache import Ipcache
 from cells.endpoint import model
 from cells.endpoint.creation import Builds, EndpointCreation, NewEndpoint, RegenerationRecovery
 from cells.endpoint.kernel import (
     REFUSALS,
     ConntrackScrub,
     EndpointAddresses,
-    EndpointMaps,
-    EndpointPrograms,
-    EndpointRoutes,
     Realization,
 )
 from cells.endpoint.labels import EndpointLabels, Relabel
@@ -36,11 +33,27 @@ from cells.endpoint.model import (
     StatusLog,
     Subject,
 )
-from cells.endpoint.pods import PodMetadata
 from cells.endpoint.registry import Registry
-from cells.endpoint.state.directory import StateFiles
-from cells.policy.maps import EndpointPolicies
 from lifecycle import Logger, Table
+
+
+class EndpointResources:
+    """What an endpoint uses beside the kernel: its identity, its addresses, and their flows."""
+
+    def __init__(self, identities: Identities, addresses: EndpointAddresses, scrub: ConntrackScrub) -> None:
+        self._identities = identities
+        self._addresses = addresses
+        self.forgotten = scrub.forgotten
+        """Returns once the flows of these addresses are forgotten, or that takes too long."""
+        self._forget_flows = scrub.forget_flows
+
+    def of(self, endpoint: Endpoint, *, addresses: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+        """By name, how each is given back; its addresses only if they are to be, and are of our IPAM."""
+        yield "identity", partial(self._identities.release, endpoint.identity)
+        for address in endpoint.addresses:
+            yield "conntrack", partial(self._forget_flows, address)
+            if addresses and not endpoint.datapath.external_ipam:
+                yield "address", partial(self._addresses.release, address, endpoint.pool_of(address))
 
 
 class Endpoints:
@@ -48,52 +61,23 @@ class Endpoints:
 
     def __init__(
         self,
-        *,
-        table: Table[int, Endpoint],
-        identities: Identities,
-        ipcache: Ipcache,
-        maps: EndpointMaps,
-        programs: EndpointPrograms,
-        routes: EndpointRoutes,
-        addresses: EndpointAddresses,
-        files: StateFiles,
-        scrub: ConntrackScrub,
+        registry: Registry,
+        realization: Realization,
+        creation: EndpointCreation,
+        relabel: Relabel,
+        builds: Builds,
         recovery: RegenerationRecovery,
-        policies: EndpointPolicies,
-        pods: PodMetadata,
-        verify_source: bool,
+        used: EndpointResources,
         log: Logger,
-        endpoint_routes: bool = False,
     ) -> None:
-        self.identities = identities
-        self.policies = policies
-        self.builds = Builds()
-        self._routes = routes
-        self._addresses = addresses
-        self._scrub = scrub
+        self.builds = builds
+        self._registry = registry
+        self._realization = realization
+        self._creation = creation
+        self._relabel = relabel
         self._recovery = recovery
+        self._used = used
         self._log = log
-        self._registry = Registry(table, log)
-        self._realization = Realization(
-            maps=maps,
-            programs=programs,
-            ipcache=ipcache,
-            policies=policies,
-            files=files,
-            verify_source=verify_source,
-            log=log,
-        )
-        self._creation = EndpointCreation(
-            registry=self._registry,
-            identities=identities,
-            policies=policies,
-            realization=self._realization,
-            addresses=addresses,
-            builds=self.builds,
-            pods=pods,
-            endpoint_routes=endpoint_routes,
-        )
-        self._relabel = Relabel(self._registry, identities, self._realization.carry)
 
     @property
     def source_ip_verification(self) -> bool:
@@ -191,9 +175,7 @@ class Endpoints:
 
         The link has to be up. They are deleted with it; the cell endpoint-routes restores them.
         """
-        if endpoint.datapath.install_endpoint_route:
-            for address in endpoint.addresses:
-                self._routes.route_pod(endpoint.ifindex, address, endpoint.pod_mac)
+        self._realization.route(endpoint)
 
     # Change
 
@@ -288,12 +270,9 @@ class Endpoints:
             return ()
         self._registry.remove(current)
         self._recovery.removed(current.id)
-        quietly, wrong = self._realization.quietly, self._realization.remove(current)
-        wrong.append(quietly("identity", self.identities.release, current.identity))
-        for address in current.addresses:
-            wrong.append(quietly("conntrack", self._scrub.forget_flows, address))
-            if release_address and not current.datapath.external_ipam:
-                wrong.append(quietly("address", self._addresses.release, address, current.pool_of(address)))
+        wrong = self._realization.remove(current)
+        for what, give_back in self._used.of(current, addresses=release_address):
+            wrong.append(self._realization.quietly(what, give_back))
         return tuple(filter(None, wrong))
 
     async def forgotten(self, addresses: Collection[IPAddress]) -> None:
@@ -302,4 +281,4 @@ class Endpoints:
         Until then another endpoint with the address would be taken for the old one. Mostly there is nothing
         to wait for; waits no longer than a few seconds.
         """
-        await self._scrub.forgotten(addresses)
+        await self._used.forgotten(addresses)

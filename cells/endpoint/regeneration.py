@@ -9,7 +9,7 @@ import anyio.lowlevel
 from cells.endpoint.creation import RegenerationRecovery
 from cells.endpoint.manager import Endpoints
 from cells.endpoint.model import Level
-from cells.policy.maps import OutdatedPolicy
+from cells.policy.maps import EndpointPolicies, OutdatedPolicy
 from lifecycle import Change, Jobs
 
 # The queue of endpoints that are to be made right again in kernel and state file.
@@ -60,12 +60,18 @@ class Regenerations:
     A failed build is tried again by the controller ``endpoint-<id>-regeneration-recovery``.
     """
 
-    def __init__(self, endpoints: Endpoints, recovery: RegenerationRecovery, jobs: Jobs) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        policies: EndpointPolicies,
+        recovery: RegenerationRecovery,
+        jobs: Jobs,
+    ) -> None:
         self._endpoints = endpoints
         self._recovery = recovery
         self._waiting: dict[int, Regeneration] = {}
         self._asked = anyio.Event()
-        jobs.observe("follow policies", endpoints.policies.outdated.changes, self.follow_policies)
+        jobs.observe("follow policies", policies.outdated.changes, self.follow_policies)
         jobs.one_shot("regenerate endpoints", self._build)
 
     @property

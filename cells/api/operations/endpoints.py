@@ -72,8 +72,7 @@ class EncodedEndpoints:
     def _encode(self, endpoint: Endpoint, host: NodeAddressing) -> _Encoded:
         log = self._endpoints.status(endpoint.id)
         newest, controllers = log.newest, self._controllers.of(controllers_of(endpoint.id))
-        policies = self._endpoints.policies
-        policy, realized = policies.table.get(endpoint.id), policies.status(endpoint.id)
+        policy, realized = self._models.wanted(endpoint.id), self._models.realized(endpoint.id)
         proxied = self._models.proxied(endpoint.id)
         last = self._last.get(endpoint.id)
         if (

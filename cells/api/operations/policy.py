@@ -60,13 +60,20 @@ class EndpointPolicyModels:
         self._view = view
         self._statistics = statistics
 
+    def wanted(self, endpoint_id: int) -> EndpointPolicy | None:
+        """What should be enforced."""
+        return self._policies.table.get(endpoint_id)
+
+    def realized(self, endpoint_id: int) -> RealizedPolicy:
+        """What its policy map has."""
+        return self._policies.status(endpoint_id)
+
     def of(self, endpoint: Endpoint) -> models.EndpointPolicyStatus:
         """What should be enforced, and what its policy map enforces.
 
         While a map lags behind its rules, the rules before are not shown.
         """
-        wanted = self._policies.table.get(endpoint.id)
-        realized = self._policies.status(endpoint.id)
+        wanted, realized = self.wanted(endpoint.id), self.realized(endpoint.id)
         written = self._policies.written(endpoint.id)
         l4 = self._l4(endpoint.id)
         spec = self._model(endpoint, wanted, l4) if wanted is not None else models.EndpointPolicy()

@@ -12,6 +12,7 @@ Why: pods keep talking while there is no agent; they must not notice that one co
 from cells.base.barriers import PodsExposed
 from cells.datapath.datapath import Datapath
 from cells.endpoint.host import HostEndpoint
+from cells.endpoint.restore.clear import Clearing
 from cells.endpoint.restore.edges import (
     KernelLinkEvents,
     KernelStaleMaps,
@@ -23,7 +24,7 @@ from cells.endpoint.restore.edges import (
     StaleMaps,
 )
 from cells.endpoint.restore.exposed import ExposedEndpoints, QuarantinedEndpoints, RegeneratedEndpoints
-from cells.endpoint.restore.restored import OldEndpoints, RestoredEndpoints
+from cells.endpoint.restore.restored import EndpointClaims, OldEndpoints, RestoredEndpoints
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.netlink.links import HostLinks
@@ -97,6 +98,6 @@ cell = module(
         pods_exposed,
     ),
     provide(RestoredEndpoints, as_=(RestoredPods,)),
-    provide_private(link_events, QuarantinedEndpoints),
+    provide_private(EndpointClaims, Clearing, link_events, QuarantinedEndpoints),
     invoke(QuarantinedEndpoints, RegeneratedEndpoints),
 )

@@ -115,7 +115,7 @@ def stale_rows(leftovers: Mapping[Prefix, IpcacheValue]) -> list[Prefix]:
 
 
 class Clearing:
-    """Takes every step whatever becomes of the others, and remembers what failed."""
+    """Takes every step whatever becomes of the others."""
 
     def __init__(
         self,
@@ -123,24 +123,25 @@ class Clearing:
         left: StaleMaps,
         links: RestoreLinks,
         files: StateFiles,
-        live: Live,
         log: Logger,
     ) -> None:
         self._ipcache = ipcache
         self._left = left
         self._links = links
         self._files = files
-        self._live = live
         self._log = log
-        self.troubles: list[str] = []
-        """What could not be cleared, one line each."""
+        self._troubles: list[str] = []
 
-    async def run(self, rows: Sequence[LxcRow], links: Sequence[LinkInfo], failed: Collection[int]) -> None:
+    async def run(
+        self, live: Live, rows: Sequence[LxcRow], links: Sequence[LinkInfo], failed: Collection[int]
+    ) -> list[str]:
         """Remove unclaimed ``rows`` (of cilium_lxc) and ``links``, and the ``failed`` endpoints.
+
+        What could not be cleared, one line each.
 
         The order is that of deleting an endpoint: first nothing leads to it, then it is removed.
         """
-        live = self._live
+        self._troubles = []
         dead = [row for row in rows if not row.is_host and row.ip not in live.addresses]
         async with self._step("cilium_lxc"):
             for row in dead:
@@ -170,6 +171,7 @@ class Clearing:
                 configs=len(configs),
                 links=", ".join(link.name for link in orphans),
             )
+        return self._troubles
 
     @asynccontextmanager
     async def _step(self, what: str) -> AsyncIterator[None]:
@@ -177,4 +179,4 @@ class Clearing:
             yield
         except (OSError, HiveError) as error:
             self._log.warning("left-over of an endpoint not removed", what=what, error=str(error))
-            self.troubles.append(f"{what}: {error}")
+            self._troubles.append(f"{what}: {error}")

@@ -10,13 +10,11 @@ from typing import Final
 
 import anyio
 
-from cells.cluster.identity.identities import Identities
-from cells.cluster.ipcache import Ipcache
-from cells.endpoint import EndpointMaps, Endpoints, Level, Regenerations, StateFiles, resource_of
-from cells.endpoint.restore.edges import LinkEvents, PreviousAgent, RestoreAddresses, RestoreLinks, StaleMaps
-from cells.endpoint.restore.restored import QuarantinedEndpoint, RestoredEndpoints
+from cells.endpoint import EndpointMaps, Endpoints, Level, Regenerations, StateFiles
+from cells.endpoint.restore.edges import LinkEvents, PreviousAgent, RestoreLinks, StaleMaps
+from cells.endpoint.restore.restored import EndpointClaims, QuarantinedEndpoint, RestoredEndpoints
 from cells.node.ipam.ranges import IpamError
-from cells.policy.maps import EndpointPolicies, KnownRules, RealizedPolicy
+from cells.policy.maps import KnownRules, RealizedPolicy
 from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, Table, after
 
 RULES_SECONDS: Final = 2.0
@@ -137,29 +135,23 @@ class QuarantinedEndpoints:
     def __init__(
         self,
         restored: RestoredEndpoints,
-        ipcache: Ipcache,
-        *,
+        claims: EndpointClaims,
         maps: EndpointMaps,
-        policies: EndpointPolicies,
         left: StaleMaps,
         links: RestoreLinks,
         events: LinkEvents,
-        addresses: RestoreAddresses,
-        identities: Identities,
         files: StateFiles,
+        *,
         jobs: Jobs,
         health: Health,
         log: Logger,
     ) -> None:
         self._restored = restored
-        self._ipcache = ipcache
+        self._claims = claims
         self._maps = maps
-        self._policies = policies
         self._left = left
         self._links = links
         self._events = events
-        self._addresses = addresses
-        self._identities = identities
         self._files = files
         self._health = health.child("quarantined")
         self._log = log
@@ -185,14 +177,10 @@ class QuarantinedEndpoints:
         rows = [row for row in self._left.addresses() if row.endpoint_id == number and not row.is_host]
         steps: list[Callable[[], object]] = [
             *(partial(self._left.drop_address, row.ip, number) for row in rows),
-            partial(self._ipcache.withdraw, resource_of(number), freed.prefixes),
+            *self._claims.releases(freed),
             partial(self._left.drop_config, freed.ifindex),
-            partial(self._identities.unhold, freed.identity),
             partial(self._files.remove, number),
-            *(partial(self._addresses.release, ip, self._addresses.default_pool) for ip in freed.addresses),
         ]
-        if freed.has_policy_map:
-            steps.append(partial(self._policies.release, number))
         for step in steps:
             self._take(number, step)
         await self._maps.forget_flows(freed.addresses)

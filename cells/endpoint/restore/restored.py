@@ -6,16 +6,17 @@ Nothing of an endpoint that lives on is written here: its pod goes on using it.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import anyio.lowlevel
 import anyio.to_thread
 from msgspec.structs import replace
 
-from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.identity.numbers import INIT_LABELS
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, prefix_of
@@ -26,6 +27,7 @@ from cells.endpoint import (
     SavedEndpoint,
     Scan,
     StateFiles,
+    resource_of,
     restored_claims,
 )
 from cells.endpoint.restore.clear import Clearing, Live, alias_owner, fault_of
@@ -94,35 +96,142 @@ class QuarantinedEndpoint:
     """Those claimed for it in the ipcache."""
 
 
+class EndpointClaims:
+    """What pods from before a restart go on using: addresses, policy maps, identities, prefixes."""
+
+    def __init__(
+        self,
+        ipcache: Ipcache,
+        policies: EndpointPolicies,
+        addresses: RestoreAddresses,
+        identities: Identities,
+        log: Logger,
+    ) -> None:
+        self._ipcache = ipcache
+        self._initializer = ipcache.table.initializer("endpoint-restore")
+        self._policies = policies
+        self._addresses = addresses
+        self._identities = identities
+        self._log = log
+        self._prefixes: dict[int, list[IpcacheEntry]] = {}
+        """Claims of prefixes to be made together, by endpoint."""
+
+    def covers(self, address: IPAddress) -> bool:
+        """Whether the address is in this node's ranges."""
+        return self._addresses.covers(address)
+
+    def claim(self, endpoint: Endpoint) -> None:
+        """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.
+
+        An address of a family that is off now, or out of the node's range, stays the endpoint's: a range that
+        comes to have it does not hand it out. The prefixes follow with claim_prefixes().
+        """
+        addresses = self._addresses
+        on = [ip for ip in endpoint.addresses if addresses.covers(ip)]
+        with ExitStack() as undo:
+            for owned in () if endpoint.datapath.external_ipam else on:
+                pool = endpoint.pool_of(owned) or addresses.default_pool
+                try:
+                    addresses.allocate(owned, f"{endpoint.title} [restored]", pool)
+                except IpamError as error:
+                    raise IpamError(error.status, f"Failed to re-allocate IP of endpoint: {error}") from error
+                undo.callback(addresses.release, owned, pool)
+            for stray in () if endpoint.datapath.external_ipam else set(endpoint.addresses).difference(on):
+                addresses.hold(stray, f"{endpoint.title} [restored]")
+                undo.callback(addresses.release, stray, addresses.default_pool)
+            self._policies.adopt(endpoint.id)
+            undo.pop_all()
+        self._prefixes[endpoint.id] = restored_claims(endpoint.id, endpoint.identity, endpoint.addresses)
+
+    async def identify(self, endpoint: Endpoint) -> Identity:
+        """The identity of the endpoint's labels: the one it has, unless the cluster has another now."""
+        return await self._identities.acquire(endpoint.labels or INIT_LABELS, previous=endpoint.identity)
+
+    def quarantine(
+        self, number: int, ifindex: int, identity: int, ips: list[IPAddress]
+    ) -> QuarantinedEndpoint:
+        """Take what can be taken for an endpoint that is not restored; the rest is logged."""
+        adopted = False
+        try:
+            self._policies.adopt(number)
+            adopted = True
+        except (HiveError, OSError) as error:
+            self._log.warning(
+                "policy map of a quarantined endpoint not taken over", endpoint=number, error=str(error)
+            )
+        self._prefixes[number] = restored_claims(number, identity, ips)
+        self.claim_prefixes()
+        addresses = tuple(ip for ip in ips if self._reserved(number, ip))
+        self._identities.hold(identity)
+        return QuarantinedEndpoint(number, ifindex, identity, addresses, adopted, tuple(map(prefix_of, ips)))
+
+    def releases(self, freed: QuarantinedEndpoint) -> Iterator[Callable[[], object]]:
+        """The steps that give back what quarantine() took."""
+        yield partial(self._ipcache.withdraw, resource_of(freed.number), freed.prefixes)
+        yield partial(self._identities.unhold, freed.identity)
+        for ip in freed.addresses:
+            yield partial(self._addresses.release, ip, self._addresses.default_pool)
+        if freed.has_policy_map:
+            yield partial(self._policies.release, freed.number)
+
+    def claim_prefixes(self) -> None:
+        """Keep the addresses' rows in the ipcache, all at once; what is as it was is not written."""
+        wanted, self._prefixes = self._prefixes, {}
+        try:
+            self._ipcache.upsert(*chain.from_iterable(wanted.values()))
+        except OSError:  # of one, maybe: it is not to cost the others their rows
+            for number, claims in wanted.items():
+                self._claim_alone(number, claims)
+
+    def done(self) -> None:
+        """All is claimed: what the ipcache has beyond may go."""
+        self._initializer.done()
+
+    def _claim_alone(self, number: int, claims: Iterable[IpcacheEntry]) -> None:
+        try:
+            self._ipcache.upsert(*claims)
+        except OSError as error:  # it is tried again when the endpoint is regenerated
+            self._log.warning("addresses not in the ipcache", endpoint=number, error=str(error))
+
+    def _reserved(self, number: int, address: IPAddress) -> bool:
+        """Whether the address is reserved for its endpoint; a warning, if it cannot be."""
+        if not self._addresses.covers(address):
+            self._addresses.hold(address, f"endpoint {number} [quarantined]")
+            return True
+        try:
+            self._addresses.allocate(
+                address, f"endpoint {number} [quarantined]", self._addresses.default_pool
+            )
+        except IpamError as error:
+            self._log.warning(
+                "address of a quarantined endpoint not reserved", endpoint=number, error=str(error)
+            )
+            return False
+        return True
+
+
 class RestoredEndpoints:
     """The endpoints that live on; its hook claims their addresses, ids, policy maps and identities."""
 
     def __init__(
         self,
         old: OldEndpoints,
-        ipcache: Ipcache,
-        *,
-        policies: EndpointPolicies,
+        claims: EndpointClaims,
         left: StaleMaps,
-        settings: EndpointSettings,
         links: RestoreLinks,
-        addresses: RestoreAddresses,
-        identities: Identities,
-        files: StateFiles,
+        clearing: Clearing,
+        settings: EndpointSettings,
+        *,
         lifecycle: Lifecycle,
         health: Health,
         log: Logger,
     ) -> None:
         self._old = old
-        self._ipcache = ipcache
-        self._claimed = ipcache.table.initializer("endpoint-restore")
-        self._policies = policies
+        self._claims = claims
         self._left = left
-        self._endpoint_routes = settings.enable_endpoint_routes
         self._links = links
-        self._addresses = addresses
-        self._identities = identities
-        self._files = files
+        self._clearing = clearing
+        self._endpoint_routes = settings.enable_endpoint_routes
         self._health = health.child("restore")
         self._log = log
         self.endpoints: list[Endpoint] = []
@@ -135,8 +244,6 @@ class RestoredEndpoints:
         """Those without a running pod: adding was interrupted, or the pod was deleted meanwhile."""
         self._refused: dict[int, str] = {}
         """The kernel's error where it did not open an endpoint's policy map: no fault of the pod's."""
-        self._to_claim: dict[int, list[IpcacheEntry]] = {}
-        """Claims of prefixes to be made together, by endpoint."""
         self._dropped: list[int] = []
         """Those that are made anew by who needs them, never restored."""
         lifecycle.append(Hook("restore endpoints", self._restore))
@@ -148,7 +255,7 @@ class RestoredEndpoints:
             for endpoint in self.endpoints
             if not (endpoint.datapath.on_anothers_link or endpoint.datapath.install_endpoint_route)
         )
-        return [ip for endpoint in ours for ip in endpoint.addresses if not self._addresses.covers(ip)]
+        return [ip for endpoint in ours for ip in endpoint.addresses if not self._claims.covers(ip)]
 
     async def _restore(self) -> None:
         started = time.perf_counter()
@@ -160,9 +267,9 @@ class RestoredEndpoints:
         for position, (number, saved) in enumerate(sorted(scan.endpoints.items())):
             await self._take(number, saved, by_name)
             if position % STRETCH == STRETCH - 1:
-                self._claim_prefixes()
+                self._claims.claim_prefixes()
                 await anyio.lowlevel.checkpoint()
-        self._claim_prefixes()
+        self._claims.claim_prefixes()
         by_index = {link.ifindex: link for link in links}
         reasons = dict.fromkeys(scan.unreadable, "its state cannot be read") | self._refused
         for number, reason in reasons.items():
@@ -174,10 +281,9 @@ class RestoredEndpoints:
             )
         live = self._live(left)
         self._left.keep_addresses(live.addresses)
-        self._claimed.done()
-        clearing = Clearing(self._ipcache, self._left, self._links, self._files, live, self._log)
-        await clearing.run(left, links, [*self.failed, *self._dropped])
-        self._report(started, clearing.troubles)
+        self._claims.done()
+        troubles = await self._clearing.run(live, left, links, [*self.failed, *self._dropped])
+        self._report(started, troubles)
 
     async def _prepare(self, numbers: list[int]) -> None:
         """Have lost policy maps made anew beforehand; what fails here fails for its endpoint alone, later."""
@@ -233,17 +339,14 @@ class RestoredEndpoints:
             self._over.add(number)
         else:
             try:
-                self._claim(endpoint)
-                self._to_claim[number] = restored_claims(number, endpoint.identity, endpoint.addresses)
+                self._claims.claim(endpoint)
             except IpamError as error:
                 fault = str(error)
             except (HiveError, OSError) as error:  # it may be willing next time; a pod without link is lost
                 self._refused[number] = str(error)
                 return
             else:
-                identity = await self._identities.acquire(
-                    endpoint.labels or INIT_LABELS, previous=endpoint.identity
-                )
+                identity = await self._claims.identify(endpoint)
                 if identity.id != endpoint.identity:
                     was, now = endpoint.identity, identity.id
                     self._log.info("identity of restored endpoint changed", endpoint=number, old=was, new=now)
@@ -263,28 +366,6 @@ class RestoredEndpoints:
                 "Unable to restore endpoint, ignoring", endpoint=number, pod=endpoint.title, error=fault
             )
 
-    def _claim(self, endpoint: Endpoint) -> None:
-        """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.
-
-        An address of a family that is off now, or out of the node's range, stays the endpoint's: a range that
-        comes to have it does not hand it out.
-        """
-        addresses = self._addresses
-        on = [ip for ip in endpoint.addresses if addresses.covers(ip)]
-        with ExitStack() as undo:
-            for owned in () if endpoint.datapath.external_ipam else on:
-                pool = endpoint.pool_of(owned) or addresses.default_pool
-                try:
-                    addresses.allocate(owned, f"{endpoint.title} [restored]", pool)
-                except IpamError as error:
-                    raise IpamError(error.status, f"Failed to re-allocate IP of endpoint: {error}") from error
-                undo.callback(addresses.release, owned, pool)
-            for stray in () if endpoint.datapath.external_ipam else set(endpoint.addresses).difference(on):
-                addresses.hold(stray, f"{endpoint.title} [restored]")
-                undo.callback(addresses.release, stray, addresses.default_pool)
-            self._policies.adopt(endpoint.id)
-            undo.pop_all()
-
     def _keep(self, number: int, rows: list[LxcRow], links: dict[int, LinkInfo], reason: str) -> None:
         """Let the pod of an endpoint that is not restored run on as it is, if the kernel shows it runs."""
         live = [row for row in rows if not row.is_host and row.ifindex in links]
@@ -295,22 +376,8 @@ class RestoredEndpoints:
         link, identity = links[live[0].ifindex], live[0].identity
         if alias_owner(link.alias) not in {None, number}:
             return
-        adopted = False
-        try:
-            self._policies.adopt(number)
-            adopted = True
-        except (HiveError, OSError) as error:
-            self._log.warning(
-                "policy map of a quarantined endpoint not taken over", endpoint=number, error=str(error)
-            )
         ips = [row.ip for row in live]
-        self._to_claim[number] = restored_claims(number, identity, ips)
-        self._claim_prefixes()
-        addresses = tuple(row.ip for row in live if self._reserved(number, row.ip))
-        self._identities.hold(identity)
-        self.quarantined[number] = QuarantinedEndpoint(
-            number, link.ifindex, identity, addresses, adopted, tuple(map(prefix_of, ips))
-        )
+        self.quarantined[number] = self._claims.quarantine(number, link.ifindex, identity, ips)
         self._log.warning(
             "endpoint not restored, it goes on as it is until its pod is removed",
             endpoint=number,
@@ -318,37 +385,6 @@ class RestoredEndpoints:
             addresses=", ".join(map(str, ips)),
             interface=link.name,
         )
-
-    def _claim_prefixes(self) -> None:
-        """Keep the addresses' rows in the ipcache, all at once; what is as it was is not written."""
-        wanted, self._to_claim = self._to_claim, {}
-        try:
-            self._ipcache.upsert(*chain.from_iterable(wanted.values()))
-        except OSError:  # of one, maybe: it is not to cost the others their rows
-            for number, claims in wanted.items():
-                self._claim_alone(number, claims)
-
-    def _claim_alone(self, number: int, claims: Iterable[IpcacheEntry]) -> None:
-        try:
-            self._ipcache.upsert(*claims)
-        except OSError as error:  # it is tried again when the endpoint is regenerated
-            self._log.warning("addresses not in the ipcache", endpoint=number, error=str(error))
-
-    def _reserved(self, number: int, address: IPAddress) -> bool:
-        """Whether the address is reserved for its endpoint; a warning, if it cannot be."""
-        if not self._addresses.covers(address):
-            self._addresses.hold(address, f"endpoint {number} [quarantined]")
-            return True
-        try:
-            self._addresses.allocate(
-                address, f"endpoint {number} [quarantined]", self._addresses.default_pool
-            )
-        except IpamError as error:
-            self._log.warning(
-                "address of a quarantined endpoint not reserved", endpoint=number, error=str(error)
-            )
-            return False
-        return True
 
 
 def _reasons(why: Mapping[int, str]) -> str:

@@ -13,7 +13,9 @@ from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.base.labels import Label
 from cells.cluster.identity.identities import Identities, IdentityAllocator, NodeAllocator, identity_table
 from cells.cluster.identity.numbers import CLUSTER
+from cells.config.shared import EndpointSettings
 from cells.endpoint import (
+    Builds,
     ConntrackScrub,
     Endpoint,
     EndpointRequest,
@@ -25,6 +27,11 @@ from cells.endpoint import (
     StateFiles,
     endpoint_table,
 )
+from cells.endpoint.creation import EndpointCreation
+from cells.endpoint.kernel import Realization
+from cells.endpoint.labels import Relabel
+from cells.endpoint.manager import EndpointResources
+from cells.endpoint.registry import Registry
 from cells.maps.policy_maps import PoolEmpty
 from cells.node.ipam.ranges import IpamError
 from cells.policy import PolicySettings
@@ -268,21 +275,35 @@ class Node:
         self.files = StateFiles(directory)
         self.table = endpoint_table()
         self.ipcache = IpcacheOver(self.kernel.prefixes)
+        log = structlog.get_logger()
+        registry, builds = Registry(self.table, log), Builds()
+        realization = Realization(
+            self.kernel,
+            self.kernel,
+            self.kernel,
+            self.ipcache,
+            self.policies,
+            self.files,
+            EndpointSettings(),
+            log,
+        )
         self.endpoints = Endpoints(
-            table=self.table,
-            identities=self.identities,
-            ipcache=self.ipcache,
-            maps=self.kernel,
-            programs=self.kernel,
-            routes=self.kernel,
-            addresses=self.addresses,
-            files=self.files,
-            scrub=self.scrub,
-            recovery=self.recovery,
-            policies=self.policies,
-            verify_source=True,
-            pods=pods or FakePods(),
-            log=structlog.get_logger(),
+            registry,
+            realization,
+            EndpointCreation(
+                registry,
+                self.identities,
+                self.policies,
+                realization,
+                self.addresses,
+                builds,
+                pods or FakePods(),
+            ),
+            Relabel(registry, self.identities, realization),
+            builds,
+            self.recovery,
+            EndpointResources(self.identities, self.addresses, self.scrub),
+            log,
         )
 
     def create(self, wanted: EndpointRequest) -> Endpoint:

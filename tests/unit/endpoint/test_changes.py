@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cells.cluster.identity.identities import Identities
 from cells.endpoint import (
     Endpoint,
     EndpointChanges,
@@ -14,6 +15,7 @@ from cells.endpoint import (
     Regenerations,
     State,
 )
+from cells.policy.maps import EndpointPolicies
 from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 
@@ -33,6 +35,8 @@ async def changes(node: Node) -> AsyncIterator[EndpointChanges]:
         "endpoint",
         "changes over fakes",
         supply(node.endpoints, Endpoints),
+        supply(node.identities, Identities),
+        supply(node.policies, EndpointPolicies),
         supply(node.recovery, RegenerationRecovery),
         provide(Regenerations, EndpointChanges),
         invoke(needed),

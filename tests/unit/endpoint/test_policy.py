@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cells.cluster.identity.identities import Identities
 from cells.endpoint import (
     Endpoint,
     Endpoints,
@@ -15,7 +16,7 @@ from cells.endpoint import (
     State,
 )
 from cells.policy import Enforcement
-from cells.policy.maps import ALLOW_ALL, NodePolicy, PolicyEntries
+from cells.policy.maps import ALLOW_ALL, EndpointPolicies, NodePolicy, PolicyEntries
 from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 
@@ -40,6 +41,8 @@ async def changes(node: Node) -> AsyncIterator[PolicyEnforcement]:
         "enforcement over fakes",
         supply(node.policy, NodePolicy),
         supply(node.endpoints, Endpoints),
+        supply(node.identities, Identities),
+        supply(node.policies, EndpointPolicies),
         supply(node.recovery, RegenerationRecovery),
         provide(Regenerations, PolicyEnforcement),
         invoke(needed),

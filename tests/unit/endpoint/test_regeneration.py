@@ -6,6 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cells.cluster.identity.identities import Identities
 from cells.endpoint import (
     Endpoint,
     EndpointMaps,
@@ -16,6 +17,7 @@ from cells.endpoint import (
     State,
 )
 from cells.observe.controllers import Controllers
+from cells.policy.maps import EndpointPolicies
 from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import Node, request
 
@@ -38,6 +40,8 @@ async def hive(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hiv
         "regeneration over fakes",
         supply(node.kernel, EndpointMaps),
         supply(node.endpoints, Endpoints),
+        supply(node.identities, Identities),
+        supply(node.policies, EndpointPolicies),
         provide(Controllers, RegenerationRecovery, Regenerations),
         invoke(needed),
     )

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cells.base.labels import Label
+from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import INIT_LABELS, UNKNOWN
 from cells.endpoint import (
     EndpointChanges,
@@ -21,6 +22,7 @@ from cells.endpoint import (
     Regenerations,
     State,
 )
+from cells.policy.maps import EndpointPolicies
 from lifecycle import Hive, invoke, module, provide, supply
 from tests.unit.endpoint.fakes import FakePods, Node, request
 from tests.unit.identity.fakes import SlowAllocator
@@ -49,6 +51,8 @@ async def hive(node: Node) -> AsyncIterator[Hive]:
         "changes over fakes",
         supply(node.recovery, RegenerationRecovery),
         supply(node.endpoints, Endpoints),
+        supply(node.identities, Identities),
+        supply(node.policies, EndpointPolicies),
         provide(Regenerations, EndpointChanges),
         invoke(needed),
     )

@@ -32,6 +32,8 @@ from cells.endpoint.restore import (
     RestoreLinks,
     StaleMaps,
 )
+from cells.endpoint.restore.clear import Clearing
+from cells.endpoint.restore.restored import EndpointClaims
 from cells.netlink.rows import LinkInfo
 from cells.policy.maps import EndpointPolicies, RealizedPolicy
 from lifecycle import Cell, Hive, HiveError, Table, invoke, module, provide, supply
@@ -183,7 +185,7 @@ class Left:
             supply(EndpointSettings()),
             supply(self.node.recovery, RegenerationRecovery),
             provide(Regenerations, OldEndpoints, RestoredEndpoints, QuarantinedEndpoints),
-            provide(ExposedEndpoints, RegeneratedEndpoints),
+            provide(EndpointClaims, Clearing, ExposedEndpoints, RegeneratedEndpoints),
             invoke(_needed),
             *more,
         )
