@@ -45,14 +45,18 @@ QUESTIONS = (
 )
 
 
-@pytest.fixture
-def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    answers = {f"/hive/policy/explain?{one}": (200, EXPLAINED) for one in QUESTIONS}
-    FakeHubble.flows = [
+def few_flows() -> list[bytes]:
+    return [
         *(flow("shop/web", "shop/cart", at=at) for at in range(5)),
         flow("shop/web", "shop/db", denied=True, at=1),
         flow("default/client", "shop/web", at=1),
     ]
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    answers = {f"/hive/policy/explain?{one}": (200, EXPLAINED) for one in QUESTIONS}
+    FakeHubble.flows = getattr(request, "param", few_flows)()
     with serving(tmp_path, monkeypatch, ANSWERS | answers) as found:
         yield found
 
@@ -85,7 +89,7 @@ def test_a_workload_shows_whom_it_talks_to_and_which_policy_denies_it(page: Chro
     until(page, "#lines path.denied")
     until(page, "[data-party='shop/web']")[0].click()
     text(page, "#panel", "POLICY_DENIED 1")
-    for link in page.find_elements(By.CSS_SELECTOR, "#panel .link"):
+    for link in page.find_elements(By.CSS_SELECTOR, "#panel .why"):
         if "db" in link.find_element(By.XPATH, "..").text:
             link.click()
             break
@@ -118,3 +122,84 @@ def test_nodes_are_shown_this_one_first(page: Chrome) -> None:
     titles = [one.text for one in until(page, "#nodes .card h2", 2)]
     assert titles == ["default/one (this one)", "default/two"]
     assert page.find_element(By.CSS_SELECTOR, ".card").text.count("Ok fine") == 1
+
+
+TEAMS = 25
+EACH = 20
+
+
+def many_flows() -> list[bytes]:
+    """500 workloads: each asks the next of its namespace, three of each the first of the next namespace."""
+    found = [
+        flow(f"team-{team:02}/app-{one:02}", f"team-{team:02}/app-{one + 1:02}", at=1)
+        for team in range(TEAMS)
+        for one in range(EACH - 1)
+    ]
+    found += [
+        flow(f"team-{team:02}/app-{one:02}", f"team-{team + 1:02}/app-00", at=2)
+        for team in range(TEAMS - 1)
+        for one in range(3)
+    ]
+    found.append(flow("team-03/app-05", "team-04/app-07", denied=True, at=1))
+    return found
+
+
+CROWDED = """
+const boxes = [...document.querySelectorAll(arguments[0])].map((one) => one.getBoundingClientRect());
+const before = (a, b, start, end) => a[start] < b[end] - 1 && b[start] < a[end] - 1;
+const over = (a, b) => before(a, b, 'left', 'right') && before(a, b, 'top', 'bottom');
+return boxes.some((one, at) => boxes.slice(at + 1).some((other) => over(one, other)));
+"""
+
+
+def in_sight(page: Chrome, selector: str) -> bool:
+    """Whether all of these are within the window."""
+    script = (
+        "return [...document.querySelectorAll(arguments[0])].map((one) => one.getBoundingClientRect())"
+        ".every((box) => box.left >= 0 && box.top >= 0 && box.right <= innerWidth"
+        " && box.bottom <= innerHeight)"
+    )
+    return bool(page.execute_script(script, selector))
+
+
+@pytest.mark.parametrize("address", [many_flows], indirect=True, ids=["500"])
+def test_five_hundred_workloads_are_folded_to_their_namespaces(page: Chrome, address: str) -> None:
+    before = page.get_window_size()
+    page.set_window_size(1280, 800 + before["height"] - page.execute_script("return innerHeight"))
+    try:
+        page.get(address)
+        cards = until(page, ".group.folded", TEAMS)
+        assert len(cards) == TEAMS
+        assert page.find_elements(By.CSS_SELECTOR, ".party") == []
+        assert in_sight(page, ".group")
+        assert not page.execute_script(CROWDED, ".group")
+        assert not page.execute_script(CROWDED, "#lines rect, .group")
+        text(page, "#summary", "500 workloads in 25 namespaces")
+        text(page, "[data-group='team-03']", "20 workloads")
+        lines = page.find_elements(By.CSS_SELECTOR, "#lines path.allowed")
+        assert len(lines) == TEAMS - 1, "three edges between two namespaces are one line"
+        assert len(page.find_elements(By.CSS_SELECTOR, "#lines path.denied:not(.head)")) == 1
+
+        until(page, "[data-act='choose team-03/']")[0].click()
+        text(page, "#panel", "POLICY_DENIED 1")
+        assert "Receives from" in page.find_element(By.ID, "panel").text
+        numbers = {one.text for one in page.find_elements(By.CSS_SELECTOR, "#lines text")}
+        assert numbers == {"0.05/s", "0.07/s✕ 1"}
+
+        until(page, "[data-act='fold team-03']")[0].click()
+        until(page, "[data-group='team-03'] .party", 8)
+        text(page, "[data-group='team-03'] .more", "and 12 more")
+        assert "✕ 1" in page.find_element(By.CSS_SELECTOR, "[data-party='team-03/app-05']").text
+
+        ActionChains(page).send_keys("/").send_keys("app-17 team-20").perform()
+        text(page, "#results", "team-20")
+        page.switch_to.active_element.send_keys(Keys.ENTER)
+        until(page, "[data-party='team-20/app-17'][aria-pressed='true']")
+        assert in_sight(page, "[data-party='team-20/app-17']")
+        text(page, "#panel", "team-20/app-18")
+
+        until(page, "#denied-only")[0].click()
+        WebDriverWait(page, 20).until(lambda _: len(page.find_elements(By.CSS_SELECTOR, ".group")) == 2)
+        assert {one.get_attribute("data-group") for one in until(page, ".group")} == {"team-03", "team-04"}
+    finally:
+        page.set_window_size(before["width"], before["height"])

@@ -21,7 +21,7 @@ from lifecycle.graph import page_part, read_graph, read_timeline
 from lifecycle.http import Request, Response
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
-SCRIPTS: Final = ("map.js", "views.js", "main.js")
+SCRIPTS: Final = ("arrange.js", "map.js", "panel.js", "views.js", "main.js")
 HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",

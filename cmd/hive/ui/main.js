@@ -26,9 +26,9 @@ async function get(path) {
 
 async function showMap() {
   const found = await get("flows");
+  if (view !== "map" || pressed) return;
   flows = found;
   noteProblems(found.problems);
-  if (view !== "map") return;
   drawMap();
   if (chosen && !panel.hidden && !panel.contains(document.activeElement)) {
     const top = panel.scrollTop;
@@ -36,8 +36,11 @@ async function showMap() {
     panel.scrollTop = top;
   }
   const rate = found.edges.reduce((all, edge) => all + edge.rate + edge.deniedRate, 0);
-  const notes = [found.more ? `and ${counted(found.more, "more edge")}` : "", found.missed ? `${found.missed} flows missed` : ""];
-  document.getElementById("summary").textContent = [counted(found.parties.length, "workload"), perSecond(rate), ...notes].filter(Boolean).join(" · ");
+  const inside = found.parties.filter((party) => party.group);
+  const outside = found.parties.length - inside.length;
+  const denied = sum(found.edges.map((edge) => sum(edge.denied)));
+  const notes = [denied ? `${denied} denied` : "", found.more ? `and ${counted(found.more, "more edge")}` : "", found.missed ? `${found.missed} flows missed` : ""];
+  document.getElementById("summary").textContent = [`${counted(inside.length, "workload")} in ${counted(new Set(inside.map((party) => party.group)).size, "namespace")}`, outside ? `${outside} outside` : "", perSecond(rate), ...notes].filter(Boolean).join(" · ");
 }
 
 function showInsideOf(node) {
@@ -87,7 +90,8 @@ function switchTo(wanted) {
     tab.setAttribute("aria-selected", String(one === view));
     tab.tabIndex = one === view ? 0 : -1;
   }
-  chosen = null;
+  document.getElementById("finder").hidden = view !== "map";
+  [chosen, pointed] = [null, null];
   closePanel();
   document.getElementById("summary").textContent = "";
   noteProblems(null);
@@ -108,8 +112,30 @@ document.getElementById("theme").addEventListener("click", () => {
   if (frame?.contentDocument) frame.contentDocument.documentElement.dataset.theme = theme;
 });
 addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") choose(null);
+  if (event.key === "/" && view === "map" && !event.target.matches("input, select")) {
+    event.preventDefault();
+    search.focus();
+  }
 });
-addEventListener("resize", () => { if (flows && view === "map") drawLines(); });
+const map = document.getElementById("map");
+for (const kind of ["pointerover", "focusin"]) map.addEventListener(kind, point);
+map.addEventListener("pointerleave", point);
+addEventListener("pointerdown", () => { pressed = true; });
+for (const kind of ["pointerup", "pointercancel", "blur"]) addEventListener(kind, () => setTimeout(() => { pressed = false; }));
+document.getElementById("fold-all").addEventListener("click", () => {
+  if (!flows) return;
+  const groups = new Set(flows.parties.map((party) => party.group));
+  const fold = ![...groups].every(isFolded);
+  for (const group of groups) folds.set(group, fold);
+  columns = null;
+  drawMap();
+});
+document.getElementById("denied-only").addEventListener("click", () => {
+  setDeniedOnly(!deniedOnly);
+  if (flows) drawMap();
+});
+addEventListener("resize", () => { if (flows && view === "map") drawMap(); });
 document.addEventListener("visibilitychange", update);
 switchTo("map");
