@@ -10,12 +10,12 @@ import ssl
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from textwrap import fill
 from typing import Final, TypeVar
 
 from cells.hubble.codec import WireMessage, decode, encode
 from hive.observe.hubble_client import HubbleClient
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags, go_seconds, parse_list, switch
-from hive.observe.hubble_text import aligned
 
 LOCAL: Final = "unix:///var/run/cilium/hubble.sock"
 _Message = TypeVar("_Message", bound=WireMessage)
@@ -51,20 +51,36 @@ SERVER_FLAGS: Final = (
 )
 _ENVIRONMENT: Final = tuple(flag.name for flag in SERVER_FLAGS[:-1])
 
+HELP_WIDTH, TEXT_AT = 80, 32
+"""Columns of help, and where the texts of flags begin."""
+
 
 def parsed(words: Sequence[str], flags: Sequence[Flag], command: str, about: str) -> Flags | None:
     """The flags of a command line; None when only their help was wanted."""
     found = Flags((*flags, *SERVER_FLAGS))
     arguments = found.parse(words)
     if found["help"]:
-        print(f"{about}\n\nUsage: {command} [FLAGS]\n")
-        for line in aligned([(f"  {name}", text) for name, text in found.help()]):
-            print(line)
+        print(f"{wrapped(about)}\n\nUsage: {command} [FLAGS]\n")
+        for name, text in found.help():
+            if len(name) > TEXT_AT - 4:
+                print(f"  {name}")
+            print(wrapped(text, f"  {name}" if len(name) <= TEXT_AT - 4 else " "))
         return None
     if arguments:
         raise CommandLineError(f'unknown command "{arguments[0]}" for "{command}"')
     found.from_environment(os.environ, _ENVIRONMENT)
     return found
+
+
+def wrapped(text: str, before: str = "") -> str:
+    """A text in lines of help; of a flag, ``before`` stands left of the first."""
+    return fill(
+        text,
+        HELP_WIDTH,
+        initial_indent=before.ljust(TEXT_AT) if before else "",
+        subsequent_indent=" " * TEXT_AT if before else "",
+        break_on_hyphens=False,
+    )
 
 
 def connected(flags: Flags) -> HubbleClient:

@@ -134,7 +134,7 @@ def explain(
       0  allowed
       1  denied
       2  the question cannot be answered
-      3  one direction is allowed; the other is not known here, as another node decides it
+      3  one direction is allowed; on the other, another node decides
       4  some backends or ports are denied, others are not
     """
     from cells.policy.explain import UnanswerableError

@@ -1,5 +1,6 @@
 """``--help``: every command stands in a section of the overview, and has examples that it would take."""
 
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -8,9 +9,21 @@ import pytest
 
 from hive.examples import EXAMPLES
 from hive.main import COMMANDS, GROUPS, cli
+from hive.observe.hubble import run as hubble
 from tests.support.command_line import hive
 
 Words = tuple[str, ...]
+HUBBLE_COMMANDS = (
+    ("observe", "agent-events"),
+    ("observe", "debug-events"),
+    ("status",),
+    ("list", "nodes"),
+    ("list", "namespaces"),
+    ("watch", "peers"),
+)
+"""Those of ``hubble``, beside ``hubble observe``."""
+WHOLE = re.compile(r" +(hive .*|--[a-z-]+ (list of )?[a-z|-]+)$")
+"""Lines that are copied, and an option with a word that stands for all of its values."""
 
 
 def leaves(command: click.Command, words: Words = ()) -> Iterator[tuple[Words, click.Command]]:
@@ -54,3 +67,14 @@ def test_the_version_is_shown_without_an_agent(capsys: pytest.CaptureFixture[str
     result = hive(capsys, "version", "--socket", "/nonexistent")
     assert result.code == 0
     assert result.out.splitlines()[1].split(maxsplit=1) == ["agent", "none runs here"]
+
+
+def test_all_help_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = {words[:length] for words, _ in leaves(cli) for length in range(len(words))}
+    shown = [hive(capsys, *words, "--help").out for words in (*groups, *dict(leaves(cli)))]
+    for words in HUBBLE_COMMANDS:
+        assert hubble([*words, "--help"]) == 0
+        shown.append(capsys.readouterr().out)
+    lines = {line for text in shown for line in text.splitlines()}
+    assert [line for line in lines if len(line) > 80 and not WHOLE.match(line)] == []
+    assert "  -f, --follow                  Go on with flows as they happen." in lines
