@@ -27,7 +27,7 @@ from cells.hubble.codec import share
 from cells.hubble.flow import FlowEndpoint, FlowService, Workload
 from cells.hubble.hubble import KnownNames
 from cells.hubble.parser import EventError, Parser, Stamp
-from cells.hubble.parser.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
+from cells.hubble.parser.resolver import DecidingRules, EntryKey, LocalEndpoint, Resolver, workload_of
 from cells.observe.events import Sample
 from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
@@ -159,13 +159,21 @@ class AgentResolver(Resolver):
         endpoints = (row for row in self._tables.endpoints.all() if row.pod_uid == uid)
         return [str(address) for row in endpoints for address in row.addresses]
 
-    def rules(
-        self, endpoint: int, *, egress: bool, identity: int, port: int | None, protocol: int
-    ) -> DecidingRules | None:
+    def rules(self, endpoint: int, entry: EntryKey, address: str, *, egress: bool) -> DecidingRules | None:
         """See Resolver."""
         if (view := self._tables.policies) is None:
             return None
-        match = view.decide(endpoint, "egress" if egress else "ingress", identity, protocol, port or 0)
+        try:
+            match = view.decide(
+                endpoint,
+                "egress" if egress else "ingress",
+                entry.identity,
+                entry.protocol,
+                entry.port or 0,
+                address=ip_address(address) if address else None,
+            )
+        except (OSError, NotStartedError):  # the kernel's map of networks cannot be read, or is not yet
+            return None
         if match.entry is None:
             return None
         return DecidingRules([origin.labels for origin in match.entry.origins], view.revision)
@@ -230,11 +238,9 @@ class Moment(Resolver):
         """See Resolver."""
         return self._agent.addresses_of_cgroup(cgroup)
 
-    def rules(
-        self, endpoint: int, *, egress: bool, identity: int, port: int | None, protocol: int
-    ) -> DecidingRules | None:
+    def rules(self, endpoint: int, entry: EntryKey, address: str, *, egress: bool) -> DecidingRules | None:
         """See Resolver."""
-        return self._agent.rules(endpoint, egress=egress, identity=identity, port=port, protocol=protocol)
+        return self._agent.rules(endpoint, entry, address, egress=egress)
 
 
 def _keys(header: int, fixed: slice) -> Callable[[bytes], bytes]:

@@ -49,6 +49,7 @@ OPERATIONS = (
             query("identity", "The peer's identity, a number.", example="2"),
             query("protocol", "The IP protocol, a number.", example="6"),
             query("port", "The destination's port, of ICMP the type.", example="80"),
+            query("address", "The peer's: networks may select pods, too.", example="10.0.1.77"),
         ),
     ),
     Described(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 from itertools import permutations, product
 from typing import Final
 
@@ -21,6 +22,7 @@ from cells.api.operations import ApiPart, Route
 from cells.api.operations.directory import AgentDirectory
 from cells.api.operations.ends import KnownPods
 from cells.api.wire import answer, read_body
+from cells.base.addresses import IPAddress
 from cells.base.labels import CIDR
 from cells.policy.control import PolicyView
 from cells.policy.explain import End, Explained, Target, UnanswerableError, explained
@@ -132,11 +134,12 @@ class ExplainOperations:
                 _number(request.query, name) for name in ("endpoint", "identity", "protocol", "port")
             )
             direction = _direction_of(request.query)
+            address = _address(request.query)
         except UnanswerableError as refused:
             return answer(400, Failure(err=str(refused)))
         if self._view is None or not self._view.knows(endpoint):
             return answer(200, VerdictRules(verdict="unknown", rules=[]))
-        match = self._view.decide(endpoint, direction, identity, protocol, port)
+        match = self._view.decide(endpoint, direction, identity, protocol, port, address=address)
         origins = sorted(match.entry.origins) if match.entry is not None else []
         rules = [DecidingRule(rule=one.text, labels=one.labels) for one in origins]
         return answer(200, VerdictRules(verdict=match.verdict, rules=rules))
@@ -203,6 +206,14 @@ def _number(query: dict[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10):
         raise UnanswerableError(f"{name} {text[:20]!r}: expected a number")
     return int(text)
+
+
+def _address(query: dict[str, str]) -> IPAddress | None:
+    text = query.get("address", "")
+    try:
+        return ip_address(text) if text else None
+    except ValueError:
+        raise UnanswerableError(f"address {text[:40]!r}: expected an IP address") from None
 
 
 def _direction_of(query: dict[str, str]) -> Direction:

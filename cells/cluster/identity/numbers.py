@@ -26,6 +26,7 @@ __all__ = [
     "WORLD_IPV4",
     "WORLD_IPV6",
     "Scope",
+    "is_endpoint",
     "scope_for",
     "scope_of",
     "well_known_identities",
@@ -94,6 +95,12 @@ def scope_of(number: int) -> Scope:
         case 2:
             return Scope.REMOTE_NODE
     return Scope.CLUSTER
+
+
+def is_endpoint(number: int) -> bool:
+    """Whether it is of endpoints, here or elsewhere: of no node, and not of what is outside the cluster."""
+    elsewhere = {UNKNOWN, HOST, REMOTE_NODE, KUBE_APISERVER, WORLD, WORLD_IPV4, WORLD_IPV6}
+    return number not in elsewhere and scope_of(number) not in {Scope.LOCAL, Scope.REMOTE_NODE}
 
 
 def scope_for(labels: Iterable[str]) -> Scope:

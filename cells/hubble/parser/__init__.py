@@ -40,7 +40,7 @@ from cells.hubble.flow import (
 )
 from cells.hubble.parser.node_events import debug_text
 from cells.hubble.parser.packet import Headers, PacketError, ip_text, read_packet
-from cells.hubble.parser.resolver import Resolver, policies_of
+from cells.hubble.parser.resolver import EntryKey, Resolver, policies_of
 
 DROP, DEBUG, CAPTURE, TRACE, VERDICT, TRACE_SOCK = 1, 2, 3, 4, 5, 7
 
@@ -330,10 +330,8 @@ def _correlate(flow: Flow, headers: Headers, match: int, remote: int, resolver: 
         return
     ingress = flow.traffic_direction == _INGRESS
     local = flow.destination if ingress else flow.source
-    identity, entry_port, protocol = key
-    rules = local and resolver.rules(
-        local.ID, egress=not ingress, identity=identity, port=entry_port, protocol=protocol
-    )
+    address = (headers.ip.source if ingress else headers.ip.destination) if headers.ip is not None else ""
+    rules = local and resolver.rules(local.ID, key, address, egress=not ingress)
     if not rules:
         return
     policies: tuple[FlowPolicy, ...] = policies_of(rules)
@@ -347,15 +345,16 @@ def _correlate(flow: Flow, headers: Headers, match: int, remote: int, resolver: 
         flow.egress_denied_by = policies
 
 
-def _entry_key(match: int, remote: int, port: int, protocol: int) -> tuple[int, int | None, int] | None:
-    """Identity, port (None for all) and protocol of the entry that a match type speaks of."""
-    return {
+def _entry_key(match: int, remote: int, port: int, protocol: int) -> EntryKey | None:
+    """The entry that a match type speaks of."""
+    found = {
         _L3_L4: (remote, port, protocol),
         _L4_ONLY: (0, port, protocol),
         _PROTO_ONLY: (0, None, protocol),
         _L3_ONLY: (remote, None, 0),
         _ALL: (0, None, 0),
     }.get(match)
+    return EntryKey(*found) if found is not None else None
 
 
 def _debug_event(data: bytes, cpu: int, _stamp: Stamp, resolver: Resolver) -> DebugEvent:

@@ -32,6 +32,16 @@ class LocalEndpoint(msgspec.Struct, frozen=True):
     workload: Workload | None = None
 
 
+class EntryKey(msgspec.Struct, frozen=True):
+    """An entry of a policy map."""
+
+    identity: int
+    """0: of everybody."""
+    port: int | None
+    """None: of all ports."""
+    protocol: int
+
+
 class DecidingRules(msgspec.Struct, frozen=True):
     """Labels of the rules behind an entry of an endpoint's policy map, and the revision they are of."""
 
@@ -82,10 +92,8 @@ class Resolver(ABC):
         """Addresses of the pod with a container in the cgroup; none for another."""
 
     @abstractmethod
-    def rules(
-        self, endpoint: int, *, egress: bool, identity: int, port: int | None, protocol: int
-    ) -> DecidingRules | None:
-        """The rules behind an entry of the endpoint's policy map; port None is the entry for all ports."""
+    def rules(self, endpoint: int, entry: EntryKey, address: str, *, egress: bool) -> DecidingRules | None:
+        """The rules behind an entry of the endpoint's policy map, or of the network around the address."""
 
     def party(self, address: str, identity: int) -> FlowEndpoint:
         """One side of a flow; the identity that the datapath reports (0 for none) comes before ours."""

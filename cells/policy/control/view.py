@@ -11,11 +11,13 @@ import msgspec
 from cells.base.addresses import IPAddress
 from cells.base.labels import Label, parse
 from cells.base.metrics import Family, Histogram, counter, gauge, histogram
+from cells.cluster.identity.numbers import is_endpoint
 from cells.policy.compute import SelectorPolicy
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.map_state import Match, lookup
 from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control.computer import RulePolicy
+from cells.policy.control.names import PodNetworks
 from cells.policy.explain.trial import KnownEnds, Trial, with_objects
 from cells.policy.labels import FQDNSelector
 from cells.policy.rules import PROTOCOLS, Direction, RuleSource
@@ -122,8 +124,9 @@ class PortUse(msgspec.Struct, frozen=True):
 class PolicyView:
     """Reads, never changes; the loop's state of one moment."""
 
-    def __init__(self, policy: RulePolicy) -> None:
+    def __init__(self, policy: RulePolicy, networks: PodNetworks | None) -> None:
         self._policy = policy
+        self._networks = networks
 
     @property
     def revision(self) -> int:
@@ -217,12 +220,26 @@ class PolicyView:
         """Whether the endpoint has a policy by rules."""
         return self._policy.computed.key(endpoint_id) is not None
 
-    def decide(self, endpoint_id: int, direction: Direction, peer: int, protocol: int, port: int) -> Match:
+    def decide(
+        self,
+        endpoint_id: int,
+        direction: Direction,
+        peer: int,
+        protocol: int,
+        port: int,
+        *,
+        address: IPAddress | None,
+    ) -> Match:
         """Which entry decides on a packet, and by its origins which rules; for ICMP the port is the type.
 
-        ``drop`` for an endpoint that has no policy yet.
+        ``drop`` for an endpoint that has no policy yet. The peer's address, if it is known, counts where
+        networks select pods, too. Raises OSError, NotStartedError.
         """
-        match = lookup(self._policy.computed.by_identity(endpoint_id, direction), peer, protocol, port)
+        network = None
+        if address is not None and self._networks is not None and is_endpoint(peer):
+            network = self._networks.around(address)
+        entries = self._policy.computed.by_identity(endpoint_id, direction)
+        match = lookup(entries, peer, protocol, port, network.id if network is not None else 0)
         return match._replace(verdict="drop") if match.is_read and self.unread else match
 
 

@@ -20,14 +20,12 @@ from msgspec.structs import replace
 from cells.base.addresses import IPAddress
 from cells.base.labels import CIDR, Label, cidr_label
 from cells.cluster.identity.numbers import (
-    HOST,
-    KUBE_APISERVER,
-    REMOTE_NODE,
     RESERVED_IDENTITIES,
     WORLD,
     WORLD_IPV4,
     WORLD_IPV6,
     Scope,
+    is_endpoint,
     scope_of,
 )
 from cells.kubernetes.objects.cilium_policy import (
@@ -72,8 +70,6 @@ Fate = Literal["passes", "cut", "denied", "unknown"]
 """``cut``: allowed by the rules in force, and would not be. ``denied``: these deny it already."""
 
 _WORLD: Final = (WORLD, WORLD_IPV4, WORLD_IPV6)
-_WITHOUT_NETWORK: Final = (HOST, REMOTE_NODE, KUBE_APISERVER, *_WORLD)
-"""Identities of the cluster that networks do not select, even where these select pods."""
 _KINDS: Final[Mapping[Any, type[Object]]] = {
     "NetworkPolicy": NetworkPolicy,
     "CiliumNetworkPolicy": CiliumNetworkPolicy,
@@ -359,8 +355,7 @@ class _Rules:
             return OtherSide(self._number(labels, _RESERVED.get(labels, 0)), labels)
         number = self._number(labels, flow.peer if scope is Scope.RESERVED else 0)
         near = None
-        inside = scope is not Scope.REMOTE_NODE and flow.peer not in _WITHOUT_NETWORK
-        if inside and self._repository.options.cidr_matches_pods:
+        if is_endpoint(flow.peer) and self._repository.options.cidr_matches_pods:
             near = self._prefixes.nearest(address) or self._families.get(address.version)
         if near is None:
             return OtherSide(number, labels)

@@ -11,13 +11,14 @@ from urllib.parse import urlencode
 import click
 
 from cells.observe.events import Verdict
+from cells.observe.events.text import dissect
 from hive.client import ask
 
 RETAINED: Final = 2.0
 """Seconds for which an answer holds."""
 MOST: Final = 1024
 
-Question = tuple[int, str, int, int, int]
+Question = tuple[int, str, int, int, int, str]
 
 
 class Rules:
@@ -31,14 +32,24 @@ class Rules:
     def of(self, verdict: Verdict) -> list[dict[str, Any]]:
         """``rule`` in words and ``labels`` of each; none where no rule speaks of the packet."""
         direction = "egress" if verdict.egress else "ingress"
-        question = (verdict.source, direction, verdict.remote_identity, verdict.protocol, verdict.port)
+        packet = dissect(verdict.packet)
+        peer = (packet.destination if verdict.egress else packet.source) if packet is not None else None
+        address = str(peer) if peer is not None else ""
+        question = (
+            verdict.source,
+            direction,
+            verdict.remote_identity,
+            verdict.protocol,
+            verdict.port,
+            address,
+        )
         now = time.monotonic()
         held = self._known.get(question)
         if held is not None and now - held[0] < RETAINED:
             return held[1]
         if self._silent:
             return []
-        names = ("endpoint", "direction", "identity", "protocol", "port")
+        names = ("endpoint", "direction", "identity", "protocol", "port", "address")
         query = urlencode(dict(zip(names, question, strict=True)))
         try:
             found: list[dict[str, Any]] = ask(f"/hive/policy/verdict?{query}", self._socket)["rules"]

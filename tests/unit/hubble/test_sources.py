@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from cells.cluster.identity.identities import Identity, identity_table
 from cells.cluster.ipcache import Ipcache
@@ -27,12 +29,16 @@ from cells.hubble.sources import EventSources, origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
 from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference
 from cells.observe.events import LookupRecord, Lost, Party, Sample, lookup_sample
+from cells.policy.control import PodNetworks, PolicyView
+from cells.policy.labels import network_labels
 from cells.proxy.dns import NameStore
 from cells.proxy.dns.cache import EndpointNames, Lookup
 from cells.services import Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
 from lifecycle import Change, Table
+from lifecycle.testing import fake
 from tests.unit.hubble.recordings import recording
+from tests.unit.policy.plain import LABELS, SUBJECT, world_of
 
 ORIGIN = FlowOrigin("node1")
 TRACE = bytes.fromhex(recording("pipeline")["perf_events"]["trace"])
@@ -71,7 +77,7 @@ class FakeRows:
 class Agent:
     """The tables of an agent."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, policies: PolicyView | None = None, **settings: Any) -> None:
         self.endpoints: Table[int, Endpoint] = Table(
             "endpoints", key=lambda row: row.id, indexes={"name": lambda row: [f"ipv4:{row.ipv4}"]}
         )
@@ -85,7 +91,7 @@ class Agent:
             Ipcache(self.prefixes, cast("Any", FakeRows())),
             self.pods,
             self.names,
-            None,
+            policies,
         )
         self.sources = EventSources(
             HubbleSettings(enable_hubble=True, **settings), known, FlowOrigin("node1")
@@ -176,6 +182,32 @@ def test_flows_keep_the_names_of_their_time_when_tables_change() -> None:
     assert (first.source.pod_name, second.source.pod_name) == ("before", "after")
     assert first.destination_names == ("old.example.com",)
     assert second.destination_names == ("new.example.com", "old.example.com")
+
+
+def test_policies_are_named_where_networks_select_pods() -> None:
+    world, _ = world_of([{"egress": [{"toCIDR": ["192.0.2.0/24"]}]}])
+    world.repository.use(replace(world.repository.options, cidr_matches_pods=True))
+    around = ip_network("192.0.2.0/24")
+    network = Identity((1 << 24) + 99, tuple(map(str, network_labels(around))))
+    world.know([network])
+    world.compute(101, SUBJECT, LABELS[SUBJECT], ("shop", "cart"))
+    networks = fake(PodNetworks, around=lambda address: network if address in around else None)
+    agent = Agent(PolicyView(world, networks))
+    agent.put(agent.endpoints, _endpoint())
+
+    def named(identity: int, address: str) -> list[str]:
+        """Of a verdict about a new connection to a port of an address, by an entry of its identity alone."""
+        ends = IPv4Address("10.0.0.11").packed + IPv4Address(address).packed
+        packet = bytes(12) + b"\x08\x00" + struct.pack(">BBHHHBBH", 0x45, 0, 40, 1, 0, 64, 6, 0) + ends
+        packet += struct.pack(">HHIIBBHHH", 40000, 80, 0, 0, 0x50, 2, 0, 0, 0)
+        head = struct.pack("<BBHIIHH", 5, 0, 101, 0, len(packet), len(packet), 1)
+        body = struct.pack("<IiHBBB3x", identity, 0, 80, 6, 2 | 1 << 3, 0)
+        agent.sources.take([Sample(0, head + body + packet)])
+        return [one.name for one in agent.flows()[-1].egress_allowed_by]
+
+    assert named(1002, "192.0.2.1") == ["p0"]
+    assert named(1002, "198.51.100.7") == [], "no network around it selects pods"
+    assert named(6, "192.0.2.1") == [], "networks select no nodes so"
 
 
 def test_lookups_of_the_dns_proxy_are_flows() -> None:

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from cells.hubble.flow import FlowService
-from cells.hubble.parser.resolver import DecidingRules, LocalEndpoint, Resolver, workload_of
+from cells.hubble.parser.resolver import DecidingRules, EntryKey, LocalEndpoint, Resolver, workload_of
 from tests.unit.hubble.recordings import recording
 
 
@@ -78,16 +78,15 @@ class World(Resolver):
         row = self._find("cgroups", cgroup_id=cgroup)
         return [each for each in (row["ips"] if row else None) or [] if _is_address(each)]
 
-    def rules(
-        self, endpoint: int, *, egress: bool, identity: int, port: int | None, protocol: int
-    ) -> DecidingRules | None:
+    def rules(self, endpoint: int, entry: EntryKey, address: str, *, egress: bool) -> DecidingRules | None:
+        del address  # no network selects pods there
         row = self._find("endpoints", id=endpoint)
-        for entry in (row or {}).get("policy", ()):
-            known = entry["direction"] == "egress", entry["identity"], entry["proto"]
-            entry_port = None if entry.get("port_wildcard") else entry["port"]
-            if (*known, entry_port) == (egress, identity, protocol, port):
+        for known in (row or {}).get("policy", ()):
+            port = None if known.get("port_wildcard") else known["port"]
+            key = EntryKey(known["identity"], port, known["proto"])
+            if (known["direction"] == "egress", key) == (egress, entry):
                 assert row is not None
-                return DecidingRules(entry["rule_labels"], row.get("policy_revision", 0))
+                return DecidingRules(known["rule_labels"], row.get("policy_revision", 0))
         return None
 
 

@@ -394,7 +394,7 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
     )
     known = filled(Table[int, Identity]("identities", key=lambda one: one.id), [*identities, *cidrs])
     ends = AgentEnds(
-        OwnPolicies(PolicyView(rules), None, fake(NodeSummary, audited=lambda: False)),
+        OwnPolicies(PolicyView(rules, None), None, fake(NodeSummary, audited=lambda: False)),
         fake(Endpoints, all=lambda: here),
         Identities(known, NodeAllocator(CLUSTER)),
         filled(Table[str, IpcacheEntry]("ipcache", key=lambda one: one.prefix), claims),

@@ -83,7 +83,7 @@ async def test_without_envoy_what_http_rules_select_is_closed_whatever_others_al
         assert rows["open"].unenforced == ""
         (health,) = degraded(node)
         assert health.startswith("CiliumNetworkPolicy shop/requests: there is no Envoy on this node")
-        view = PolicyView(node.policy)
+        view = PolicyView(node.policy, None)
 
         def policy_of(direction: Direction) -> DirectionPolicy:
             found = view.policy(node.cart, direction)
@@ -97,8 +97,8 @@ async def test_without_envoy_what_http_rules_select_is_closed_whatever_others_al
         (near,) = answer.ways[0].directions[0].near
         assert near.rule == "spec.ingress[0] of CiliumNetworkPolicy shop/requests"
         assert near.missing == rows["requests"].unenforced
-        assert view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "drop"
-        assert view.decide(node.cart, "ingress", frontend.id, 6, 81).verdict == "allow"
+        assert view.decide(node.cart, "ingress", frontend.id, 6, 8080, address=None).verdict == "drop"
+        assert view.decide(node.cart, "ingress", frontend.id, 6, 81, address=None).verdict == "allow"
         (node.folder / "policy.yaml").unlink()
         await eventually(lambda: web not in node.entries)
         await eventually(lambda: degraded(node) == [])
@@ -113,10 +113,10 @@ async def test_rules_say_so_while_envoy_does_not_follow_them(tmp_path: Path) -> 
         await eventually(lambda: web in node.entries)
         assert node.entries[web] == PolicyEntry(proxy_port=PROXY_PORT, only_by_proxy=True)
         await eventually(lambda: unenforced(node) == {"requests": ""})
-        view = PolicyView(node.policy)
+        view = PolicyView(node.policy, None)
 
         def verdict() -> str:
-            return view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict
+            return view.decide(node.cart, "ingress", frontend.id, 6, 8080, address=None).verdict
 
         proxies = node.hive.get(Table[str, HTTPProxyState])
         for state, expected in (

@@ -78,7 +78,7 @@ def tried(
     names: dict[IPAddress, list[str]] | None = None,
 ) -> list[Tried]:
     world.compute(1, SUBJECT, LABELS[SUBJECT], ("shop", "cart"))
-    trial = PolicyView(world).trial(objects, "node-1", lambda address: (names or {}).get(address, ()))
+    trial = PolicyView(world, None).trial(objects, "node-1", lambda address: (names or {}).get(address, ()))
     return [trial.of(one) for one in flows]
 
 

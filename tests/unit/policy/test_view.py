@@ -71,7 +71,7 @@ async def settled(node: Room, text: str) -> PolicyView:
     node.write(text)
     await eventually(lambda: [one.valid for one in node.objects.all()] == [True])
     await eventually(lambda: node.policies.status(node.cart).ingress_enforced)
-    return PolicyView(node.policy)
+    return PolicyView(node.policy, None)
 
 
 async def test_the_rules_in_force_have_their_namespace_labels_and_default_deny(tmp_path: Path) -> None:
@@ -147,12 +147,14 @@ async def test_a_packet_is_decided_by_an_entry_that_knows_its_rules(tmp_path: Pa
         frontend = node.identities.acquire_now(FRONTEND)
         assert frontend is not None
         view = await settled(node, WEB)
-        await eventually(lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "allow")
-        entry = view.decide(node.cart, "ingress", frontend.id, 6, 8080).entry
+        await eventually(
+            lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080, address=None).verdict == "allow"
+        )
+        entry = view.decide(node.cart, "ingress", frontend.id, 6, 8080, address=None).entry
         assert entry is not None
         assert [origin.path for origin in entry.origins] == ["spec.ingress[0]"]
-        assert view.decide(node.cart, "ingress", frontend.id, 6, 80).verdict == "drop"
-        assert view.decide(9999, "ingress", frontend.id, 6, 80).verdict == "drop"
+        assert view.decide(node.cart, "ingress", frontend.id, 6, 80, address=None).verdict == "drop"
+        assert view.decide(9999, "ingress", frontend.id, 6, 80, address=None).verdict == "drop"
 
 
 async def test_a_rule_and_an_entry_say_why(tmp_path: Path) -> None:
@@ -160,7 +162,9 @@ async def test_a_rule_and_an_entry_say_why(tmp_path: Path) -> None:
         frontend = node.identities.acquire_now(FRONTEND)
         assert frontend is not None
         view = await settled(node, WEB)
-        await eventually(lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080).verdict == "allow")
+        await eventually(
+            lambda: view.decide(node.cart, "ingress", frontend.id, 6, 8080, address=None).verdict == "allow"
+        )
         policy = view.policy(node.cart, "ingress")
         assert policy is not None
         reason = decide(policy, OtherSide(frontend.id, LabelSet.parse(FRONTEND)), 6, 8080)
