@@ -18,7 +18,7 @@ from hive.lab.node import Lab, LabError, wait_exited
 
 READY_WITHIN = 60.0
 FIRST_IDENTITY = 32768
-_SETTLE = 0.005
+_SETTLE = 0.02
 
 
 def start(lab: Lab, *settings: str, wrapper: Sequence[str] = ()) -> int:
@@ -86,7 +86,7 @@ def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
     """
     began = time.monotonic()
     agent_socket = api_socket(pid)
-    while not (_serves(agent_socket) and lab.cni_conf.exists()):
+    while not (lab.cni_conf.exists() and _serves(agent_socket)):  # it is asked only when it may be ready
         if wait_exited(pid, _SETTLE):
             _collect(pid)
             raise LabError(f"the agent of node {lab.name} ended instead of serving:\n{log_end(lab)}")
