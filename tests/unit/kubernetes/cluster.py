@@ -74,7 +74,9 @@ PLURALS = {
     "CiliumClusterwideNetworkPolicy": "ciliumclusterwidenetworkpolicies",
 }
 CILIUM = [one for one in PLURALS if one.startswith("Cilium")]
-VERSIONS = dict.fromkeys([*CILIUM, "CiliumEndpoint", "CiliumNode"], "cilium.io/v2")
+VERSIONS = dict.fromkeys([*CILIUM, "CiliumEndpoint", "CiliumNode"], "cilium.io/v2") | {
+    "EndpointSlice": "discovery.k8s.io/v1"
+}
 
 
 def _stub(kind: str, name: str, namespace: str) -> Body:
