@@ -40,6 +40,7 @@ _DISPOSABLE: Final = frozenset(
         "cilium_ipv6_frag_datagrams",
         "cilium_metrics",
         "hive_links",
+        "hive_passage",
     }
 )
 """Maps of which an unknown layout is given up: counts, and what programs remember for seconds."""

@@ -70,6 +70,8 @@ class Maps:
     """hive_node: index 0 to NodeConfig."""
     links: Map
     """hive_links: rows of hive_endpoints as each processor remembers them; the programs' own."""
+    passage: Map
+    """hive_passage: the packet that each processor's program for pods has in hand; the programs' own."""
     epoch: Map
     """hive_epoch: see Epochs."""
     epochs: Epochs

@@ -341,6 +341,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         ),
         "node": MapSpec("hive_node", MapType.ARRAY, 4, NodeConfig.SIZE, 1, voids=EVERY_FLOW),
         "links": MapSpec("hive_links", MapType.PERCPU_ARRAY, 4, 72, 256),
+        "passage": MapSpec("hive_passage", MapType.PERCPU_ARRAY, 4, 176, 1),
         "epoch": MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536),
         "policies": MapSpec(
             "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies

@@ -20,10 +20,12 @@
 SEC("tc")
 int hive_from_pod(struct __sk_buff *skb)
 {
-	struct flow flow = {};
+	struct passage *passage = passage_begin();
 
+	if (!passage)
+		return TC_ACT_SHOT;
 	skb->queue_mapping = 0; /* the pod's choice of queue means nothing to the host's devices */
-	return finish(skb, &flow, from_container(skb, &flow));
+	return finish(skb, &passage->flow, from_container(skb, passage));
 }
 
 SEC("tc")

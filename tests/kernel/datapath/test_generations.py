@@ -232,7 +232,7 @@ def of_drivers(_: Path) -> Path:
     [
         (unbounded, "refused by the kernel: Permission denied: .*outside of the packet"),
         (opened, "hive_from_pod fails its self-check, a source that is not the pod's: .*expected .132."),
-        (of_drivers, "has no program hive_from_pod"),
+        (of_drivers, "has no program hive_from_host, hive_from_pod"),
     ],
     ids=["verifier", "self-check", "missing program"],
 )

@@ -19,8 +19,8 @@ from tests.support.namespaces import in_node
 __all__ = ["in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
-ROOM, ROOM_17 = 250_000, 850_000
-"""A quarter of what the kernel allows, so that other kernels, which may count more, load them as well.
+ROOM, ROOM_17 = 150_000, 600_000
+"""Less than a sixth of what the kernel allows, so that other kernels, which may count more, load them as well.
 
 The kernel allows a million. Of what clang 17 makes, that of Debian 13, it follows three times as much.
 """

@@ -68,6 +68,7 @@ ALL = {
     "hive_epoch",
     "hive_links",
     "hive_node",
+    "hive_passage",
     "hive_nodeport",
     "hive_policies",
     "hive_policy_prefixes",

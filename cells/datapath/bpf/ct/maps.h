@@ -57,34 +57,46 @@ static __always_inline void ct_fill_key6(struct ct6_key *key, const struct flow 
 	ct_fill_tail(&key->tail, flow, direction, reply);
 }
 
-/* The entry of that flow, or NULL. One map for each call: only then the kernel inlines the lookup. */
-static __always_inline struct ct_entry *ct_entry_of(const struct flow *flow, enum direction direction, bool reply,
-						    __u8 family)
+/* A key of either family. */
+union ct_key {
+	struct ct4_key ipv4;
+	struct ct6_key ipv6;
+} __attribute__((aligned(8)));
+
+/* The entry of that flow, or NULL; its key is written where `key` is. One map for each call: only then the kernel
+ * inlines the lookup.
+ */
+static __always_inline struct ct_entry *ct_entry_by(union ct_key *key, const struct flow *flow,
+						    enum direction direction, bool reply, __u8 family)
 {
 	struct ct_entry *entry;
 
 	if (family == FAMILY_IPV4) {
-		struct ct4_key key __attribute__((aligned(8)));
-
-		ct_fill_key4(&key, flow, direction, reply);
+		ct_fill_key4(&key->ipv4, flow, direction, reply);
 		if (flow->protocol == IPPROTO_TCP) {
-			entry = bpf_map_lookup_elem(&cilium_ct4_global, &key);
+			entry = bpf_map_lookup_elem(&cilium_ct4_global, &key->ipv4);
 			barrier();
 		} else {
-			entry = bpf_map_lookup_elem(&cilium_ct_any4_global, &key);
+			entry = bpf_map_lookup_elem(&cilium_ct_any4_global, &key->ipv4);
 		}
 	} else {
-		struct ct6_key key __attribute__((aligned(8)));
-
-		ct_fill_key6(&key, flow, direction, reply);
+		ct_fill_key6(&key->ipv6, flow, direction, reply);
 		if (flow->protocol == IPPROTO_TCP) {
-			entry = bpf_map_lookup_elem(&cilium_ct6_global, &key);
+			entry = bpf_map_lookup_elem(&cilium_ct6_global, &key->ipv6);
 			barrier();
 		} else {
-			entry = bpf_map_lookup_elem(&cilium_ct_any6_global, &key);
+			entry = bpf_map_lookup_elem(&cilium_ct_any6_global, &key->ipv6);
 		}
 	}
 	return entry;
+}
+
+static __always_inline struct ct_entry *ct_entry_of(const struct flow *flow, enum direction direction, bool reply,
+						    __u8 family)
+{
+	union ct_key key;
+
+	return ct_entry_by(&key, flow, direction, reply, family);
 }
 
 /* Turn the key of a flow into that of the ICMP errors about it. */

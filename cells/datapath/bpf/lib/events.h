@@ -197,6 +197,8 @@ VERIFIED_ALONE send_trace_notify(context_t *ctx, const struct flow *flow, __u32 
 VERIFIED_ALONE send_policy_verdict_notify(context_t *ctx, const struct flow *flow, __u32 direction, int verdict,
 					  __u32 how)
 {
+	const struct node_config *node;
+
 	if (!flow)
 		return 0;
 	struct verdict_event event = {
@@ -211,7 +213,9 @@ VERIFIED_ALONE send_policy_verdict_notify(context_t *ctx, const struct flow *flo
 	};
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
-	if (node_notifies(NODE_NOTIFY_POLICY_VERDICT))
+	node = bpf_map_lookup_elem(&hive_node,
+				   &event.auth); /* zero, and at hand: of the stack 32 bytes are left here */
+	if (node && node->flags & NODE_NOTIFY_POLICY_VERDICT)
 		event_send(ctx, &event, sizeof(event), event_begin(ctx, &event.header, EVENT_VERDICT, 0, endpoint));
 	return 0;
 }

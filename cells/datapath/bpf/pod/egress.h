@@ -65,13 +65,46 @@ enum way_kind {
 struct way {
 	enum way_kind kind;
 	enum ct_status status;
-	__u32 ifindex; /* of the pod's link */
+	__u32 ifindex; /* of the link, or WAY_OUT; 0: the stack knows */
 	__be32 node; /* at the tunnel's other end */
 	mac_t host_mac;
 	mac_t pod_mac;
 };
 
 #define GOES_ON 0x200
+
+/* A pod's packet and what is known of it, beside the stack: a chain of calls has 512 bytes of that.
+ *
+ * One for each processor is enough. Programs of the traffic control run with bottom halves off, and so in
+ * BPF_PROG_TEST_RUN, so none interrupts another; and none runs within this one, which calls no helper that sends a packet
+ * there and then: bpf_redirect() and its like note where it is to go, once the program is over.
+ */
+struct passage {
+	struct flow flow;
+	struct way way;
+	union ct_key key;
+	__u64 tag; /* that its verdict will have: see verdict_tag() */
+};
+
+_Static_assert(sizeof(struct passage) == 176, "hive_passage");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct passage);
+	__uint(max_entries, 1);
+} hive_passage SEC(".maps");
+
+/* The processor's, of a packet of which nothing is known. What is beside the flow is written before it is read. */
+static __always_inline struct passage *passage_begin(void)
+{
+	__u32 zero = 0;
+	struct passage *passage = bpf_map_lookup_elem(&hive_passage, &zero);
+
+	if (passage)
+		__builtin_memset(&passage->flow, 0, sizeof(passage->flow));
+	return passage;
+}
 
 /* Send the packet its way: in one place for all that decide it, or the verifier would follow each to the end. */
 static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const struct way *way, __u8 family)
@@ -91,9 +124,11 @@ static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const
 }
 
 /* GOES_ON if the packet is of a flow that was let through just now, else UNDECIDED. `entry` is the flow's. */
-static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow *flow, struct ct_entry *entry,
-					     bool reply, __u32 epochs, __u32 now, struct way *way, __u8 family)
+static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry,
+					     bool reply, __u32 epochs, __u32 now, __u8 family)
 {
+	struct flow *flow = &passage->flow;
+	struct way *way = &passage->way;
 	const enum ct_status status = reply ? CT_REPLY : CT_ESTABLISHED;
 	const struct tunnel_config *tunnel = NULL;
 	const struct known_link *link = NULL;
@@ -135,24 +170,24 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct flow 
 /* The same by the flow's entry in either direction, the likely one first. ICMP errors are rare, and not cached; of what
  * begins or ends a connection no verdict holds, so its entry is not looked for.
  */
-static __always_inline int verdict_known(struct __sk_buff *skb, struct flow *flow, bool reply, __u32 epoch,
-					 __u32 now, struct way *way, __u8 family)
+static __always_inline int verdict_known(struct __sk_buff *skb, struct passage *passage, bool reply, __u32 epoch,
+					 __u32 now, __u8 family)
 {
 	struct ct_entry *entry;
 
-	if (flow->tcp_flags & NEVER_SPARED)
+	if (passage->flow.tcp_flags & NEVER_SPARED)
 		return UNDECIDED;
-	entry = ct_entry_of(flow, EGRESS, reply, family);
-	return entry ? verdict_fast_path(skb, flow, entry, reply, epoch, now, way, family) : UNDECIDED;
+	entry = ct_entry_by(&passage->key, &passage->flow, EGRESS, reply, family);
+	return entry ? verdict_fast_path(skb, passage, entry, reply, epoch, now, family) : UNDECIDED;
 }
 
-static __always_inline int verdict_cached(struct __sk_buff *skb, struct flow *flow, __u32 epoch, __u32 now,
-					  struct way *way, __u8 family)
+static __always_inline int verdict_cached(struct __sk_buff *skb, struct passage *passage, __u32 epoch, __u32 now,
+					  __u8 family)
 {
-	if (unlikely(flow->related))
+	if (unlikely(passage->flow.related))
 		return UNDECIDED;
-	return flow->reply_likely ? verdict_known(skb, flow, true, epoch, now, way, family)
-				  : verdict_known(skb, flow, false, epoch, now, way, family);
+	return passage->flow.reply_likely ? verdict_known(skb, passage, true, epoch, now, family)
+					  : verdict_known(skb, passage, false, epoch, now, family);
 }
 
 /* What a proxy has: the stack gets it, unless another plugin's bridge stands between. */
@@ -191,6 +226,28 @@ static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, con
 				     : lb6_pod(skb, flow, now, self->netns_cookie);
 }
 
+/* verdict_fast_path(), for those that are on the slow one already: see pod_decides(). */
+VERIFIED_ALONE pod4_spared(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry, __u32 reply,
+			   __u32 epoch)
+{
+	return passage && entry ? verdict_fast_path(skb, passage, entry, reply, epoch, ct_now(), FAMILY_IPV4)
+				: UNDECIDED;
+}
+
+VERIFIED_ALONE pod6_spared(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry, __u32 reply,
+			   __u32 epoch)
+{
+	return passage && entry ? verdict_fast_path(skb, passage, entry, reply, epoch, ct_now(), FAMILY_IPV6)
+				: UNDECIDED;
+}
+
+static __always_inline int pod_spared(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry,
+				      bool reply, __u32 epoch, __u8 family)
+{
+	return family == FAMILY_IPV4 ? pod4_spared(skb, passage, entry, reply, epoch)
+				     : pod6_spared(skb, passage, entry, reply, epoch);
+}
+
 /* Conntrack's word on a packet that is on its way to its last destination. */
 static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now, __u8 family,
 						    struct ct_entry **entry)
@@ -204,36 +261,40 @@ static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now
 	return status;
 }
 
-/* Where a pod's packet goes, and whether it may: GOES_ON, or the verdict. `flow` is read already; `epoch` is the pod's. */
-static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
-				       __u32 epoch, struct way *way, __u8 family)
+/* Whether it goes to the stack or past it: to no pod of this node, and into no tunnel. */
+static __always_inline bool leaves_by_host(const struct way *way)
 {
+	return way->kind != WAY_POD && way->kind != WAY_TUNNEL;
+}
+
+/* Where a pod's packet goes, and whether it may: GOES_ON, or the verdict. `flow` is read already; `epoch` is the pod's. */
+static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *passage,
+				       const struct endpoint_config *self, __u32 epoch, __u8 family)
+{
+	struct flow *flow = &passage->flow;
+	struct way *way = &passage->way;
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct tunnel_config *tunnel = NULL;
 	const struct address_info *local;
 	enum ct_status status, received;
 	struct ct_entry *entry;
 	__u32 now = ct_now();
-	__be32 node = 0;
 	int verdict;
-	bool to_pod, proxied, leaves;
-	__u64 tag;
+	bool proxied;
 
-	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
-	verdict = verdict_cached(skb, flow, epoch, now, way, family);
-	if (likely(verdict != UNDECIDED))
-		return verdict;
 	verdict = balance(skb, flow, self, now, family);
-	if (verdict == LB_TRANSLATED)
-		verdict = verdict_known(skb, flow, false, epoch, now, way, family);
-	else if (!verdict)
-		verdict = UNDECIDED;
-	if (verdict != UNDECIDED)
+	if (verdict && verdict != LB_TRANSLATED)
 		return verdict;
+	if (verdict == LB_TRANSLATED && !(flow->tcp_flags & NEVER_SPARED)) {
+		entry = ct_entry_by(&passage->key, flow, EGRESS, false, family);
+		verdict = entry ? pod_spared(skb, passage, entry, false, epoch, family) : UNDECIDED;
+		if (verdict != UNDECIDED)
+			return verdict;
+	}
 	status = egress_lookup(flow, now, family, &entry);
 	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely &&
 	    !flow->related) { /* the guess was wrong */
-		verdict = verdict_fast_path(skb, flow, entry, status == CT_REPLY, epoch, now, way, family);
+		verdict = pod_spared(skb, passage, entry, status == CT_REPLY, epoch, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
@@ -256,17 +317,33 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 
 	/* An answer to itself, by way of a service, is for an address without an owner. */
 	local = address_lookup(status == CT_REPLY && entry->lb_loopback ? &flow->saddr : &flow->daddr, family);
-	to_pod = for_local_pod(self, local, status, entry);
-	flow->destination = to_pod ? local->endpoint_id : 0;
-	tag = verdict_tag(epoch + (to_pod ? epoch_of(flow->destination) : 0), now);
+	way->kind = WAY_STACK;
+	way->status = status;
+	way->ifindex = 0;
+	flow->destination = 0;
+	if (for_local_pod(self, local, status, entry)) {
+		way->kind = WAY_POD;
+		way->ifindex = local->ifindex;
+		way->host_mac = local->host_mac;
+		way->pod_mac = local->pod_mac;
+		flow->destination = local->endpoint_id;
+		epoch += epoch_of(flow->destination);
+	}
+	passage->tag = verdict_tag(epoch, now);
 	if (local) {
 		flow->destination_identity = identity_of_local(local);
 	} else {
-		node = pod_node(flow, status, family);
-		tunnel = node && takes_short_cuts(self, status, entry) ? tunnel_any() : NULL;
+		way->node = pod_node(flow, status, family);
+		tunnel = way->node && takes_short_cuts(self, status, entry) ? tunnel_any() : NULL;
+		if (tunnel) {
+			way->kind = WAY_TUNNEL;
+			way->ifindex = tunnel->ifindex;
+		} else if (host_routing() && takes_short_cuts(self, status, entry)) {
+			way->kind = WAY_OUTSIDE;
+			way->ifindex = WAY_OUT;
+		}
 	}
-	leaves = host_routing() && !local && !tunnel && takes_short_cuts(self, status, entry);
-	if (!to_pod && !tunnel && unlikely(forges_tunnel(flow)))
+	if (leaves_by_host(way) && unlikely(forges_tunnel(flow)))
 		return DROP(EGRESS, DROP_ENCAP_PROHIBITED);
 	verdict = unlikely(status == CT_RELATED) ? error_check(skb, flow, EGRESS, entry, family)
 						 : egress_check(skb, flow, status, &use, now, family);
@@ -279,12 +356,12 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 		return egress_proxied(skb, flow, self, status, family);
 	if (unlikely(flow->only_by_proxy))
 		return DROP(EGRESS, DROP_NO_PROXY);
-	verdict = !to_pod && !tunnel && unlikely(host_endpoint()) ? host_guards(skb, flow, family) : NOT_THE_HOSTS;
-	way->kind = WAY_STACK;
-	way->status = status;
-	if (verdict != NOT_THE_HOSTS)
+	verdict = leaves_by_host(way) && unlikely(host_endpoint()) ? host_guards(skb, flow, family) : NOT_THE_HOSTS;
+	if (verdict != NOT_THE_HOSTS) {
+		way->kind = WAY_STACK;
 		return verdict ? DROP(INGRESS, verdict) : GOES_ON; /* asked every time */
-	if (to_pod && unlikely(flow->ttl <= 1))
+	}
+	if (way->kind == WAY_POD && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
 	if (unlikely(self->flags & ENDPOINT_ROUTED_BY_HOST) && local && !(local->flags & ADDRESS_IS_HOST)) {
 		verdict = past_stack_to_proxy(skb, flow, local, status == CT_REPLY, now, family);
@@ -292,7 +369,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 			return verdict;
 	}
 	received = status;
-	if (to_pod) {
+	if (way->kind == WAY_POD) {
 		flow->proxy_port = 0;
 		verdict = ingress_check(skb, flow, use, now, family, &received);
 		if (verdict)
@@ -306,35 +383,40 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct flow *flow,
 	 */
 	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied
 				     : status == CT_REPLY && received == CT_REPLY && !flow->translated && !proxied)
-		verdict_remember(entry, tag,
-				 to_pod	  ? local->ifindex
-				 : tunnel ? tunnel->ifindex
-				 : leaves ? WAY_OUT
-					  : 0,
-				 flow);
-	way->node = node;
-	if (to_pod) {
-		link_owner(local->ifindex, &epoch); /* remembered, for the packets to come */
-		way->ifindex = local->ifindex;
-		way->host_mac = local->host_mac;
-		way->pod_mac = local->pod_mac;
-	}
-	way->kind = tunnel ? WAY_TUNNEL : leaves ? WAY_OUTSIDE : to_pod ? WAY_POD : WAY_STACK;
+		verdict_remember(entry, passage->tag, way->ifindex, flow);
+	if (way->kind == WAY_POD)
+		link_owner(way->ifindex, &epoch); /* remembered, for the packets to come */
 	return GOES_ON;
 }
 
-static __always_inline int from_container_flow(struct __sk_buff *skb, struct flow *flow,
-					       const struct endpoint_config *self, __u32 epoch, __u8 family)
+VERIFIED_ALONE pod4_decides(struct __sk_buff *skb, struct passage *passage, const struct endpoint_config *self,
+			    __u32 epoch)
 {
-	struct way way = {};
-	int verdict = pod_decides(skb, flow, self, epoch, &way, family);
-
-	return verdict == GOES_ON ? go_on(skb, flow, &way, family) : verdict;
+	return passage && self ? pod_decides(skb, passage, self, epoch, FAMILY_IPV4) : DROP(EGRESS, DROP_INVALID);
 }
 
-static __always_inline int from_container_ip(struct __sk_buff *skb, struct flow *flow,
+VERIFIED_ALONE pod6_decides(struct __sk_buff *skb, struct passage *passage, const struct endpoint_config *self,
+			    __u32 epoch)
+{
+	return passage && self ? pod_decides(skb, passage, self, epoch, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
+}
+
+static __always_inline int from_container_flow(struct __sk_buff *skb, struct passage *passage,
+					       const struct endpoint_config *self, __u32 epoch, __u8 family)
+{
+	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
+	int verdict = verdict_cached(skb, passage, epoch, ct_now(), family);
+
+	if (unlikely(verdict == UNDECIDED))
+		verdict = family == FAMILY_IPV4 ? pod4_decides(skb, passage, self, epoch)
+						: pod6_decides(skb, passage, self, epoch);
+	return verdict == GOES_ON ? go_on(skb, &passage->flow, &passage->way, family) : verdict;
+}
+
+static __always_inline int from_container_ip(struct __sk_buff *skb, struct passage *passage,
 					     const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
+	struct flow *flow = &passage->flow;
 	int refused = parse_network(skb, flow, family);
 	bool own;
 
@@ -355,11 +437,12 @@ static __always_inline int from_container_ip(struct __sk_buff *skb, struct flow 
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
 	if (refused)
 		return DROP(EGRESS, refused);
-	return from_container_flow(skb, flow, self, epoch, family);
+	return from_container_flow(skb, passage, self, epoch, family);
 }
 
-static __always_inline int from_container(struct __sk_buff *skb, struct flow *flow)
+static __always_inline int from_container(struct __sk_buff *skb, struct passage *passage)
 {
+	struct flow *flow = &passage->flow;
 	__u32 epoch;
 	const struct endpoint_config *self = link_owner(skb->ifindex, &epoch);
 	struct ethernet *eth;
@@ -378,9 +461,9 @@ static __always_inline int from_container(struct __sk_buff *skb, struct flow *fl
 	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);
 	if (likely(eth->protocol == bpf_htons(ETH_P_IP) && has_ipv4(self)))
-		return from_container_ip(skb, flow, self, epoch, FAMILY_IPV4);
+		return from_container_ip(skb, passage, self, epoch, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6) && has_ipv6(self))
-		return from_container_ip(skb, flow, self, epoch, FAMILY_IPV6);
+		return from_container_ip(skb, passage, self, epoch, FAMILY_IPV6);
 	if (eth->protocol == bpf_htons(ETH_P_ARP))
 		return arp_respond(skb, self);
 	if (bpf_ntohs(eth->protocol) < ETH_TYPE_MIN)
