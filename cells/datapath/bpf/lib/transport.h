@@ -117,14 +117,11 @@ static __always_inline int parse_icmp6(const void *l4, const void *end, struct f
 }
 
 /* Fill from the transport header; 0, or the reason to drop. Pulls: earlier pointers become stale. */
-VERIFIED_ALONE parse_transport(context_t *ctx, struct flow *flow, __u32 family)
+static __always_inline int parse_transport_here(context_t *ctx, struct flow *flow, __u8 family)
 {
 	const void *l4, *end;
-	__u32 offset;
+	__u32 offset = flow->l4;
 
-	if (!flow)
-		return DROP_INVALID;
-	offset = flow->l4;
 	if (offset > MAX_HEADERS)
 		return DROP_INVALID;
 	/* Most packets have the deepest header, TCP's, at hand; shorter ones may end before. */
@@ -153,4 +150,9 @@ VERIFIED_ALONE parse_transport(context_t *ctx, struct flow *flow, __u32 family)
 		break;
 	}
 	return DROP_CT_UNKNOWN_PROTOCOL;
+}
+
+VERIFIED_ALONE parse_transport(context_t *ctx, struct flow *flow, __u32 family)
+{
+	return flow ? parse_transport_here(ctx, flow, family) : DROP_INVALID;
 }

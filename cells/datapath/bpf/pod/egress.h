@@ -125,10 +125,9 @@ static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const
 
 /* GOES_ON if the packet is of a flow that was let through just now, else UNDECIDED. `entry` is the flow's. */
 static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry,
-					     bool reply, __u32 epochs, __u32 now, __u8 family)
+					     bool reply, __u32 epochs, __u32 now, struct way *way, __u8 family)
 {
 	struct flow *flow = &passage->flow;
-	struct way *way = &passage->way;
 	const enum ct_status status = reply ? CT_REPLY : CT_ESTABLISHED;
 	const struct tunnel_config *tunnel = NULL;
 	const struct known_link *link = NULL;
@@ -171,23 +170,23 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passa
  * begins or ends a connection no verdict holds, so its entry is not looked for.
  */
 static __always_inline int verdict_known(struct __sk_buff *skb, struct passage *passage, bool reply, __u32 epoch,
-					 __u32 now, __u8 family)
+					 __u32 now, struct way *way, __u8 family)
 {
 	struct ct_entry *entry;
 
 	if (passage->flow.tcp_flags & NEVER_SPARED)
 		return UNDECIDED;
 	entry = ct_entry_by(&passage->key, &passage->flow, EGRESS, reply, family);
-	return entry ? verdict_fast_path(skb, passage, entry, reply, epoch, now, family) : UNDECIDED;
+	return entry ? verdict_fast_path(skb, passage, entry, reply, epoch, now, way, family) : UNDECIDED;
 }
 
 static __always_inline int verdict_cached(struct __sk_buff *skb, struct passage *passage, __u32 epoch, __u32 now,
-					  __u8 family)
+					  struct way *way, __u8 family)
 {
 	if (unlikely(passage->flow.related))
 		return UNDECIDED;
-	return passage->flow.reply_likely ? verdict_known(skb, passage, true, epoch, now, family)
-					  : verdict_known(skb, passage, false, epoch, now, family);
+	return passage->flow.reply_likely ? verdict_known(skb, passage, true, epoch, now, way, family)
+					  : verdict_known(skb, passage, false, epoch, now, way, family);
 }
 
 /* What a proxy has: the stack gets it, unless another plugin's bridge stands between. */
@@ -226,28 +225,6 @@ static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, con
 				     : lb6_pod(skb, flow, now, self->netns_cookie);
 }
 
-/* verdict_fast_path(), for those that are on the slow one already: see pod_decides(). */
-VERIFIED_ALONE pod4_spared(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry, __u32 reply,
-			   __u32 epoch)
-{
-	return passage && entry ? verdict_fast_path(skb, passage, entry, reply, epoch, ct_now(), FAMILY_IPV4)
-				: UNDECIDED;
-}
-
-VERIFIED_ALONE pod6_spared(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry, __u32 reply,
-			   __u32 epoch)
-{
-	return passage && entry ? verdict_fast_path(skb, passage, entry, reply, epoch, ct_now(), FAMILY_IPV6)
-				: UNDECIDED;
-}
-
-static __always_inline int pod_spared(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry,
-				      bool reply, __u32 epoch, __u8 family)
-{
-	return family == FAMILY_IPV4 ? pod4_spared(skb, passage, entry, reply, epoch)
-				     : pod6_spared(skb, passage, entry, reply, epoch);
-}
-
 /* Conntrack's word on a packet that is on its way to its last destination. */
 static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now, __u8 family,
 						    struct ct_entry **entry)
@@ -269,7 +246,7 @@ static __always_inline bool leaves_by_host(const struct way *way)
 
 /* Where a pod's packet goes, and whether it may: GOES_ON, or the verdict. `flow` is read already; `epoch` is the pod's. */
 static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *passage,
-				       const struct endpoint_config *self, __u32 epoch, __u8 family)
+				       const struct endpoint_config *self, __u32 epoch, __u32 now, __u8 family)
 {
 	struct flow *flow = &passage->flow;
 	struct way *way = &passage->way;
@@ -278,23 +255,21 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	const struct address_info *local;
 	enum ct_status status, received;
 	struct ct_entry *entry;
-	__u32 now = ct_now();
 	int verdict;
 	bool proxied;
 
 	verdict = balance(skb, flow, self, now, family);
 	if (verdict && verdict != LB_TRANSLATED)
 		return verdict;
-	if (verdict == LB_TRANSLATED && !(flow->tcp_flags & NEVER_SPARED)) {
-		entry = ct_entry_by(&passage->key, flow, EGRESS, false, family);
-		verdict = entry ? pod_spared(skb, passage, entry, false, epoch, family) : UNDECIDED;
+	if (verdict == LB_TRANSLATED) {
+		verdict = verdict_known(skb, passage, false, epoch, now, way, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
 	status = egress_lookup(flow, now, family, &entry);
 	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely &&
 	    !flow->related) { /* the guess was wrong */
-		verdict = pod_spared(skb, passage, entry, status == CT_REPLY, epoch, family);
+		verdict = verdict_fast_path(skb, passage, entry, status == CT_REPLY, epoch, now, way, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
@@ -390,27 +365,33 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 }
 
 VERIFIED_ALONE pod4_decides(struct __sk_buff *skb, struct passage *passage, const struct endpoint_config *self,
-			    __u32 epoch)
+			    __u32 epoch, __u32 now)
 {
-	return passage && self ? pod_decides(skb, passage, self, epoch, FAMILY_IPV4) : DROP(EGRESS, DROP_INVALID);
+	return passage && self ? pod_decides(skb, passage, self, epoch, now, FAMILY_IPV4)
+			       : DROP(EGRESS, DROP_INVALID);
 }
 
 VERIFIED_ALONE pod6_decides(struct __sk_buff *skb, struct passage *passage, const struct endpoint_config *self,
-			    __u32 epoch)
+			    __u32 epoch, __u32 now)
 {
-	return passage && self ? pod_decides(skb, passage, self, epoch, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
+	return passage && self ? pod_decides(skb, passage, self, epoch, now, FAMILY_IPV6)
+			       : DROP(EGRESS, DROP_INVALID);
 }
 
 static __always_inline int from_container_flow(struct __sk_buff *skb, struct passage *passage,
 					       const struct endpoint_config *self, __u32 epoch, __u8 family)
 {
+	__u32 now = ct_now();
+	struct way way;
 	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
-	int verdict = verdict_cached(skb, passage, epoch, ct_now(), family);
+	int verdict = verdict_cached(skb, passage, epoch, now, &way, family);
 
-	if (unlikely(verdict == UNDECIDED))
-		verdict = family == FAMILY_IPV4 ? pod4_decides(skb, passage, self, epoch)
-						: pod6_decides(skb, passage, self, epoch);
-	return verdict == GOES_ON ? go_on(skb, &passage->flow, &passage->way, family) : verdict;
+	if (unlikely(verdict == UNDECIDED)) {
+		verdict = family == FAMILY_IPV4 ? pod4_decides(skb, passage, self, epoch, now)
+						: pod6_decides(skb, passage, self, epoch, now);
+		way = passage->way;
+	}
+	return verdict == GOES_ON ? go_on(skb, &passage->flow, &way, family) : verdict;
 }
 
 static __always_inline int from_container_ip(struct __sk_buff *skb, struct passage *passage,
@@ -425,7 +406,10 @@ static __always_inline int from_container_ip(struct __sk_buff *skb, struct passa
 	own = own_source(flow, self, family);
 	if (unlikely(!own) && !(family == FAMILY_IPV6 && neighbours_source(&flow->saddr)))
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
-	refused = parse_payload(skb, flow, own, family);
+	/* Most packets' right here, for a call costs them some nanoseconds. */
+	refused = likely(!flow->fragmented && (family == FAMILY_IPV4 || !is_extension(flow->protocol)))
+			  ? parse_transport_here(skb, flow, family)
+			  : parse_payload(skb, flow, own, family);
 	if (family == FAMILY_IPV6 && !refused && flow->protocol == IPPROTO_ICMPV6) {
 		if (flow->policy_port == bpf_htons(ND_SOLICIT))
 			return neighbour_respond(skb, flow, self);

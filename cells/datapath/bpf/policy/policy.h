@@ -70,23 +70,17 @@ static __always_inline int port_specificity(const struct policy_entry *entry)
 	return entry->bits & POLICY_ANY_PROTOCOL ? 0 : 1;
 }
 
-/* The entry that decides, or NULL; `*match` is how it matched, as events count it. */
-static __always_inline struct policy_entry *policy_choose(void *map, const struct flow *flow,
-							  enum direction direction, __u32 identity,
+/* The entry that decides, or NULL; `*match` is how it matched, as events count it. Leaves another identity in the key, which
+ * is the peer's: of the stack there is not room for a key of each.
+ */
+static __always_inline struct policy_entry *policy_choose(void *map, struct policy_key *key,
 							  enum policy_match *match)
 {
-	struct policy_key key __attribute__((aligned(8))) = {
-		.prefixlen = POLICY_PREFIX_FULL,
-		.identity = identity,
-		.egress = direction == EGRESS,
-		.protocol = flow->protocol,
-		.port = flow->policy_port,
-	};
-	struct policy_entry *peer = bpf_map_lookup_elem(map, &key), *any = NULL, *chosen;
+	struct policy_entry *peer = bpf_map_lookup_elem(map, key), *any = NULL, *chosen;
 
 	if (!peer || port_specificity(peer) != 2) {
-		key.identity = 0;
-		any = bpf_map_lookup_elem(map, &key);
+		key->identity = 0;
+		any = bpf_map_lookup_elem(map, key);
 	}
 	chosen = !peer || (any && port_specificity(any) > port_specificity(peer)) ? any : peer;
 	if (!chosen)
@@ -105,21 +99,15 @@ static __always_inline struct policy_entry *policy_choose(void *map, const struc
 }
 
 /* The same, with what the network around the peer's address adds to the entry that decides without it. */
-static __always_inline struct policy_entry *policy_choose_also(void *map, const struct flow *flow,
-							       enum direction direction, __u32 network,
+static __always_inline struct policy_entry *policy_choose_also(void *map, struct policy_key *key, __u32 network,
 							       struct policy_entry *chosen,
 							       enum policy_match *match)
 {
-	struct policy_key key __attribute__((aligned(8))) = {
-		.prefixlen = POLICY_PREFIX_FULL,
-		.identity = network,
-		.egress = direction == EGRESS,
-		.protocol = flow->protocol,
-		.port = flow->policy_port,
-	};
-	struct policy_entry *found = bpf_map_lookup_elem(map, &key);
+	struct policy_entry *found;
 	int more;
 
+	key->identity = network;
+	found = bpf_map_lookup_elem(map, key);
 	if (!found || (chosen && chosen->bits & POLICY_DENY))
 		return chosen;
 	if (chosen && !(found->bits & POLICY_DENY)) {
@@ -149,19 +137,26 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 {
 	enum policy_match match = MATCH_NONE;
 	struct policy_entry *entry;
-	__u32 endpoint, identity;
+	__u32 endpoint;
 	void *map;
 
 	if (!flow || !use)
 		return DROP_POLICY;
+	struct policy_key key __attribute__((aligned(8))) = {
+		.prefixlen = POLICY_PREFIX_FULL,
+		.identity = direction == EGRESS ? flow->destination_identity : flow->source_identity,
+		.egress = direction == EGRESS,
+		.protocol = flow->protocol,
+		.port = flow->policy_port,
+	};
+
 	endpoint = direction == EGRESS ? flow->source : flow->destination;
-	identity = direction == EGRESS ? flow->destination_identity : flow->source_identity;
 	map = bpf_map_lookup_elem(&hive_policies, &endpoint);
 	if (!map)
 		return DROP_ENDPOINT_NOT_READY;
-	entry = policy_choose(map, flow, direction, identity, &match);
+	entry = policy_choose(map, &key, &match);
 	if (unlikely(network))
-		entry = policy_choose_also(map, flow, direction, network, entry, &match);
+		entry = policy_choose_also(map, &key, network, entry, &match);
 	if (!entry)
 		return DROP_POLICY;
 	__sync_fetch_and_add(&entry->packets, use->packets);
