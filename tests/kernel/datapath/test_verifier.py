@@ -20,7 +20,7 @@ __all__ = ["in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
 ROOM, ROOM_17 = 150_000, 600_000
-"""Less than a sixth of what the kernel allows, so that other kernels, which may count more, load them as well.
+"""Of what the kernel allows less than a sixth: other kernels, which may count more, are to load them as well.
 
 The kernel allows a million. Of what clang 17 makes, that of Debian 13, it follows three times as much.
 """
