@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
+from ipaddress import ip_address, ip_network
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, IPerror, UDPerror
 from scapy.layers.l2 import ARP, Dot1Q, Ether
 
-from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, IpcacheKey
+from cells.maps.records.cluster import TUNNEL_OWN_IDENTITIES, IpcacheKey, NodeKey, NodeValue
 from cells.maps.records.endpoints import NodeConfig, PolicyEntry, PolicyKey
 from cells.maps.records.flows import CT_IN
 from tests.kernel.datapath.packets import echo, from_pod, tcp, udp
@@ -72,6 +72,29 @@ def test_a_node_that_has_gone_is_not_believed_any_more(overlay: OverlayWorld) ->
     assert overlay.tunnel_brings(packet).action == REDIRECT
     overlay.maps["cilium_node_map_v2"].clear()
     assert overlay.tunnel_brings(packet).dropped == (172, INGRESS)
+
+
+@FAMILIES
+def test_what_a_node_claims_of_another_nodes_pod_counts_for_its_own_packets_alone(
+    overlay: OverlayWorld, source: str, pod: str
+) -> None:
+    """A node is trusted with identities, so it gains nothing by an address, and gets no answers to it."""
+    thief = "192.168.7.9"
+    overlay.maps["cilium_node_map_v2"].update(NodeKey(ip_address(thief)).pack(), NodeValue(2).pack())
+    overlay.allow(A, only_from(REMOTE_IDENTITY))
+    request = FRAME / tcp(source, pod, "S", sport=40000, dport=80)
+    for _ in range(2):  # before and after the pod has opened that very flow
+        assert overlay.tunnel_brings(request, vni=5000, node=thief).dropped == (133, INGRESS)
+        assert overlay.tunnel_brings(request).action == REDIRECT
+    assert overlay.tunnel_brings(request, node=thief).action == REDIRECT, "as whom it names"
+    assert overlay.tunnel_brings(request, vni=5000).dropped == (133, INGRESS)
+    assert overlay.tunnel_brings(request).action == REDIRECT
+    overlay.recorder.nothing()
+    answer = from_pod(A) / tcp(pod, source, "SA", sport=80, dport=40000)
+    assert overlay.pod_sends(A, answer).action == REDIRECT
+    sent = overlay.recorder.tunnelled
+    assert sent is not None
+    assert str(sent.remote) == OTHER_NODE
 
 
 def test_nobody_is_this_host_but_itself(overlay: OverlayWorld) -> None:

@@ -6,17 +6,34 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, ip_network
 
 import pytest
+from scapy.layers.l2 import Ether
 
 from cells.datapath.settings import ProgramSettings
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from tests.kernel.datapath.packets import from_host, from_pod, udp
-from tests.kernel.datapath.world import EGRESS, OK, REDIRECT, ROUTER, A, World
+from tests.kernel.datapath.world import (
+    EGRESS,
+    INGRESS,
+    NODE,
+    NODE6,
+    OK,
+    REDIRECT,
+    ROUTER,
+    ROUTER6,
+    A,
+    B,
+    Outcome,
+    World,
+)
 from tests.kernel.datapath_overlay.recorder import Recorder, recorded_object
 from tests.kernel.datapath_overlay.world import OTHER_NODE, REMOTE, REMOTE_IDENTITY, OverlayWorld
 from tests.support.namespaces import need_root
 
 BY_PROXY_FOR_A, BY_INGRESS_PROXY = 0x0B00 | A.identity << 16, 0x0A00
 FOR_NODE_1_WITH_KEY_3 = 0x00013E00
+DECRYPTED = 0x0D00
+FRAME = Ether(src="0e:00:00:00:00:01", dst="0e:00:00:00:00:02")
 UNENCRYPTED = 195
 
 
@@ -73,3 +90,17 @@ def test_without_a_key_pods_send_nothing_there_and_the_host_sends_in_clear(ipsec
     )
     ipsec.identify(ROUTER, 1)
     assert ipsec.host_sends(from_host() / udp(ROUTER, REMOTE)).action == REDIRECT
+
+
+@pytest.mark.parametrize("program", ["hive_from_device", "hive_from_vxlan"])
+def test_who_has_a_key_sends_from_no_address_of_this_node(ipsec: IpsecWorld, program: str) -> None:
+    """What the kernel has decrypted comes from another node."""
+
+    def comes(source: str) -> Outcome:
+        target = A.ip6 if ":" in source else A.ip
+        return ipsec._run(program, FRAME / udp(source, target), 1, DECRYPTED)
+
+    for source in (NODE, ROUTER, B.ip, A.ip, "127.0.0.1", NODE6, ROUTER6, B.ip6, "::1"):
+        assert comes(source).dropped == (132, INGRESS), source
+    ipsec.allow(A, [(PolicyKey(0, egress=False), PolicyEntry())])
+    assert comes(REMOTE).action == REDIRECT

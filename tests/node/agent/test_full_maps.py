@@ -1,4 +1,4 @@
-"""Maps of services and of identities that are full: who is served stays served, and it is reported."""
+"""Maps of services, identities and policies that are full: who is served stays served, and it is reported."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pytest
 
 from cells.maps.map import open_map
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
+from hive.lab.traffic.probe import ping
 from tests.node.agent.test_pod_labels import write
 from tests.node.agent.test_services import VIP, manifests, reached
 from tests.support.agents import known_pods, serving
@@ -156,3 +158,63 @@ def test_a_full_ipcache_is_reported_and_an_address_without_room_is_not_allowed(
         here.run(empty, count)
         eventually(partial(here.run, is_known, CIDR))
         eventually(lambda: "No space left on device" not in degraded(pid))
+
+
+PORTS = 40
+"""Of one entry of a rule, as many as Cilium allows."""
+
+
+def of_server(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"endpointSelector": {"matchLabels": {"app": "server"}}, **spec},
+    }
+
+
+def many_ports(entries: int) -> dict[str, Any]:
+    """Anyone may come by many ports, none beside another, so that each takes an entry."""
+    numbers = iter(range(1001, 60000, 2))
+    ports = [
+        {"ports": [{"port": str(next(numbers)), "protocol": "TCP"} for _ in range(PORTS)]}
+        for _ in range(entries)
+    ]
+    return of_server("ports", ingress=[{"fromEntities": ["all"], "toPorts": [one]} for one in ports])
+
+
+def policy_of(pid: int, name: str) -> tuple[int, int]:
+    """Number and identity of a pod's endpoint."""
+    rows = ask("/v1/endpoint", api_socket(pid))
+    found = next(
+        one for one in rows if one["status"]["external-identifiers"]["pod-name"] == f"default/{name}"
+    )
+    return found["id"], found["status"]["identity"]["id"]
+
+
+def entries_of(number: int) -> dict[PolicyKey, PolicyEntry]:
+    with open_map(IPCACHE.parent / f"cilium_policy_{number:05d}") as table:
+        return {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in table.items()}
+
+
+def test_in_a_full_policy_map_a_new_deny_takes_the_place_of_what_is_allowed(
+    node: Lab, tmp_path: Path
+) -> None:
+    known_pods(tmp_path, "client", "server")
+    pid = serving(node, f"--manifests-dir={tmp_path}", "--bpf-policy-map-max=256")
+    _, server = pods.add(node, "client"), pods.add(node, "server")
+    number, (_, client) = policy_of(pid, "server")[0], policy_of(pid, "client")
+    denied = PolicyKey(client, egress=False)
+    not_from_client = of_server("deny", ingressDeny=[{"fromEndpoints": [{"matchLabels": {"app": "client"}}]}])
+    write(tmp_path, "ports", many_ports(8))
+    with node.open() as here, node.open_pod("client") as inside:
+        eventually(lambda: len(here.run(entries_of, number)) == 256)
+        eventually(lambda: f"cilium_policy_{number:05d}" in degraded(pid))
+        write(tmp_path, "deny", not_from_client)
+        eventually(lambda: denied in (found := here.run(entries_of, number)) and found[denied].deny)
+        assert len(here.run(entries_of, number)) == 256
+        write(tmp_path, "ports", of_server("ports", ingress=[{"fromEntities": ["all"]}]))
+        eventually(lambda: f"cilium_policy_{number:05d}" not in degraded(pid))
+        assert not inside.run(ping, server.ipv4, 1)
+        (tmp_path / "deny.yaml").unlink()
+        eventually(lambda: inside.run(ping, server.ipv4, 1))

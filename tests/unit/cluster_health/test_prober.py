@@ -11,7 +11,7 @@ import pytest
 from cells.health.endpoint import answer_probe
 from cells.health.paths import ClusterReport, Outcome, ProbedNode, ProbeResults
 from cells.health.prober import NodeProber, SocketTransport
-from lifecycle.http import HttpServer
+from lifecycle.http import SCRAPED, HttpServer
 
 pytestmark = pytest.mark.anyio
 
@@ -105,6 +105,46 @@ async def test_http_probes_are_answered_by_the_responder_and_failures_are_in_the
     refused = await transport.http("127.0.0.1", port)
     where = f'Get "http://127.0.0.1:{port}/hello": dial tcp 127.0.0.1:{port}'
     assert refused.failure == f"{where}: connect: connection refused"
+
+
+async def asked(port: int, request: bytes, *, client: str = "127.0.0.1") -> bytes:
+    """All that is answered until the responder closes."""
+    with anyio.fail_after(10):
+        async with await anyio.connect_tcp("127.0.0.1", port, local_host=client) as stream:
+            await stream.send(request)
+            found = b""
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    found += await stream.receive()
+    return found
+
+
+async def test_the_responder_answers_one_path_and_a_client_that_floods_it_keeps_no_other_out() -> None:
+    """Open to other nodes and to pods, it gives nothing away, reads no body, and has room for others."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = HttpServer(answer_probe, grace=0.0, limits=SCRAPED)
+    await server.serve(listener)
+    head = b"Host: n1\r\nConnection: close\r\n"
+    hello = b"GET /hello HTTP/1.1\r\n" + head + b"\r\n"
+    try:
+        for target in (b"/", b"/hello/", b"/HELLO", b"//hello", b"/hello/../metrics", b"/healthz", b"*"):
+            answer = await asked(port, b"GET " + target + b" HTTP/1.1\r\n" + head + b"\r\n")
+            status, _, body = answer.partition(b"\r\n")[0], *answer.partition(b"\r\n\r\n")[1:]
+            assert (status.split()[1:2], body) == ([b"404"], b""), target
+        for nonsense in (b"\0" * 64, b"HELO\r\n\r\n", b"GET /hello HTTP/1.1\r\nx: " + b"y" * (1 << 20)):
+            assert not (await asked(port, nonsense)).startswith(b"HTTP/1.1 2"), nonsense[:20]
+        body = b"POST /hello HTTP/1.1\r\nContent-Length: 9999999\r\n" + head + b"\r\n"
+        assert (await asked(port, body + bytes(1 << 16))).startswith(b"HTTP/1.1 ")
+        greedy = [socket.create_connection(("127.0.0.1", port)) for _ in range(SCRAPED.connections)]
+        for one in greedy:
+            one.send(b"GET /hello HTTP/1.1\r\n")
+        for _ in range(3):
+            assert (await asked(port, hello, client="127.0.0.2")).startswith(b"HTTP/1.1 200")
+        for one in greedy:
+            one.close()
+    finally:
+        await server.close()
 
 
 async def test_echo_requests_are_answered_by_the_kernel() -> None:
