@@ -70,6 +70,8 @@ PROGRAMS = (
     *("stat", "tail", "tar", "wc"),
 )
 """Of busybox, what cilium (cilium-cli), its sysdump and its tests run in the agent's pod."""
+PICKED = {"bash": "bin/bash", "bpftool": "usr/sbin/bpftool", "coreutils": "usr/bin/timeout"}
+"""Packages of which one program is enough: cilium sysdump runs ``timeout … bash -c``, and a test bpftool."""
 USERS = "root:x:0:0:root:/root:/\nhive:x:65532:65532:the operator:/:/\nnobody:x:65534:65534:nobody:/:/\n"
 GROUPS = "root:x:0:\nhive:x:65532:\nnogroup:x:65534:\n"
 
@@ -121,15 +123,13 @@ def unpack(part: Part, archives: Path, names: Iterable[str]) -> None:
         part.materials.append({"name": of["Package"], "version": of["Version"], "purl": purl})
 
 
-def speaker(part: Part, work: Path) -> None:
-    """gobgpd alone, of Debian's package, with its copyright."""
-    unpack(part, work / "speaker", ["gobgpd"])
-    for path in ("lib", "usr/bin/gobgp", "usr/share/bash-completion", "usr/share/zsh"):
-        found = part.folder / path
-        shutil.rmtree(found) if found.is_dir() else found.unlink(missing_ok=True)
-    for document in (part.folder / "usr/share/doc/gobgpd").iterdir():
-        if document.name != "copyright":
-            document.unlink()
+def pick(part: Part, work: Path, package: str, *files: str) -> None:
+    """Take some files of a package of Debian, with its copyright."""
+    whole = Part(package, work / f"{package}-files")
+    unpack(whole, work / f"{package}-deb", [package])
+    for path in (*files, f"usr/share/doc/{package}/copyright"):
+        move(whole.folder / path, part.folder / path)
+    part.materials += whole.materials
 
 
 def debian(part: Part, work: Path) -> None:
@@ -145,6 +145,8 @@ def debian(part: Part, work: Path) -> None:
     part.link("usr/bin/python3", "python3.11")
     for name in PROGRAMS:
         part.link(f"bin/{name}", "busybox")
+    for package, path in PICKED.items():
+        pick(part, work, package, path)
     part.put("etc/passwd", USERS)
     part.put("etc/group", GROUPS)
     part.put("etc/nsswitch.conf", "hosts: files dns\n")
@@ -384,7 +386,7 @@ def build(
         envoy(parts[1], work)
     if with_speaker:
         parts.insert(1, Part("speaker", work / "layers/speaker"))
-        speaker(parts[1], work)
+        pick(parts[1], work, "gobgpd", "usr/bin/gobgpd")
     complete(parts)
     ours.put("usr/share/sbom/hive-agent.spdx.json", bill(parts, epoch))
     return parts

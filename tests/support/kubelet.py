@@ -104,6 +104,13 @@ class KubePod:
         assert done.exit_code == 0, f"{command}: {done.exit_code}\n{output}"
         return output
 
+    def printed(self, name: str, *command: str) -> bytes:
+        """The same, without what it printed as errors."""
+        done = self._kubelet.runtime.call("ExecSync", container_id=self._ids[name], cmd=command, timeout=60)
+        assert done.exit_code == 0, f"{command}: {done.exit_code}\n{done.stderr.decode()}"
+        output: bytes = done.stdout
+        return output
+
     def runs(self, name: str) -> bool:
         """Whether the container has not ended."""
         return bool(self._status(self._ids[name]).state == RUNNING)

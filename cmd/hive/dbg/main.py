@@ -48,7 +48,6 @@ COMMANDS: Final = {
 NOT_BUILT: Final = {
     "envoy": "hive agent runs Envoy itself: cilium-dbg status and hive status show what it serves",
     "loadinfo": "read /proc/loadavg on the node",
-    "multicast": "multicast is not built",
     "preflight": "policies are checked by hive policy check",
     "sysdump": "run cilium sysdump outside of the pod, or hive debug inside",
     "troubleshoot": "cluster mesh is not built; hive status shows the key-value store",
@@ -59,12 +58,23 @@ NOT_BUILT: Final = {
 class Group(click.Group):
     """A group that prints its help, and exits 0, without a subcommand; other names of commands are known."""
 
-    def __init__(self, *args: Any, aliases: dict[str, str] | None = None, **given: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        aliases: dict[str, str] | None = None,
+        not_built: dict[str, str] | None = None,
+        **given: Any,
+    ) -> None:
         super().__init__(*args, **given | {"invoke_without_command": True, "no_args_is_help": False})
         self._aliases = {"ls": "list", **(aliases or {})}
+        self._not_built = not_built or {}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name; `ls` is `list`."""
+        """The command of that name; `ls` is `list`. Raises click.ClickException for one that is not built."""
+        if cmd_name in self._not_built:
+            raise click.ClickException(
+                f"{ctx.command_path} {cmd_name} is not available with this agent: {self._not_built[cmd_name]}"
+            )
         found = super().get_command(ctx, cmd_name)
         return found or super().get_command(ctx, self._aliases.get(cmd_name, ""))
 

@@ -1,62 +1,126 @@
 """What ``cilium`` (cilium-cli) runs in an agent's pod, and how it reads what that prints.
 
 The command lines are those of its ``status``, ``connectivity test`` and ``sysdump``; a real agent answers.
+Programs that are not ours are this machine's here; the image has Debian's (tests/node/image).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
-import tarfile
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hive.lab import pods
+from hive.client import ask
+from hive.lab import agent_process, pods
 from hive.lab.node import Lab
-from tests.support.agents import environment, serving
+from tests.support.agents import environment, made, serving
+from tests.support.cilium_cli import EXECS, HEALTH, MULTICAST, sysdump
+from tests.support.namespaces import need_root
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 RUNTIME_CONFIG = "/var/run/cilium/state/agent-runtime-config.json"
-PROGRAMS = {"cilium": "hive.dbg.main", "cilium-dbg": "hive.dbg.main", "cilium-bugtool": "hive.dbg.bugtool"}
+MODULES = {
+    "cilium": "hive.dbg.main",
+    "cilium-dbg": "hive.dbg.main",
+    "cilium-bugtool": "hive.dbg.bugtool",
+    "cilium-health": "hive.dbg.health",
+    "hubble": "hive.observe.hubble",
+}
 """Commands of the image, and our modules behind them."""
+SETTINGS = (
+    *("--kube-proxy-replacement=true", "--enable-hubble=true", "--enable-bgp-control-plane=true"),
+    *("--enable-health-checking=true", "--connectivity-probe-frequency-ratio=0"),
+    *("--enable-ipv4-egress-gateway=true", "--enable-bpf-masquerade=true"),
+)
 
 
-def run_in_pod(node: Lab, *words: str) -> str:
-    """What a command prints where the agent runs; it exits 0."""
-    program, *arguments = words
-    command = list(words)
-    if program in PROGRAMS:
-        command = [sys.executable, "-c", f"from {PROGRAMS[program]} import main; main()", *arguments]
-    with node.open() as inside:
-        process = inside.popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), cwd=Path.cwd()
-        )
+class Pod:
+    """Where the agent runs, with the image's commands in PATH."""
+
+    def __init__(self, node: Lab, commands: Path) -> None:
+        self.node = node
+        self._environment = environment({"PATH": f"{commands}:{os.environ['PATH']}:/usr/sbin"})
+        for name, module in MODULES.items():
+            command = commands / name
+            command.write_text(f"#!{sys.executable}\nfrom {module} import main\nmain()\n")
+            command.chmod(0o755)
+
+    def start(self, words: Sequence[str], **streams: int) -> subprocess.Popen[bytes]:
+        """Start a program there."""
+        with self.node.open() as inside:
+            return inside.popen(words, env=self._environment, cwd=Path.cwd(), **streams)
+
+    def run(self, *words: str, code: int = 0) -> bytes:
+        """What a command prints; of one that fails, its errors."""
+        process = self.start(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, f"{words}: {err.decode()}"
-    return out.decode()
+        assert process.returncode == code, f"{words}: {process.returncode}, {err.decode()}"
+        return err if code else out
+
+    def text(self, *words: str) -> str:
+        """The same, decoded."""
+        return self.run(*words).decode()
+
+    def json(self, *words: str) -> Any:
+        """The same, as JSON."""
+        return json.loads(self.run(*words))
+
+    def on_terminal(self, *words: str) -> str:
+        """What it prints on a terminal of its own, which ends its lines with a carriage return, too."""
+        ours, theirs = pty.openpty()
+        process = self.start(words, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        printed = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                printed += chunk
+        except OSError:  # EIO: the last process on it has ended
+            pass
+        finally:
+            os.close(ours)
+        assert process.wait(60) == 0, f"{words}: {printed.decode()}"
+        return printed.decode()
 
 
-def json_of(node: Lab, *words: str) -> Any:
-    return json.loads(run_in_pod(node, *words))
-
-
-@pytest.fixture
-def agent(node: Lab) -> Lab:
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     """A node whose agent serves, with a pod."""
-    serving(node, "--kube-proxy-replacement=true")
-    pods.add(node, "client")
-    return node
+    need_root()
+    objects = tmp_path_factory.mktemp("objects")
+    with made(Lab(f"cli-{os.getpid()}")) as node:
+        serving(node, *SETTINGS, f"--manifests-dir={objects}")
+        pods.add(node, "client")
+        yield Pod(node, tmp_path_factory.mktemp("bin"))
 
 
-def test_features_are_detected(agent: Lab) -> None:
-    status = json_of(agent, "cilium", "status", "-o", "json")
+def test_each_exec_answers(agent: Pod) -> None:
+    for one in EXECS:
+        printed = agent.on_terminal(*one.words) if one.terminal else agent.text(*one.words)
+        assert one.reads(printed), f"{one.words}: {printed}"
+    assert b"multicast is not built" in agent.run(*MULTICAST, code=1)
+
+
+def test_its_health_test_is_content(agent: Pod) -> None:
+    pid = agent_process.running(agent.node)
+    assert pid is not None
+    socket = agent_process.api_socket(pid).with_name("health.sock")
+    eventually(lambda: ask("/v1beta/status", socket)["nodes"])
+    assert HEALTH.reads(agent.on_terminal(*HEALTH.words))
+
+
+def test_features_are_detected(agent: Pod) -> None:
+    status = agent.json("cilium", "status", "-o", "json")
     assert ("proxy" in status) == (find_spec("envoy") is not None), "L7 proxy is detected by it"
     assert status["host-firewall"]["mode"] in {"Disabled", "Enabled"}
     assert status["encryption"]["mode"] == "Disabled"
@@ -66,14 +130,14 @@ def test_features_are_detected(agent: Lab) -> None:
     features = ("externalIPs", "hostPort", "gracefulTermination", "nodePort", "sessionAffinity", "socketLB")
     assert {name for name in features if replacement["features"][name].get("enabled")} >= {"nodePort"}
 
-    version = run_in_pod(agent, "cilium", "version", "-o", "jsonpath={$.Daemon.Version}")
+    version = agent.text("cilium", "version", "-o", "jsonpath={$.Daemon.Version}")
     assert re.fullmatch(r"1\.17\.\d+\S*", version.strip())
 
-    config = json.loads(run_in_pod(agent, "cat", RUNTIME_CONFIG))
+    config = json.loads(agent.text("cat", RUNTIME_CONFIG))
     read = {
         "MonitorAggregation": "medium",
         "EnableICMPRules": True,
-        "EnableHealthChecking": False,
+        "EnableHealthChecking": True,
         "EnableEndpointHealthChecking": True,
         "EncryptNode": False,
         "EnableK8sNetworkPolicy": True,
@@ -81,39 +145,31 @@ def test_features_are_detected(agent: Lab) -> None:
     assert {name: config[name] for name in read} == read
 
 
-def test_waiting_for_policies_services_and_identities(agent: Lab) -> None:
+def test_waiting_for_policies_services_and_identities(agent: Pod) -> None:
     def ready() -> bool:
-        endpoints = json_of(agent, "cilium", "endpoint", "list", "-o", "json")
+        endpoints = agent.json("cilium", "endpoint", "list", "-o", "json")
         return bool(endpoints) and all(one["status"]["state"] == "ready" for one in endpoints)
 
     eventually(ready)
-    revision = int(run_in_pod(agent, "cilium", "policy", "get", "-o", "jsonpath='{.revision}'").strip("'\n"))
-    assert run_in_pod(agent, "cilium", "policy", "wait", str(revision), "--max-wait-time", "30") == ""
-    services = json_of(agent, "cilium", "service", "list", "--output=json")
+    revision = int(agent.text("cilium", "policy", "get", "-o", "jsonpath='{.revision}'").strip("'\n"))
+    assert agent.text("cilium", "policy", "wait", str(revision), "--max-wait-time", "30") == ""
+    services = agent.json("cilium", "service", "list", "--output=json")
     assert all(one["status"]["realized"]["frontend-address"]["ip"] for one in services)
-    prefixes = json_of(agent, "cilium", "bpf", "ipcache", "list", "-o", "json")
+    prefixes = agent.json("cilium", "bpf", "ipcache", "list", "-o", "json")
     assert all(re.search(r"identity=\d+", text) for texts in prefixes.values() for text in texts)
     assert "0.0.0.0/0" in prefixes
 
 
-def test_metrics_and_encryption_are_read(agent: Lab) -> None:
-    metrics = json_of(agent, "cilium", "metrics", "list", "-o", "json")
+def test_metrics_and_encryption_are_read(agent: Pod) -> None:
+    metrics = agent.json("cilium", "metrics", "list", "-o", "json")
     assert all({"name", "value"} <= one.keys() for one in metrics)
     assert "cilium_endpoint_state" in {one["name"] for one in metrics}
-    assert json_of(agent, "cilium", "metrics", "list", "-ojson", "-pcilium_ipsec_xfrm_error") == []
-    assert json_of(agent, "cilium", "encrypt", "status", "-o", "json")["mode"] == "Disabled"
+    assert agent.json("cilium", "metrics", "list", "-ojson", "-pcilium_ipsec_xfrm_error") == []
+    assert agent.json("cilium", "encrypt", "status", "-o", "json")["mode"] == "Disabled"
 
 
-def test_a_sysdump_gets_its_archive(agent: Lab) -> None:
-    printed = run_in_pod(agent, "cilium-bugtool", "--archiveType=gz", "--archive-prefix", "cilium-x")
-    match = re.search(r"GZIP at (.*)\n", printed)
-    assert match is not None
-    archive = Path(match[1])
-    try:
-        with tarfile.open(archive) as opened:
-            assert any(name.endswith("agent/healthz.json") for name in opened.getnames())
-    finally:
-        archive.unlink()
+def test_a_sysdump_gets_its_archive(agent: Pod) -> None:
+    assert any(name.endswith("agent/healthz.json") for name in sysdump(agent.run))
 
 
 LOOKS = (
@@ -143,6 +199,6 @@ LOOKS = (
 """What people look at."""
 
 
-def test_people_look_at_a_node(agent: Lab) -> None:
+def test_people_look_at_a_node(agent: Pod) -> None:
     for words in LOOKS:
-        assert run_in_pod(agent, "cilium-dbg", *words.split()) or words == "bpf egress list"
+        assert agent.text("cilium-dbg", *words.split()) or words == "bpf egress list"

@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
 from tests.support import chart
 from tests.support.apiserver import ADMIN_TOKEN
+from tests.support.cilium_cli import EXECS, sysdump
 from tests.support.containerd import Containerd
 from tests.support.kubelet import Kubelet, KubePod
 from tests.support.runtime_place import RuntimePlace
@@ -118,6 +120,15 @@ def deployed(kubelet: Kubelet) -> tuple[KubePod, KubePod]:
     return agent, kubelet.pod("cilium-operator-x", objects["Deployment/cilium-operator"]["spec"]["template"])
 
 
+def runs_what_cilium_cli_runs(run: Callable[..., bytes]) -> None:
+    """With the image's own programs; commands of ours are tested beside an agent that has more features."""
+    for one in EXECS:
+        if one.words[0] != "cilium":
+            printed = run(*one.words).decode()
+            assert one.reads(printed), f"{one.words}: {printed}"
+    assert any(name.endswith("agent/healthz.json") for name in sysdump(run))
+
+
 def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, kubelet: Kubelet) -> None:
     agent, operator = deployed(kubelet)
     plugins = kubelet.host_paths["/opt/cni/bin"]
@@ -148,6 +159,7 @@ def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, kubelet: Kubelet) ->
             with node.open_pod("first") as inside:
                 assert inside.run(ping, second.ipv4, 3) != []
             assert "endpoint" in agent.exec("cilium-agent", "hive", "endpoint", "list").lower()
+            runs_what_cilium_cli_runs(partial(agent.printed, "cilium-agent"))
             pods.delete(node, "second")
 
             assert "dns-proxy job=serve failures" not in agent.log("cilium-agent")
@@ -199,9 +211,12 @@ def test_the_image_is_small_has_what_cilium_cli_runs_and_belongs_to_root(image: 
     assert image.stat().st_size < 60e6
     assert {
         *(f"usr/bin/{name}" for name in ("hive", "cilium", "cilium-dbg", "cilium-bugtool", "cilium-health")),
-        *(f"usr/bin/{name}" for name in ("hubble", "jq")),
-        *(f"bin/{name}" for name in ("sh", "cat", "ls", "stat", "tail", "rm", "ip", "awk")),
+        *(f"usr/bin/{name}" for name in ("hubble", "jq", "timeout")),
+        *(f"bin/{name}" for name in ("sh", "bash", "cat", "ls", "stat", "tail", "rm", "ip", "awk")),
+        "usr/sbin/bpftool",
         "usr/share/sbom/hive-agent.spdx.json",
         "etc/ssl/certs/ca-certificates.crt",
     } <= names
-    assert not {name for name in names if name.endswith(("/bash", "/dash", "/su", "/nc", "/wget", "/dpkg"))}
+    assert not {
+        name for name in names if name.endswith(("/dash", "/su", "/nc", "/wget", "/tcpdump", "/dpkg"))
+    }

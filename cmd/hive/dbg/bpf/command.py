@@ -29,7 +29,7 @@ _CT_FLAGS: Final = (
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, not_built={"multicast": "multicast is not built"})
 def command() -> None:
     """Direct access to local BPF maps"""
     root_only("cilium-dbg bpf")
