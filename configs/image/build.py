@@ -145,8 +145,8 @@ def debian(part: Part, work: Path) -> None:
     part.link("usr/bin/python3", "python3.11")
     for name in PROGRAMS:
         part.link(f"bin/{name}", "busybox")
-    for package, path in PICKED.items():
-        pick(part, work, package, path)
+    for package, program in PICKED.items():
+        pick(part, work, package, program)
     part.put("etc/passwd", USERS)
     part.put("etc/group", GROUPS)
     part.put("etc/nsswitch.conf", "hosts: files dns\n")
