@@ -8,7 +8,7 @@ from lifecycle.tables.reconciler import Reconciler
 from lifecycle.tables.registry import Tables
 from lifecycle.tables.snapshot import Snapshot
 from lifecycle.tables.snapshots import Snapshots, snapshot
-from lifecycle.tables.table import Initializer, Table, Transaction
+from lifecycle.tables.table import Initializer, Table, Transaction, Transactions, transaction
 from lifecycle.tables.target import (
     BatchError,
     BatchFailures,
@@ -44,6 +44,8 @@ __all__ = [
     "Tables",
     "Target",
     "Transaction",
+    "Transactions",
     "WriteThrough",
     "snapshot",
+    "transaction",
 ]

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import islice, takewhile
 from types import NoneType
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 from lifecycle.errors import TableClosedError
@@ -18,7 +18,7 @@ from lifecycle.tables.key_waits import KeyWaits
 from lifecycle.tables.rows import Listener, Rows, Stored
 from lifecycle.tables.snapshot import Moments, Snapshot
 
-__all__ = ["TableCore"]
+__all__ = ["TableCore", "commit_together"]
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
@@ -195,33 +195,50 @@ class TableCore(Rows[Key, Row]):
 
     def _commit(self, writes: Mapping[Key, Row | None]) -> None:
         """Write all that is new, or raise and write nothing."""
-        changed: dict[Key, Row | None] = {}  # key -> the row before
+        if changed := self._changed(writes):
+            plans = self._plans({key: writes[key] for key in changed}) if self._indexes else ()
+            # what may raise has happened
+            self._write(changed, writes, plans)
+            if self._listeners:
+                self._notify(changed)
+
+    def _changed(self, writes: Mapping[Key, Row | None]) -> dict[Key, Row | None]:
+        """The keys that get another row, with the row before. Raises TypeError for a row that may change."""
         if not self._frozen.issuperset(map(type, writes.values())):
             self._check_frozen(writes.values())
+        changed: dict[Key, Row | None] = {}
         for key, row in writes.items():
             found = self._rows.get(key)
             old = found[0] if found is not None else None
             if old is not row and old != row:
                 changed[key] = old
-        if not changed:
-            return
-        plans = self._plans({key: writes[key] for key in changed}) if self._indexes else ()
-        # what may raise has happened
-        revision = self._apply(changed, writes)
+        return changed
+
+    def _write(
+        self,
+        changed: Mapping[Key, Row | None],
+        writes: Mapping[Key, Row | None],
+        plans: Iterable[tuple[Index[Key, Row], Plan[Key]]],
+    ) -> None:
+        self._apply(changed, writes)
         for index, plan in plans:
             index.apply(plan)
-        if self._listeners:
-            for listener in self._listening():
-                listener.notify(changed, revision)
+
+    def _notify(self, changed: Mapping[Key, Row | None]) -> None:
+        for listener in self._listening():
+            listener.notify(changed, self._revision)
 
     def _plans(self, new: Mapping[Key, Row | None]) -> list[tuple[Index[Key, Row], Plan[Key]]]:
         """What each index is to hold. Raises what their functions raise; they are as before then."""
         try:
             return [(index, index.plan(new)) for index in self._indexes.values()]
         except BaseException:
-            for index in self._indexes.values():
-                index.cancel()
+            self._cancel_plans()
             raise
+
+    def _cancel_plans(self) -> None:
+        for index in self._indexes.values():
+            index.cancel()
 
     def _check_frozen(self, rows: Iterable[object]) -> None:
         """Raise TypeError for a row that may change in place."""
@@ -230,7 +247,7 @@ class TableCore(Rows[Key, Row]):
                 raise TypeError(f"table {self.name}: a row of type {why}")
             self._frozen.add(kind)
 
-    def _apply(self, changed: Mapping[Key, Row | None], writes: Mapping[Key, Row | None]) -> int:
+    def _apply(self, changed: Mapping[Key, Row | None], writes: Mapping[Key, Row | None]) -> None:
         rows, deleted = self._rows, self._deleted
         if self._moments is not None:
             self._moments.note(changed, rows)
@@ -250,4 +267,22 @@ class TableCore(Rows[Key, Row]):
                 islice(deleted, excess)
             ):  # found at once: one by one each looks past those before
                 _, self._forgotten = deleted.pop(key)
-        return revision
+
+
+def commit_together(writes: Iterable[tuple[TableCore[Any, Any], Mapping[Any, Any]]]) -> None:
+    """Write to several tables, or raise and write to none. Listeners are notified once all are written."""
+    planned = []
+    try:
+        for table, rows in writes:
+            changed = table._changed(rows)  # noqa: SLF001  # they are one mechanism
+            planned.append((table, changed, rows, table._plans({key: rows[key] for key in changed})))  # noqa: SLF001
+    except BaseException:
+        for table, *_ in planned:
+            table._cancel_plans()  # noqa: SLF001
+        raise
+    for table, changed, rows, plans in planned:
+        if changed:
+            table._write(changed, rows, plans)  # noqa: SLF001
+    for table, changed, *_ in planned:
+        if changed:
+            table._notify(changed)  # noqa: SLF001

@@ -8,10 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
+from lifecycle.tables.core import commit_together
 from lifecycle.tables.indexes import IndexSpec
 from lifecycle.tables.read_table import ReadTable
 
-__all__ = ["Initializer", "Table", "Transaction", "sources_return"]
+__all__ = ["Initializer", "Table", "Transaction", "Transactions", "sources_return", "transaction"]
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
@@ -80,19 +81,74 @@ class Transaction(Generic[Key, Row]):
         return writes[key] if key in writes else self._table.get(key)
 
     def __enter__(self) -> "Transaction[Key, Row]":
-        self._table._begin(self)  # noqa: SLF001
+        if self._table._open is not None:  # noqa: SLF001
+            raise self._table._open_already()  # noqa: SLF001
+        self._table._open = self  # noqa: SLF001
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        writes = self._end()
+        if kind is None:
+            self._table._commit(writes)  # noqa: SLF001
+
+    def _end(self) -> dict[Key, Row | None]:
         self._over = True
-        self._table._end(self._writes if kind is None else {})  # noqa: SLF001
+        self._table._open = None  # noqa: SLF001
+        return self._writes
 
     def _usable(self) -> dict[Key, Row | None]:
         if self._over:
             raise RuntimeError(f"table {self._table.name}: this transaction is over; open another one")
         return self._writes
+
+
+class Transactions:
+    """Writes to several tables that appear together: ``rows[pods]`` is the Transaction of `pods`."""
+
+    __slots__ = ("_all",)
+
+    def __init__(self, tables: "Iterable[Table[Any, Any]]") -> None:
+        self._all = {id(table): (table, Transaction(table)) for table in tables}
+
+    def __getitem__(self, table: "Table[Key, Row]") -> Transaction[Key, Row]:
+        """Raises LookupError for a table that was not named to transaction()."""
+        if (found := self._all.get(id(table))) is None:
+            known = ", ".join(one.name for one, _ in self._all.values())
+            raise LookupError(
+                f"table {table.name} is not in this transaction; it is of: {known or 'no table'}"
+            )
+        return found[1]
+
+    def __enter__(self) -> "Transactions":
+        for table, _ in self._all.values():
+            if table._open is not None:  # noqa: SLF001  # they are one mechanism
+                raise table._open_already()  # noqa: SLF001
+        for _, rows in self._all.values():
+            rows.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        writes = [(table, rows._end()) for table, rows in self._all.values()]  # noqa: SLF001
+        if kind is None:
+            commit_together(writes)
+
+
+def transaction(*tables: "Table[Any, Any]") -> Transactions:
+    """Write to several tables: all their changes appear together when the `with` block ends, or none.
+
+    Synchronous, without an await inside. Raises RuntimeError when one of them has a transaction open, and at
+    the end what a single one raises: then no table has changed. Raises TypeError for a derived table.
+    """
+    for table in tables:
+        if not isinstance(table, Table):
+            raise TypeError(
+                f"transaction() of {getattr(table, 'name', table)!r}: expected a Table to write to"
+            )
+    return Transactions(tables)
 
 
 class Table(ReadTable[Key, Row]):
@@ -180,12 +236,3 @@ class Table(ReadTable[Key, Row]):
 
     def _open_already(self) -> RuntimeError:
         return RuntimeError(f"table {self.name}: a transaction is open already; a table has one writer")
-
-    def _begin(self, transaction: Transaction[Key, Row]) -> None:
-        if self._open is not None:
-            raise self._open_already()
-        self._open = transaction
-
-    def _end(self, writes: Mapping[Key, Row | None]) -> None:
-        self._open = None
-        self._commit(writes)
