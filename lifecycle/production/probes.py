@@ -174,7 +174,9 @@ class ProbeServer:
         self._server = HttpServer(self._probes.answer, grace=1.0, limits=SCRAPED, log=self._log)
         with anyio.CancelScope(shield=True):  # interrupted here, a listening server would be left
             await self._server.serve(listener)
-        self._log.info("probes served", address=self._settings.probe_address)
+        host, port = self.address
+        shown = f"[{host}]" if family is socket.AF_INET6 else host
+        self._log.info("probes served", at=f"http://{shown}:{port}")
 
     async def _stop(self) -> None:
         if self._server is not None:

@@ -19,14 +19,27 @@ from tests.support.pages import ROOT, blocks, play, shell
         ("testing.md", set[str]()),
         ("tables.md", set[str]()),
         ("comparison.md", {"go"}),
+        ("recipes.md", set[str]()),
+        ("production.md", {"ini"}),
     ],
-    ids=["tutorial", "settings", "shell", "wiring", "running", "testing", "tables", "comparison"],
+    ids=[
+        "tutorial",
+        "settings",
+        "shell",
+        "wiring",
+        "running",
+        "testing",
+        "tables",
+        "comparison",
+        "recipes",
+        "production",
+    ],
 )
 def test_everything_runs_and_prints_what_it_shows(page: str, others: set[str], tmp_path: Path) -> None:
     path = ROOT / "docs/lifecycle" / page
     found = list(blocks(path.read_text(encoding="utf-8")))
     assert {block.language for block in found} == {"python", "console"} | others
-    found = [block for block in found if block.language != "go"]  # only shown
+    found = [block for block in found if block.language not in {"go", "ini"}]  # only shown
     with shell(tmp_path) as process:
         for block in found:
             if block.language in {"python", "text"}:
