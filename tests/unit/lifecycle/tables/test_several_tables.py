@@ -1,5 +1,7 @@
-"""Transactions over several tables: all of their writes appear together, or none."""
+"""Several tables at the same moment: snapshots of them, and transactions that write all of them or none."""
 
+import threading
+import tracemalloc
 from typing import Any
 
 import anyio
@@ -8,11 +10,85 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lifecycle import Table
-from lifecycle.tables import Changes, Sorted, transaction
+from lifecycle.tables import Changes, Snapshot, Sorted, snapshot, transaction
 from tests.support.examples import scaled
 
 Pair = tuple[int, object]
 ODD = "cannot be compared with numbers"
+
+
+def numbers(name: str, *rows: int) -> Table[int, int]:
+    table: Table[int, int] = Table(
+        name,
+        key=lambda number: number,
+        indexes={"parity": lambda number: [number % 2], "size": Sorted(lambda number: [number])},
+    )
+    write(table, *rows)
+    return table
+
+
+def write(table: Table[int, int], *rows: int) -> None:
+    with table.txn() as txn:
+        txn.replace_all(rows)
+
+
+def test_several_tables_are_seen_at_the_same_moment() -> None:
+    left, right = numbers("left", 1, 2), numbers("right", 3)
+    total = left.join(
+        right.map(lambda number: number - 2, name="less"),
+        lambda one, other: one + other,
+        on=lambda one: one + 2,
+    )
+    seen = snapshot(left, right, total)
+    write(left)
+    write(right, 4)
+    assert (seen[left].all(), seen[right].all(), seen[total].all()) == ([1, 2], [3], [2])
+    assert (left.all(), right.all(), total.all()) == ([], [4], [])
+
+
+def test_a_table_that_was_not_named_is_refused() -> None:
+    left, right = numbers("left"), numbers("right")
+    with pytest.raises(LookupError, match=r"^table right is not in this snapshot; it is of: left$"):
+        snapshot(left)[right]
+
+
+def test_indexes_of_a_snapshot_stay_as_they_were() -> None:
+    table = numbers("numbers", 1, 2, 3)
+    held = table.snapshot()
+    write(table, 5)
+    assert sorted(held.by("parity").get(1)) == [1, 3]
+    assert held.sorted_by("size").range(2) == [2, 3]
+    assert (len(held), 2 in held, held.get(2)) == (3, True, 2)
+    assert held.by("parity") is held.by("parity")
+    with pytest.raises(LookupError, match=r"^table numbers has no index 'color'; it has: parity, size$"):
+        held.by("color")
+
+
+def test_a_snapshot_can_be_read_in_another_thread_while_the_table_is_written() -> None:
+    table = numbers("numbers", *range(1000))
+    held, sums = table.snapshot(), list[int]()
+    reader = threading.Thread(target=lambda: sums.append(sum(held.sorted_by("size").range(high=1000))))
+    reader.start()
+    for number in range(200):
+        write(table, number)
+    reader.join()
+    assert sums == [sum(range(1000))]
+
+
+def test_a_snapshot_that_is_held_costs_what_has_changed_since_however_many_came_and_went() -> None:
+    table: Table[int, tuple[int, int]] = Table("pairs", key=lambda pair: pair[0])
+    held, latest = table.snapshot(), list[Snapshot[int, tuple[int, int]]]()
+    tracemalloc.start()
+    try:
+        for number in range(3000):
+            latest = [*latest[-3:], table.snapshot()]
+            table.put((number % 7, number))
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [held.get(0), len(held)] == [None, 0]
+    assert [len(one) for one in latest] == [7, 7, 7, 7]
+    assert grown < 30_000, "bytes: that of a few rows, not of 3000 writes"
 
 
 def pairs(name: str) -> Table[int, Pair]:
@@ -106,7 +182,7 @@ writes = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4), values), max_s
 Writes = list[tuple[int, int, object]]
 
 
-def write(tables: list[Table[int, Pair]], batch: Writes) -> None:
+def write_together(tables: list[Table[int, Pair]], batch: Writes) -> None:
     with transaction(*tables) as rows:
         for side, key, value in batch:
             if value is None:
@@ -133,7 +209,7 @@ def test_tables_equal_mappings_that_are_written_together_or_not_at_all(batches: 
         after = written(models, batch)
         refused = any(ODD in model.values() for model in after)
         try:
-            write(tables, batch)
+            write_together(tables, batch)
             assert not refused
             models = after
         except TypeError:
