@@ -234,6 +234,14 @@ async def test_an_endpoint_of_a_pod_that_nobody_knows_begins_with_init(tmp_path:
     assert (made.labels, made.identity) == (INIT_LABELS, 5)
 
 
+async def test_an_endpoint_of_a_pod_without_labels_that_count_begins_with_init(tmp_path: Path) -> None:
+    """Without any no policy would select it, and all would be open."""
+    pods = FakePods(followed=True)
+    pods.known["default", "web-1"] = [Label("k8s", "pod-template-hash", "1")]
+    made = await Node(tmp_path, pods=pods).endpoints.create(request(1))
+    assert (made.labels, made.info_labels, made.identity) == (INIT_LABELS, ("k8s:pod-template-hash=1",), 5)
+
+
 async def test_a_container_without_a_namespace_is_no_pod_to_wait_for(tmp_path: Path) -> None:
     node = Node(tmp_path, pods=FakePods(followed=True))
     new = node.endpoints.begin(msgspec.structs.replace(request(1), pod_namespace=""))

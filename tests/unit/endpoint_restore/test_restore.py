@@ -90,6 +90,15 @@ async def test_new_endpoints_get_numbers_and_identities_nobody_has(
     assert (new.id, new.identity) == (2, 301)
 
 
+async def test_an_endpoint_that_was_saved_without_labels_comes_back_with_init(
+    left: Left, endpoints: list[Endpoint]
+) -> None:
+    left.running(replace(endpoints[0], labels=()))
+    await restart(left)
+    (found,) = left.endpoints.all()
+    assert found.identity == 5
+
+
 async def test_a_pod_whose_link_is_gone_is_cleared_away(left: Left, endpoints: list[Endpoint]) -> None:
     for endpoint in endpoints:
         left.running(endpoint)
