@@ -9,16 +9,23 @@ from typing import Final
 
 import msgspec
 
+from lifecycle import Table, Tables
+
 __all__ = [
+    "UNANNOUNCED_KEY",
     "WIREGUARD_KEY",
     "WIREGUARD_LINK",
     "WIREGUARD_OVERHEAD",
     "ClusterEncryption",
     "EncryptionKey",
+    "PublishedKey",
 ]
 
 WIREGUARD_KEY: Final = 255
 """The number for "encrypted" in the ipcache, where IPsec has the number of its key."""
+UNANNOUNCED_KEY: Final = 255
+"""With IPsec: the number in the ipcache for pods of nodes that announce no key. Programs take this node's own
+then, for no packet leaves in clear text; IPsec's own numbers are 1 to 15."""
 WIREGUARD_LINK: Final = "cilium_wg0"
 """The name of WireGuard's device, as Cilium has it."""
 WIREGUARD_OVERHEAD: Final = 80
@@ -32,14 +39,32 @@ class EncryptionKey(msgspec.Struct, frozen=True):
     """What its packets to nodes are encrypted with: 0, not at all; 255, WireGuard; else a key of IPsec's."""
     wireguard: str = ""
     """The public key of its WireGuard, in base64."""
+    overhead: int = 0
+    """Bytes by which a packet grows that is encrypted with it."""
+
+
+class PublishedKey:
+    """The table ``encryption-key``: one row, of WireGuard's or of IPsec's, which are never on together."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.table: Table[str, EncryptionKey] = Table("encryption-key", key=lambda row: row.wireguard)
+        tables.add(self.table)
+
+    @property
+    def number(self) -> int:
+        """Of the key that is published; 0: none is."""
+        return next((row.number for row in self.table.all()), 0)
+
+    def publish(self, row: EncryptionKey) -> None:
+        """Have other nodes know this one's key by it, in place of what they knew before."""
+        with self.table.txn() as txn:
+            txn.replace_all([row])
 
 
 class ClusterEncryption(msgspec.Struct, frozen=True):
     """What is encrypted, as far as others need to know."""
 
     pods: int = 0
-    """The key's number in the ipcache for pods of all nodes; 0: each announces its own."""
+    """The key's number in the ipcache for pods of nodes that announce no other; 0: each claim has its own."""
     nodes: bool = False
     """Whether nodes are encrypted to, that publish a key."""
-    overhead: int = 0
-    """Bytes by which a packet grows."""

@@ -119,8 +119,8 @@ def claims_of(
 
     ``worlds`` is the identity of addresses outside, by enabled family. A pod that is not known yet
     counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity;
-    ``by_cidr``: its address does, for networks of policies to select it. ``encrypted``: so is what is sent to
-    its own addresses, if it publishes a key.
+    ``by_cidr``: its address does, for networks of policies to select it. What is sent to its pods is
+    encrypted if it publishes a key; ``encrypted``: so is what is sent to its own addresses.
     """
     if node.local:
         return
@@ -130,11 +130,16 @@ def claims_of(
     for cidr in node.all_cidrs():
         if Family.of(cidr) in worlds:
             world = worlds[Family.of(cidr)]
-            found[str(cidr)] = NodeClaim(str(cidr), node.full_name, world, Source.UNSPEC, peer)
+            found[str(cidr)] = NodeClaim(
+                str(cidr), node.full_name, world, Source.UNSPEC, peer, node.encryption_key
+            )
     behind = [(ip, HEALTH) for ip in node.health] + [(ip, INGRESS) for ip in node.ingress]
     for ip, identity in behind:
         if Family.of(ip) in worlds:
-            found[prefix_of(ip)] = NodeClaim(prefix_of(ip), node.full_name, identity, node.source, peer)
+            prefix = prefix_of(ip)
+            found[prefix] = NodeClaim(
+                prefix, node.full_name, identity, node.source, peer, node.encryption_key
+            )
     for address in node.addresses:
         if Family.of(address.ip) not in worlds:
             continue

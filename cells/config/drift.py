@@ -21,7 +21,7 @@ from cells.unsupported import WithoutEffect
 from lifecycle import Health, HiveView, Hook, Jobs, Lifecycle, Logger, Member, invoke, module, provide
 from lifecycle.settings import Loaded, Setting
 
-__all__ = ["Change", "ConfigDrift", "cell"]
+__all__ = ["Change", "ConfigDrift", "cell", "directory_changes"]
 
 
 # Copies of the settings on disk, as Cilium's agent keeps them: of this start, and of the two before.
@@ -221,7 +221,7 @@ class ConfigDrift:
             file = self._view.loaded.config_file
             self._places = [*sources, *([] if file is None else [file])]
         directories = {place if place.is_dir() else place.parent for place in self._places}
-        async for _ in _changes(directories):
+        async for _ in directory_changes(directories):
             await self.look()
 
     async def look(self) -> None:
@@ -256,7 +256,7 @@ def _differences(running: Loaded, configured: Loaded) -> Iterator[Change]:
         yield Change(REFUSED, "", fault.text, "")
 
 
-async def _changes(directories: Iterable[Path]) -> AsyncIterator[None]:
+async def directory_changes(directories: Iterable[Path]) -> AsyncIterator[None]:
     """One item at first, then one after every burst of changes, until one of the directories goes."""
     from asyncinotify import Inotify, Mask
 
@@ -274,8 +274,7 @@ async def _changes(directories: Iterable[Path]) -> AsyncIterator[None]:
             for event in events:
                 if event.mask & (removed | Mask.IGNORED):
                     raise FileNotFoundError(
-                        f"{event.watch.path if event.watch else 'a directory'}"
-                        " with settings was removed or replaced"
+                        f"{event.watch.path if event.watch else 'a directory'} was removed or replaced"
                     )
             yield
 

@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio.to_thread
@@ -14,12 +15,33 @@ import msgspec
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError, open_socket
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
-from cells.netlink.wire import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, Request, u32
+from cells.netlink.wire import (
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    Request,
+    attribute,
+    chosen,
+    u32,
+)
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-__all__ = ["Marked", "NodeNetwork", "clear_table", "leave_marked", "remove_marked", "take_marked"]
+__all__ = [
+    "Marked",
+    "MarkedRule",
+    "NodeNetwork",
+    "TableRoute",
+    "clear_table",
+    "leave_marked",
+    "read_table",
+    "remove_marked",
+    "remove_rows",
+    "set_rows",
+    "take_marked",
+]
 
 
 T = TypeVar("T")
@@ -120,11 +142,12 @@ def _call(what: str, work: Callable[["IPRoute"], object], missing_ok: bool) -> N
 # Why: pyroute2 would take 0.1 s and 13 MB of every start. Formats: linux/fib_rules.h (struct fib_rule_hdr,
 #      FRA_*), linux/rtnetlink.h; the tests compare them with pyroute2's encoder byte by byte.
 
-RTM_NEWRULE, RTM_DELRULE = 32, 33
-FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK = 6, 10, 15, 16
+RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
+FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK, FRA_PROTOCOL = 6, 10, 15, 16, 21
 FR_ACT_TO_TBL: Final = 1
 RTN_LOCAL: Final = 2
 RTPROT_STATIC: Final = 4
+RTM_F_CLONED: Final = 0x200
 RT_SCOPE_HOST: Final = 254
 RT_TABLE_COMPAT: Final = 252
 """What stands for the number of a table that needs more than a byte; RTA_TABLE has it."""
@@ -224,6 +247,145 @@ def clear_table(table: int, families: Collection[int]) -> int:
     finally:
         os.close(fd)
     return count
+
+
+# A table of routes for marked packets alone, and the rules that have them ask it.
+
+
+class MarkedRule(msgspec.Struct, frozen=True):
+    """A rule of a family."""
+
+    marked: Marked
+    family: int
+
+
+class TableRoute(msgspec.Struct, frozen=True):
+    """A route of a table, over a link, without a gateway."""
+
+    destination: IPNetwork
+    ifindex: int
+    local: bool = False
+    """To the node itself, as what arrives by the link."""
+    mtu: int = 0
+    """0: that of the link."""
+
+
+def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[MarkedRule | TableRoute]:
+    """Which of these rules there are, and the routes of their tables that have the kernel's protocol number.
+
+    Routes by a gateway are others'. Raises NetlinkError, OSError.
+    """
+    found: list[MarkedRule | TableRoute] = []
+    tables = {marked.table for marked in wanted}
+    fd = open_socket(strict=True)
+    try:
+        connection = Connection(fd)
+        for family in families:
+            rules = Request("list rules", RTM_GETRULE, NLM_F_DUMP, _RULE.pack(family, *[0] * 8))
+            found += [
+                MarkedRule(one, family)
+                for row in connection.dump(rules)
+                if (one := _read_rule(row.body)) is not None and one in wanted
+            ]
+            for table in tables:
+                head = m.ROUTE.pack(family, *[0] * 8) + u32(m.RTA_TABLE, table)
+                routes = Request(f"list routes of table {table}", m.RTM_GETROUTE, NLM_F_DUMP, head)
+                try:
+                    rows = connection.dump(routes)
+                except NetlinkError as error:
+                    if error.errno not in _ABSENT:  # a table that never had a route
+                        raise
+                    continue
+                found += [route for row in rows if (route := _read_route(row.body)) is not None]
+    finally:
+        os.close(fd)
+    return found
+
+
+def set_rows(
+    rows: Collection[MarkedRule | TableRoute], table: int
+) -> dict[MarkedRule | TableRoute, NetlinkError]:
+    """Have these rules, and these routes in the table in place of others to there; what was refused."""
+    return _each(rows, lambda one: _set_row(one, table))
+
+
+def remove_rows(
+    rows: Collection[MarkedRule | TableRoute], table: int
+) -> dict[MarkedRule | TableRoute, NetlinkError]:
+    """Remove them; missing ones are fine. What was refused."""
+    return _each(rows, lambda one: _remove_row(one, table))
+
+
+def _each(
+    rows: Collection[MarkedRule | TableRoute], request: Callable[[MarkedRule | TableRoute], Request]
+) -> dict[MarkedRule | TableRoute, NetlinkError]:
+    refused = {}
+    with _connected() as connection:
+        for one in rows:
+            try:
+                connection.run(request(one))
+            except NetlinkError as error:
+                refused[one] = error
+    return refused
+
+
+def _set_row(one: MarkedRule | TableRoute, table: int) -> Request:
+    if isinstance(one, MarkedRule):
+        made = rule(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, one.marked, one.family, (errno.EEXIST,))
+        protocol = attribute(FRA_PROTOCOL, bytes([m.RTPROT_KERNEL]))
+        return made._replace(body=made.body + protocol)
+    scope = RT_SCOPE_HOST if one.local else _UNIVERSE
+    kind = RTN_LOCAL if one.local else m.RTN_UNICAST
+    body = _route_head(one, table, m.RTPROT_KERNEL, scope, kind) + u32(m.RTA_OIF, one.ifindex)
+    if one.mtu:
+        body += attribute(m.RTA_METRICS, u32(m.RTAX_MTU, one.mtu))
+    what = f"set route {one.destination} of table {table}"
+    return Request(what, m.RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
+
+
+def _remove_row(one: MarkedRule | TableRoute, table: int) -> Request:
+    if isinstance(one, MarkedRule):
+        return rule(RTM_DELRULE, 0, one.marked, one.family, _ABSENT)
+    body = _route_head(one, table, 0, m.RT_SCOPE_NOWHERE, 0) + u32(m.RTA_OIF, one.ifindex)
+    what = f"remove route {one.destination} of table {table}"
+    return Request(what, m.RTM_DELROUTE, 0, body, (*_ABSENT, errno.ENODEV))
+
+
+def _route_head(one: TableRoute, table: int, protocol: int, scope: int, kind: int) -> bytes:
+    network = one.destination
+    head = (m.family_of(network), network.prefixlen, 0, 0, RT_TABLE_COMPAT, protocol, scope, kind, 0)
+    body = m.ROUTE.pack(*head) + u32(m.RTA_TABLE, table)
+    if network.prefixlen:
+        body += attribute(m.RTA_DST, network.network_address.packed)
+    return body
+
+
+def _read_rule(body: bytes) -> Marked | None:
+    """The rule of a message; None for one that is of more than a mark."""
+    _, to_bits, from_bits, *_ = _RULE.unpack_from(body)
+    found = chosen(body, _RULE.size, frozenset((FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK)))
+    if to_bits or from_bits or FRA_FWMARK not in found:
+        return None
+    order = (FRA_FWMARK, FRA_FWMASK, FRA_TABLE, FRA_PRIORITY)
+    return Marked(*(int.from_bytes(found.get(kind, b""), "little") for kind in order))
+
+
+def _read_route(body: bytes) -> TableRoute | None:
+    family, bits, _, _, _, protocol, _, kind, flags = m.ROUTE.unpack_from(body)
+    if protocol != m.RTPROT_KERNEL or kind not in {m.RTN_UNICAST, RTN_LOCAL} or flags & RTM_F_CLONED:
+        return None
+    kinds = frozenset((m.RTA_DST, m.RTA_OIF, m.RTA_GATEWAY, m.RTA_METRICS))
+    found = chosen(body, m.ROUTE.size, kinds)
+    if m.RTA_OIF not in found or m.RTA_GATEWAY in found:
+        return None
+    nothing = bytes(4 if family == socket.AF_INET else 16)
+    metrics = chosen(found.get(m.RTA_METRICS, b""), 0, frozenset((m.RTAX_MTU,)))
+    return TableRoute(
+        ip_network((found.get(m.RTA_DST, nothing), bits)),
+        int.from_bytes(found[m.RTA_OIF], "little"),
+        kind == RTN_LOCAL,
+        int.from_bytes(metrics.get(m.RTAX_MTU, b""), "little"),
+    )
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from lifecycle import (
 )
 
 __all__ = [
+    "HOST_DEVICE",
     "AddressSettings",
     "AddressUse",
     "DefaultRoute",

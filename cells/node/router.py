@@ -277,6 +277,9 @@ class Router:
     within half a minute.
     """
 
+    endpoint_routes: bool
+    """Whether each pod has a route of its own."""
+
     def __init__(
         self,
         restored: RestoredPods,
@@ -299,7 +302,7 @@ class Router:
         self._restored = restored
         self._ipam = ipam
         self._settings = settings
-        self._endpoint_routes = endpoints.enable_endpoint_routes
+        self.endpoint_routes = endpoints.enable_endpoint_routes
         self._links = links
         self._datapath = datapath
         self._sysctls = sysctls
@@ -354,7 +357,7 @@ class Router:
 
     async def _start(self) -> None:
         local = {family: ip for family in Family if (ip := self._settings.local_router(family)) is not None}
-        if local and not self._endpoint_routes:
+        if local and not self.endpoint_routes:
             raise UsageError(
                 f"Cannot specify local-router-{next(iter(local))} without enable-endpoint-routes: set it, too"
             )

@@ -11,9 +11,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from cells.cluster.encryption import ClusterEncryption
+from cells.cluster.encryption import EncryptionKey
 from cells.node.devices import PodMtu
-from lifecycle import Duration, Settings, refuse, seconds
+from lifecycle import Duration, Settings, Table, refuse, seconds
 
 __all__ = [
     "OVERHEAD",
@@ -127,13 +127,23 @@ class RouteMtu:
     encryption need.
     """
 
+    tunnelled: bool
+    """Whether pods' packets go through the tunnel."""
+
     def __init__(
-        self, mtu: PodMtu, settings: TunnelSettings, encryption: ClusterEncryption | None = None
+        self, mtu: PodMtu, settings: TunnelSettings, keys: Table[str, EncryptionKey] | None = None
     ) -> None:
         self._mtu = mtu
         self.devices = mtu.devices
         """What it follows from."""
-        self._overhead = (OVERHEAD if settings.has_tunnel else 0) + (encryption.overhead if encryption else 0)
+        self.tunnelled = settings.tunnelled
+        self._overhead = OVERHEAD if settings.has_tunnel else 0
+        self._keys = keys
 
     def __call__(self) -> int:
+        keys = self._keys.all() if self._keys is not None else ()
+        return self.encrypted() - max((key.overhead for key in keys), default=0)
+
+    def encrypted(self) -> int:
+        """That of routes of what is encrypted already: less what the tunnel needs."""
         return self._mtu() - self._overhead

@@ -161,7 +161,6 @@ class UnusedByProxies(WithoutEffect, frozen=True):
     """Envoy and the DNS proxy run without what these adjust."""
 
     disable_envoy_version_check: bool = False
-    dnsproxy_insecure_skip_transparent_mode_check: bool = False
     dnsproxy_lock_count: int = 131
     """The DNS proxy has no locks."""
     dnsproxy_lock_timeout: Duration = milliseconds(500)
@@ -206,11 +205,10 @@ class HubbleWithoutEffect(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutEncryption(WithoutEffect, frozen=True):
-    """Parts of IPsec, which is refused (see enable-ipsec); WireGuard takes the addresses that nodes have."""
+    """IPsec lists states whenever it compares them, and encrypts between ranges that nodes have; WireGuard
+    takes the addresses that nodes have."""
 
-    enable_ipsec_key_watcher: bool = True
     enable_ipsec_xfrm_state_caching: bool = True
-    ipsec_key_rotation_duration: Duration = minutes(5)
     ipv4_pod_subnets: str = ""
     ipv6_pod_subnets: str = ""
     use_cilium_internal_ip_for_ipsec: bool = False

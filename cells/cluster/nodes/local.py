@@ -25,7 +25,7 @@ from cells.node.ipam.ranges import PodRange
 from cells.node.router import Router
 from lifecycle import Backoff, Hook, Jobs, Lifecycle, Logger, Table, Tables, after
 
-__all__ = ["HealthAddress", "LocalNode", "LocalNodeStore", "NodeAnnotations"]
+__all__ = ["HealthAddress", "LocalNode", "LocalNodeStore", "NodeAnnotations", "read_boot_id"]
 
 PREFIX = "network.cilium.io/"
 """Of annotations."""

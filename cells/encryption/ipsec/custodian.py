@@ -1,316 +1,210 @@
 """The custodian of IPsec's keys: the key in force, those it has replaced, and what the kernel has of them.
 
-Without enable-ipsec it removes at the start what an agent with it has left: states, policies, rules, routes.
-Reconciler: what :mod:`cells.encryption.ipsec.plan` plans in, XFRM out.
+Controller: the tables ``nodes``, ``node-ids`` and ``ipsec-key`` in, ``ipsec`` out: states and policies.
+Reconciler: ``ipsec`` in, XFRM out; ``ipsec-routes`` in, routing table 200 and its rules out; the table
+            ``encryption-key`` in, ``cilium_encrypt_state`` out.
 Why:        a key is replaced while packets encrypted with the one before are on their way: what it made stays
             for a while. Source: Cilium 1.17, its IPsec key custodian.
+
+Without enable-ipsec it removes at the start what an agent with it has left: states, policies, rules, routes.
 """
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
-from socket import AF_INET, AF_INET6
-from typing import Final, Protocol
+from typing import Final
 
+import anyio
+import msgspec
 from anyio import to_thread
 
-from cells.base.addresses import Family
+from cells.api import EncryptionStatus, StatusFacts, StatusSection
+from cells.base.addresses import Family, IPAddress
+from cells.base.metrics import Collector, gauge
+from cells.base.metrics import Family as MetricFamily
+from cells.cluster.encryption import EncryptionKey, PublishedKey
+from cells.cluster.node_ids import NodeAddressID
+from cells.cluster.nodes.local import read_boot_id
+from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
+from cells.config.drift import directory_changes
 from cells.datapath.settings import XfrmMarks
-from cells.encryption.ipsec.keys import IpsecKey, IpsecKeyError, read_keys
-from cells.encryption.ipsec.plan import DECRYPT, ENCRYPT, KIND, IpsecPlan, is_ours, node_of, spi_of
-from cells.netlink.connection import NetlinkError
-from cells.netlink.network import Marked, clear_table, remove_marked
-from cells.netlink.xfrm import XfrmKernel, XfrmMark, XfrmPolicy, XfrmState
+from cells.encryption.ipsec.keys import IpsecKey, IpsecSettings, KeyRing, read_keys, refused_beside
+from cells.encryption.ipsec.plan import (
+    DECRYPT,
+    ENCRYPT,
+    FAMILIES,
+    KIND,
+    RULES,
+    TABLE,
+    IpsecMode,
+    IpsecPlan,
+    IpsecPlanner,
+    IpsecRoutes,
+    Refusals,
+    XfrmEdge,
+    XfrmKey,
+    XfrmObject,
+    XfrmTarget,
+    blocks,
+    wanted_routes,
+)
+from cells.maps.node_maps import Maps
+from cells.maps.target import Codec, MapTarget
+from cells.netlink import news
+from cells.netlink.network import (
+    MarkedRule,
+    TableRoute,
+    clear_table,
+    read_table,
+    remove_marked,
+    remove_rows,
+    set_rows,
+)
+from cells.netlink.xfrm import (
+    NETLINK_XFRM,
+    XFRM_CHANGES,
+    XFRM_REMOVALS,
+    Direction,
+    XfrmKernel,
+    XfrmMark,
+    XfrmPolicy,
+    XfrmState,
+)
+from cells.node.devices import Device
+from cells.node.router import Router
+from cells.tunnel.settings import RouteMtu
 from lifecycle import (
     BatchError,
+    Derived,
+    Health,
     HiveError,
+    HiveView,
     Hook,
+    Jobs,
     Lifecycle,
     Logger,
-    Settings,
+    Member,
+    ReadTable,
+    Reconciler,
+    Table,
+    Tables,
     UsageError,
     after,
     config,
+    group,
     invoke,
+    minutes,
     module,
     provide,
     provide_private,
-    refuse,
 )
 
-__all__ = ["IpsecCustodian", "IpsecSettings", "KeyRing", "XfrmEdge", "XfrmTarget", "cell"]
+__all__ = ["IpsecCustodian", "IpsecKeys", "cell"]
 
-TABLE: Final = 200
-"""The routing table of packets that are to be encrypted, or are decrypted."""
-FAMILIES: Final = (AF_INET, AF_INET6)
+SWEEP: Final = minutes(1)
+OVERHEAD: Final = 77
+"""Bytes by which a packet grows with an integrity check value of 16: in tunnel mode, with IPv6 outside."""
 TRIAL: Final = {
     Family.IPV4: (ip_address("192.0.2.1"), ip_address("192.0.2.2")),
     Family.IPV6: (ip_address("2001:db8::1"), ip_address("2001:db8::2")),
 }
 """Addresses of nobody's (RFC 5737, RFC 3849), for a state that shows whether the kernel has what it needs."""
-NOT_BUILT: Final = "not supported yet: the agent publishes no key, and keeps no states in the kernel"
-BESIDES: Final = f"enable-ipsec=true is {NOT_BUILT}"
 
 
-class IpsecSettings(Settings, frozen=True):
-    """Settings of IPsec."""
-
-    enable_ipsec: bool = False
-    """Encrypt what pods send to pods of other nodes (RFC 4303). Not supported yet: refused at the start, with
-    what the kernel lacks for it. Without it, what an agent with it has left in the kernel is removed."""
-
-    ipsec_key_file: str = ""
-    """The file of IPsec's keys, as a Secret mounts it: a line is "SPI algorithm key bits". It is read at the
-    start with enable-ipsec."""
-
-    enable_ipsec_encrypted_overlay: bool = False
-    """Encrypt packets of the tunnel instead of those in it: refused with enable-ipsec."""
-
-    encrypt_interface: str = ""
-    """Devices whose packets are encrypted, where they are not found: refused with enable-ipsec."""
-
-    def validate(self) -> None:
-        """Refuse what is not served beside enable-ipsec; raises ValueErrors of one line."""
-        if self.enable_ipsec:
-            refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
-        if not self.ipsec_key_file:
-            yield "enable-ipsec=true needs ipsec-key-file: set it to the file of keys"
-        if self.enable_ipsec_encrypted_overlay:
-            yield "enable-ipsec-encrypted-overlay=true: not supported, expected false"
-        if self.encrypt_interface:
-            yield f"encrypt-interface={self.encrypt_interface}: not supported, leave it unset"
+# The key file, and the key that is published.
 
 
-XfrmObject = XfrmState | XfrmPolicy
-XfrmKey = tuple[object, ...]
+class KeyInForce(msgspec.Struct, frozen=True):
+    """The row of the table ``ipsec-key``: the key of which states are made."""
+
+    spi: int
+    overhead: int
+    """Bytes by which a packet grows."""
 
 
-class KeyRing:
-    """The key in force, and since when others are not. Shows no key in any text."""
+class IpsecKeys:
+    """Read at the start, before any program marks a packet, and whenever the file changes.
 
-    def __init__(self, retained: float, now: Callable[[], float]) -> None:
-        """``retained``: seconds that states of a replaced key stay."""
-        self._retained = retained
-        self._now = now
-        self._replaced: dict[int, float] = {}
-        self.current: IpsecKey | None = None
-
-    @property
-    def spi(self) -> int:
-        """Of the key in force; 0: there is none yet."""
-        return self.current.spi if self.current is not None else 0
-
-    def load(self, text: str) -> bool:
-        """Put the last key of a key file in force; whether that is another than before.
-
-        Raises IpsecKeyError for a file with a wrong line; keys before that line count.
-        """
-        try:
-            keys, fault = read_keys(text, self.current), None
-        except IpsecKeyError as error:
-            keys, fault = error.before, error
-        before = self.current
-        for key in keys:
-            if self.current is not None:
-                self._replaced[self.current.spi] = self._now()
-            self._replaced.pop(key.spi, None)
-            self.current = key
-        if fault is not None:
-            raise fault
-        return self.current != before
-
-    def retains(self, spi: int) -> bool:
-        """Whether states of this SPI stay though its key is not in force. One never seen counts from now."""
-        if not spi or spi == self.spi:
-            return False
-        return (
-            self.current is None or self._now() - self._replaced.setdefault(spi, self._now()) < self._retained
-        )
-
-    def next_end(self) -> float | None:
-        """Seconds until the next replaced key's states go; None: no key has been replaced."""
-        ends = [since + self._retained - self._now() for since in self._replaced.values()]
-        return min((each for each in ends if each > 0), default=None)
-
-
-class XfrmEdge(Protocol):
-    """The kernel's states and policies. Lists raise NetlinkError, the rest returns what was refused."""
-
-    async def states(self) -> list[XfrmState]: ...
-
-    async def policies(self) -> list[XfrmPolicy]: ...
-
-    async def add_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]: ...
-
-    async def delete_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]: ...
-
-    async def set_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]: ...
-
-    async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]: ...
-
-    async def remove_routes(self) -> int: ...
-
-
-class XfrmTarget:
-    """XFRM as a reconciler's target. What others made is not seen, nor what is to stay for a while.
-
-    States come before the policies that need them: a policy without its state blocks what it takes.
+    The hook raises UsageError for what cannot be beside IPsec and for a file without a good key, HiveError
+    for a kernel without ESP. Then it has the kernel block what is marked, and publishes the key. A key that
+    replaces another is published once there are states of it: see :class:`IpsecCustodian`.
     """
-
-    def __init__(self, kernel: XfrmEdge, ring: KeyRing, planned: Callable[[], IpsecPlan]) -> None:
-        self._kernel = kernel
-        self._ring = ring
-        self._planned = planned
-        self._there: dict[XfrmKey, XfrmObject] = {}
-
-    async def observe(self) -> Mapping[XfrmKey, XfrmObject]:
-        """What there is of ours. Raises NetlinkError."""
-        found: list[XfrmObject] = [*await self._kernel.states(), *await self._kernel.policies()]
-        self._there = {one.key: one for one in found if is_ours(one)}
-        return {key: one for key, one in self._there.items() if not self._stays(one)}
-
-    def _stays(self, one: XfrmObject) -> bool:
-        """Whether it is of a key that was replaced lately, of a node that stays as it is, or of all nodes."""
-        planned = self._planned()
-        if one.mark is None:
-            return bool(planned.policies)
-        node, spi = node_of(one.mark), one.spi if isinstance(one, XfrmState) else spi_of(one)
-        return node in planned.held or (node in planned.nodes and self._ring.retains(spi))
-
-    def matches(self, row: XfrmObject, observed: XfrmObject) -> bool:
-        """Whether it is there with its keys and marks."""
-        return row == observed
-
-    async def put(self, batch: Mapping[XfrmKey, XfrmObject]) -> None:
-        """Add states, in place of those that have their SPI and mark, then policies. Raises BatchError."""
-        failures: dict[XfrmKey, Exception] = {}
-        states = [one for one in batch.values() if isinstance(one, XfrmState)]
-        taken = self._note(states, await self._kernel.add_states(states), failures, errno.EEXIST)
-        if taken:
-            self._note(taken, await self._kernel.delete_states(taken), failures)
-            self._note(taken, await self._kernel.add_states(taken), failures)
-        have = {_way(one) for one in self._there.values() if isinstance(one, XfrmState)}
-        policies = []
-        for one in batch.values():
-            if not isinstance(one, XfrmPolicy):
-                continue
-            if one.block or one.mark is None or _way_of(one) in have:
-                policies.append(one)
-            else:
-                failures[one.key] = HiveError(f"{one} waits for its state")
-        self._note(policies, await self._kernel.set_policies(policies), failures)
-        if failures:
-            raise BatchError(failures)
-
-    def _note(
-        self,
-        objects: Sequence[XfrmObject],
-        results: Iterable[NetlinkError | None],
-        failures: dict[XfrmKey, Exception],
-        again: int = 0,
-    ) -> list[XfrmState]:
-        """Note what was refused, and what is there now; gives states that were refused with ``again``."""
-        refused = []
-        for one, error in zip(objects, results, strict=True):
-            if error is None:
-                self._there[one.key] = one
-            elif error.errno == again and isinstance(one, XfrmState):
-                refused.append(one)
-            else:
-                failures[one.key] = error
-        return refused
-
-    async def drop(self, batch: Collection[XfrmKey]) -> None:
-        """Remove them, policies first: packets they have taken are blocked then. Raises BatchError."""
-        failures: dict[XfrmKey, Exception] = {}
-        found = [self._there[key] for key in batch if key in self._there]
-        policies = [one for one in found if isinstance(one, XfrmPolicy)]
-        states = [one for one in found if isinstance(one, XfrmState)]
-        self._note(policies, await self._kernel.delete_policies(policies), failures)
-        self._note(states, await self._kernel.delete_states(states), failures)
-        for key in batch:
-            if key not in failures:
-                self._there.pop(key, None)
-        if failures:
-            raise BatchError(failures)
-
-
-def _way(state: XfrmState) -> tuple[object, ...]:
-    return state.source, state.destination, state.spi, state.mark
-
-
-def _way_of(policy: XfrmPolicy) -> tuple[object, ...]:
-    template = policy.templates[0]
-    return template.source, template.destination, template.spi, policy.mark
-
-
-class KernelIpsec(XfrmKernel):
-    """This node's: the real :class:`XfrmEdge`."""
-
-    async def remove_routes(self) -> int:
-        """Remove rules for marked packets, and the table they ask; how many of both there were.
-
-        A table that no such rule asks is another program's. Raises NetlinkError, OSError.
-        """
-        return await to_thread.run_sync(_remove_routes)
-
-
-def _remove_routes() -> int:
-    marks = [Marked(kind, KIND, TABLE, priority=1) for kind in (DECRYPT, ENCRYPT)]
-    rules = sum(remove_marked(marked, FAMILIES) for marked in marks)
-    return rules + clear_table(TABLE, FAMILIES) if rules else 0
-
-
-class IpsecCustodian:
-    """At the start it removes what is left of IPsec, or finds out whether the kernel can do it."""
 
     def __init__(
         self,
         settings: IpsecSettings,
         agent: AgentConfig,
         kernel: XfrmEdge,
+        published: PublishedKey,
+        view: HiveView,
         *,
         lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        health: Health,
         log: Logger,
     ) -> None:
+        self.enabled = settings.enable_ipsec
+        """Whether packets are encrypted."""
+        self.ring = KeyRing(settings.ipsec_key_rotation_duration, time.monotonic)
+        self.table: Table[int, KeyInForce] = Table("ipsec-key", key=lambda row: row.spi)
+        self.published = published
         self._settings = settings
+        self._path = Path(settings.ipsec_key_file)
         self._agent = agent
         self._kernel = kernel
+        self._view = view
+        self._health = health.child("key file")
         self._log = log
-        lifecycle.append(Hook("prepare IPsec", self._start))
+        if not self.enabled:
+            return
+        tables.add(self.table)
+        lifecycle.append(Hook("load the keys of IPsec", self._start))
+        if settings.enable_ipsec_key_watcher:
+            jobs.observe("watch the key file", self._changes, self._reload)
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Those of pods' addresses."""
+        on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
+        return tuple(family for family in Family if on[family])
+
+    def publish(self) -> None:
+        """Have nodes and programs use the key in force."""
+        for row in self.table.all():
+            if self.published.number != row.spi:
+                self.published.publish(EncryptionKey(row.spi, overhead=row.overhead))
 
     async def _start(self) -> None:
-        if not self._settings.enable_ipsec:
-            await self._remove()
-            return
-        await self._try_kernel(self._read(Path(self._settings.ipsec_key_file)))
-        raise UsageError(f"enable-ipsec=true: {NOT_BUILT}; set it to false")
-
-    def _read(self, path: Path) -> IpsecKey:
+        values = {one.option.name: one.value for one in self._view.loaded.settings}
+        if wrong := list(refused_beside(values, self._settings)):
+            raise UsageError(f"enable-ipsec=true: {'; '.join(wrong)}")
+        if not read_boot_id():
+            raise HiveError("enable-ipsec=true: the kernel shows no boot ID, from which nodes' keys follow")
         try:
-            keys = read_keys(path.read_text(encoding="utf-8"))
+            self.ring.load(self._read())
         except (ValueError, OSError) as error:
             text = error.strerror if isinstance(error, OSError) else str(error)
-            raise UsageError(f"ipsec-key-file={path}: {text}; besides, {BESIDES}") from None
-        if not keys:
-            raise UsageError(
-                f'ipsec-key-file={path}: no key in it, expected "SPI algorithm key bits"; besides, {BESIDES}'
-            )
-        return keys[-1]
+            raise UsageError(f"ipsec-key-file={self._path}: {text}") from None
+        if (key := self.ring.current) is None:
+            raise UsageError(f'ipsec-key-file={self._path}: no key in it, expected "SPI algorithm key bits"')
+        await self._try_kernel(key)
+        results = await self._kernel.set_policies(blocks(self.families))
+        if refused := [error for error in results if error is not None]:
+            raise HiveError(f"enable-ipsec=true: failed to block what is not encrypted: {refused[0]}")
+        self._note()
+        self.publish()
+        self._log.info("IPsec encrypts with a key", spi=key.spi)
 
     async def _try_kernel(self, key: IpsecKey) -> None:
         """Add and remove a state with an output mark in each family. Raises HiveError."""
-        on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
-        for family, (source, destination) in TRIAL.items():
-            if not on[family]:
-                continue
+        for family in self.families:
+            source, destination = TRIAL[family]
             state = XfrmState(
                 source=source,
                 destination=destination,
@@ -327,17 +221,210 @@ class IpsecCustodian:
                 raise HiveError(
                     f"enable-ipsec=true: this kernel has no ESP for {family.text} with the key's algorithms:"
                     f" {error.reason or error.strerror}; load the modules esp4, esp6 and those of the"
-                    " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false;"
-                    f" besides, it is {NOT_BUILT}"
+                    " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false"
                 )
+
+    def _read(self) -> str:
+        return self._path.read_text(encoding="utf-8")
+
+    def _note(self) -> None:
+        if (key := self.ring.current) is not None:
+            with self.table.txn() as txn:
+                txn.replace_all([KeyInForce(key.spi, OVERHEAD + key.auth_size - 16)])
+
+    async def _changes(self) -> AsyncIterator[None]:
+        async for change in directory_changes([self._path.parent]):
+            yield change
+
+    async def _reload(self, _: None) -> None:
+        """Put another key of the file in force; until it has a good one, the one in force stays."""
+        try:
+            text = await to_thread.run_sync(self._read)
+            if read_keys(text)[-1:] != (self.ring.current,):
+                self.ring.load(text)
+                self._log.info("the keys of IPsec were replaced", spi=self.ring.spi)
+        except (ValueError, OSError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            self._log.error(f"ipsec-key-file={self._path}: {why}; key {self.ring.spi} stays in force")
+            self._health.degraded(f"{self._path}: {why}")
+        else:
+            self._health.ok(f"key {self.ring.spi} is in force")
+        self._note()
+
+
+# The kernel.
+
+
+class KernelIpsec(XfrmKernel):
+    """This node's: the real :class:`XfrmEdge`."""
+
+    async def rows(self) -> list[MarkedRule | TableRoute]:
+        """Routes of the table, and rules that have marked packets ask it. Raises NetlinkError, OSError."""
+        return await to_thread.run_sync(read_table, RULES.values(), FAMILIES.values())
+
+    async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+        """Have these; what was refused."""
+        return await to_thread.run_sync(set_rows, rows, TABLE)
+
+    async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+        """Remove these; what was refused."""
+        return await to_thread.run_sync(remove_rows, rows, TABLE)
+
+    async def remove_routes(self) -> int:
+        """Remove rules for marked packets, and the table they ask; how many of both there were.
+
+        A table that no such rule asks is another program's. Raises NetlinkError, OSError.
+        """
+        return await to_thread.run_sync(_remove_routes)
+
+
+def _remove_routes() -> int:
+    families = tuple(FAMILIES.values())
+    rules = sum(remove_marked(marked, families) for marked in RULES.values())
+    return rules + clear_table(TABLE, families) if rules else 0
+
+
+# What there is to be in it.
+
+
+class IpsecSources:
+    """What states, policies and routes follow from."""
+
+    def __init__(
+        self,
+        nodes: ReadTable[str, ClusterNode],
+        numbers: ReadTable[IPAddress, NodeAddressID],
+        devices: Table[int, Device],
+        mtu: RouteMtu,
+        router: Router,
+    ) -> None:
+        self.nodes = nodes
+        self.numbers = numbers
+        self.devices = devices
+        self.mtu = mtu
+        self.router = router
+
+
+class ShownXfrm(msgspec.Struct, frozen=True):
+    """A row of the table ``ipsec``: a state or a policy, without its key."""
+
+    object: str
+
+
+_REMOVED: Final = news.passing((news.kinds(*XFRM_REMOVALS),))
+NUMBER: Final = Codec[int](lambda value: value.to_bytes(1), lambda data: data[0])
+INDEX: Final = Codec[int](
+    lambda value: value.to_bytes(4, "little"), lambda data: int.from_bytes(data, "little")
+)
+
+
+@after(IpsecKeys)
+class IpsecCustodian:
+    """Keeps states, policies and routes of all nodes; what others remove comes back. All stays at stop.
+
+    States of another key are made first; once each was tried the key is published, and written where programs
+    read its number. Those of the key before go after ipsec-key-rotation-duration.
+    Without enable-ipsec its hook removes what is left of it.
+    """
+
+    def __init__(
+        self,
+        keys: IpsecKeys,
+        sources: IpsecSources,
+        kernel: XfrmEdge,
+        maps: Maps,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+        log: Logger,
+    ) -> None:
+        self.keys = keys
+        self.kernel = kernel
+        self._sources = sources
+        self._log = log
+        self._latest = IpsecPlan((), ())
+        if not keys.enabled:
+            lifecycle.append(Hook("remove what is left of IPsec", self._remove))
+            return
+        self._endpoint_routes = sources.router.endpoint_routes
+        mode = IpsecMode(
+            families=keys.families, tunnel=sources.mtu.tunnelled, endpoint_routes=self._endpoint_routes
+        )
+        self._planner = IpsecPlanner(mode)
+        self.objects: Derived[XfrmKey, XfrmObject] = Derived(
+            "ipsec-objects", self._plan, sources.nodes, sources.numbers, keys.table
+        )
+        routes: Derived[XfrmKey, MarkedRule | TableRoute] = Derived(
+            "ipsec-routes", self._routes, sources.nodes, sources.devices
+        )
+        target = XfrmTarget(kernel, keys.ring, self._planned)
+        self._reconciler = Reconciler(self.objects, target, full_every=SWEEP, name="ipsec", put_early=True)
+        route_reconciler = Reconciler(routes, IpsecRoutes(kernel), full_every=SWEEP, put_early=True)
+        numbers = keys.published.table.rekey(lambda _: 0, name="ipsec-key-number")
+        number = MapTarget[int, EncryptionKey, int](
+            lambda: (maps.encrypt_state,), INDEX, NUMBER, lambda row: row.number
+        )
+        number_reconciler = Reconciler(numbers, number, full_every=SWEEP)
+        tables.add(self.objects.map(lambda one: ShownXfrm(str(one)), name="ipsec"), routes)
+        tables.add(self._reconciler.statuses, route_reconciler.statuses, number_reconciler.statuses)
+        jobs.observe("reconcile states and policies", self._reconciler)
+        jobs.observe("reconcile routes", route_reconciler)
+        jobs.observe("write the number of the key", number_reconciler)
+        jobs.observe("look for states of a new key", self._reconciler.statuses.changes, self._use)
+        jobs.observe("watch the key", keys.table.changes, self._use)
+        jobs.observe("wait for the end of replaced keys", keys.table.changes, self._retire)
+        jobs.observe("watch removals of states and policies", self._removals, self._look)
+
+    def _plan(
+        self, nodes: list[ClusterNode], numbers: list[NodeAddressID], keys: list[KeyInForce]
+    ) -> dict[XfrmKey, XfrmObject]:
+        del keys  # the ring has the key itself
+        local = next((node for node in nodes if node.local), None)
+        by_name = {row.node: row.id for row in numbers}
+        self._latest = self._planner.plan(local, nodes, by_name, self.keys.ring.current)
+        return {one.key: one for one in self._latest.objects}
+
+    def _planned(self) -> IpsecPlan:
+        """The plan as its sources are now."""
+        self.objects.revision  # noqa: B018  # has it made anew if they have changed
+        return self._latest
+
+    def _routes(
+        self, nodes: list[ClusterNode], devices: list[Device]
+    ) -> dict[XfrmKey, MarkedRule | TableRoute]:
+        families, mtu = self.keys.families, self._sources.mtu
+        return wanted_routes(nodes, devices, families, mtu, endpoint_routes=self._endpoint_routes)
+
+    async def _removals(self) -> AsyncIterator[None]:
+        async for hint in news.hints(XFRM_CHANGES, _REMOVED, protocol=NETLINK_XFRM):
+            yield hint
+
+    async def _look(self, _: None) -> None:
+        self._reconciler.trigger()
+
+    async def _use(self, _: object) -> None:
+        """Publish the key in force once all its states were tried."""
+        if self.keys.published.number == self.keys.ring.spi:
+            return
+        statuses = self._reconciler.statuses
+        waits = (statuses.get(key) for key in self.objects.keys())  # noqa: SIM118  # a table, not a dict
+        if not any(status is None or status.state == "pending" for status in waits):
+            self.keys.publish()
+
+    async def _retire(self, _: object) -> None:
+        """Have what replaced keys made removed when its time has come."""
+        while (left := self.keys.ring.next_end()) is not None:
+            await anyio.sleep(left)
+            self._reconciler.trigger()
 
     async def _remove(self) -> None:
         """Remove what an agent with IPsec has left; what remains of it is a warning: nothing uses it."""
-        target = XfrmTarget(self._kernel, KeyRing(0, time.monotonic), lambda: IpsecPlan((), ()))
+        target = XfrmTarget(self.kernel, self.keys.ring, lambda: IpsecPlan((), ()))
         try:
             if there := await target.observe():
                 await target.drop(list(there))
-            routes = await self._kernel.remove_routes()
+            routes = await self.kernel.remove_routes()
         except (OSError, BatchError) as error:
             if not isinstance(error, OSError) or error.errno not in _NO_XFRM:
                 self._log.warning("failed to remove what is left of IPsec", error=str(error))
@@ -350,13 +437,95 @@ _NO_XFRM: Final = frozenset((errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT))
 """What a kernel without XFRM answers: it has nothing to remove."""
 
 
+# What it shows.
+#
+# Source: Cilium 1.17, cilium_ipsec_*; Linux, Documentation/networking/xfrm/xfrm_proc.rst.
+
+STATISTICS: Final = Path("/proc/net/xfrm_stat")
+ERRORS: Final = {
+    "XfrmInError": ("inbound", "other"),
+    "XfrmInBufferError": ("inbound", "no_buffer"),
+    "XfrmInHdrError": ("inbound", "header"),
+    "XfrmInNoStates": ("inbound", "no_state"),
+    "XfrmInStateProtoError": ("inbound", "state_protocol"),
+    "XfrmInStateModeError": ("inbound", "state_mode"),
+    "XfrmInStateSeqError": ("inbound", "state_sequence"),
+    "XfrmInStateExpired": ("inbound", "state_expired"),
+    "XfrmInStateMismatch": ("inbound", "state_mismatched"),
+    "XfrmInStateInvalid": ("inbound", "state_invalid"),
+    "XfrmInTmplMismatch": ("inbound", "template_mismatched"),
+    "XfrmInNoPols": ("inbound", "no_policy"),
+    "XfrmInPolBlock": ("inbound", "policy_blocked"),
+    "XfrmInPolError": ("inbound", "policy"),
+    "XfrmAcquireError": ("inbound", "acquire"),
+    "XfrmFwdHdrError": ("inbound", "forward_header"),
+    "XfrmOutError": ("outbound", "other"),
+    "XfrmOutBundleGenError": ("outbound", "bundle_generation"),
+    "XfrmOutBundleCheckError": ("outbound", "bundle_check"),
+    "XfrmOutNoStates": ("outbound", "no_state"),
+    "XfrmOutStateProtoError": ("outbound", "state_protocol"),
+    "XfrmOutStateModeError": ("outbound", "state_mode"),
+    "XfrmOutStateSeqError": ("outbound", "state_sequence"),
+    "XfrmOutStateExpired": ("outbound", "state_expired"),
+    "XfrmOutPolBlock": ("outbound", "policy_blocked"),
+    "XfrmOutPolDead": ("outbound", "policy_dead"),
+    "XfrmOutPolError": ("outbound", "policy"),
+    "XfrmOutStateInvalid": ("outbound", "state_invalid"),
+}
+
+
+def families_of(
+    states: Collection[XfrmState], policies: Collection[XfrmPolicy], statistics: str
+) -> Iterator[MetricFamily]:
+    """Of what the kernel has; ``statistics``: the text of /proc/net/xfrm_stat."""
+    counts = dict(line.split() for line in statistics.splitlines())
+    errors: dict[tuple[str, ...], float] = {
+        labels: float(counts[name]) for name, labels in ERRORS.items() if name in counts
+    }
+    ways: dict[tuple[str, ...], float] = {("in",): 0, ("out",): 0}
+    for state in states:
+        ways[("in" if state.mark.value & KIND == DECRYPT else "out",)] += 1
+    directions: dict[tuple[str, ...], float] = {(one.name.lower(),): 0 for one in Direction}
+    for policy in policies:
+        directions[(policy.direction.name.lower(),)] += 1
+    keys = {(one.aead, one.auth, one.crypt) for one in states}
+    yield gauge("cilium_ipsec_xfrm_error", "Total number of xfrm errors", errors, "type error")
+    yield gauge("cilium_ipsec_keys", "Number of IPsec keys in use", len(keys))
+    yield gauge("cilium_ipsec_xfrm_states", "Number of XFRM states", ways, "direction")
+    yield gauge("cilium_ipsec_xfrm_policies", "Number of XFRM policies", directions, "direction")
+
+
+def ipsec_metrics(custodian: IpsecCustodian) -> Member[Collector]:
+    """What the kernel has, and its errors."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        if not custodian.keys.enabled:
+            return ()
+        states, policies = await custodian.kernel.states(), await custodian.kernel.policies()
+        statistics = await to_thread.run_sync(STATISTICS.read_text, "ascii")
+        return list(families_of(states, policies, statistics))
+
+    return Collector("ipsec", collect)
+
+
+def ipsec_status(keys: IpsecKeys) -> Member[StatusSection]:
+    """That packets are encrypted; clients ask the kernel for more, as with Cilium."""
+
+    def fill(facts: StatusFacts) -> None:
+        if keys.enabled:
+            facts.encryption = EncryptionStatus(mode="IPsec")
+
+    return StatusSection(fill)
+
+
 def kernel() -> XfrmEdge:
     """This node's."""
     return KernelIpsec()
 
 
+@after(IpsecKeys)
 def xfrm_marks(settings: IpsecSettings) -> XfrmMarks:
-    """Whether the datapath's programs mark packets for the kernel: only while it has states for them."""
+    """Whether the datapath's programs mark packets: not before the kernel blocks what is not encrypted."""
     return XfrmMarks(settings.enable_ipsec)
 
 
@@ -365,11 +534,18 @@ def keep() -> None:
     """The custodian is part of the agent though no cell depends on it."""
 
 
-cell = module(
-    "ipsec",
-    "Encryption between nodes: IPsec",
-    config(IpsecSettings),
-    provide(IpsecCustodian, xfrm_marks),
-    provide_private(kernel),
-    invoke(keep),
+cell = group(
+    module(
+        "ipsec-keys",
+        "Keys of IPsec, and the key that this node publishes",
+        config(IpsecSettings),
+        provide(IpsecKeys, PublishedKey, xfrm_marks, ipsec_status, kernel),
+    ),
+    module(
+        "ipsec",
+        "Encryption between nodes, by IPsec",
+        provide(IpsecCustodian, ipsec_metrics),
+        provide_private(IpsecSources),
+        invoke(keep),
+    ),
 )

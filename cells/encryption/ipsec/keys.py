@@ -1,4 +1,5 @@
-"""IPsec keys: the key file's lines, and the keys of each pair of nodes that follow from them.
+"""IPsec's settings and keys: the key file's lines, the keys of each pair of nodes that follow from them, and
+the key in force.
 
 Source: Cilium 1.17, IPsec transparent encryption: "SPI algorithm key bits" or "SPI algorithm key
         algorithm key", one key a line, fields separated by exactly one blank.
@@ -8,14 +9,98 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from cells.base.addresses import IPAddress
 from cells.netlink.xfrm import Algorithm, KeyOctets
+from lifecycle import Duration, Settings, minutes, refuse
 
-__all__ = ["IpsecKey", "IpsecKeyError", "read_keys"]
+__all__ = ["IpsecKey", "IpsecKeyError", "IpsecSettings", "KeyRing", "read_keys", "refused_beside"]
+
+
+class IpsecSettings(Settings, frozen=True):
+    """Settings of IPsec."""
+
+    enable_ipsec: bool = False
+    """Encrypt what pods send to pods of other nodes, by the kernel's IPsec (RFC 4303); all nodes need it.
+    Without it, what an agent with it has left in the kernel is removed."""
+
+    ipsec_key_file: str = ""
+    """The file of IPsec's keys, as a Secret mounts it: a line is "SPI algorithm key bits"."""
+
+    ipsec_key_rotation_duration: Duration = minutes(5)
+    """How long what was made with a key stays after another has replaced it."""
+
+    enable_ipsec_key_watcher: bool = True
+    """Put another key of the file in force as soon as it is written, not at the next start."""
+
+    enable_ipsec_encrypted_overlay: bool = False
+    """Encrypt packets of the tunnel instead of those in it: refused with enable-ipsec."""
+
+    encrypt_interface: str = ""
+    """Devices whose packets are encrypted, where they are not found: refused with enable-ipsec."""
+
+    dnsproxy_insecure_skip_transparent_mode_check: bool = False
+    """With enable-ipsec: let the DNS proxy ask servers from the node's address, so in clear text."""
+
+    def validate(self) -> None:
+        """Refuse what is not served beside enable-ipsec; raises ValueErrors of one line."""
+        if self.enable_ipsec:
+            refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if not self.ipsec_key_file:
+            yield "enable-ipsec=true needs ipsec-key-file: set it to the file of keys"
+        if self.ipsec_key_rotation_duration < 0:
+            shown = self.ipsec_key_rotation_duration
+            yield f"ipsec-key-rotation-duration={shown}: expected a duration, such as 5m"
+        if self.enable_ipsec_encrypted_overlay:
+            yield "enable-ipsec-encrypted-overlay=true: not supported, expected false"
+        if self.encrypt_interface:
+            yield f"encrypt-interface={self.encrypt_interface}: not supported, leave it unset"
+
+
+BESIDE: Final = {
+    "enable-ipv4": (False, "nodes find each other's keys by their IPv4 addresses"),
+    "enable-wireguard": (True, "WireGuard (--enable-wireguard) cannot be used with IPsec (--enable-ipsec)"),
+    "enable-host-firewall": (True, "IPSec cannot be used with the host firewall"),
+    "enable-ipv4-egress-gateway": (True, "what pods send to gateways would leave in clear text"),
+}
+"""Options, the value of each that is refused beside IPsec, and why."""
+
+
+def refused_beside(values: Mapping[str, object], settings: IpsecSettings) -> Iterator[str]:
+    """What among all settings, by name, IPsec cannot be used with, so that nothing leaves in clear text.
+
+    Source: Cilium 1.17, its checks at the start; and what programs here do not mark.
+    """
+    for option, (wrong, why) in BESIDE.items():
+        if values.get(option) is wrong:
+            yield f"{option}={str(wrong).lower()}: {why}"
+    if (ipam := values.get("ipam")) in {"multi-pool", "delegated-plugin"}:
+        yield f"ipam={ipam}: pods' addresses lie in no range of their node"
+    for family in ("ipv4", "ipv6"):
+        if router := values.get(f"local-router-{family}"):
+            yield f"local-router-{family}={router}: states are between addresses of nodes' own ranges"
+    for option in ("cni-chaining-mode", "cni-chaining-target"):
+        if (value := values.get(option)) not in {None, "", "none", "portmap"}:
+            yield f"{option}={value}: programs see what pods send after another plugin has sent it on"
+    proxies = values.get("enable-l7-proxy") is True
+    if proxies and values.get("routing-mode") == "native":
+        yield (
+            "enable-l7-proxy=true with routing-mode=native: what proxies send in pods' names would leave in"
+            " clear text; set enable-l7-proxy=false, or routing-mode=tunnel"
+        )
+    asked = values.get("dnsproxy-enable-transparent-mode")
+    if proxies and asked is False and not settings.dnsproxy_insecure_skip_transparent_mode_check:
+        yield (
+            "dnsproxy-enable-transparent-mode=false: the DNS proxy would ask servers in clear text; leave it"
+            " unset, or set dnsproxy-insecure-skip-transparent-mode-check=true"
+        )
+
 
 _ICV_BITS: Final = (96, 128, 256)
 _LAST_SPI: Final = 15
@@ -155,3 +240,54 @@ def _octets(address: IPAddress) -> bytes:
     """Four octets of an IPv4 address, also of one in IPv6's form."""
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).packed
+
+
+# The key in force, and those it has replaced.
+
+
+class KeyRing:
+    """The key in force, and since when others are not. Shows no key in any text."""
+
+    def __init__(self, retained: float, now: Callable[[], float]) -> None:
+        """``retained``: seconds that states of a replaced key stay."""
+        self._retained = retained
+        self._now = now
+        self._replaced: dict[int, float] = {}
+        self.current: IpsecKey | None = None
+
+    @property
+    def spi(self) -> int:
+        """Of the key in force; 0: there is none yet."""
+        return self.current.spi if self.current is not None else 0
+
+    def load(self, text: str) -> bool:
+        """Put the last key of a key file in force; whether that is another than before.
+
+        Raises IpsecKeyError for a file with a wrong line; keys before that line count.
+        """
+        try:
+            keys, fault = read_keys(text, self.current), None
+        except IpsecKeyError as error:
+            keys, fault = error.before, error
+        before = self.current
+        for key in keys:
+            if self.current is not None:
+                self._replaced[self.current.spi] = self._now()
+            self._replaced.pop(key.spi, None)
+            self.current = key
+        if fault is not None:
+            raise fault
+        return self.current != before
+
+    def retains(self, spi: int) -> bool:
+        """Whether states of this SPI stay though its key is not in force. One never seen counts from now."""
+        if not spi or spi == self.spi:
+            return False
+        return (
+            self.current is None or self._now() - self._replaced.setdefault(spi, self._now()) < self._retained
+        )
+
+    def next_end(self) -> float | None:
+        """Seconds until the next replaced key's states go; None: no key has been replaced."""
+        ends = [since + self._retained - self._now() for since in self._replaced.values()]
+        return min((each for each in ends if each > 0), default=None)

@@ -1,4 +1,5 @@
-"""Which XFRM states and policies a node has for IPsec with the others, from what is known of them; pure.
+"""Which XFRM states, policies and routes a node has for IPsec with the others, from what is known of them;
+and the targets that make the kernel equal to that, with what is to stay for a while.
 
 Why:    the kernel encrypts a packet that leaves with a node's mark, by the policy and the state with that
         mark, and decrypts one whose mark says which node it is from. A marked packet that no policy takes is
@@ -8,15 +9,20 @@ Source: Cilium 1.17, pkg/datapath/linux (ipsec.go, node.go) and its marks; RFC 4
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import errno
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
-from typing import Final
+from socket import AF_INET, AF_INET6
+from typing import Final, Protocol
 
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
-from cells.encryption.ipsec.keys import IpsecKey
+from cells.datapath.datapath import TUNNEL_LINK
+from cells.encryption.ipsec.keys import IpsecKey, KeyRing
+from cells.netlink.connection import NetlinkError
+from cells.netlink.network import Marked, MarkedRule, TableRoute
 from cells.netlink.xfrm import (
     REQUEST_ID,
     Direction,
@@ -25,8 +31,33 @@ from cells.netlink.xfrm import (
     XfrmState,
     XfrmTemplate,
 )
+from cells.node.addresses import HOST_DEVICE
+from cells.node.devices import Device
+from cells.tunnel.settings import RouteMtu
+from lifecycle import BatchError, HiveError, Target
 
-__all__ = ["DECRYPT", "ENCRYPT", "KIND", "IpsecMode", "IpsecPlan", "is_ours", "node_of", "plan", "spi_of"]
+__all__ = [
+    "DECRYPT",
+    "ENCRYPT",
+    "FAMILIES",
+    "KIND",
+    "RULES",
+    "TABLE",
+    "IpsecMode",
+    "IpsecPlan",
+    "IpsecPlanner",
+    "IpsecRoutes",
+    "Refusals",
+    "XfrmEdge",
+    "XfrmKey",
+    "XfrmObject",
+    "XfrmTarget",
+    "blocks",
+    "is_ours",
+    "node_of",
+    "spi_of",
+    "wanted_routes",
+]
 
 ENCRYPT: Final = 0xE00
 DECRYPT: Final = 0xD00
@@ -93,36 +124,55 @@ def is_ours(one: XfrmState | XfrmPolicy) -> bool:
     return one in _SHARED
 
 
-def plan(
-    local: ClusterNode,
-    others: Iterable[ClusterNode],
-    numbers: Mapping[str, int],
-    key: IpsecKey,
-    mode: IpsecMode,
-) -> IpsecPlan:
-    """States and policies between ``local`` and the others. ``numbers``: of nodes, by ``cluster/name``.
+def blocks(families: Iterable[Family]) -> list[XfrmPolicy]:
+    """The policies that block what is marked, and taken by no other."""
+    return [_block(family) for family in families]
 
-    A node that has no number yet, or no address, has none; packets marked for it are blocked.
-    """
-    policies = {one.key: one for one in (_block(family) for family in mode.families)}
-    states: dict[object, XfrmState] = {}
-    known, held = set(), set()
-    for node in sorted(others, key=lambda one: one.full_name):
-        number = numbers.get(node.full_name, 0)
-        if not number or node.local:
-            continue
-        known.add(number)
-        if not node.boot_id or not local.boot_id:
-            held.add(number)
-            continue
-        pair = _Pair(local, node, number, key, mode)
-        for family in mode.families:
-            for one in pair.of(family):
+
+class IpsecPlanner:
+    """Plans for this node: of each other one anew only when it has changed, or this node or the key has."""
+
+    def __init__(self, mode: IpsecMode) -> None:
+        self._mode = mode
+        self._made: dict[str, tuple[object, tuple[XfrmState | XfrmPolicy, ...]]] = {}
+        """By name of the node: what it follows from, and what followed."""
+
+    def plan(
+        self,
+        local: ClusterNode | None,
+        others: Iterable[ClusterNode],
+        numbers: Mapping[str, int],
+        key: IpsecKey | None,
+    ) -> IpsecPlan:
+        """States and policies between ``local`` and the others. ``numbers``: of nodes, by ``cluster/name``.
+
+        A node that has no number yet, or no address, has none; packets marked for it are blocked. So are all
+        that are marked while this node or its key is not known; what there is stays then.
+        """
+        policies = {one.key: one for one in blocks(self._mode.families)}
+        states: dict[object, XfrmState] = {}
+        known, held = set(), set()
+        before, self._made = self._made, {}
+        for node in sorted(others, key=lambda one: one.full_name):
+            number = numbers.get(node.full_name, 0)
+            if not number or node.local:
+                continue
+            known.add(number)
+            if local is None or key is None or not node.boot_id or not local.boot_id:
+                held.add(number)
+                continue
+            follows = (local.addresses, local.boot_id, node, number, key)
+            was = before.get(node.full_name)
+            if was is None or was[0] != follows:
+                pair = _Pair(local, node, number, key, self._mode)
+                was = follows, tuple(one for family in self._mode.families for one in pair.of(family))
+            self._made[node.full_name] = was
+            for one in was[1]:
                 if isinstance(one, XfrmPolicy):
                     policies[one.key] = one
                 else:
                     states.setdefault(one.key, one)
-    return IpsecPlan(tuple(states.values()), tuple(policies.values()), frozenset(known), frozenset(held))
+        return IpsecPlan(tuple(states.values()), tuple(policies.values()), frozenset(known), frozenset(held))
 
 
 class _Pair:
@@ -230,3 +280,221 @@ _BLOCKS: Final = tuple(_block(family) for family in Family)
 _SHARED: Final = tuple(
     _shared(direction, family) for direction in (Direction.FWD, Direction.IN) for family in Family
 )
+
+
+# XFRM made equal to the plan.
+
+XfrmObject = XfrmState | XfrmPolicy
+XfrmKey = tuple[object, ...]
+Refusals = Mapping[MarkedRule | TableRoute, NetlinkError]
+
+
+class XfrmEdge(Protocol):
+    """The kernel's states and policies, and the routing table of what they mark.
+
+    Lists raise NetlinkError, as remove_routes() does; the rest returns what was refused.
+    """
+
+    async def states(self) -> list[XfrmState]: ...
+
+    async def policies(self) -> list[XfrmPolicy]: ...
+
+    async def add_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]: ...
+
+    async def delete_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]: ...
+
+    async def set_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]: ...
+
+    async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]: ...
+
+    async def rows(self) -> list[MarkedRule | TableRoute]: ...
+
+    async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals: ...
+
+    async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals: ...
+
+    async def remove_routes(self) -> int: ...
+
+
+class XfrmTarget:
+    """XFRM as a reconciler's target. What others made is not seen, nor what is to stay for a while.
+
+    States come before the policies that need them: a policy without its state blocks what it takes.
+    """
+
+    def __init__(self, kernel: XfrmEdge, ring: KeyRing, planned: Callable[[], IpsecPlan]) -> None:
+        self._kernel = kernel
+        self._ring = ring
+        self._planned = planned
+        self._there: dict[XfrmKey, XfrmObject] = {}
+
+    async def observe(self) -> Mapping[XfrmKey, XfrmObject]:
+        """What there is of ours and planned, or to be removed. Raises NetlinkError."""
+        found: list[XfrmObject] = [*await self._kernel.states(), *await self._kernel.policies()]
+        self._there = {one.key: one for one in found if is_ours(one)}
+        planned = self._planned()
+        keys = {one.key for one in planned.objects}
+        return {key: one for key, one in self._there.items() if key in keys or not self._stays(one, planned)}
+
+    def _stays(self, one: XfrmObject, planned: IpsecPlan) -> bool:
+        """Whether it is of a key that was replaced lately, of a node that stays as it is, or of all nodes."""
+        if one.mark is None:
+            return bool(planned.policies)
+        node, spi = node_of(one.mark), one.spi if isinstance(one, XfrmState) else spi_of(one)
+        return node in planned.held or (node in planned.nodes and self._ring.retains(spi))
+
+    def matches(self, row: XfrmObject, observed: XfrmObject) -> bool:
+        """Whether it is there with its keys and marks."""
+        return row == observed
+
+    async def put(self, batch: Mapping[XfrmKey, XfrmObject]) -> None:
+        """Add states, in place of those that have their SPI and mark, then policies. Raises BatchError."""
+        failures: dict[XfrmKey, Exception] = {}
+        states = [one for one in batch.values() if isinstance(one, XfrmState)]
+        taken = self._note(states, await self._kernel.add_states(states), failures, errno.EEXIST)
+        if taken:
+            self._note(taken, await self._kernel.delete_states(taken), failures)
+            self._note(taken, await self._kernel.add_states(taken), failures)
+        have = {_way(one) for one in self._there.values() if isinstance(one, XfrmState)}
+        policies = []
+        for one in batch.values():
+            if not isinstance(one, XfrmPolicy):
+                continue
+            if one.block or one.mark is None or _way_of(one) in have:
+                policies.append(one)
+            else:
+                failures[one.key] = HiveError(f"{one} waits for its state")
+        self._note(policies, await self._kernel.set_policies(policies), failures)
+        if failures:
+            raise BatchError(failures)
+
+    def _note(
+        self,
+        objects: Sequence[XfrmObject],
+        results: Iterable[NetlinkError | None],
+        failures: dict[XfrmKey, Exception],
+        again: int = 0,
+    ) -> list[XfrmState]:
+        """Note what was refused, and what is there now; gives states that were refused with ``again``."""
+        refused = []
+        for one, error in zip(objects, results, strict=True):
+            if error is None:
+                self._there[one.key] = one
+            elif error.errno == again and isinstance(one, XfrmState):
+                refused.append(one)
+            else:
+                failures[one.key] = error
+        return refused
+
+    async def drop(self, batch: Collection[XfrmKey]) -> None:
+        """Remove them, policies first: packets they have taken are blocked then. Raises BatchError.
+
+        What is to stay for a while does: a comparison after that finds it.
+        """
+        failures: dict[XfrmKey, Exception] = {}
+        planned = self._planned()
+        found = [
+            one
+            for key in batch
+            if (one := self._there.get(key)) is not None and not self._stays(one, planned)
+        ]
+        policies = [one for one in found if isinstance(one, XfrmPolicy)]
+        states = [one for one in found if isinstance(one, XfrmState)]
+        self._note(policies, await self._kernel.delete_policies(policies), failures)
+        self._note(states, await self._kernel.delete_states(states), failures)
+        for one in found:
+            if one.key not in failures:
+                del self._there[one.key]
+        if failures:
+            raise BatchError(failures)
+
+
+def _way(state: XfrmState) -> tuple[object, ...]:
+    return state.source, state.destination, state.spi, state.mark
+
+
+def _way_of(policy: XfrmPolicy) -> tuple[object, ...]:
+    template = policy.templates[0]
+    return template.source, template.destination, template.spi, policy.mark
+
+
+# The routing table of what is marked.
+
+TABLE: Final = 200
+"""The routing table of packets that are to be encrypted, or are decrypted."""
+RULES: Final = {kind: Marked(kind, KIND, TABLE, priority=1) for kind in (DECRYPT, ENCRYPT)}
+"""Which packets ask it."""
+FAMILIES: Final = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}
+
+
+def wanted_routes(
+    nodes: Iterable[ClusterNode],
+    devices: Iterable[Device],
+    families: Collection[Family],
+    mtu: RouteMtu,
+    *,
+    endpoint_routes: bool,
+) -> dict[XfrmKey, MarkedRule | TableRoute]:
+    """Rules, and routes: to this node's pods by the link that decrypts, to others' by cilium_host."""
+    links = {device.name: device for device in devices}
+    wanted: list[MarkedRule | TableRoute] = [
+        MarkedRule(RULES[kind], FAMILIES[family])
+        for family in families
+        for kind in (DECRYPT, ENCRYPT)
+        if kind == ENCRYPT or family is Family.IPV6 or not endpoint_routes
+    ]
+    host = links.get(HOST_DEVICE)
+    for node in nodes:
+        for family in families:
+            if not node.local:
+                link, size = host, mtu.encrypted()
+            elif mtu.tunnelled:
+                link, size = links.get(TUNNEL_LINK), 0
+            else:
+                link, size = _link_with(node, family, links.values()), 0
+            if link is not None:
+                wanted += [
+                    TableRoute(cidr, link.ifindex, node.local, size) for cidr in node.alloc_cidrs(family)
+                ]
+    return {key_of(one): one for one in wanted}
+
+
+def _link_with(node: ClusterNode, family: Family, devices: Iterable[Device]) -> Device | None:
+    """The link that has the node's address."""
+    own = node.node_ip(family)
+    return next((one for one in devices if any(each.ip == own for each in one.addresses)), None)
+
+
+def key_of(row: MarkedRule | TableRoute) -> XfrmKey:
+    """What the kernel knows it by."""
+    if isinstance(row, MarkedRule):
+        return "rule", row.family, row.marked.mark
+    return "route", str(row.destination)
+
+
+class IpsecRoutes(Target[XfrmKey, MarkedRule | TableRoute, MarkedRule | TableRoute]):
+    """The routing table and its rules as a reconciler's target."""
+
+    def __init__(self, kernel: XfrmEdge) -> None:
+        self._kernel = kernel
+        self._there: dict[XfrmKey, MarkedRule | TableRoute] = {}
+
+    async def observe(self) -> Mapping[XfrmKey, MarkedRule | TableRoute]:
+        """What there is. Raises NetlinkError."""
+        self._there = {key_of(one): one for one in await self._kernel.rows()}
+        return dict(self._there)
+
+    async def put(self, batch: Mapping[XfrmKey, MarkedRule | TableRoute]) -> None:
+        """Set them. Raises BatchError."""
+        self._raise(await self._kernel.set_rows(list(batch.values())))
+        self._there |= batch
+
+    async def drop(self, batch: Collection[XfrmKey]) -> None:
+        """Remove them. Raises BatchError."""
+        found = [self._there[key] for key in batch if key in self._there]
+        self._raise(await self._kernel.remove_rows(found))
+
+    @staticmethod
+    def _raise(refused: Refusals) -> None:
+        if refused:
+            raise BatchError({key_of(row): error for row, error in refused.items()})

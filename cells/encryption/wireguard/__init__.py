@@ -36,15 +36,17 @@ from cells.base.metrics import Collector, counter, gauge
 from cells.base.metrics import Family as MetricFamily
 from cells.base.processes import exit_text, process_ended
 from cells.cluster.encryption import (
+    UNANNOUNCED_KEY,
     WIREGUARD_KEY,
     WIREGUARD_LINK,
-    WIREGUARD_OVERHEAD,
     ClusterEncryption,
     EncryptionKey,
+    PublishedKey,
 )
 from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.cluster.nodes.node import ClusterNode
 from cells.datapath.datapath import Datapath
+from cells.encryption.ipsec.custodian import IpsecKeys
 from cells.encryption.wireguard.device import WireguardDevice
 from cells.encryption.wireguard.peers import LISTEN_PORT, PeerError, PeerNode, WireguardPeers
 from cells.encryption.wireguard.settings import EncryptionSettings, WireguardKey
@@ -76,20 +78,22 @@ __all__ = ["WireguardAgent", "cell"]
 
 INTERVAL: Final = seconds(30)
 """How often the device is compared, besides every change of links."""
+NOTHING: Final = ClusterEncryption()
 SYSCTLS: Final = {f"net/ipv4/conf/{WIREGUARD_LINK}/rp_filter": "0"}
 """What comes out has no route back over the device."""
 
 
-def cluster_encryption(settings: EncryptionSettings) -> ClusterEncryption:
+def cluster_encryption(settings: EncryptionSettings, ipsec: IpsecKeys) -> ClusterEncryption:
     """By the settings."""
-    if not settings.enable_wireguard:
-        return ClusterEncryption()
-    return ClusterEncryption(WIREGUARD_KEY, settings.encrypt_node, WIREGUARD_OVERHEAD)
+    if ipsec.enabled:
+        return ClusterEncryption(UNANNOUNCED_KEY)
+    return ClusterEncryption(WIREGUARD_KEY, settings.encrypt_node) if settings.enable_wireguard else NOTHING
 
 
-def encryption_key(key: WireguardKey) -> Table[str, EncryptionKey]:
-    """The table ``encryption-key``."""
-    return key.table
+@after(WireguardKey, IpsecKeys)
+def encryption_key(published: PublishedKey) -> Table[str, EncryptionKey]:
+    """The table ``encryption-key``: who reads it does so once a key is published, if there is one."""
+    return published.table
 
 
 class WireguardSources:
@@ -287,8 +291,6 @@ class WireguardAgent:
 
     def status(self) -> EncryptionStatus:
         """Its part of the agent's status, with peers as the device had them when it was last compared."""
-        if not self.settings.enable_wireguard:
-            return EncryptionStatus(mode="Disabled")
         if self._trouble:
             msg = f"failed to get device: {self._trouble}"
             return EncryptionStatus(mode="Wireguard", msg=msg, wireguard=WireguardStatus())
@@ -345,7 +347,8 @@ def encryption_status(wireguard: WireguardAgent) -> Member[StatusSection]:
     """What is encrypted, for the agent's status."""
 
     def fill(facts: StatusFacts) -> None:
-        facts.encryption = wireguard.status()
+        if wireguard.settings.enable_wireguard:
+            facts.encryption = wireguard.status()
 
     return StatusSection(fill)
 

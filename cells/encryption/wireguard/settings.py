@@ -13,7 +13,13 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
 
-from cells.cluster.encryption import WIREGUARD_KEY, WIREGUARD_LINK, EncryptionKey
+from cells.cluster.encryption import (
+    WIREGUARD_KEY,
+    WIREGUARD_LINK,
+    WIREGUARD_OVERHEAD,
+    EncryptionKey,
+    PublishedKey,
+)
 from cells.config import AgentConfig
 from cells.kubernetes.objects.core import Node
 from lifecycle import (
@@ -25,7 +31,6 @@ from lifecycle import (
     Logger,
     Settings,
     Table,
-    Tables,
     refuse,
     seconds,
 )
@@ -132,7 +137,7 @@ _BASE_POINT: Final = (9).to_bytes(KEY_SIZE, "little")
 
 
 class WireguardKey:
-    """Loaded or made by its hook, before the node is published; ``table`` is what other nodes are to know.
+    """Loaded or made by its hook, before the node is published.
 
     A key that cannot be read ends the start: HiveError.
     """
@@ -142,10 +147,10 @@ class WireguardKey:
         settings: EncryptionSettings,
         agent: AgentConfig,
         nodes: Table[tuple[str, str], Node],
+        published: PublishedKey,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
-        tables: Tables,
         log: Logger,
     ) -> None:
         self.settings = settings
@@ -155,8 +160,7 @@ class WireguardKey:
         self.private = b""
         self.public = ""
         """In base64."""
-        self.table: Table[str, EncryptionKey] = Table("encryption-key", key=lambda row: row.wireguard)
-        tables.add(self.table)
+        self._published = published
         if settings.enable_wireguard:
             lifecycle.append(Hook("load the key of WireGuard", self._start))
             jobs.observe("watch labels of the Node object", self._own_changes, self._look)
@@ -191,9 +195,8 @@ class WireguardKey:
         self._publish()
 
     def _publish(self) -> None:
-        row = EncryptionKey(0 if self.opted_out else WIREGUARD_KEY, self.public)
-        with self.table.txn() as txn:
-            txn.replace_all([row])
+        number = 0 if self.opted_out else WIREGUARD_KEY
+        self._published.publish(EncryptionKey(number, self.public, WIREGUARD_OVERHEAD))
 
 
 def load_key(path: Path) -> tuple[bytes, bool]:

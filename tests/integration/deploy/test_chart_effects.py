@@ -39,7 +39,6 @@ LEFT_OUT: Final = {
 }
 """Keys that Cilium's chart leaves out where they are false."""
 ONLY_ONE: Final = (
-    (r"cilium-ipsec-secrets|~1etc~1ipsec", "IPsec is not built: agents do not start"),
     (r"env/\[KUBERNETES_SERVICE_PORT\]", "Cilium's has an empty port, here it is Kubernetes' own"),
     (r"\[cilium-agent\]/ports$", "metrics are served by default"),
     (r"annotations/prometheus.io/port$", "metrics are served by default"),

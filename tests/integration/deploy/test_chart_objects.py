@@ -84,7 +84,6 @@ DIFFERENT: Final = (
     (r"ports/\[peer-service\]", "it is listed with metrics of flows alone"),
     (r"\[cilium-agent\]/resources/requests", "what an agent needs is asked for"),
     (r"env/\[CILIUM_DEBUG\]", "debug is read from the ConfigMap"),
-    (r"cilium-ipsec-secrets|~1etc~1ipsec", "IPsec is not built: agents do not start"),
     (r"/labels/app.kubernetes.io~1part-of$", "every object of ours has the label"),
 )
 """Places, and why they differ there."""

@@ -13,9 +13,8 @@ from unittest.mock import patch
 
 import pytest
 
-from cells import config
 from cells.datapath.build import find_clang
-from cells.encryption.ipsec import custodian
+from cells.encryption.ipsec.custodian import KernelIpsec
 from cells.netlink.wire import HEADER, NLM_F_REQUEST, Request
 from cells.netlink.xfrm import (
     Algorithm,
@@ -32,6 +31,7 @@ from cells.netlink.xfrm import (
 )
 from hive.dbg.main import run as hive_dbg
 from lifecycle import Hive, StartError
+from tests.kernel.netlink.ipsec_node import IpsecWorld
 from tests.support.namespaces import in_node
 from tests.support.recordings import recordings
 from tests.unit.hive.stub_agent import stub_agent
@@ -153,8 +153,7 @@ def rest() -> str:
 
 @asynccontextmanager
 async def agent(**settings: str) -> AsyncIterator[Hive]:
-    given = {"enable-ipv4": "true", "enable-ipv6": "true", **settings}
-    async with Hive(custodian.cell, config.cell, settings=given).started() as hive:
+    async with IpsecWorld(kernel=KernelIpsec()).agent(**settings) as hive:
         yield hive
 
 
@@ -180,11 +179,13 @@ async def test_a_table_200_of_another_program_is_left_alone(in_node: None) -> No
 async def test_a_kernel_without_esp_is_named_at_the_start(in_node: None, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("3+ rfc4106(gcm(aes)) 44434241343332312423222114131211f4f3f2f1 128\n")
+    if (await XfrmKernel().add_states(STATES[:1]))[0] is None:
+        pytest.skip("this kernel has ESP")
     with pytest.raises(StartError) as caught:
         async with agent(**{"enable-ipsec": "true", "ipsec-key-file": str(keys)}):
             pass
     text = str(caught.value)
-    why = "this kernel has no ESP for IPv4 .*(AEAD algorithm|type) not found|not supported yet"
+    why = "this kernel has no ESP for IPv4 .*(AEAD algorithm|type) not found"
     assert re.search(why, text), text
     assert "44434241" not in text
     assert await XfrmKernel().states() == []

@@ -23,7 +23,7 @@ from cells.config import AgentConfig
 from cells.datapath import DatapathWatchdog
 from cells.datapath.collector import Collected, ConntrackCollector
 from cells.datapath.datapath import Datapath, HostPolicy
-from cells.encryption.ipsec.custodian import XfrmEdge
+from cells.encryption.ipsec.plan import XfrmEdge
 from cells.encryption.wireguard.device import WireguardDevice
 from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
 from cells.endpoint.host import HostPrograms

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from cells.encryption.ipsec.plan import Refusals
 from cells.netlink.connection import NetlinkError
+from cells.netlink.network import MarkedRule, TableRoute
 from cells.netlink.xfrm import XfrmPolicy, XfrmState
 
 
@@ -16,6 +18,7 @@ class FakeXfrm:
         self.esp = esp
         self.held_states: dict[object, XfrmState] = {}
         self.held_policies: dict[object, XfrmPolicy] = {}
+        self.held_rows: set[MarkedRule | TableRoute] = set()
 
     async def states(self) -> list[XfrmState]:
         return list(self.held_states.values())
@@ -48,5 +51,18 @@ class FakeXfrm:
             self.held_policies.pop(one.key, None)
         return [None for _ in policies]
 
+    async def rows(self) -> list[MarkedRule | TableRoute]:
+        return list(self.held_rows)
+
+    async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+        self.held_rows |= set(rows)
+        return {}
+
+    async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+        self.held_rows -= set(rows)
+        return {}
+
     async def remove_routes(self) -> int:
-        return 0
+        count = len(self.held_rows)
+        self.held_rows.clear()
+        return count

@@ -14,10 +14,17 @@ import pytest
 from cells.base.addresses import Family
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.encryption.ipsec.custodian import KeyRing, XfrmTarget
-from cells.encryption.ipsec.keys import IpsecKey, IpsecKeyError, read_keys
-from cells.encryption.ipsec.plan import IpsecMode, IpsecPlan, plan
+from cells.encryption.ipsec.keys import (
+    IpsecKey,
+    IpsecKeyError,
+    IpsecSettings,
+    KeyRing,
+    read_keys,
+    refused_beside,
+)
+from cells.encryption.ipsec.plan import IpsecMode, IpsecPlan, IpsecPlanner, XfrmTarget
 from cells.netlink.xfrm import Algorithm, Direction, XfrmMark, XfrmPolicy, XfrmState
+from hive.inspect.source import hive_of
 from lifecycle import BatchError
 from tests.support.recordings import recordings
 from tests.unit.encryption.fakes import FakeXfrm
@@ -208,6 +215,7 @@ class Replay:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.mode = mode_of(config)
+        self.planner = IpsecPlanner(self.mode)
         self.kernel = FakeXfrm(esp=not config.get("kernel_without_esp"))
         self.now = 0.0
         self.ring = KeyRing(300.0, lambda: self.now)
@@ -248,7 +256,7 @@ class Replay:
                 self.on = False
         if (key := self.ring.current) is not None:
             self.planned = (
-                plan(self.local, self.others.values(), self.numbers, key, self.mode)
+                self.planner.plan(self.local, self.others.values(), self.numbers, key)
                 if self.on
                 else IpsecPlan((), ())
             )
@@ -336,3 +344,49 @@ async def test_what_others_made_is_left_alone() -> None:
     replay.ring.load(KEY)
     await replay.event({"op": "disable_ipsec"})
     assert await replay.kernel.policies() == theirs
+
+
+SERVED = {
+    "enable-ipv4": True,
+    "enable-wireguard": False,
+    "enable-host-firewall": False,
+    "enable-ipv4-egress-gateway": False,
+    "ipam": "cluster-pool",
+    "local-router-ipv4": "",
+    "local-router-ipv6": "",
+    "cni-chaining-mode": "none",
+    "cni-chaining-target": "",
+    "routing-mode": "tunnel",
+    "enable-l7-proxy": True,
+    "dnsproxy-enable-transparent-mode": None,
+}
+REFUSED_VALUES = (
+    ("enable-ipv4", False),
+    ("enable-wireguard", True),
+    ("enable-host-firewall", True),
+    ("enable-ipv4-egress-gateway", True),
+    ("ipam", "multi-pool"),
+    ("ipam", "delegated-plugin"),
+    ("local-router-ipv4", "10.0.0.1"),
+    ("local-router-ipv6", "fd00::1"),
+    ("cni-chaining-mode", "flannel"),
+    ("cni-chaining-target", "other"),
+    ("routing-mode", "native"),
+    ("dnsproxy-enable-transparent-mode", False),
+)
+
+
+def test_settings_by_which_packets_would_leave_in_clear_are_refused_by_name() -> None:
+    options = {one.name for one in hive_of(None, ()).options()}
+    assert options >= SERVED.keys()
+    settings = IpsecSettings(enable_ipsec=True, ipsec_key_file="/etc/ipsec/keys")
+    assert list(refused_beside(SERVED, settings)) == []
+    for name, value in REFUSED_VALUES:
+        (text,) = refused_beside(SERVED | {name: value}, settings)
+        assert name in text
+    without = {"enable-l7-proxy": False}
+    for name, value in REFUSED_VALUES[-2:]:
+        assert list(refused_beside(SERVED | without | {name: value}, settings)) == []
+    asks = SERVED | {"dnsproxy-enable-transparent-mode": False}
+    skips = IpsecSettings(dnsproxy_insecure_skip_transparent_mode_check=True)
+    assert list(refused_beside(asks, skips)) == []

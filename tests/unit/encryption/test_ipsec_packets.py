@@ -23,8 +23,8 @@ from scapy.packet import Raw
 from cells.base.addresses import Family
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.encryption.ipsec.custodian import KeyRing, XfrmTarget
-from cells.encryption.ipsec.plan import DECRYPT, ENCRYPT, IpsecMode, IpsecPlan, plan
+from cells.encryption.ipsec.keys import KeyRing
+from cells.encryption.ipsec.plan import DECRYPT, ENCRYPT, IpsecMode, IpsecPlan, IpsecPlanner, XfrmTarget
 from cells.netlink.xfrm import Direction, XfrmMark, XfrmState
 from tests.unit.encryption.fakes import FakeXfrm
 
@@ -76,7 +76,7 @@ class EspNode:
         """Make the kernel equal to the plan, as the reconciler does: first add, then remove."""
         key = self.ring.current
         assert key is not None
-        self.planned = plan(self.node, [other], {other.full_name: number}, key, self.mode)
+        self.planned = IpsecPlanner(self.mode).plan(self.node, [other], {other.full_name: number}, key)
         rows: dict[Any, Any] = {one.key: one for one in self.planned.objects}
         there = await self.target.observe()
         await self.target.put({k: row for k, row in rows.items() if there.get(k) != row})
