@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, ip_network
 import pytest
 from scapy.layers.l2 import Ether
 
+from cells.cluster.encryption import UNANNOUNCED_KEY
 from cells.datapath.settings import ProgramSettings
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
@@ -47,9 +48,13 @@ class IpsecWorld(OverlayWorld):
 
     def reset(self) -> None:
         super().reset()
-        value = IpcacheValue(REMOTE_IDENTITY, IPv4Address(OTHER_NODE), 4, 0)
-        self.maps["cilium_ipcache"].update(IpcacheKey.of(ip_network(REMOTE)).pack(), value.pack())
+        self.announce(4)
         self.use_key(3)
+
+    def announce(self, key: int) -> None:
+        """Have the other node announce this key for its pod."""
+        value = IpcacheValue(REMOTE_IDENTITY, IPv4Address(OTHER_NODE), key, 0)
+        self.maps["cilium_ipcache"].update(IpcacheKey.of(ip_network(REMOTE)).pack(), value.pack())
 
     def use_key(self, spi: int) -> None:
         self.maps["cilium_encrypt_state"].update(bytes(4), bytes([spi]))
@@ -73,6 +78,16 @@ def test_a_pod_s_packets_are_marked_with_the_node_and_the_older_key(ipsec: Ipsec
     for _ in range(2):  # a new flow, and a known one
         sent = ipsec.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE))
         assert (sent.action, sent.mark) == (OK, FOR_NODE_1_WITH_KEY_3)
+
+
+def test_what_is_for_a_node_that_announces_no_key_is_marked_with_the_own_one(ipsec: IpsecWorld) -> None:
+    ipsec.announce(UNANNOUNCED_KEY)
+    for own in (1, 3, 15):
+        ipsec.use_key(own)
+        sent = ipsec.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE))
+        assert (sent.action, sent.mark) == (OK, 0x00010E00 | own << 12)
+    ipsec.use_key(0)
+    assert ipsec.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE)).dropped == (UNENCRYPTED, EGRESS)
 
 
 @pytest.mark.parametrize("mark", [BY_PROXY_FOR_A, BY_INGRESS_PROXY])
