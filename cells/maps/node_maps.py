@@ -138,6 +138,8 @@ class Maps:
     """hive_devices: ifindex to DeviceConfig."""
     encrypt_state: Map
     """cilium_encrypt_state: index 0 to the number of the key that IPsec encrypts with; 0: none."""
+    pod_networks: Map
+    """hive_pod_networks: IpcacheKey to 1, where other nodes' pods have their addresses; 0: this node's."""
     encryption: Map
     """hive_encryption: index 0 to EncryptionConfig."""
     l2_responder4: Map

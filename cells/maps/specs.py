@@ -402,6 +402,9 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "ipmasq6": MapSpec("cilium_ipmasq_v6", MapType.LPM_TRIE, 20, 1, 16384, NO_PREALLOC),
         "devices": MapSpec("hive_devices", MapType.HASH, 4, DeviceConfig.SIZE, 256, NO_PREALLOC),
         "encrypt_state": MapSpec("cilium_encrypt_state", MapType.ARRAY, 4, 1, 1),
+        "pod_networks": MapSpec(
+            "hive_pod_networks", MapType.LPM_TRIE, IpcacheKey.SIZE, 1, 65536, NO_PREALLOC
+        ),
         "encryption": MapSpec("hive_encryption", MapType.ARRAY, 4, EncryptionConfig.SIZE, 1),
         "l2_responder4": MapSpec(
             *("cilium_l2_responder_v4", MapType.HASH, L2ResponderKey.SIZE, L2_RESPONDER_VALUE.size),

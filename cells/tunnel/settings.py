@@ -63,6 +63,11 @@ class TunnelSettings(Settings, frozen=True):
         return self.tunnelled or self.enable_ipv4_egress_gateway
 
     @property
+    def overhead(self) -> int:
+        """Bytes that the tunnel puts before a pod's packet; 0 without a tunnel."""
+        return OVERHEAD if self.has_tunnel else 0
+
+    @property
     def port(self) -> int:
         """The UDP port."""
         return self.tunnel_port or VXLAN_PORT
@@ -137,12 +142,17 @@ class RouteMtu:
         self.devices = mtu.devices
         """What it follows from."""
         self.tunnelled = settings.tunnelled
-        self._overhead = OVERHEAD if settings.has_tunnel else 0
+        self._overhead = settings.overhead
         self._keys = keys
 
-    def __call__(self) -> int:
+    @property
+    def encryption(self) -> int:
+        """Bytes of a packet that encryption needs; 0: nothing is encrypted."""
         keys = self._keys.all() if self._keys is not None else ()
-        return self.encrypted() - max((key.overhead for key in keys), default=0)
+        return max((key.overhead for key in keys), default=0)
+
+    def __call__(self) -> int:
+        return self.encrypted() - self.encryption
 
     def encrypted(self) -> int:
         """That of routes of what is encrypted already: less what the tunnel needs."""

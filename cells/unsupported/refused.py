@@ -50,8 +50,8 @@ def _text(value: object) -> str:
 
 OPERATOR: Final = """
 agent-not-ready-taint-key auto-create-cilium-pod-ip-pools ces-max-ciliumendpoints-per-ces ces-rate-limits
-ces-slice-mode cilium-endpoint-gc-interval cilium-pod-labels cilium-pod-namespace cluster-pool-ipv4-cidr
-cluster-pool-ipv4-mask-size cluster-pool-ipv6-cidr cluster-pool-ipv6-mask-size
+ces-slice-mode cilium-endpoint-gc-interval cilium-pod-labels cilium-pod-namespace
+cluster-pool-ipv4-mask-size cluster-pool-ipv6-mask-size
 clustermesh-concurrent-service-endpoint-syncs clustermesh-enable-endpoint-sync clustermesh-enable-mcs-api
 clustermesh-endpoint-updates-batch-period clustermesh-endpoints-per-slice default-lb-service-ipam
 enable-cilium-operator-server-access enable-gateway-api-alpn enable-gateway-api-app-protocol

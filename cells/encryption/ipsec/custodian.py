@@ -2,7 +2,8 @@
 
 Controller: the tables ``nodes``, ``node-ids`` and ``ipsec-key`` in, ``ipsec`` out: states and policies.
 Reconciler: ``ipsec`` in, XFRM out; ``ipsec-routes`` in, routing table 200 and its rules out; the table
-            ``encryption-key`` in, ``cilium_encrypt_state`` out.
+            ``encryption-key`` in, ``cilium_encrypt_state`` out; ``pod-networks`` in, ``hive_pod_networks``
+            out.
 Why:        a key is replaced while packets encrypted with the one before are on their way: what it made stays
             for a while. Source: Cilium 1.17, its IPsec key custodian.
 
@@ -23,7 +24,7 @@ import msgspec
 from anyio import to_thread
 
 from cells.api import EncryptionStatus, StatusFacts, StatusSection
-from cells.base.addresses import Family, IPAddress
+from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.base.metrics import Collector, gauge
 from cells.base.metrics import Family as MetricFamily
 from cells.cluster.encryption import EncryptionKey, PublishedKey
@@ -33,7 +34,14 @@ from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.config.drift import directory_changes
 from cells.datapath.settings import XfrmMarks
-from cells.encryption.ipsec.keys import IpsecKey, IpsecSettings, KeyRing, read_keys, refused_beside
+from cells.encryption.ipsec.keys import (
+    IpsecKey,
+    IpsecSettings,
+    KeyRing,
+    networks_of_pods,
+    read_keys,
+    refused_beside,
+)
 from cells.encryption.ipsec.plan import (
     DECRYPT,
     ENCRYPT,
@@ -54,6 +62,7 @@ from cells.encryption.ipsec.plan import (
     wanted_routes,
 )
 from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import IpcacheKey
 from cells.maps.target import Codec, MapTarget
 from cells.netlink import news
 from cells.netlink.network import (
@@ -116,7 +125,24 @@ TRIAL: Final = {
 """Addresses of nobody's (RFC 5737, RFC 3849), for a state that shows whether the kernel has what it needs."""
 
 
-# The key file, and the key that is published.
+NUMBER: Final = Codec[int](lambda value: value.to_bytes(1), lambda data: data[0])
+INDEX: Final = Codec[int](
+    lambda value: value.to_bytes(4, "little"), lambda data: int.from_bytes(data, "little")
+)
+NETWORK: Final = Codec[IPNetwork](
+    lambda network: IpcacheKey.of(network).pack(), lambda data: IpcacheKey.unpack(data).network
+)
+
+
+# The key file, the key that is published, and where pods are that nothing in clear text is sent to.
+
+
+class GuardedNetwork(msgspec.Struct, frozen=True):
+    """A row of the table ``pod-networks``: where pods have their addresses."""
+
+    network: IPNetwork
+    elsewhere: bool
+    """Of other nodes, also of those that no table has yet; what this node's pods send there is encrypted."""
 
 
 class KeyInForce(msgspec.Struct, frozen=True):
@@ -131,8 +157,9 @@ class IpsecKeys:
     """Read at the start, before any program marks a packet, and whenever the file changes.
 
     The hook raises UsageError for what cannot be beside IPsec and for a file without a good key, HiveError
-    for a kernel without ESP. Then it has the kernel block what is marked, and publishes the key. A key that
-    replaces another is published once there are states of it: see :class:`IpsecCustodian`.
+    for a kernel without ESP. Then it has the kernel block what is marked, and programs what would leave in
+    clear text, and publishes the key. A key that replaces another is published once there are states of it:
+    see :class:`IpsecCustodian`.
     """
 
     def __init__(
@@ -142,6 +169,7 @@ class IpsecKeys:
         kernel: XfrmEdge,
         published: PublishedKey,
         view: HiveView,
+        maps: Maps,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -154,6 +182,12 @@ class IpsecKeys:
         self.ring = KeyRing(settings.ipsec_key_rotation_duration, time.monotonic)
         self.table: Table[int, KeyInForce] = Table("ipsec-key", key=lambda row: row.spi)
         self.published = published
+        self.networks: dict[IPNetwork, GuardedNetwork] = {}
+        """Of all pods, as far as settings have them."""
+        self.guard: MapTarget[IPNetwork, GuardedNetwork, int] = MapTarget(
+            lambda: (maps.pod_networks,), NETWORK, NUMBER, lambda row: int(row.elsewhere)
+        )
+        """What programs know of all such networks."""
         self._settings = settings
         self._path = Path(settings.ipsec_key_file)
         self._agent = agent
@@ -163,6 +197,7 @@ class IpsecKeys:
         self._log = log
         if not self.enabled:
             return
+        maps.use("pod_networks")
         tables.add(self.table)
         lifecycle.append(Hook("load the keys of IPsec", self._start))
         if settings.enable_ipsec_key_watcher:
@@ -197,6 +232,9 @@ class IpsecKeys:
         results = await self._kernel.set_policies(blocks(self.families))
         if refused := [error for error in results if error is not None]:
             raise HiveError(f"enable-ipsec=true: failed to block what is not encrypted: {refused[0]}")
+        found = (networks_of_pods(values, self._settings, family) for family in self.families)
+        self.networks = {each: GuardedNetwork(each, True) for family in found for each in family}
+        self.guard.write_now(self.networks)
         self._note()
         self.publish()
         self._log.info("IPsec encrypts with a key", spi=key.spi)
@@ -312,10 +350,6 @@ class ShownXfrm(msgspec.Struct, frozen=True):
 
 
 _REMOVED: Final = news.passing((news.kinds(*XFRM_REMOVALS),))
-NUMBER: Final = Codec[int](lambda value: value.to_bytes(1), lambda data: data[0])
-INDEX: Final = Codec[int](
-    lambda value: value.to_bytes(4, "little"), lambda data: int.from_bytes(data, "little")
-)
 
 
 @after(IpsecKeys)
@@ -366,11 +400,15 @@ class IpsecCustodian:
             lambda: (maps.encrypt_state,), INDEX, NUMBER, lambda row: row.number
         )
         number_reconciler = Reconciler(numbers, number, full_every=SWEEP)
-        tables.add(self.objects.map(lambda one: ShownXfrm(str(one)), name="ipsec"), routes)
-        tables.add(self._reconciler.statuses, route_reconciler.statuses, number_reconciler.statuses)
+        networks: Derived[IPNetwork, GuardedNetwork] = Derived("pod-networks", self._networks, sources.nodes)
+        guard = Reconciler(networks, keys.guard, full_every=SWEEP, put_early=True)
+        tables.add(self.objects.map(lambda one: ShownXfrm(str(one)), name="ipsec"), routes, networks)
+        reconcilers = (self._reconciler, route_reconciler, number_reconciler, guard)
+        tables.add(*(one.statuses for one in reconcilers))
         jobs.observe("reconcile states and policies", self._reconciler)
         jobs.observe("reconcile routes", route_reconciler)
         jobs.observe("write the number of the key", number_reconciler)
+        jobs.observe("write where pods are", guard)
         jobs.observe("look for states of a new key", self._reconciler.statuses.changes, self._use)
         jobs.observe("watch the key", keys.table.changes, self._use)
         jobs.observe("wait for the end of replaced keys", keys.table.changes, self._retire)
@@ -395,6 +433,10 @@ class IpsecCustodian:
     ) -> dict[XfrmKey, MarkedRule | TableRoute]:
         families, mtu = self.keys.families, self._sources.mtu
         return wanted_routes(nodes, devices, families, mtu, endpoint_routes=self._endpoint_routes)
+
+    def _networks(self, nodes: list[ClusterNode]) -> dict[IPNetwork, GuardedNetwork]:
+        known = {each: GuardedNetwork(each, not node.local) for node in nodes for each in node.all_cidrs()}
+        return self.keys.networks | known
 
     async def _removals(self) -> AsyncIterator[None]:
         async for hint in news.hints(XFRM_CHANGES, _REMOVED, protocol=NETLINK_XFRM):

@@ -10,15 +10,24 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 import msgspec
 
-from cells.base.addresses import IPAddress
+from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.netlink.xfrm import Algorithm, KeyOctets
 from lifecycle import Duration, Settings, minutes, refuse
 
-__all__ = ["IpsecKey", "IpsecKeyError", "IpsecSettings", "KeyRing", "read_keys", "refused_beside"]
+__all__ = [
+    "IpsecKey",
+    "IpsecKeyError",
+    "IpsecSettings",
+    "KeyRing",
+    "networks_of_pods",
+    "read_keys",
+    "refused_beside",
+]
 
 
 class IpsecSettings(Settings, frozen=True):
@@ -42,6 +51,13 @@ class IpsecSettings(Settings, frozen=True):
 
     encrypt_interface: str = ""
     """Devices whose packets are encrypted, where they are not found: refused with enable-ipsec."""
+
+    cluster_pool_ipv4_cidr: tuple[IPv4Network, ...] = ()
+    """With enable-ipsec and ipam=cluster-pool: the networks of all pods, as the operator has them. What pods
+    send there never leaves in clear text."""
+
+    cluster_pool_ipv6_cidr: tuple[IPv6Network, ...] = ()
+    """The same for IPv6."""
 
     dnsproxy_insecure_skip_transparent_mode_check: bool = False
     """With enable-ipsec: let the DNS proxy ask servers from the node's address, so in clear text."""
@@ -88,6 +104,11 @@ def refused_beside(values: Mapping[str, object], settings: IpsecSettings) -> Ite
     for option in ("cni-chaining-mode", "cni-chaining-target"):
         if (value := values.get(option)) not in {None, "", "none", "portmap"}:
             yield f"{option}={value}: programs see what pods send after another plugin has sent it on"
+    yield from _proxies_in_clear(values, settings)
+    yield from _networks_missing(values, settings)
+
+
+def _proxies_in_clear(values: Mapping[str, object], settings: IpsecSettings) -> Iterator[str]:
     proxies = values.get("enable-l7-proxy") is True
     if proxies and values.get("routing-mode") == "native":
         yield (
@@ -100,6 +121,27 @@ def refused_beside(values: Mapping[str, object], settings: IpsecSettings) -> Ite
             "dnsproxy-enable-transparent-mode=false: the DNS proxy would ask servers in clear text; leave it"
             " unset, or set dnsproxy-insecure-skip-transparent-mode-check=true"
         )
+
+
+def _networks_missing(values: Mapping[str, object], settings: IpsecSettings) -> Iterator[str]:
+    for family in Family:
+        if values.get(f"enable-{family}") is True and not networks_of_pods(values, settings, family):
+            yield (
+                f"{family}-native-routing-cidr: unset, and what pods send to nodes that are not heard of yet"
+                " could leave in clear text; set it to the network of all pods, or with ipam=cluster-pool"
+                f" cluster-pool-{family}-cidr as the operator has it"
+            )
+
+
+def networks_of_pods(
+    values: Mapping[str, object], settings: IpsecSettings, family: Family
+) -> tuple[IPNetwork, ...]:
+    """Where pods of all nodes have their addresses, also of nodes that no table has yet; by all settings."""
+    pools = {Family.IPV4: settings.cluster_pool_ipv4_cidr, Family.IPV6: settings.cluster_pool_ipv6_cidr}
+    if values.get("ipam") == "cluster-pool" and pools[family]:
+        return pools[family]
+    native = values.get(f"{family}-native-routing-cidr")
+    return (native,) if isinstance(native, IPv4Network | IPv6Network) else ()
 
 
 _ICV_BITS: Final = (96, 128, 256)

@@ -70,6 +70,7 @@ ALL = {
     "hive_node",
     "hive_passage",
     "hive_nodeport",
+    "hive_pod_networks",
     "hive_policies",
     "hive_policy_prefixes",
     "hive_sock",

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 
+import lifecycle
 from cells import config
 from cells.base.addresses import IPAddress
 from cells.cluster.encryption import PublishedKey
@@ -18,12 +19,13 @@ from cells.encryption.ipsec.custodian import KernelIpsec
 from cells.encryption.ipsec.plan import XfrmEdge
 from cells.maps.map import MapSpec, MapType
 from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import IpcacheKey
 from cells.netlink.connection import NetlinkError
 from cells.netlink.xfrm import XfrmState
 from cells.node.devices import Device
 from cells.node.router import Router
 from cells.tunnel.settings import RouteMtu
-from lifecycle import Hive, ReadTable, Table, Tables, provide, replace, supply
+from lifecycle import Hive, ReadTable, Settings, Table, Tables, provide, replace, supply
 from lifecycle.testing import fake, started
 from tests.support.fake_map import FakeMap
 from tests.unit.encryption.fakes import FakeXfrm
@@ -68,6 +70,12 @@ class EspKernel(KernelIpsec):
         return await self.esp.delete_states(states)
 
 
+class WorldSettings(Settings, frozen=True):
+    """Of another cell."""
+
+    ipam: str = "cluster-pool"
+
+
 class IpsecWorld:
     """What the cells see of the rest of an agent."""
 
@@ -78,6 +86,8 @@ class IpsecWorld:
         self.all_known = self.nodes.initializer("nodes")
         self.number = FakeMap[bytes, bytes](MapSpec("cilium_encrypt_state", MapType.ARRAY, 4, 1, 1))
         self.number.update(bytes(4), bytes(1))
+        size = IpcacheKey.SIZE
+        self.networks = FakeMap[bytes, bytes](MapSpec("hive_pod_networks", MapType.LPM_TRIE, size, 1, 64))
         self.esp = EspKernel()
         self.kernel = kernel or self.esp
         self.tunnelled = tunnelled
@@ -89,7 +99,11 @@ class IpsecWorld:
         return fake(Router, endpoint_routes=False)
 
     def maps(self) -> Maps:
-        return fake(Maps, encrypt_state=self.number)
+        return fake(Maps, encrypt_state=self.number, pod_networks=self.networks, use=lambda *_, **__: None)
+
+    def pod_networks(self) -> dict[str, int]:
+        """As programs have them: 1 where pods of other nodes are."""
+        return {str(IpcacheKey.unpack(key).network): value[0] for key, value in self.networks.items()}
 
     def add(self, *nodes: ClusterNode) -> None:
         with self.numbers.txn() as numbers:
@@ -110,6 +124,7 @@ class IpsecWorld:
     async def agent(self, **settings: str) -> AsyncIterator[Hive]:
         """IPsec's cells, started."""
         world = (
+            lifecycle.config(WorldSettings),
             supply(self.nodes, type=ReadTable[str, ClusterNode]),
             supply(self.numbers, type=ReadTable[IPAddress, NodeAddressID]),
             supply(self.devices, type=Table[int, Device]),
@@ -118,7 +133,8 @@ class IpsecWorld:
             replace(Router, self.router()),
             replace(Maps, self.maps()),
         )
-        given = {"enable-ipv4": "true", "enable-ipv6": "true", **settings}
+        pools = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "cluster-pool-ipv6-cidr": "fd00::/104"}
+        given = {"enable-ipv4": "true", "enable-ipv6": "true", **pools, **settings}
         cells = (custodian.cell, config.cell, *world, replace(XfrmEdge, self.kernel))
         async with started(*cells, settings=given) as hive:
             yield hive

@@ -78,6 +78,8 @@ async def test_nodes_have_states_policies_and_routes_and_leave_none(in_node: Non
     async with world.agent(**on) as hive:
         assert published(hive) == [EncryptionKey(3, overhead=77)]
         assert len(await world.kernel.policies()) == BLOCKS  # before any node is known
+        pools = {"10.0.0.0/8": 1, "fd00::/104": 1}
+        assert world.pod_networks() == pools
         world.add(node(1, local=True), node(2), node(3))
         world.all_known.done()
         await settled(world, 2)
@@ -89,9 +91,13 @@ async def test_nodes_have_states_policies_and_routes_and_leave_none(in_node: Non
         ]
         await eventually(lambda: rules("-4") == RULES and rules("-6") == RULES)
         await eventually(lambda: world.number.lookup(bytes(4)) == b"\3")
+        known = {"10.0.1.0/24": 0, "10.0.2.0/24": 1, "fd00::1:0/112": 0, "fd00::2:0/112": 1}
+        third = {"10.0.3.0/24": 1, "fd00::3:0/112": 1}
+        await eventually(lambda: world.pod_networks() == pools | known | third)
         with world.nodes.txn() as txn:
             txn.delete("default/n3")
         await settled(world, 1)
+        await eventually(lambda: world.pod_networks() == pools | known)
         await eventually(lambda: len(routes("-4")) == 2 == len(routes("-6")))
         run("ip", "xfrm", "policy", "flush")
         await settled(world, 1)
@@ -131,5 +137,9 @@ async def test_what_would_leave_in_clear_is_refused(in_node: None, tmp_path: Pat
     why = "enable-ipv4=false: nodes find each other's keys by their IPv4 addresses"
     with pytest.raises(StartError, match=why):
         async with IpsecWorld().agent(**on, **{"enable-ipv4": "false"}):
+            pass
+    why = "ipv6-native-routing-cidr: unset, and what pods send to nodes that are not heard of yet"
+    with pytest.raises(StartError, match=why):
+        async with IpsecWorld().agent(**on, **{"cluster-pool-ipv6-cidr": ""}):
             pass
     assert await XfrmKernel().policies() == []

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Network, ip_address, ip_network
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cells.base.addresses import Family
 from cells.cluster.ipcache.rows import Source
@@ -19,6 +20,7 @@ from cells.encryption.ipsec.keys import (
     IpsecKeyError,
     IpsecSettings,
     KeyRing,
+    networks_of_pods,
     read_keys,
     refused_beside,
 )
@@ -346,8 +348,12 @@ async def test_what_others_made_is_left_alone() -> None:
     assert await replay.kernel.policies() == theirs
 
 
+NATIVE = IPv4Network("10.0.0.0/9")
 SERVED = {
     "enable-ipv4": True,
+    "enable-ipv6": False,
+    "ipv4-native-routing-cidr": NATIVE,
+    "ipv6-native-routing-cidr": None,
     "enable-wireguard": False,
     "enable-host-firewall": False,
     "enable-ipv4-egress-gateway": False,
@@ -388,5 +394,18 @@ def test_settings_by_which_packets_would_leave_in_clear_are_refused_by_name() ->
     for name, value in REFUSED_VALUES[-2:]:
         assert list(refused_beside(SERVED | without | {name: value}, settings)) == []
     asks = SERVED | {"dnsproxy-enable-transparent-mode": False}
-    skips = IpsecSettings(dnsproxy_insecure_skip_transparent_mode_check=True)
+    skips = replace(settings, dnsproxy_insecure_skip_transparent_mode_check=True)
     assert list(refused_beside(asks, skips)) == []
+
+
+def test_networks_of_pods_are_needed_of_each_family() -> None:
+    pools = IpsecSettings(cluster_pool_ipv4_cidr=(IPv4Network("10.0.0.0/8"), IPv4Network("172.30.0.0/16")))
+    both = SERVED | {"enable-ipv6": True}
+    (text,) = refused_beside(both, pools)
+    assert text.startswith("ipv6-native-routing-cidr: unset")
+    assert networks_of_pods(SERVED, pools, Family.IPV4) == pools.cluster_pool_ipv4_cidr
+    assert networks_of_pods(SERVED, IpsecSettings(), Family.IPV4) == (NATIVE,)
+    other = SERVED | {"ipam": "kubernetes"}
+    assert networks_of_pods(other, pools, Family.IPV4) == (NATIVE,)
+    (text,) = refused_beside(other | {"ipv4-native-routing-cidr": None}, pools)
+    assert text.startswith("ipv4-native-routing-cidr: unset")

@@ -85,7 +85,7 @@ static __always_inline int device_out(struct __sk_buff *skb)
 			return finish(skb, &flow, verdict);
 		flow = (struct flow){};
 	}
-	verdict = device_encrypts(skb);
+	verdict = ipsec() ? device_meets_xfrm(skb) : device_encrypts(skb);
 	if (verdict != UNDECIDED)
 		return finish(skb, &flow, verdict);
 	return finish(skb, &flow, to_netdev(skb, &flow));

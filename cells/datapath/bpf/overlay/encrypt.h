@@ -36,15 +36,45 @@ static __always_inline __u32 node_number(const struct address *ip, __u8 family)
 	return node ? node->id : 0;
 }
 
-/* The verdict on what a pod, or a proxy for it, sends to a pod of another node that encrypts. UNDECIDED: on all else. */
-static __always_inline int encrypt_mark(struct __sk_buff *skb, const struct flow *flow, __u32 family)
+/* Whether pods of other nodes have addresses there, whether or not their node is known yet. */
+static __always_inline bool in_other_pod_network(const struct address *ip, __u8 family)
+{
+	const struct ipcache_key key = {
+		.prefixlen = family == FAMILY_IPV4 ? IPCACHE_PREFIX_IPV4 : IPCACHE_PREFIX_IPV6,
+		.family = family,
+		.ip = *ip,
+	};
+	const __u8 *others = bpf_map_lookup_elem(&hive_pod_networks, &key);
+
+	return others && *others;
+}
+
+/* The verdict on what is for a destination that no key is known of, and that a pod, or a proxy for it, sends. UNDECIDED: it
+ * may leave in clear text, for no pod of another node can have the address. What nodes get is not encrypted. `to` is what the
+ * ipcache has of the destination, `tunnelled`: it would go to a node in the tunnel.
+ */
+static __always_inline int in_clear(const struct flow *flow, const struct ipcache_info *to, bool tunnelled,
+				    __u8 family)
+{
+	if (to && is_remote_node(to->identity))
+		return UNDECIDED;
+	if (!tunnelled && !(to && to->key) && !in_other_pod_network(&flow->daddr, family))
+		return UNDECIDED;
+	return address_lookup(&flow->daddr, family) ? UNDECIDED : DROP(EGRESS, DROP_UNENCRYPTED);
+}
+
+/* The verdict on what a pod, or a proxy for it, sends: marked, if a pod of another node gets it. UNDECIDED: it may leave in clear
+ * text.
+ */
+static __always_inline int encrypt_mark(struct __sk_buff *skb, const struct flow *flow, bool tunnelled,
+					__u32 family)
 {
 	const struct ipcache_info *to = ipcache_lookup(&flow->daddr, family);
 	struct address node = {};
 	__u32 key, number;
 
 	if (!to || !to->key || !to->tunnel_endpoint)
-		return UNDECIDED;
+		return in_clear(flow, to, tunnelled, family);
 	key = shared_key(to->key);
 	if (!key)
 		return DROP(EGRESS, DROP_UNENCRYPTED);

@@ -3,7 +3,8 @@
  * with the node it is for and the key, on its way in with the node that it is from. The mark chooses the kernel's policy
  * and state, and the routing table in which what is marked leads to cilium_host, or to the node itself.
  *
- * What is marked and not encrypted leaves by no device: the kernel blocks it, and here it is dropped.
+ * What is marked and not encrypted leaves by no device: the kernel blocks it, and here it is dropped. So is what is for
+ * addresses that pods of other nodes have or may have, and for which no key is known.
  */
 #pragma once
 
@@ -29,7 +30,7 @@ VERIFIED_ALONE pod_meets_xfrm(struct __sk_buff *skb, const struct flow *flow, __
 
 	if (!flow)
 		return DROP(EGRESS, DROP_INVALID);
-	verdict = encrypt_mark(skb, flow, family);
+	verdict = encrypt_mark(skb, flow, false, family);
 	return verdict == UNDECIDED ? to_stack(skb, flow, status, family) : verdict;
 }
 
@@ -102,4 +103,25 @@ VERIFIED_ALONE device_decrypts(struct __sk_buff *skb)
 	if (!node || packet_frame(skb))
 		return DROP(INGRESS, DROP_NO_CONFIG);
 	return bpf_redirect(node->host_ifindex, 0);
+}
+
+/* The verdict on what leaves by a native device; UNDECIDED: it may pass. What a pod or a proxy has sent to a pod of another
+ * node is encrypted by now, and comes from the node.
+ */
+VERIFIED_ALONE device_meets_xfrm(struct __sk_buff *skb)
+{
+	__be16 protocol = packet_protocol(skb);
+	__u8 family = protocol == bpf_htons(ETH_P_IPV6) ? FAMILY_IPV6 : FAMILY_IPV4;
+	__u32 kind = mark_read(skb) & MARK_KIND;
+	const struct address_info *local;
+	struct flow flow = {};
+
+	if (protocol != bpf_htons(ETH_P_IP) && protocol != bpf_htons(ETH_P_IPV6))
+		return UNDECIDED;
+	if (parse_network(skb, &flow, family))
+		return UNDECIDED;
+	local = address_lookup(&flow.saddr, family);
+	if (kind != MARK_INGRESS_PROXY && kind != MARK_EGRESS_PROXY && (!local || local->flags & ADDRESS_IS_HOST))
+		return UNDECIDED;
+	return in_clear(&flow, ipcache_lookup(&flow.daddr, family), false, family);
 }

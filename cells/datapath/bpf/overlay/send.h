@@ -44,7 +44,7 @@ VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *fl
 	if (unlikely(node == GATEWAY_NOWHERE))
 		return DROP(EGRESS, DROP_NO_EGRESS_GATEWAY);
 	if (ipsec()) {
-		int verdict = encrypt_mark(skb, flow, family);
+		int verdict = encrypt_mark(skb, flow, true, family);
 
 		if (verdict != UNDECIDED)
 			return verdict;
@@ -82,7 +82,7 @@ static __always_inline int host_sends_away(struct __sk_buff *skb, const struct f
 	if (flow->ttl <= 1)
 		return DROP(EGRESS, DROP_TTL_EXCEEDED);
 	if (ipsec() && flow->source_identity != IDENTITY_HOST) {
-		int verdict = encrypt_mark(skb, flow, family);
+		int verdict = encrypt_mark(skb, flow, true, family);
 
 		if (verdict != UNDECIDED)
 			return verdict;

@@ -42,6 +42,15 @@ struct {
 	__uint(max_entries, 1);
 } cilium_encrypt_state SEC(".maps");
 
+/* hive_pod_networks: where pods have their addresses, while the kernel encrypts what is for them; 0: pods of this node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct ipcache_key);
+	__type(value, __u8);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} hive_pod_networks SEC(".maps");
+
 /* The kernel's record without the address of our own end, which routing chooses. */
 #define TUNNEL_KEY_SIZE offsetof(struct bpf_tunnel_key, local_ipv4)
 #define TUNNEL_TTL 64
