@@ -36,6 +36,7 @@ from cells.config.drift import directory_changes
 from cells.datapath.settings import XfrmMarks
 from cells.encryption.ipsec.keys import (
     IpsecKey,
+    IpsecKeyError,
     IpsecSettings,
     KeyRing,
     networks_of_pods,
@@ -116,6 +117,10 @@ from lifecycle import (
 __all__ = ["IpsecCustodian", "IpsecKeys", "cell"]
 
 SWEEP: Final = minutes(1)
+EXPECTED: Final = (
+    'expected a line "SPI algorithm key bits", such as "3+ rfc4106(gcm(aes)) KEY 128" with 40 hexadecimal'
+    " digits, as the Secret cilium-ipsec-keys mounts it"
+)
 OVERHEAD: Final = 77
 """Bytes by which a packet grows with an integrity check value of 16: in tunnel mode, with IPv6 outside."""
 TRIAL: Final = {
@@ -224,10 +229,9 @@ class IpsecKeys:
         try:
             self.ring.load(self._read())
         except (ValueError, OSError) as error:
-            text = error.strerror if isinstance(error, OSError) else str(error)
-            raise UsageError(f"ipsec-key-file={self._path}: {text}") from None
+            raise UsageError(f"{self._wrong(error)}; {EXPECTED}") from None
         if (key := self.ring.current) is None:
-            raise UsageError(f'ipsec-key-file={self._path}: no key in it, expected "SPI algorithm key bits"')
+            raise UsageError(f"ipsec-key-file={self._path}: no key in it; {EXPECTED}")
         await self._try_kernel(key)
         results = await self._kernel.set_policies(blocks(self.families))
         if refused := [error for error in results if error is not None]:
@@ -262,6 +266,13 @@ class IpsecKeys:
                     " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false"
                 )
 
+    def _wrong(self, error: ValueError | OSError) -> str:
+        """What is wrong with the file, and where; no key."""
+        place = f"ipsec-key-file={self._path}"
+        if isinstance(error, IpsecKeyError):
+            return f"{place}, line {len(error.before) + 1}: {error}"
+        return f"{place}: {error.strerror if isinstance(error, OSError) else 'not text of UTF-8'}"
+
     def _read(self) -> str:
         return self._path.read_text(encoding="utf-8")
 
@@ -282,9 +293,9 @@ class IpsecKeys:
                 self.ring.load(text)
                 self._log.info("the keys of IPsec were replaced", spi=self.ring.spi)
         except (ValueError, OSError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            self._log.error(f"ipsec-key-file={self._path}: {why}; key {self.ring.spi} stays in force")
-            self._health.degraded(f"{self._path}: {why}")
+            why = self._wrong(error)
+            self._log.error(f"{why}; key {self.ring.spi} stays in force")
+            self._health.degraded(why)
         else:
             self._health.ok(f"key {self.ring.spi} is in force")
         self._note()

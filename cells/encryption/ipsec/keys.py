@@ -137,9 +137,11 @@ def networks_of_pods(
     values: Mapping[str, object], settings: IpsecSettings, family: Family
 ) -> tuple[IPNetwork, ...]:
     """Where pods of all nodes have their addresses, also of nodes that no table has yet; by all settings."""
-    pools = {Family.IPV4: settings.cluster_pool_ipv4_cidr, Family.IPV6: settings.cluster_pool_ipv6_cidr}
-    if values.get("ipam") == "cluster-pool" and pools[family]:
-        return pools[family]
+    pools: tuple[IPNetwork, ...] = settings.cluster_pool_ipv4_cidr
+    if family is Family.IPV6:
+        pools = settings.cluster_pool_ipv6_cidr
+    if values.get("ipam") == "cluster-pool" and pools:
+        return pools
     native = values.get(f"{family}-native-routing-cidr")
     return (native,) if isinstance(native, IPv4Network | IPv6Network) else ()
 

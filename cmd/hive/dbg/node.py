@@ -162,7 +162,9 @@ async def _ipsec() -> dict[str, Any]:
 
 
 def _decrypting() -> list[str]:
-    """Links at which Cilium's program takes what is encrypted. Raises OSError."""
+    """Links at which a program takes what is encrypted: Cilium's of its own for that, or the one of native
+    devices, as our agent and Cilium's have. Raises OSError.
+    """
     from pyroute2 import IPRoute
     from pyroute2 import NetlinkError as Refused
 
@@ -175,7 +177,7 @@ def _decrypting() -> list[str]:
                     one.get_attr("TCA_OPTIONS") for one in filters if one.get_attr("TCA_KIND") == "bpf"
                 ]
                 names = [str(one.get_attr("TCA_BPF_NAME") or "") for one in options if one]
-                if any(name.startswith("cil_from_network") for name in names):
+                if any(name.startswith(("cil_from_network", "cil_from_netdev")) for name in names):
                     found.append(link.get_attr("IFLA_IFNAME"))
     except Refused as error:
         raise OSError(error.code, "list filters") from error

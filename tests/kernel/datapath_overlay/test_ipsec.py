@@ -61,7 +61,7 @@ class IpsecWorld(OverlayWorld):
 
     def know(self, ip: str, value: IpcacheValue | None) -> None:
         """Have the ipcache know this of an address; None: nothing."""
-        self._put("cilium_ipcache", ip, value and value.pack())
+        self._put("cilium_ipcache", ip, None if value is None else value.pack())
 
     def pods_have(self, network: str, *, elsewhere: bool | None) -> None:
         """Have pods' addresses in a network, of other nodes or of this one; None: in no such."""

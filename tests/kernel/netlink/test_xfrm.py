@@ -30,7 +30,7 @@ from cells.netlink.xfrm import (
     sent_sequence,
 )
 from hive.dbg.main import run as hive_dbg
-from lifecycle import Hive, StartError
+from lifecycle import Hive, StartError, exit_code
 from tests.kernel.netlink.ipsec_node import IpsecWorld
 from tests.support.namespaces import in_node
 from tests.support.recordings import recordings
@@ -176,9 +176,12 @@ async def test_a_table_200_of_another_program_is_left_alone(in_node: None) -> No
         assert rest() == before
 
 
+GOOD = "3+ rfc4106(gcm(aes)) 44434241343332312423222114131211f4f3f2f1 128\n"
+
+
 async def test_a_kernel_without_esp_is_named_at_the_start(in_node: None, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("3+ rfc4106(gcm(aes)) 44434241343332312423222114131211f4f3f2f1 128\n")
+    keys.write_text(GOOD)
     if (await XfrmKernel().add_states(STATES[:1]))[0] is None:
         pytest.skip("this kernel has ESP")
     with pytest.raises(StartError) as caught:
@@ -188,21 +191,27 @@ async def test_a_kernel_without_esp_is_named_at_the_start(in_node: None, tmp_pat
     why = "this kernel has no ESP for IPv4 .*(AEAD algorithm|type) not found"
     assert re.search(why, text), text
     assert "44434241" not in text
+    assert exit_code(caught.value) == 1
     assert await XfrmKernel().states() == []
 
 
 async def test_a_file_without_a_key_is_refused(in_node: None, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     for text, fault in (
-        (None, "No such file or directory"),
-        ("", "no key in it"),
-        ("3 rfc4106(gcm(aes)) 44434241343332312423X 128", "unable to decode AEAD key string"),
+        (None, ": No such file or directory; expected a line .*, as the Secret cilium-ipsec-keys mounts it"),
+        ("", ": no key in it; expected"),
+        ("3 rfc4106(gcm(aes)) 44434241343332312423X 128", ", line 1: unable to decode AEAD key string"),
+        (f"{GOOD}\n\n", ", line 2: missing IPSec key or invalid format; expected a line"),
+        (GOOD.replace("3+", "0"), ", line 1: .*zero is not a valid key ID"),
+        (GOOD.replace("3+", "16"), ", line 1: .*encryption key space exhausted. .* less than 16"),
     ):
         if text is not None:
             keys.write_text(text)
-        with pytest.raises(StartError, match=f"ipsec-key-file={keys}: {fault}"):
+        with pytest.raises(StartError, match=f"ipsec-key-file={keys}{fault}") as caught:
             async with agent(**{"enable-ipsec": "true", "ipsec-key-file": str(keys)}):
                 pass
+        assert exit_code(caught.value) == 2
+        assert "44434241" not in str(caught.value)
 
 
 def test_encrypt_flush_deletes_what_cilium_deletes_in_its_words(in_node: None) -> None:
@@ -247,10 +256,14 @@ def test_encrypt_status_names_links_whose_program_decrypts(in_node: None, tmp_pa
     source.write_text('__attribute__((section("tc"), used)) int cil_from_network(void *skb) { return 0; }\n')
     run(find_clang(), "-O2", "-g", "-target", "bpf", "-c", str(source), "-o", str(made))
     run("bpftool", "prog", "load", str(made), pinned)
-    run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
-    for name in ("eth0", "eth1"):
-        run("tc", "qdisc", "add", "dev", name, "clsact")
+    ours = "/sys/fs/bpf/cil_from_netdev-eth2"
+    run("bpftool", "prog", "load", str(made), ours)
+    for name, peer in (("eth0", "eth1"), ("eth2", "eth3")):
+        run("ip", "link", "add", name, "type", "veth", "peer", "name", peer)
+        for each in (name, peer):
+            run("tc", "qdisc", "add", "dev", each, "clsact")
     run("tc", "filter", "add", "dev", "eth0", "ingress", "bpf", "da", "object-pinned", pinned)
+    run("tc", "filter", "add", "dev", "eth2", "ingress", "bpf", "da", "object-pinned", ours)
     answers = {"/v1/healthz": (200, {"encryption": {"mode": "IPsec"}})}
     with (
         stub_agent(tmp_path, answers),
@@ -258,7 +271,7 @@ def test_encrypt_status_names_links_whose_program_decrypts(in_node: None, tmp_pa
     ):
         code, out, _ = dbg(["encrypt", "status"], "")
     assert code == 0
-    assert "Decryption interface(s): eth0\n" in out
+    assert "Decryption interface(s): eth0, eth2\n" in out
 
 
 def dbg(words: list[str], answer: str) -> tuple[int, str, str]:

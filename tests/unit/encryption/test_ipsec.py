@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import IPv4Network, ip_address, ip_network
+from ipaddress import IPv4Network, ip_address, ip_interface, ip_network
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from cells.base.addresses import Family
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.datapath.datapath import TUNNEL_LINK
 from cells.encryption.ipsec.keys import (
     IpsecKey,
     IpsecKeyError,
@@ -24,10 +25,14 @@ from cells.encryption.ipsec.keys import (
     read_keys,
     refused_beside,
 )
-from cells.encryption.ipsec.plan import IpsecMode, IpsecPlan, IpsecPlanner, XfrmTarget
+from cells.encryption.ipsec.plan import IpsecMode, IpsecPlan, IpsecPlanner, XfrmTarget, wanted_routes
+from cells.netlink.network import MarkedRule, TableRoute
 from cells.netlink.xfrm import Algorithm, Direction, XfrmMark, XfrmPolicy, XfrmState
+from cells.node.devices import Device
+from cells.tunnel.settings import RouteMtu
 from hive.inspect.source import hive_of
 from lifecycle import BatchError
+from lifecycle.testing import fake
 from tests.support.recordings import recordings
 from tests.unit.encryption.fakes import FakeXfrm
 
@@ -307,6 +312,69 @@ async def test_states_and_policies_are_those_recorded() -> None:
             differences[case["name"]] = (more, fewer)
     assert differences == {name: (more, fewer) for name, (_, more, fewer) in BETTER.items()}
     assert compared > 1000
+
+
+NODE_LINK, HOST_LINK = 1, 2
+ROUTES_BETTER = {
+    "cidr_changes_native": ("routes to a range that the node has no more go", 0, 2),
+    "no_boot_id_native": ("routes do not wait for the boot ID: packets are blocked", 2, 0),
+    "no_router_ip_tunnel": ("nor for the address of the router", 2, 0),
+    "disable_native": ("routes of IPv6 go too", 0, 2),
+    "disable_tunnel": ("routes of IPv6 go too", 0, 2),
+}
+"""Recordings with other routes, and why; how many more after any of its events, and how many fewer."""
+
+
+def link(ifindex: int, name: str, *addresses: str) -> Device:
+    return Device(ifindex, name, "", bytes(6), 1500, True, tuple(map(ip_interface, addresses)))
+
+
+def row_text(row: MarkedRule | TableRoute) -> str:
+    """As recorded."""
+    if isinstance(row, MarkedRule):
+        return f"1: from all fwmark {row.marked.mark:#x}/{row.marked.mask:#x} lookup {row.marked.table}"
+    six = row.destination.version == 6
+    words = ["local" if row.local else "unicast", str(row.destination), "dev"]
+    words += [{NODE_LINK: "eth0x", HOST_LINK: "cilium_host"}[row.ifindex], "proto kernel scope"]
+    words += ["host" if row.local and not six else "global", *["metric 1024"] * six]
+    words += [f"mtu {row.mtu}"] * bool(row.mtu) + ["pref medium"] * six
+    return " ".join(words)
+
+
+def test_routes_and_rules_are_those_recorded() -> None:
+    cases = [each for each in recorded("xfrm") if not each["config"].get("subnet_mode")]  # which is not built
+    assert len(cases) == 30
+    differences, compared = {}, 0
+    for case in cases:
+        more, fewer = 0, 0
+        config = case["config"]
+        mode = mode_of(config)
+        name = TUNNEL_LINK if mode.tunnel else "eth0x"
+        links = [link(NODE_LINK, name, "192.168.1.1/24", "fd01::1/64"), link(HOST_LINK, "cilium_host")]
+        nodes: dict[str, ClusterNode] = {}
+        on = False
+        for number, event in enumerate(case["events"]):
+            node = event.get("node", {})
+            on = (on or event["op"] == "configure") and event["op"] != "disable_ipsec"
+            if event["op"] == "node_delete":
+                del nodes[node["name"]]
+            elif node:
+                nodes[node["name"]] = node_of(node)
+            mtu = fake(RouteMtu, tunnelled=mode.tunnel, encrypted=lambda: 1500)
+            rows = wanted_routes(
+                nodes.values(), links, mode.families, mtu, endpoint_routes=mode.endpoint_routes
+            )
+            ours = sorted(map(row_text, rows.values())) if on else []
+            theirs = sorted(event["table_200_after"] + event["rules_priority_1_after"])
+            if case["name"] not in ROUTES_BETTER:
+                assert ours == theirs, f"{case['name']}, event {number} ({event['op']})"
+            more += len(set(ours) - set(theirs))
+            fewer += len(set(theirs) - set(ours))
+            compared += len(theirs)
+        if more or fewer:
+            differences[case["name"]] = (more, fewer)
+    assert differences == {name: (more, fewer) for name, (_, more, fewer) in ROUTES_BETTER.items()}
+    assert compared > 500
 
 
 KEY = "3 rfc4106(gcm(aes)) 44434241343332312423222114131211f4f3f2f1 128"
