@@ -35,13 +35,14 @@ from cells.config import AgentConfig
 from cells.config.drift import directory_changes
 from cells.datapath.settings import XfrmMarks
 from cells.encryption.ipsec.keys import (
+    EXPECTED,
     IpsecKey,
-    IpsecKeyError,
     IpsecSettings,
     KeyRing,
     networks_of_pods,
     read_keys,
     refused_beside,
+    wrong_file,
 )
 from cells.encryption.ipsec.plan import (
     DECRYPT,
@@ -117,10 +118,6 @@ from lifecycle import (
 __all__ = ["IpsecCustodian", "IpsecKeys", "cell"]
 
 SWEEP: Final = minutes(1)
-EXPECTED: Final = (
-    'expected a line "SPI algorithm key bits", such as "3+ rfc4106(gcm(aes)) KEY 128" with 40 hexadecimal'
-    " digits, as the Secret cilium-ipsec-keys mounts it"
-)
 OVERHEAD: Final = 77
 """Bytes by which a packet grows with an integrity check value of 16: in tunnel mode, with IPv6 outside."""
 TRIAL: Final = {
@@ -229,7 +226,7 @@ class IpsecKeys:
         try:
             self.ring.load(self._read())
         except (ValueError, OSError) as error:
-            raise UsageError(f"{self._wrong(error)}; {EXPECTED}") from None
+            raise UsageError(f"{wrong_file(self._path, error)}; {EXPECTED}") from None
         if (key := self.ring.current) is None:
             raise UsageError(f"ipsec-key-file={self._path}: no key in it; {EXPECTED}")
         await self._try_kernel(key)
@@ -266,13 +263,6 @@ class IpsecKeys:
                     " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false"
                 )
 
-    def _wrong(self, error: ValueError | OSError) -> str:
-        """What is wrong with the file, and where; no key."""
-        place = f"ipsec-key-file={self._path}"
-        if isinstance(error, IpsecKeyError):
-            return f"{place}, line {len(error.before) + 1}: {error}"
-        return f"{place}: {error.strerror if isinstance(error, OSError) else 'not text of UTF-8'}"
-
     def _read(self) -> str:
         return self._path.read_text(encoding="utf-8")
 
@@ -293,7 +283,7 @@ class IpsecKeys:
                 self.ring.load(text)
                 self._log.info("the keys of IPsec were replaced", spi=self.ring.spi)
         except (ValueError, OSError) as error:
-            why = self._wrong(error)
+            why = wrong_file(self._path, error)
             self._log.error(f"{why}; key {self.ring.spi} stays in force")
             self._health.degraded(why)
         else:

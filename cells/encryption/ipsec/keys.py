@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ from cells.netlink.xfrm import Algorithm, KeyOctets
 from lifecycle import Duration, Settings, minutes, refuse
 
 __all__ = [
+    "EXPECTED",
     "IpsecKey",
     "IpsecKeyError",
     "IpsecSettings",
@@ -27,6 +29,7 @@ __all__ = [
     "networks_of_pods",
     "read_keys",
     "refused_beside",
+    "wrong_file",
 ]
 
 
@@ -146,6 +149,11 @@ def networks_of_pods(
     return (native,) if isinstance(native, IPv4Network | IPv6Network) else ()
 
 
+EXPECTED: Final = (
+    'expected a line "SPI algorithm key bits", such as "3+ rfc4106(gcm(aes)) KEY 128" with 40 hexadecimal'
+    " digits, as the Secret cilium-ipsec-keys mounts it"
+)
+"""What a key file has."""
 _ICV_BITS: Final = (96, 128, 256)
 _LAST_SPI: Final = 15
 
@@ -156,6 +164,13 @@ class IpsecKeyError(ValueError):
     def __init__(self, message: str, before: tuple[IpsecKey, ...] = ()) -> None:
         super().__init__(message)
         self.before = before
+
+
+def wrong_file(path: Path, error: ValueError | OSError) -> str:
+    """What is wrong with a key file, and where; shows no key."""
+    if isinstance(error, IpsecKeyError):
+        return f"ipsec-key-file={path}, line {len(error.before) + 1}: {error}"
+    return f"ipsec-key-file={path}: {error.strerror if isinstance(error, OSError) else 'not text of UTF-8'}"
 
 
 def _between(one: Algorithm, path: bytes) -> Algorithm:
