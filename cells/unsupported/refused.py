@@ -276,9 +276,6 @@ class UnservedNode(UnservedSettings, frozen=True):
 class UnservedHubble(UnservedSettings, frozen=True):
     """Flows."""
 
-    hubble_metrics_server_enable_tls: bool = False
-    """Metrics of flows are served without TLS."""
-
     hubble_dynamic_metrics_config_path: str = ""
     """Metrics of flows are those of hubble-metrics, and change with a restart."""
 

@@ -193,12 +193,9 @@ class UnusedByProxies(WithoutEffect, frozen=True):
 
 
 class HubbleWithoutEffect(WithoutEffect, frozen=True):
-    """Packets of flows are not recorded, and metrics of flows are served without TLS."""
+    """Packets of flows are not recorded."""
 
     enable_hubble_recorder_api: bool = True
-    hubble_metrics_server_tls_cert_file: str = ""
-    hubble_metrics_server_tls_client_ca_files: str = ""
-    hubble_metrics_server_tls_key_file: str = ""
     hubble_network_policy_correlation_enabled: bool = True
     hubble_recorder_sink_queue_size: int = 1024
     hubble_recorder_storage_path: str = "/var/run/cilium/pcaps"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING
 
 from lifecycle.http.channel import STALL_SECONDS, Channel
 from lifecycle.http.connection import Connection
@@ -20,23 +22,38 @@ from lifecycle.http.limits import ServerLimits
 from lifecycle.http.messages import Handler
 from lifecycle.http.turns import turns_of
 from lifecycle.process import Logger
-from lifecycle.process.acceptor import Acceptor
+from lifecycle.process.acceptor import QUIET_SECONDS, Acceptor
 from lifecycle.process.logs import logger_for
+
+if TYPE_CHECKING:
+    import ssl
 
 RECEIVE_BUFFER, SEND_BUFFER = 16 << 10, 64 << 10
 """Of the kernel's, for a connection: grown by itself to what TCP likes, thousands would take its memory."""
 
 
 class HttpServer:
-    """Answers requests with one handler. Serves once; ``grace`` are the seconds a stop waits for answers."""
+    """Answers requests with one handler. Serves once; ``grace`` are the seconds a stop waits for answers.
+
+    With ``tls``, connections have TLS by its context of that moment; it may raise OSError where files cannot
+    be used: that client's connection is closed.
+    """
 
     def __init__(
-        self, handler: Handler, *, grace: float, limits: ServerLimits | None = None, log: Logger | None = None
+        self,
+        handler: Handler,
+        *,
+        grace: float,
+        limits: ServerLimits | None = None,
+        log: Logger | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._handler = handler
         self._grace = grace
         self._limits = limits or ServerLimits()
         self._log = log or logger_for("http")
+        self._tls = tls
+        self._quiet_until = -math.inf
         self._bodies, self._answers = InFlight(self._limits.in_flight), InFlight(self._limits.in_flight)
         self._room_sought: asyncio.TimerHandle | None = None
         self._acceptor: Acceptor | None = None
@@ -75,8 +92,14 @@ class HttpServer:
         if not self._admitted(peer):
             connected.close()
             return
+        try:
+            channel = self._channel(connected, peer)
+        except OSError as error:
+            self._failed(peer, error)
+            connected.close()
+            return
         connection = Connection(
-            Channel(connected, peer),
+            channel,
             self._handler,
             self._limits,
             turns=turns_of(self._loop),
@@ -88,10 +111,29 @@ class HttpServer:
         task = self._connections[connection] = self._loop.create_task(self._run(connection))
         task.add_done_callback(lambda _: self._ended(connection))
 
+    def _channel(self, connected: socket.socket, peer: Hashable) -> Channel:
+        if self._tls is None:
+            return Channel(connected, peer)
+        from lifecycle.http.secured import SecuredChannel  # OpenSSL is loaded where there is TLS
+
+        return SecuredChannel(connected, peer, self._tls())
+
     async def _run(self, connection: Connection) -> None:
         # The client disconnected, was too slow or was replaced, or the server stops: no one waits for this.
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            await connection.run()
+            try:
+                await connection.run()
+            except OSError as error:
+                if self._tls is not None and not connection.answered:
+                    self._failed(connection.channel.peer, error)
+
+    def _failed(self, peer: Hashable, error: OSError) -> None:
+        """Log that a client has no TLS, at most once in a while: any number of them may try."""
+        if self._loop.time() >= self._quiet_until:
+            self._quiet_until = self._loop.time() + QUIET_SECONDS
+            self._log.warning(
+                "a client failed TLS", client=str(peer), error=str(error) or type(error).__name__
+            )
 
     def _ended(self, connection: Connection) -> None:
         self._forget(connection)

@@ -16,9 +16,9 @@ import anyio
 from cells.base.metrics import Family, Histogram, counter, histogram
 from cells.endpoint import Endpoint
 from cells.hubble.hubble import Hubble
-from cells.hubble.rpc.server import HubbleServer
+from cells.hubble.rpc.server import HubbleServer, ServerCertificates
 from cells.observe.metrics import ListenAddress, listen
-from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table
+from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table, refuse
 from lifecycle.process import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
@@ -39,23 +39,49 @@ class HubbleMetricsSettings(Settings, frozen=True):
     hubble_metrics_server: str = ""
     """Address to serve them on, such as :9965; empty: not served."""
 
+    hubble_metrics_server_enable_tls: bool = False
+    """Serve them with TLS 1.3, by hubble-metrics-server-tls-cert-file and -key-file."""
+
+    hubble_metrics_server_tls_cert_file: str = ""
+    """File with the certificate (PEM); read again when it changes."""
+
+    hubble_metrics_server_tls_key_file: str = ""
+    """File with the private key of that certificate."""
+
+    hubble_metrics_server_tls_client_ca_files: tuple[str, ...] = ()
+    """Files with CA certificates that scrapers' certificates must be of; empty: they need none."""
+
     enable_hubble_open_metrics: bool = False
     """Answer in OpenMetrics's form, with exemplars, to who asks for it."""
 
     def validate(self) -> None:
-        """Refuse an address and metrics that are none; raises ValueError with one line."""
+        """Refuse an address and metrics that are none, and half of TLS; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
         if self.hubble_metrics_server:
             try:
                 ListenAddress.parse(self.hubble_metrics_server)
             except ValueError as error:
-                raise ValueError(f"hubble-metrics-server={self.hubble_metrics_server}: {error}") from None
+                yield f"hubble-metrics-server={self.hubble_metrics_server}: {error}"
         if self.hubble_metrics:
             from cells.hubble.metrics.kinds import FlowMetrics
 
             try:
                 FlowMetrics(self.entries)
             except ValueError as error:
-                raise ValueError(f"hubble-metrics: {error}") from None
+                yield f"hubble-metrics: {error}"
+        pair = self.hubble_metrics_server_tls_cert_file, self.hubble_metrics_server_tls_key_file
+        if self.hubble_metrics_server_enable_tls and not all(pair):
+            yield (
+                "hubble-metrics-server-enable-tls without hubble-metrics-server-tls-cert-file and"
+                " hubble-metrics-server-tls-key-file: set both"
+            )
+        if self.hubble_metrics_server_tls_client_ca_files and not self.hubble_metrics_server_enable_tls:
+            yield (
+                "hubble-metrics-server-tls-client-ca-files without hubble-metrics-server-enable-tls: every"
+                " client would be served; set it, or leave the files out"
+            )
 
     @property
     def entries(self) -> list[str]:
@@ -83,6 +109,14 @@ class HubbleMetrics:
         self._log = log
         self._flows: FlowMetrics | None = None
         self._server: HttpServer | None = None
+        self._certificates: ServerCertificates | None = None
+        if settings.hubble_metrics_server_enable_tls:
+            self._certificates = ServerCertificates(
+                settings.hubble_metrics_server_tls_cert_file,
+                settings.hubble_metrics_server_tls_key_file,
+                settings.hubble_metrics_server_tls_client_ca_files,
+                "http/1.1",
+            )
         self._answered: Counter[str] = Counter()
         self._durations: dict[str, Histogram] = {}
         if hubble.observer is None:
@@ -137,11 +171,20 @@ class HubbleMetrics:
                 f"hubble-metrics-server: {address} cannot be served ({reason}): stop what listens there, or"
                 " choose another address"
             ) from error
-        self._server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log)
+        if self._certificates is not None:
+            try:
+                self._certificates.context()
+            except OSError as error:
+                self._log.warning(
+                    "hubble-metrics-server-tls files cannot be used: metrics are not served until they can",
+                    error=error.strerror or str(error),
+                )
+        tls = self._certificates.context if self._certificates is not None else None
+        self._server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log, tls=tls)
         # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
-        self._log.info("metrics of flows served", address=str(address))
+        self._log.info("metrics of flows served", address=str(address), tls=tls is not None)
 
     async def _stop(self) -> None:
         if self._server is not None:

@@ -123,13 +123,14 @@ class HubbleServerSettings(Settings, frozen=True):
 class ServerCertificates:
     """A server's certificate and the CAs of its clients, read again for a handshake when files changed."""
 
-    def __init__(self, certificate: str, key: str, client_cas: Sequence[str]) -> None:
+    def __init__(self, certificate: str, key: str, client_cas: Sequence[str], protocol: str) -> None:
+        self._protocol = protocol
         self._files = (certificate, key, *client_cas)
         self._stamps: tuple[object, ...] = ()
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """TLS 1.3 with ALPN h2. Raises OSError (ssl.SSLError too) for files that cannot be used.
+        """TLS 1.3 with the protocol by ALPN. Raises OSError (ssl.SSLError too) for files that cannot be used.
 
         Files that became unusable leave the last usable ones in force until they change again.
         """
@@ -149,7 +150,7 @@ class ServerCertificates:
         certificate, key, *client_cas = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols([self._protocol])
         context.load_cert_chain(certificate, key)
         for path in client_cas:
             context.load_verify_locations(path)
@@ -185,7 +186,10 @@ class HubbleServer:
         self._log = log
         self._servers: list[GrpcServer] = []
         self._certificates = ServerCertificates(
-            settings.hubble_tls_cert_file, settings.hubble_tls_key_file, settings.hubble_tls_client_ca_files
+            settings.hubble_tls_cert_file,
+            settings.hubble_tls_key_file,
+            settings.hubble_tls_client_ca_files,
+            "h2",
         )
         self._handshakes = 0
         self._quiet_until = -math.inf

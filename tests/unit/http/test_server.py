@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ import anyio
 import pytest
 
 from lifecycle.http import MAX_BODY, Handler, HttpServer, Request, Response
+from tests.support.apiserver.certificates import Authority
 
 pytestmark = pytest.mark.anyio
 
@@ -19,12 +22,14 @@ DEADLINE = 30.0
 
 
 @asynccontextmanager
-async def served(handler: Handler, path: Path, grace: float = 5.0) -> AsyncIterator[HttpServer]:
+async def served(
+    handler: Handler, path: Path, grace: float = 5.0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[HttpServer]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
     listener.setblocking(False)
-    server = HttpServer(handler, grace=grace)
+    server = HttpServer(handler, grace=grace, tls=None if tls is None else lambda: tls)
     await server.serve(listener)
     try:
         yield server
@@ -69,8 +74,9 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(path: Path) -> AsyncIterator[Client]:
-    reader, writer = await asyncio.open_unix_connection(path)
+async def connected(path: Path, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
+    name = None if tls is None else "api.test"
+    reader, writer = await asyncio.open_unix_connection(path, ssl=tls, server_hostname=name)
     try:
         yield Client(reader, writer)
     finally:
@@ -163,6 +169,28 @@ async def test_what_is_no_http_is_refused_and_the_connection_closed(sent: bytes,
         await client.send(sent)
         assert 400 <= (await client.answer())[0] < 500
         assert await client.closed()
+
+
+async def test_with_tls_large_bodies_mistakes_and_ends_are_as_without(path: Path, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("server", "/CN=server"))
+    trusting = ssl.create_default_context(cafile=str(authority.certificate))
+    body = bytes(range(256)) * (MAX_BODY // 256)
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with served(echo, path, tls=context):
+        async with connected(path, trusting) as client:
+            for _ in range(2):
+                await client.send(head, body)
+                status, _, got = await client.answer()
+                assert (status, got.endswith(body)) == (200, True)
+            await client.send(b"NONSENSE\r\n\r\n")
+            assert 400 <= (await client.answer())[0] < 500
+            assert await client.closed()
+        async with connected(path) as plain:
+            await plain.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert b"HTTP" not in await plain.reader.read()
 
 
 async def test_a_client_that_wants_to_close_is_closed(path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import io
 import json
 import shutil
 import ssl
 import stat
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,10 +25,12 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP
+from cells.endpoint import Endpoint
 from cells.hubble.codec import decode, encode, to_json
 from cells.hubble.enums import FlowVerdict
 from cells.hubble.flow import Flow, FlowEndpoint
 from cells.hubble.hubble import Hubble
+from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsSettings
 from cells.hubble.observer import (
     ChangeNotification,
     GetFlowsRequest,
@@ -93,10 +97,12 @@ async def serving(folder: Path, **settings: object) -> AsyncIterator[Hive]:
             "hubble",
             "Hubble's sockets",
             config(HubbleServerSettings),
-            provide(HubbleServer),
-            invoke(HubbleServer),
+            config(HubbleMetricsSettings),
+            provide(HubbleServer, HubbleMetrics),
+            invoke(HubbleServer, HubbleMetrics),
             replace(Hubble, hubble),
             supply(nodes, ReadTable[str, ClusterNode]),
+            supply(Table[int, Endpoint]("endpoints", key=lambda row: row.id), Table[int, Endpoint]),
         ),
         settings={"hubble-socket-path": str(folder / "hubble.sock"), **settings},
     )
@@ -293,6 +299,60 @@ async def test_the_port_takes_clients_with_a_certificate_alone(tmp_path: Path) -
             await anyio.connect_tcp("127.0.0.1", port, tls=True, ssl_context=old, tls_hostname=NAME)
 
 
+def scraped(port: int, authority: Authority, certificate: tuple[Path, Path] | None = None) -> str:
+    """The metrics of flows, twice over one connection; empty for a server or client that is not trusted."""
+    context = ssl.create_default_context(cafile=str(authority.certificate))
+    context.check_hostname = False
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
+    texts = []
+    with contextlib.closing(connection):
+        for _ in range(2):
+            try:
+                connection.request("GET", "/metrics")
+                texts.append(connection.getresponse().read().decode())
+            except (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected):
+                return ""
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            assert connection.sock.version() == "TLSv1.3"
+    return "".join(texts)
+
+
+async def test_metrics_are_served_with_tls_to_clients_with_a_certificate_alone(tmp_path: Path) -> None:
+    authority, port = Authority(tmp_path), free_port()
+    client = authority.issue("client", "/CN=prometheus")
+    settings = {
+        "hubble-metrics": "flow drop",
+        "hubble-metrics-server": f"127.0.0.1:{port}",
+        "hubble-metrics-server-enable-tls": True,
+        "hubble-metrics-server-tls-cert-file": str(tmp_path / "server.crt"),
+        "hubble-metrics-server-tls-key-file": str(tmp_path / "server.key"),
+        "hubble-metrics-server-tls-client-ca-files": (str(authority.certificate),),
+    }
+    async with serving(tmp_path, **settings):
+        assert await in_thread(lambda: scraped(port, authority, client)) == "", "there is no certificate yet"
+        authority.issue("server", "/CN=server")
+        text = await in_thread(lambda: scraped(port, authority, client))
+        assert text.count('hubble_metrics_http_handler_requests_total{code="200"} 1') == 1
+        assert await in_thread(lambda: scraped(port, authority)) == ""
+        with pytest.raises((http.client.HTTPException, ConnectionError)):
+            await in_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10))
+        assert await in_thread(lambda: scraped(port, authority, client))
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"hubble_metrics_server_enable_tls": True}, "without hubble-metrics-server-tls-cert-file"),
+        ({"hubble_metrics_server_tls_client_ca_files": ("ca.crt",)}, "every client would be served"),
+    ],
+)
+def test_half_of_tls_for_metrics_is_refused(more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        HubbleMetricsSettings(**more).validate()
+
+
 async def test_files_that_change_are_read_for_the_next_client(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second, tmp_path / "used"):
@@ -326,7 +386,7 @@ async def test_files_that_change_are_read_for_the_next_client(tmp_path: Path) ->
 
 async def test_files_that_are_broken_leave_the_last_ones_in_force(tmp_path: Path) -> None:
     Authority(tmp_path).issue("server", "/CN=server")
-    certificates = ServerCertificates(str(tmp_path / "server.crt"), str(tmp_path / "server.key"), [])
+    certificates = ServerCertificates(str(tmp_path / "server.crt"), str(tmp_path / "server.key"), [], "h2")
     before = certificates.context()
     (tmp_path / "server.key").write_text("half")
     assert certificates.context() is before

@@ -1,0 +1,72 @@
+"""A client's socket with TLS: the same bytes in and out, and the handshake before them.
+
+OpenSSL reads and writes the socket itself, so that what cannot be sent stays where it is: nothing is read
+ahead but a record, which has 16 KiB at most (RFC 8446, section 5.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Hashable
+
+from lifecycle.http.channel import LINGER_SECONDS, LINGER_SIZE, READ_SIZE, Channel
+from lifecycle.http.turns import turns_of
+
+
+class SecuredChannel(Channel):
+    """One client's connection. The handshake comes with the first bytes; it takes a turn, as requests do."""
+
+    def __init__(self, connected: socket.socket, peer: Hashable, context: ssl.SSLContext) -> None:
+        self._secured = context.wrap_socket(connected, server_side=True, do_handshake_on_connect=False)
+        super().__init__(self._secured, peer)
+        self._shaken = False
+
+    async def read(self, deadline: float | None, *, ours: bool = False) -> bytes:
+        """See Channel. Raises ssl.SSLError, an OSError, for a client that fails TLS."""
+        if not self._shaken:
+            await turns_of(self._loop).take(self.peer)
+            while True:
+                try:
+                    self._secured.do_handshake()
+                    break
+                except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
+                    await self._unblocked(blocked, deadline)
+            self._shaken = True
+        while True:
+            try:
+                return self._secured.recv(READ_SIZE)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
+                await self._unblocked(blocked, deadline, ours=ours)
+
+    async def write(self, data: bytes, deadline: float) -> None:
+        """See Channel."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[self._secured.send(rest) :]
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as blocked:
+                await self._unblocked(blocked, deadline)
+
+    async def finish(self) -> None:
+        """See Channel. The client is sent close_notify (RFC 8446, section 6.1); its own is not waited for."""
+        self.idle()
+        with contextlib.suppress(OSError):  # its answer is still to come, or it has gone
+            self._secured.unwrap()
+        self._secured.shutdown(socket.SHUT_WR)  # from here on without TLS: what comes is discarded unread
+        deadline, left = self._loop.time() + LINGER_SECONDS, LINGER_SIZE
+        while left > 0 and (data := await super().read(deadline)):
+            left -= len(data)
+            await asyncio.sleep(0)
+
+    async def _unblocked(self, blocked: ssl.SSLError, deadline: float | None, *, ours: bool = False) -> None:
+        add, remove = self._loop.add_reader, self._loop.remove_reader
+        if isinstance(blocked, ssl.SSLWantWriteError):
+            add, remove = self._loop.add_writer, self._loop.remove_writer
+        if not ours:
+            self.idle()
+        async with asyncio.timeout_at(deadline):
+            await self._until(add, remove)
+        self.busy()
