@@ -6,8 +6,8 @@ Why:    an event has numbers; people ask for pods, services and the policy that 
 
 Settings: enable-hubble, hubble-event-buffer-capacity, hubble-event-queue-size, hubble-monitor-events,
 hubble-skip-unknown-cgroup-ids, hubble-redact-*; hubble-socket-path, hubble-listen-address, hubble-tls-*,
-hubble-metrics, hubble-metrics-server*, hubble-export-*, hubble-flowlogs-config-path, hubble-drop-events,
-hubble-drop-events-interval, hubble-drop-events-reasons.
+hubble-metrics, hubble-dynamic-metrics-config-path, hubble-metrics-server*, hubble-export-*,
+hubble-flowlogs-config-path, hubble-drop-events, hubble-drop-events-interval, hubble-drop-events-reasons.
 """
 
 from __future__ import annotations

@@ -273,13 +273,6 @@ class UnservedNode(UnservedSettings, frozen=True):
     """Tunnels go over IPv4."""
 
 
-class UnservedHubble(UnservedSettings, frozen=True):
-    """Flows."""
-
-    hubble_dynamic_metrics_config_path: str = ""
-    """Metrics of flows are those of hubble-metrics, and change with a restart."""
-
-
 class UnservedPolicy(UnservedSettings, frozen=True):
     """Policies, of pods and of the node."""
 
@@ -346,7 +339,6 @@ REFUSED: Final[tuple[type[UnservedSettings], ...]] = (
     UnservedGateways,
     UnservedMasquerade,
     UnservedNode,
-    UnservedHubble,
     UnservedPolicy,
     UnservedProxy,
     UnservedServices,

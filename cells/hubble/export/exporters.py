@@ -144,7 +144,7 @@ class Exporters:
     async def _follow_file(self) -> None:
         path = Path(self._settings.hubble_flowlogs_config_path)
         async with anyio.create_task_group() as tasks:
-            async for _ in _changes(path):
+            async for _ in file_changes(path):
                 self._read(path, tasks)
 
     def _read(self, path: Path, tasks: TaskGroup) -> None:
@@ -204,7 +204,7 @@ class Exporters:
             del self._running[flow_log.name]
 
 
-async def _changes(path: Path) -> AsyncIterator[None]:
+async def file_changes(path: Path) -> AsyncIterator[None]:
     """One item at first, and after every burst of changes, of the nearest directory that there is."""
     from asyncinotify import Inotify, Mask
 

@@ -6,15 +6,21 @@ Source: Cilium 1.17, pkg/hubble/metrics. Labels are right where Cilium's are not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from cells.base.metrics import Family
+from cells.hubble.codec import from_json
 from cells.hubble.enums import DropReason, FlowVerdict, IPVersion, L7FlowType, TrafficDirection
-from cells.hubble.flow import Flow, Layer4, Layer7
+from cells.hubble.filters import InvalidFilter, Predicate, compile_filters
+from cells.hubble.flow import Flow, FlowFilter, Layer4, Layer7
 from cells.hubble.metrics.series import DIRECTIONS, Contexts, FlowSeries, MetricOptionsError
 from cells.hubble.parser.l7 import ACCESS_LOG, DNS_CODES
 from cells.hubble.parser.packet import ICMPV4_CODES, ICMPV4_TYPES, ICMPV6_CODES, ICMPV6_TYPES, icmp_text
+from cells.hubble.scalars import DecodeError
 from cells.observe.events import MATCH_TYPES, OBSERVATION_POINTS
 
 _DROP, _CAPTURE, _TRACE, _VERDICT = 1, 3, 4, 5
@@ -385,47 +391,125 @@ _KINDS: Final[dict[str, type[FlowMetric]]] = {
 }
 
 
-class FlowMetrics:
-    """The metrics of all entries such as ``dns:query;sourceContext=pod``. Raises MetricOptionsError."""
+class MetricEntry(msgspec.Struct, frozen=True):
+    """A metric that is asked for: its options, and filters of the flows that it counts."""
 
-    def __init__(self, entries: Iterable[str]) -> None:
-        options = dict(map(_options, entries))
-        if {"http", "httpV2"} <= options.keys():
+    name: str
+    options: Mapping[str, str]
+    include: tuple[FlowFilter, ...] = ()
+    """A flow that matches one is counted; none: all are."""
+    exclude: tuple[FlowFilter, ...] = ()
+    """A flow that matches one is not counted."""
+
+
+class _Counting(NamedTuple):
+    entry: MetricEntry
+    metric: FlowMetric
+    counts: Predicate
+
+
+class FlowMetrics:
+    """The metrics that are asked for now. Raises MetricOptionsError, as follow() does."""
+
+    def __init__(self, entries: Iterable[MetricEntry]) -> None:
+        self._counting: dict[str, _Counting] = {}
+        self.follow(entries)
+
+    def follow(self, entries: Iterable[MetricEntry]) -> None:
+        """Count these from now on; one of the same name and options goes on with its series.
+
+        Raises MetricOptionsError: then all stays as it was.
+        """
+        wanted = {entry.name: entry for entry in entries}
+        if {"http", "httpV2"} <= wanted.keys():
             raise MetricOptionsError("plugin http conflicts with plugin httpV2")
-        self._metrics: list[FlowMetric] = []
-        for name, one in options.items():
-            if name not in _KINDS:
-                raise MetricOptionsError(f"metric '{name}' does not exist")
-            try:
-                self._metrics.append(_KINDS[name](one))
-            except MetricOptionsError as error:
-                raise MetricOptionsError(f"unable to initialize metric '{name}': {error}") from error
+        self._counting = {name: self._made(entry) for name, entry in wanted.items()}
+
+    def _made(self, entry: MetricEntry) -> _Counting:
+        if entry.name not in _KINDS:
+            raise MetricOptionsError(f"metric '{entry.name}' does not exist")
+        known = self._counting.get(entry.name)
+        try:
+            counts = compile_filters(entry.include, entry.exclude)
+            if known is not None and known.entry.options == entry.options:
+                return _Counting(entry, known.metric, counts)
+            return _Counting(entry, _KINDS[entry.name](entry.options), counts)
+        except (MetricOptionsError, InvalidFilter) as error:
+            raise MetricOptionsError(f"unable to initialize metric '{entry.name}': {error}") from error
 
     def process(self, flow: Flow) -> None:
         """Count a flow in all of them."""
-        for one in self._metrics:
-            one.process(flow)
+        for one in self._counting.values():
+            if one.counts(flow):
+                one.metric.process(flow)
 
     def remove_pod(self, namespace: str, pod: str) -> None:
         """Remove the series of a pod that was deleted."""
-        for one in self._metrics:
+        for _, one, _ in self._counting.values():
             for metric in one.metrics:
                 metric.remove(lambda labels, of=one: of.contexts.names_pod(labels, namespace, pod))  # type: ignore[misc]
 
     def all(self) -> Iterator[FlowSeries]:
         """Each metric that has been counted."""
-        for one in self._metrics:
-            yield from one.metrics
+        for one in self._counting.values():
+            yield from one.metric.metrics
 
     def families(self) -> list[Family]:
         """Everything that has been counted."""
         return [metric.family() for metric in self.all()]
 
 
-def _options(entry: str) -> tuple[str, dict[str, str]]:
-    name, _, rest = entry.partition(":")
-    options = {}
-    for option in filter(None, rest.split(";")):
-        key, _, value = option.partition("=")
-        options[key] = value
-    return name, options
+def metrics_of(texts: Iterable[str]) -> list[MetricEntry]:
+    """The metrics of texts such as ``dns:query;sourceContext=pod``."""
+    found = []
+    for text in texts:
+        name, _, rest = text.partition(":")
+        pairs = (option.partition("=") for option in filter(None, rest.split(";")))
+        found.append(MetricEntry(name, {key: value for key, _, value in pairs}))
+    return found
+
+
+def configured_metrics(text: str) -> list[MetricEntry]:
+    """The metrics of a YAML file with a list ``metrics``. Raises MetricOptionsError, one line.
+
+    Source: Cilium 1.17, pkg/hubble/metrics/api: name, contextOptions, includeFilters, excludeFilters.
+    """
+    import yaml
+
+    try:
+        found = msgspec.convert(yaml.safe_load(text) or {}, _MetricsFile).metrics or ()
+        entries = [
+            MetricEntry(
+                one.name,
+                {option.name: option.text for option in one.context_options or ()},
+                tuple(from_json(FlowFilter, each) for each in one.include_filters or ()),
+                tuple(from_json(FlowFilter, each) for each in one.exclude_filters or ()),
+            )
+            for one in found
+        ]
+    except (yaml.YAMLError, msgspec.ValidationError, DecodeError) as error:
+        raise MetricOptionsError(" ".join(str(error).split())) from error
+    for name, count in Counter(entry.name for entry in entries).items():
+        if count > 1:
+            raise MetricOptionsError(f"metrics: {name} has {count} entries")
+    return entries
+
+
+class _ContextOption(msgspec.Struct, frozen=True):
+    name: str
+    values: tuple[str, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return ("," if self.name.lower() == "labelscontext" else "|").join(self.values or ())
+
+
+class _MetricOfFile(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    name: str
+    context_options: tuple[_ContextOption, ...] | None = None
+    include_filters: tuple[dict[str, Any], ...] | None = None
+    exclude_filters: tuple[dict[str, Any], ...] | None = None
+
+
+class _MetricsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    metrics: tuple[_MetricOfFile, ...] | None = None

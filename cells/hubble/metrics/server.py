@@ -9,12 +9,14 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from cells.base.metrics import Family, Histogram, counter, histogram
 from cells.endpoint import Endpoint
+from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer, ServerCertificates
 from cells.observe.metrics import ListenAddress, listen
@@ -35,6 +37,9 @@ class HubbleMetricsSettings(Settings, frozen=True):
 
     hubble_metrics: str = ""
     """Metrics with blanks between, each with options: drop:sourceContext=pod dns:query flow. Empty: none."""
+
+    hubble_dynamic_metrics_config_path: str = ""
+    """YAML file of the metrics, with filters of what each counts, in place of hubble-metrics; followed."""
 
     hubble_metrics_server: str = ""
     """Address to serve them on, such as :9965; empty: not served."""
@@ -65,12 +70,14 @@ class HubbleMetricsSettings(Settings, frozen=True):
             except ValueError as error:
                 yield f"hubble-metrics-server={self.hubble_metrics_server}: {error}"
         if self.hubble_metrics:
-            from cells.hubble.metrics.kinds import FlowMetrics
+            from cells.hubble.metrics.kinds import FlowMetrics, metrics_of
 
             try:
-                FlowMetrics(self.entries)
+                FlowMetrics(metrics_of(self.entries))
             except ValueError as error:
                 yield f"hubble-metrics: {error}"
+        if self.hubble_metrics and self.hubble_dynamic_metrics_config_path:
+            yield "hubble-metrics and hubble-dynamic-metrics-config-path: only one of them may be set"
         pair = self.hubble_metrics_server_tls_cert_file, self.hubble_metrics_server_tls_key_file
         if self.hubble_metrics_server_enable_tls and not all(pair):
             yield (
@@ -124,7 +131,9 @@ class HubbleMetrics:
         self._observer = hubble.observer
         if settings.hubble_metrics_server:
             lifecycle.append(Hook("serve metrics of flows", self._start, self._stop))
-        if settings.entries:
+        if settings.hubble_dynamic_metrics_config_path:
+            jobs.one_shot("follow the file of metrics", self._follow_file)
+        if settings.entries or settings.hubble_dynamic_metrics_config_path:
             jobs.one_shot("count flows", self._count)
             jobs.one_shot("remove series of deleted pods", self._remove)
 
@@ -132,10 +141,29 @@ class HubbleMetrics:
     def flows(self) -> FlowMetrics:
         """The counts of flows."""
         if self._flows is None:
-            from cells.hubble.metrics.kinds import FlowMetrics
+            from cells.hubble.metrics.kinds import FlowMetrics, metrics_of
 
-            self._flows = FlowMetrics(self._settings.entries)
+            self._flows = FlowMetrics(metrics_of(self._settings.entries))
         return self._flows
+
+    async def _follow_file(self) -> None:
+        path = Path(self._settings.hubble_dynamic_metrics_config_path)
+        async for _ in file_changes(path):
+            self._read_file(path)
+
+    def _read_file(self, path: Path) -> None:
+        """Count what the file asks for; while it cannot be read, or is wrong, what it asked for before."""
+        from cells.hubble.metrics.kinds import configured_metrics
+
+        try:
+            wanted = configured_metrics(path.read_text())
+            self.flows.follow(wanted)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            wrong = f"hubble-dynamic-metrics-config-path={path}: {reason}; metrics stay as they were"
+            self._log.warning(wrong)
+        else:
+            self._log.info("metrics of flows", names=" ".join(one.name for one in wanted))
 
     async def _count(self) -> None:
         from cells.hubble.flow import Flow

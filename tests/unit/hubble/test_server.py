@@ -58,7 +58,7 @@ from lifecycle import (
     replace,
     supply,
 )
-from lifecycle.testing import fake
+from lifecycle.testing import eventually, fake
 from tests.support.apiserver.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.recordings import recordings
@@ -341,14 +341,41 @@ async def test_metrics_are_served_with_tls_to_clients_with_a_certificate_alone(t
         assert await in_thread(lambda: scraped(port, authority, client))
 
 
+async def test_the_file_of_metrics_is_followed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "dynamic" / "metrics.yaml"
+    of_flows = {"hubble_flows_processed_total", "hubble_drop_total", "hubble_icmp_total"}
+
+    async with serving(tmp_path, **{"hubble-dynamic-metrics-config-path": str(file)}) as hive:
+        metrics = hive.get(HubbleMetrics)
+
+        async def asked_for(text: str, *names: str) -> None:
+            whole = anyio.Path(f"{file}.new")
+            await anyio.Path(file.parent).mkdir(exist_ok=True)
+            await whole.write_text(text)
+            await whole.rename(file)
+            await eventually(lambda: {one.name for one in metrics.flows.families()} == set(names))
+
+        assert metrics.flows.families() == [], "there is no file yet"
+        await asked_for("metrics: [{name: drop}]", "hubble_drop_total")
+        await asked_for("metrics: [{name: icmp}, {name: flow}]", *of_flows - {"hubble_drop_total"})
+        await asked_for("metrics: [{name: what}]", *of_flows - {"hubble_drop_total"})
+        await eventually(lambda: "'what' does not exist; metrics stay as they were" in capfd.readouterr().err)
+        assert len(metrics.flows.families()) == 2
+        await asked_for("metrics: []")
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
+        (
+            {"hubble_metrics": "drop", "hubble_dynamic_metrics_config_path": "x"},
+            "only one of them may be set",
+        ),
         ({"hubble_metrics_server_enable_tls": True}, "without hubble-metrics-server-tls-cert-file"),
         ({"hubble_metrics_server_tls_client_ca_files": ("ca.crt",)}, "every client would be served"),
     ],
 )
-def test_half_of_tls_for_metrics_is_refused(more: dict[str, Any], reason: str) -> None:
+def test_settings_of_metrics_that_cannot_all_hold_are_refused(more: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         HubbleMetricsSettings(**more).validate()
 
