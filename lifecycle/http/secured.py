@@ -53,7 +53,7 @@ class SecuredChannel(Channel):
     async def finish(self) -> None:
         """See Channel. The client is sent close_notify (RFC 8446, section 6.1); its own is not waited for."""
         self.idle()
-        with contextlib.suppress(OSError):  # its answer is still to come, or it has gone
+        with contextlib.suppress(OSError):  # its answer is still to come, or it has disconnected
             self._secured.unwrap()
         self._secured.shutdown(socket.SHUT_WR)  # from here on without TLS: what comes is discarded unread
         deadline, left = self._loop.time() + LINGER_SECONDS, LINGER_SIZE

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cells.hubble.codec import InvalidFieldMask, WireMessage, decode, from_json
 from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
@@ -27,6 +29,7 @@ from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.parser.resolver import Resolver
 from cells.hubble.ring import FlowObserver, InvalidRequest
 from cells.observe.events import Sample
+from tests.support.examples import scaled
 from tests.unit.hubble.recordings import recorded, recording
 from tests.unit.hubble.worlds import world
 
@@ -281,3 +284,119 @@ def test_an_exporter_sees_every_event_from_now_on() -> None:
         return found
 
     assert [type(event) for event in anyio.run(run)] == [Flow, AgentEvent, DebugEvent, LostEvent]
+
+
+FILTERS: dict[str, tuple[FlowFilter, Callable[[str, int], bool]]] = {
+    "forwarded": (FlowFilter(verdict=(FlowVerdict.FORWARDED,)), lambda letter, _: letter == "f"),
+    "dropped": (FlowFilter(verdict=(FlowVerdict.DROPPED,)), lambda letter, _: letter == "d"),
+    "named": (FlowFilter(uuid=("flow-3", "flow-7")), lambda letter, at: letter in "fd" and at in {3, 7}),
+    "nowhere": (FlowFilter(source_pod=("ns2/",)), lambda _letter, _at: False),
+    "here": (FlowFilter(source_pod=("ns1/",)), lambda letter, _: letter in "fd"),
+}
+"""Filters, and what they mean of an event by its letter and number."""
+
+
+class Asked(NamedTuple):
+    """A request of flows; times are seconds after BEGIN."""
+
+    number: int
+    first: bool
+    follow: bool
+    since: int | None
+    until: int | None
+    allow: list[str]
+    deny: list[str]
+
+    @property
+    def request(self) -> GetFlowsRequest:
+        return GetFlowsRequest(
+            number=self.number,
+            first=self.first,
+            follow=self.follow,
+            since=None if self.since is None else BEGIN + self.since * SECOND,
+            until=None if self.until is None else BEGIN + self.until * SECOND,
+            whitelist=tuple(FILTERS[name][0] for name in self.allow),
+            blacklist=tuple(FILTERS[name][0] for name in self.deny),
+        )
+
+    def passes(self, letter: str, number: int) -> bool:
+        matched = {name for name, (_, means) in FILTERS.items() if means(letter, number)}
+        return (not self.allow or not matched.isdisjoint(self.allow)) and matched.isdisjoint(self.deny)
+
+
+Came = list[tuple[str, int]]  # what comes into the ring: letters and times
+
+
+def start_of(asked: Asked, begin: int, came: Came) -> int:
+    """The first event that is looked at: counted back from the newest, losses apart."""
+    if asked.first and asked.since is None:
+        return begin
+    if asked.follow and not asked.number and asked.since is None:
+        return max(begin, len(came) - 1)
+    counted = [
+        at for at in reversed(range(begin, len(came))) if came[at][0] != "l" and asked.passes(came[at][0], at)
+    ]
+    if asked.since is not None:
+        found = [at for at in counted if came[at][1] < asked.since]
+    else:
+        found = counted[asked.number - 1 :] if asked.number else []
+    return found[0] if found else begin
+
+
+def plainly(asked: Asked, capacity: int, came: Came, later: Came) -> list[str]:
+    """What is answered, as the rules of GetFlows read: of the ring's events, and of those that come later."""
+    begin, end = max(0, len(came) - capacity), len(came)
+    start = start_of(asked, begin, came)
+    answer: list[str] = []
+    sent = 0
+    every = came + later
+    looked_at: list[int | None] = [*range(start, end)]
+    if asked.follow:
+        begin = max(0, len(every) - capacity)
+        looked_at += [None] * (begin > end) + [*range(max(begin, end), len(every))]
+    for at in looked_at:
+        if at is None:
+            answer.append(f"lost:HUBBLE_RING_BUFFER:{begin - end}")
+            continue
+        letter, when = every[at]
+        if letter == "l":
+            answer.append(f"lost:PERF_EVENT_RING_BUFFER:{at}")
+            continue
+        if asked.until is not None and when > asked.until:
+            break
+        if (asked.since is None or when >= asked.since) and letter in "fd" and asked.passes(letter, at):
+            answer.append(f"flow-{at}")
+            sent += 1
+            if sent == asked.number and not asked.follow:
+                break
+    return answer
+
+
+TIMES = st.integers(0, 8)
+EVENTS_THAT_COME = st.lists(st.tuples(st.sampled_from("ffddagl"), TIMES), max_size=24)
+NAMES = st.lists(st.sampled_from(sorted(FILTERS)), max_size=2)
+QUERIES = st.builds(
+    Asked,
+    number=st.integers(0, 5),
+    first=st.booleans(),
+    follow=st.booleans(),
+    since=st.none() | TIMES,
+    until=st.none() | TIMES,
+    allow=NAMES,
+    deny=NAMES,
+).filter(lambda asked: not (asked.first and asked.follow))
+
+
+@settings(deadline=None, max_examples=scaled(300))
+@given(QUERIES, st.sampled_from((1, 3, 7, 15)), EVENTS_THAT_COME, EVENTS_THAT_COME)
+def test_flows_are_answered_as_the_rules_read(asked: Asked, capacity: int, came: Came, later: Came) -> None:
+    observer = observer_of(capacity)
+
+    def write_all(events: Came, begin: int) -> None:
+        for number, (letter, when) in enumerate(events, begin):
+            observer.add_event(_event(letter, number), BEGIN + when * SECOND)
+
+    write_all(came, 0)
+    more = (lambda: write_all(later, len(came))) if asked.follow else None
+    found = anyio.run(_read, "GetFlows", observer.get_flows(asked.request), more)
+    assert found == plainly(asked, capacity, came, later)
