@@ -177,11 +177,14 @@ def maps_memory(pid: int) -> float:
 
 @contextlib.contextmanager
 def api_server(
-    made: Lab, folder: Path, later: Sequence[dict[str, Any]] = (), more: Sequence[dict[str, Any]] = ()
+    made: Lab,
+    folder: Path,
+    later: Sequence[Sequence[dict[str, Any]]] = (),
+    more: Sequence[dict[str, Any]] = (),
 ) -> Iterator[tuple[str, ...]]:
     """The fake API server in a node's network, over TLS; settings of an agent of a cluster, the chart's.
 
-    It has ``more`` objects from the beginning; ``later`` ones come all at once with add_later().
+    It has ``more`` objects from the beginning; each batch of ``later`` ones comes at once, by an add_later().
     """
     kubeconfig, objects, settings = folder / "kubeconfig", folder / "objects.yaml", folder / "config"
     definitions = [json.loads(path.read_bytes()) for path in sorted(RECORDINGS.glob("fixtures/crd_*.json"))]
@@ -194,7 +197,8 @@ def api_server(
             (settings / key).write_text(value, encoding="utf-8")
     kubeconfig.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.support.apiserver", "--kubeconfig", str(kubeconfig)]
-    (folder / "later").write_text("".join(json.dumps(one) + "\n" for one in later), encoding="utf-8")
+    batches = ["\n".join(map(json.dumps, batch)) for batch in later]
+    (folder / "later").write_text("\n\n".join(batches), encoding="utf-8")
     command += ["--objects", str(objects), "--later", str(folder / "later")]
     with made.open() as inside:
         process = inside.popen(command, stdout=subprocess.PIPE, cwd=Path.cwd())
@@ -209,7 +213,7 @@ def api_server(
 
 
 def add_later(folder: Path) -> None:
-    """Have the server of api_server() add the objects that come later."""
+    """Have the server of api_server() add the next batch of objects that come later."""
     os.kill(int((folder / "apiserver.pid").read_text(encoding="ascii")), signal.SIGUSR1)
 
 

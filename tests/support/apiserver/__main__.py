@@ -44,8 +44,9 @@ async def serve(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, over.set)
     if arguments.later:
-        later = [json.loads(line) for line in arguments.later.read_text().splitlines()]
-        loop.add_signal_handler(signal.SIGUSR1, lambda: [server.add(one) for one in later])
+        texts = arguments.later.read_text().split("\n\n")
+        later = iter([[json.loads(line) for line in text.splitlines()] for text in texts])
+        loop.add_signal_handler(signal.SIGUSR1, lambda: [server.add(one) for one in next(later, ())])
     for path in arguments.objects:
         for document in yaml.safe_load_all(Path(path).read_text()):  # noqa: ASYNC240  # before it serves
             if document:
@@ -74,7 +75,11 @@ def main() -> None:
     parser.add_argument("--exec", help="a program for NAMESPACE POD CONTAINER COMMAND... of pods/exec")
     parser.add_argument("--logs", type=Path, help="a folder of POD-CONTAINER.log, for pods/log")
     parser.add_argument("--objects", nargs="*", default=[], help="YAML files of objects to begin with")
-    parser.add_argument("--later", type=Path, help="a file of objects, one a line, for SIGUSR1: all at once")
+    parser.add_argument(
+        "--later",
+        type=Path,
+        help="a file of objects, one a line: those up to a blank line come at once, by a SIGUSR1",
+    )
     try:
         asyncio.run(serve(parser.parse_args()))
     except KeyboardInterrupt:
