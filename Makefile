@@ -56,8 +56,14 @@ help:
 demo: root install
 	@$(BIN)/hive lab demo
 
-test: root install-test lint
+test: root install-test
+	$(MAKE) --no-print-directory -j2 lint rewritten
 	$(BIN)/pytest $(SPREAD) --shuffle tests/node tests/kernel tests/browser tests/integration tests/unit $(ARGS)
+
+# What pytest makes of the tests' modules, while mypy has the other processor: all processes of a run need the same.
+.PHONY: rewritten
+rewritten: install-test
+	@found=$$($(BIN)/pytest --collect-only -qq 2>&1) || { echo "$$found" | tail -60; exit 1; }
 
 unit: .make/installed-dev
 	$(BIN)/pytest $(SPREAD) --shuffle tests/unit $(ARGS)

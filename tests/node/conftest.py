@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,31 @@ from tests.support.agents import made, serving
 from tests.support.namespaces import need_root
 
 
-@pytest.fixture
-def node() -> Iterator[Lab]:
-    """A node without an agent."""
+@contextmanager
+def removed(name: str) -> Iterator[Lab]:
+    """A node for one block, of which nothing is left afterwards."""
     need_root()
     links = lab_links()
-    lab = Lab(f"agent-{os.getpid()}")
+    lab = Lab(f"{name}-{os.getpid()}")
     with made(lab):
         yield lab
     assert not lab_links() - links
     assert not [point for point in mounted_below(ROOT) if lab.directory in {point, *point.parents}]
     assert not Path(lab.directory).exists()
+
+
+@pytest.fixture
+def node() -> Iterator[Lab]:
+    """A node without an agent."""
+    with removed("agent") as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def shared_node() -> Iterator[Lab]:
+    """A node without an agent, for all tests of a file that leave it as they found it."""
+    with removed("shared") as lab:
+        yield lab
 
 
 @pytest.fixture

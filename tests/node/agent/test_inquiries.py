@@ -97,32 +97,37 @@ def endpoints(lab: Lab) -> list[Any]:
         return list(node.run(ask, "/v1/endpoint"))
 
 
-@pytest.mark.parametrize(
-    ("keys", "mac"),
-    [
-        ({"macAddrMode": "deterministic"}, "52:84:2a:fe:62:3a"),
-        ({"fixedMac": "AA:BB:CC:00:00:02", "macAddrMode": "deterministic"}, "aa:bb:cc:00:00:02"),
-        ({"prefixMacMap": {"w": "aa:bb:cc:00:00:03", "web": "aa:bb:cc:00:00:04"}}, "aa:bb:cc:00:00:04"),
-        ({"fixedMac": "aa:bb:cc:00:00:02", "runtimeConfig": ANNOTATIONS}, "02:00:00:00:00:09"),
-    ],
+MACS: tuple[tuple[dict[str, object], str], ...] = (
+    ({"macAddrMode": "deterministic"}, "52:84:2a:fe:62:3a"),
+    ({"fixedMac": "AA:BB:CC:00:00:02", "macAddrMode": "deterministic"}, "aa:bb:cc:00:00:02"),
+    ({"prefixMacMap": {"w": "aa:bb:cc:00:00:03", "web": "aa:bb:cc:00:00:04"}}, "aa:bb:cc:00:00:04"),
+    ({"fixedMac": "aa:bb:cc:00:00:02", "runtimeConfig": ANNOTATIONS}, "02:00:00:00:00:09"),
 )
-def test_a_chosen_mac_address_is_the_same_everywhere(lab: Lab, keys: dict[str, object], mac: str) -> None:
-    lab.hold_pod("web-0")
-    result = invoke(lab, "web-0", "ADD", conf(lab, **keys)).json
-    (endpoint,) = endpoints(lab)
-    networking = endpoint["status"]["networking"]
-    with lab.open_pod("web-0") as pod, lab.open() as node:
-        told = {
-            "result": result["interfaces"][1]["mac"],
-            "endpoint": networking["mac"],
-            "link": pod.run(address_of, "eth0"),
-            "cilium_lxc": node.run(mac_in_maps, result["ips"][0]["address"], networking["interface-index"]),
-        }
-        host = {result["interfaces"][0]["mac"], networking["host-mac"]}
-        host.add(node.run(address_of, networking["interface-name"]))
-    assert told == dict.fromkeys(told, mac)
-    assert len(host) == 1
-    assert (host == {"52:d4:d5:f3:05:0d"}) == ("macAddrMode" in keys)
+"""Keys of the network configuration, and the address that a pod called web-0 gets by them."""
+
+
+def test_a_chosen_mac_address_is_the_same_everywhere(lab: Lab) -> None:
+    for keys, mac in MACS:
+        lab.hold_pod("web-0")
+        result = invoke(lab, "web-0", "ADD", conf(lab, **keys)).json
+        (endpoint,) = endpoints(lab)
+        networking = endpoint["status"]["networking"]
+        with lab.open_pod("web-0") as pod, lab.open() as node:
+            told = {
+                "result": result["interfaces"][1]["mac"],
+                "endpoint": networking["mac"],
+                "link": pod.run(address_of, "eth0"),
+                "cilium_lxc": node.run(
+                    mac_in_maps, result["ips"][0]["address"], networking["interface-index"]
+                ),
+            }
+            host = {result["interfaces"][0]["mac"], networking["host-mac"]}
+            host.add(node.run(address_of, networking["interface-name"]))
+        assert told == dict.fromkeys(told, mac), keys
+        assert len(host) == 1, keys
+        assert (host == {"52:d4:d5:f3:05:0d"}) == ("macAddrMode" in keys), keys
+        assert invoke(lab, "web-0", "DEL").code == 0, keys
+        lab.release_pod("web-0")
 
 
 def address_of(name: str) -> str:

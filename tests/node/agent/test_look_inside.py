@@ -15,9 +15,20 @@ from click.testing import CliRunner
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab
 from hive.maps.bpf import command as dumping
-from tests.support.agents import environment
+from tests.support.agents import environment, serving
 
 pytestmark = pytest.mark.node
+
+
+LOOKED_AT = "looked-at"
+
+
+@pytest.fixture(scope="module")
+def looked_at(shared_node: Lab) -> Lab:
+    """A node whose agent serves a pod, which is only looked at."""
+    serving(shared_node)
+    pods.add(shared_node, LOOKED_AT)
+    return shared_node
 
 
 def hive(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -74,10 +85,9 @@ def test_the_maps_of_a_node_can_be_read_with_and_without_an_agent(lab: Lab) -> N
     assert {endpoint, rows[second.ipv4]["endpoint"]} <= {row["endpoint"] for row in of_all}
 
 
-def test_one_archive_has_all_a_maintainer_asks_for(lab: Lab, tmp_path: Path) -> None:
-    pods.add(lab, "first")
+def test_one_archive_has_all_a_maintainer_asks_for(looked_at: Lab, tmp_path: Path) -> None:
     target = tmp_path / "bundle.tar.gz"
-    ended = hive(lab, "debug", "bundle", "-f", str(target))
+    ended = hive(looked_at, "debug", "bundle", "-f", str(target))
     assert (ended.returncode, ended.stderr) == (0, "")
     with tarfile.open(target) as archive:
         files = {
@@ -113,18 +123,19 @@ def test_one_archive_has_all_a_maintainer_asks_for(lab: Lab, tmp_path: Path) -> 
     ],
     ids=["unknown", "no endpoint", "no policy", "elsewhere", "no rows"],
 )
-def test_what_is_not_there_is_told_in_a_line(lab: Lab, arguments: list[str], told: str) -> None:
-    ended = bpf(lab, *arguments)
+def test_what_is_not_there_is_told_in_a_line(looked_at: Lab, arguments: list[str], told: str) -> None:
+    ended = bpf(looked_at, *arguments)
     assert (ended.returncode, told in ended.stderr, ended.stderr.count("\n")) == (1, True, 1), ended.stderr
 
 
-def test_the_shell_looks_into_the_running_agent(lab: Lab) -> None:
-    pod = pods.add(lab, "looked-at")
-    shown = hive(lab, "shell", "db/show", "--columns=ipv4", "endpoints")
-    assert (shown.returncode, pod.ipv4 in shown.stdout) == (0, True), shown.stdout + shown.stderr
-    assert "degraded" in hive(lab, "shell", "status").stdout
-    assert "cilium_endpoint" in hive(lab, "shell", "metrics", "endpoint").stdout
-    refused = hive(lab, "shell", "db/show", "endpoint")
+def test_the_shell_looks_into_the_running_agent(looked_at: Lab) -> None:
+    (endpoint,) = json.loads(hive(looked_at, "endpoint", "list", "-o", "json").stdout)
+    address = endpoint["status"]["networking"]["addressing"][0]["ipv4"]
+    shown = hive(looked_at, "shell", "db/show", "--columns=ipv4", "endpoints")
+    assert (shown.returncode, address in shown.stdout) == (0, True), shown.stdout + shown.stderr
+    assert "degraded" in hive(looked_at, "shell", "status").stdout
+    assert "cilium_endpoint" in hive(looked_at, "shell", "metrics", "endpoint").stdout
+    refused = hive(looked_at, "shell", "db/show", "endpoint")
     assert (refused.returncode, refused.stdout) == (
         1,
         "no table is named endpoint: did you mean endpoints?\n",

@@ -33,6 +33,18 @@ def lab() -> Iterator[Lab]:
         destroy(node)
 
 
+@pytest.fixture(scope="module")
+def shared_lab() -> Iterator[Lab]:
+    """A node with a pod, which tests only look at."""
+    need_root()
+    node = Lab(f"{NAME}-shared")
+    made = hive("lab", "up", "--name", node.name, "--pods", "1")
+    assert made.returncode == 0, made.stderr
+    yield node
+    with exclusive():
+        destroy(node)
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     links, mounts = lab_links(), mount_points()
@@ -145,8 +157,8 @@ def test_the_agent_gets_settings_of_its_own(lab: Lab) -> None:
     assert "settings count at its start" in again.stderr
 
 
-def test_commands_run_inside_the_node_and_its_pods(lab: Lab) -> None:
-    hive("lab", "up", "--name", lab.name, "--pods", "1")
+def test_commands_run_inside_the_node_and_its_pods(shared_lab: Lab) -> None:
+    lab = shared_lab
     asked = [sys.executable, "-m", "hive", "endpoint", "list", "-o", "json"]
     inside = hive("lab", "exec", "--name", lab.name, "--", *asked)
     (endpoint,) = json.loads(inside.stdout)
@@ -164,9 +176,8 @@ def test_commands_run_inside_the_node_and_its_pods(lab: Lab) -> None:
     assert (missing.returncode, missing.stderr) == (127, "hive: no-such-command: no such command\n")
 
 
-def test_the_agent_tells_what_it_is_made_of_and_how_it_started(lab: Lab) -> None:
-    hive("lab", "up", "--name", lab.name, "--pods", "0")
-    asked = ["lab", "exec", "--name", lab.name, "--", sys.executable, "-m", "hive", "inspect"]
+def test_the_agent_tells_what_it_is_made_of_and_how_it_started(shared_lab: Lab) -> None:
+    asked = ["lab", "exec", "--name", shared_lab.name, "--", sys.executable, "-m", "hive", "inspect"]
     graph = json.loads(hive(*asked, "--live", "--format", "json").stdout)
     timeline = json.loads(hive(*asked, "--timeline", "--format", "json").stdout)
     started = {span["id"] for span in timeline["spans"] if span["kind"] == "start"}
@@ -229,12 +240,11 @@ def test_an_interrupted_demo_clears_up(lab: Lab) -> None:
     assert not lab.directory.exists()
 
 
-def test_a_running_node_is_not_taken_for_the_demo(lab: Lab) -> None:
-    hive("lab", "up", "--name", lab.name, "--pods", "0")
-    demo = hive("lab", "demo", "--name", lab.name)
+def test_a_running_node_is_not_taken_for_the_demo(shared_lab: Lab) -> None:
+    demo = hive("lab", "demo", "--name", shared_lab.name)
     assert (demo.returncode, demo.stdout, len(demo.stderr.splitlines())) == (1, "", 1)
     assert "is running" in demo.stderr
-    assert listed(lab.name) is not None
+    assert listed(shared_lab.name) is not None
 
 
 def test_an_unknown_node_is_one_line(lab: Lab) -> None:
