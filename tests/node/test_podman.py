@@ -1,8 +1,12 @@
-"""podman with its CNI backend: our network by its name, containers brought up and down by hand."""
+"""Containers that a person starts and ends, without a kubelet: our network by its name.
+
+By podman with its CNI backend in Debian 12; from Debian 13 on, whose podman has none, by ctr of containerd.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,7 +16,9 @@ from hive.lab.node import Lab
 from hive.lab.traffic.probe import interfaces
 from tests.support.account import agreed
 from tests.support.agents import serving
-from tests.support.podman import NETWORK, Podman
+from tests.support.counts import Count
+from tests.support.ctr import Ctr
+from tests.support.podman import NETWORK, WITHOUT_CNI, Podman, installed_version
 from tests.support.runtime_place import RuntimePlace
 from tests.support.talk import talking, unanswered
 
@@ -22,32 +28,41 @@ SEVERAL = [f"web-{number}" for number in range(6)]
 
 
 @pytest.fixture
-def podman(lab: Lab) -> Iterator[Podman]:
-    """A podman inside a node whose agent serves."""
-    with RuntimePlace(lab, "podman") as place, Podman(place) as made:
-        yield made
+def runtime(lab: Lab, count: Count) -> Iterator[Podman | Ctr]:
+    """The runtime inside a node whose agent serves; the run's summary names it."""
+    version = installed_version()
+    with RuntimePlace(lab, "runtime") as place, ExitStack() as stack:
+        if version[0] < WITHOUT_CNI:
+            count("runtime of containers without a kubelet", {"podman, by its CNI backend": 1})
+            yield stack.enter_context(Podman(place))
+        else:
+            why = f"ctr: podman {version[0]} is built without CNI"
+            count("runtime of containers without a kubelet", {why: 1})
+            yield stack.enter_context(Ctr(lab, place))
 
 
-def test_containers_come_at_once_work_outlive_agents_and_leave_nothing(lab: Lab, podman: Podman) -> None:
-    assert podman.networks() == [NETWORK]
+def test_containers_come_at_once_work_outlive_agents_and_leave_nothing(
+    lab: Lab, runtime: Podman | Ctr
+) -> None:
     with lab.open() as node:
         before = node.run(belongings)
-        podman.run(*SEVERAL)
-        addresses = [podman.address(name) for name in SEVERAL]
+        runtime.run(*SEVERAL)
+        addresses = [runtime.address(name) for name in SEVERAL]
+        assert {runtime.network(name) for name in SEVERAL} == {NETWORK}
         assert sorted(addresses) == sorted(ip for ip, _, _ in agreed(lab).listed.values())
         assert node.run(unanswered, addresses) == []
-        with podman.open("web-0") as source, podman.open("web-1") as target:
+        with runtime.open("web-0") as source, runtime.open("web-1") as target:
             assert [link.addresses for link in source.run(interfaces)] == [(f"{addresses[0]}/32",)]
             assert source.run(unanswered, addresses) == []
             with talking(source, target, addresses[1]):
                 agent_process.crash(lab)
                 serving(lab)
-                podman.remove(*SEVERAL[4:])
-                podman.run("web-9")
+                runtime.remove(*SEVERAL[4:])
+                runtime.run("web-9")
         agent_process.crash(lab)
-        podman.remove(*SEVERAL[:4])
+        runtime.remove(*SEVERAL[:4])
         serving(lab)
-        assert {ip for ip, _, _ in agreed(lab).listed.values()} == {podman.address("web-9")}
-        podman.remove("web-9")
+        assert {ip for ip, _, _ in agreed(lab).listed.values()} == {runtime.address("web-9")}
+        runtime.remove("web-9")
         assert agreed(lab).listed == {}
         assert node.run(belongings).beyond(before) == []

@@ -44,16 +44,23 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 class Containerd:
     """``with Containerd(place) as runtime: (web,) = runtime.run("web-0")``; pods left over go at the end.
 
-    ``images`` are archives that are imported, beside that of sandboxes.
+    ``images`` are archives that are imported, beside that of sandboxes, for the CRI or another namespace.
     """
 
     def __init__(
-        self, place: RuntimePlace, *, images: Sequence[Path] = (), snapshotter: str = "native"
+        self,
+        place: RuntimePlace,
+        *,
+        images: Sequence[Path] = (),
+        snapshotter: str = "native",
+        namespace: str = "k8s.io",
     ) -> None:
         self._place = place
         self._images = images
         self._snapshotter = snapshotter
         self._socket = place.folder / "containerd.sock"
+        self.address_options = ["--address", str(self._socket), "--namespace", namespace]
+        """Of ctr."""
         proto = str(Path(__file__).with_name("cri.proto").relative_to(Path.cwd()))
         self._messages, self._services = grpc.protos_and_services(proto)
         self._sandboxes: list[str] = []
@@ -75,8 +82,7 @@ class Containerd:
         try:
             grpc.channel_ready_future(self._channel).result(timeout=60)
             self._runtime = self._services.RuntimeServiceStub(self._channel)
-            address = ["-a", str(self._socket), "-n", "k8s.io"]
-            importing = ["ctr", *address, "images", "import", "--snapshotter", self._snapshotter]
+            importing = ["ctr", *self.address_options, "images", "import", "--snapshotter", self._snapshotter]
             for image in (pause_image(place.folder), *self._images):
                 place.told(place.start([*importing, str(image)]))
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +12,8 @@ from tests.support.pause import IMAGE, pause_image
 from tests.support.runtime_place import RuntimePlace
 
 NETWORK = "cilium"
+WITHOUT_CNI = 5
+"""From this version on Debian builds podman with netavark only, which asks no CNI plugin."""
 
 # Locks in files, not in the machine's /dev/shm; limits and cgroups as they are, without more privileges.
 CONTAINERS = """\
@@ -39,6 +42,12 @@ runroot = "{folder}/run"
 """
 
 
+def installed_version() -> tuple[int, ...]:
+    """The version of podman on this machine, such as (4, 3, 1)."""
+    asked = subprocess.run(["podman", "--version"], check=True, capture_output=True, text=True, timeout=60)
+    return tuple(int(part) for part in asked.stdout.split()[-1].split("."))
+
+
 class Podman:
     """``with Podman(place) as podman: podman.run("web-0")``; containers left over go at the end."""
 
@@ -62,15 +71,17 @@ class Podman:
     ) -> None:
         self._call("rm", "--all", "--force", "--time=0")
 
-    def networks(self) -> list[str]:
-        """The networks podman knows."""
-        return self._call("network", "ls", "--format={{.Name}}").split()
+    def network(self, name: str) -> str:
+        """The network the container is in, as podman reports it."""
+        (found,) = self._inspect(name)["NetworkSettings"]["Networks"]
+        return str(found)
 
-    def run(self, *names: str) -> list[str]:
-        """Start containers of these names, all at once; their ids in order."""
+    def run(self, *names: str) -> None:
+        """Start containers of these names, all at once."""
         options = ["--detach", "--label=app=web", f"--cgroup-parent={self._place.cgroup}"]
         starting = [self._start("run", *options, f"--name={name}", IMAGE) for name in names]
-        return [self._place.told(one).strip() for one in starting]
+        for one in starting:
+            self._place.told(one)
 
     def remove(self, *names: str) -> None:
         """End containers, at once, and forget them."""

@@ -66,15 +66,17 @@ class RuntimePlace:
                 text=True,
             )
 
-    def told(self, process: subprocess.Popen[str], within: float = 90.0) -> str:
-        """What a started program printed, once it has ended well."""
+    def told(self, process: subprocess.Popen[str], within: float = 90.0, code: int = 0) -> str:
+        """What a started program printed, once it has ended well, or with that code."""
         with process:
             try:
                 stdout, _ = process.communicate(timeout=within)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-        assert process.returncode == 0, f"{process.args!r} ended with {process.returncode}:\n{self._logs()}"
+        assert process.returncode == code, (
+            f"{process.args!r} ended with {process.returncode}:\n{self._logs()}"
+        )
         return stdout
 
     def _logs(self) -> str:
