@@ -24,15 +24,16 @@ from cells.api.operations.node_view import NodeWatchers
 from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
 from cells.api.operations.status import NodeSummary, StatusSummary
 from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
-from cells.base.addresses import Family
+from cells.base.addresses import Family, IPAddress
 from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.ipcache.rows import IpcacheEntry, prefix_of
+from cells.cluster.node_ids import NodeAddressID
 from cells.endpoint import Endpoints, PolicyEnforcement
 from cells.maps.map import Map, MapChange, MapLog
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import row_text
 from cells.observe.health import StatusCollector
-from lifecycle import Member, Table
+from lifecycle import Member, ReadTable, Table
 from lifecycle.http import Request, Response
 from lifecycle.jobs import Stretch
 
@@ -315,6 +316,14 @@ def maps_part(operations: MapOperations) -> Member[ApiPart]:
     return ApiPart("maps", operations.routes(), operations.open, operations.close)
 
 
+def numbered(own: Iterable[str], others: Iterable[NodeAddressID]) -> list[wire.NodeID]:
+    """Nodes by number, each with its addresses; this one first."""
+    found: dict[int, list[str]] = {}
+    for row in sorted(others, key=lambda one: (one.id, one.ip.version, one.ip)):
+        found.setdefault(row.id, []).append(str(row.ip))
+    return [wire.NodeID(id=number, ips=ips) for number, ips in ({0: list(own)} | found).items()]
+
+
 class NodeOperations:
     """The nodes of the cluster, and all of this one for a report."""
 
@@ -326,7 +335,9 @@ class NodeOperations:
         rules: PolicyOperations,
         summary: NodeSummary,
         facts: StatusSummary,
+        numbers: ReadTable[IPAddress, NodeAddressID] | None,
     ) -> None:
+        self._numbers = numbers
         self._endpoints = endpoints
         self._collector = collector
         self._policies = policies
@@ -355,7 +366,7 @@ class NodeOperations:
     async def list_node_ids(self, _request: Request) -> Response:
         """GET /node/ids: this node's is 0."""
         ips = [ip for addresses in self._facts.status().uplinks.values() for ip in addresses]
-        return answer(200, [wire.NodeID(id=0, ips=ips)])
+        return answer(200, numbered(ips, () if self._numbers is None else self._numbers.all()))
 
     async def dump_cgroups(self, _request: Request) -> Response:
         """GET /cgroup-dump-metadata: no pod's control groups are looked at yet."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
 from pathlib import Path
 
 import pytest
 
 from cells.api.operations.config_mapping import SILENT, event_options
+from cells.api.operations.node import numbered
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
+from cells.cluster.node_ids import NodeAddressID
 from cells.policy.maps import ALLOW_ALL, ALLOW_LOCALHOST
 from tests.unit.api.node import running_node
 from tests.unit.api.pods import added, request_body
@@ -138,3 +140,12 @@ async def test_prefixes_are_told_by_the_table_of_claims(tmp_path: Path) -> None:
         assert inside.status == 400
         inside = await node.ask("GET", "/v1/ip?cidr=10.0.0.0%2F16")
         assert {one["cidr"] for one in inside.body} == {"10.0.1.77/32", "10.0.7.0/24"}
+
+
+def test_numbers_of_nodes_come_with_their_addresses_this_one_first() -> None:
+    rows = [
+        NodeAddressID(ip_address(ip), number, f"default/n{number}")
+        for ip, number in (("fd00::2", 2), ("192.0.2.2", 2), ("192.0.2.3", 1))
+    ]
+    found = [(one.id, one.ips) for one in numbered(["192.0.2.1"], rows)]
+    assert found == [(0, ["192.0.2.1"]), (1, ["192.0.2.3"]), (2, ["192.0.2.2", "fd00::2"])]
