@@ -230,25 +230,22 @@ def _until(done: Callable[[], bool], poll: float) -> None:
         time.sleep(poll)
 
 
-def burst(folder: Path, one: Burst, agent: int) -> tuple[float, float, float]:
-    """Seconds until all are in the kernel; of the slowest answer ms, and those that the agent worked."""
+def burst(folder: Path, one: Burst, node: PluginNode) -> tuple[float, ...]:
+    """Seconds until all are in the kernel; of the slowest answer ms, and those that the agent worked; its
+    processor's seconds in all, with those for the probes.
+    """
+    assert node.agent is not None
     add_later(folder)  # what is there before
     _until(partial(have_entries, one.entries), 0.1)
-    probe = Probe(agent)
+    probe = Probe(node.agent)
+    before = node.agent_cpu()
     probe.start()
     began = time.perf_counter()
     add_later(folder)
     _until(one.done, one.poll)
     seconds = time.perf_counter() - began
     probe.stop()
-    return seconds, probe.slowest, probe.work
-
-
-def _measured(node: PluginNode, folder: Path, one: Burst) -> tuple[float, ...]:
-    assert node.agent is not None
-    before = node.agent_cpu()
-    found = node.namespaces.run(partial(burst, folder, one, node.agent))
-    return *found, (node.agent_cpu() - before) / 1e9
+    return seconds, probe.slowest, probe.work, (node.agent_cpu() - before) / 1e9
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
@@ -266,7 +263,7 @@ def measure(folder: Path, rounds: int) -> list[Figure]:
             ):
                 for number in range(PODS):
                     pods.add(made, f"p{number}")
-                found.append(_measured(node, folder, one))
+                found.append(node.namespaces.run(partial(burst, folder, one, node)))
         targets = {
             "in the kernel": ("s", one.within),
             "slowest probe": ("ms", ANSWERED),
