@@ -20,7 +20,7 @@ EXAMPLES = {
     "bpf list": ("hive bpf list", "hive bpf list -o json"),
     "bpf policy": ("hive bpf policy default/web", "hive bpf policy 17 -o wide"),
     "build-config": (
-        "hive build-config --dest /tmp/cilium/config-map --source config-map:kube-system/cilium-config",
+        "hive build-config --dest out --source config-map:kube-system/cilium-config",
         "hive build-config --manifests-dir manifests --node-name node-1 --dest config",
     ),
     "check": (

@@ -185,6 +185,23 @@ def _wrapped(text: str, width: int) -> list[str]:
     return [line.rstrip(" ") for line in lines]
 
 
+def line_fitted(line: str, width: int | None) -> list[str]:
+    """A line of a text as lines of `width` columns: what does not fit goes on below, further in."""
+    text = line.lstrip(" ")
+    indent = len(line) - len(text)
+    if width is None or len(click.unstyle(line)) <= width:
+        return [line]
+    start, *_ = _wrapped(text, width - indent)
+    rest = _wrapped(text[len(start) :].lstrip(" "), width - indent - 4)
+    return [" " * indent + start, *(" " * (indent + 4) + part for part in rest)]
+
+
+def echo_fitted(line: str) -> None:
+    """Print a line of a text, wrapped where a terminal is narrower."""
+    for part in line_fitted(line, terminal_width()):
+        click.echo(part)
+
+
 def cell_text(value: object) -> str:
     """A value as a cell of a table shows it."""
     match value:

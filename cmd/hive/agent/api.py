@@ -2,7 +2,7 @@
 
 import click
 
-from hive.output import document, fitted, output_option
+from hive.output import document, fitted, output_option, table_width
 
 
 @click.command()
@@ -22,5 +22,6 @@ def command(output: str) -> None:
         for one in openapi.DESCRIBED
         if not one.alias
     ]
-    for line in fitted(rows, None, "", ("operation", "method", "path", "summary")):
+    columns = ("operation", "method", "path", "summary")
+    for line in fitted(rows, table_width(output), "-o wide", columns, ("method", "path", "summary")):
         click.echo(line)

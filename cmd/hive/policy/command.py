@@ -16,7 +16,7 @@ from click.core import ParameterSource
 from hive import completion
 from hive.client import RefusedError, ask, socket_option, timeout_option
 from hive.kube import NAMESPACE, has_kubeconfig, kubeconfig_options
-from hive.output import document, output_option, table
+from hive.output import document, echo_fitted, output_option, table
 from hive.policy import agent
 from hive.policy.trial import try_policies
 
@@ -348,26 +348,26 @@ def _show(destination: str, found: Mapping[str, Any]) -> None:
     port = alone["port"] if alone else ""
     target = f"{found['destination']}:{port}" if port[:1].isdigit() else destination
     headline = click.style(found["headline"], fg=VERDICT_COLOURS[found["verdict"]])
-    click.echo(f"{found['source']} -> {target}: {headline}")
+    echo_fitted(f"{found['source']} -> {target}: {headline}")
     for way in ways:
         indent = "  "
         if alone is None:
             via = f" (by {way['via']})" if way["via"] else ""
             word = click.style(way["verdict"], fg=VERDICT_COLOURS[way["verdict"]])
-            click.echo(f"  {way['destination']}, {way['port']}{via}: {word}")
+            echo_fitted(f"  {way['destination']}, {way['port']}{via}: {word}")
             indent = "    "
         _show_way(way, indent)
     for note in found["notes"]:
-        click.echo(f"  note: {note}")
+        echo_fitted(f"  note: {note}")
 
 
 def _show_way(way: Mapping[str, Any], indent: str) -> None:
     for one in way["directions"]:
         for line in direction_lines(one):
-            click.echo(indent + line)
+            echo_fitted(indent + line)
     for text in (*way["elsewhere"], way["problem"], way["note"]):
         if text:
-            click.echo(f"{indent}{text}")
+            echo_fitted(f"{indent}{text}")
 
 
 def direction_lines(one: Mapping[str, Any]) -> Iterator[str]:

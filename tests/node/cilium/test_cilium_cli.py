@@ -1,17 +1,21 @@
 """What ``cilium`` (cilium-cli) runs in an agent's pod, and how it reads what that prints.
 
 The command lines are those of its ``status``, ``connectivity test`` and ``sysdump``; a real agent answers.
+What ``hive`` shows of that agent fits on a terminal.
 Programs that are not ours are this machine's here; the image has Debian's (tests/node/image).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +47,9 @@ SETTINGS = (
     *("--enable-health-checking=true", "--connectivity-probe-frequency-ratio=0"),
     *("--enable-ipv4-egress-gateway=true", "--enable-bpf-masquerade=true"),
 )
+
+
+COLUMNS = 80
 
 
 class Pod:
@@ -79,6 +86,7 @@ class Pod:
     def on_terminal(self, *words: str) -> str:
         """What it prints on a terminal of its own, which ends its lines with a carriage return, too."""
         ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         process = self.start(words, stdin=theirs, stdout=theirs, stderr=theirs)
         os.close(theirs)
         printed = b""
@@ -202,3 +210,34 @@ LOOKS = (
 def test_people_look_at_a_node(agent: Pod) -> None:
     for words in LOOKS:
         assert agent.text("cilium-dbg", *words.split()) or words == "bpf egress list"
+
+
+SEVERAL = """
+import sys
+from hive.main import main
+for line in sys.argv[1:]:
+    print("$", line)
+    try:
+        main(line.split())
+    except SystemExit:
+        pass
+"""
+TABLES = (
+    *("status", "status --verbose", "endpoint list", "endpoint get 1", "policy list", "policy get"),
+    *("service list", "identity list", "ip list", "fqdn names", "bgp peers", "bgp routes", "health"),
+    *("config list", "config list --live --origin --set", "config diff", "db list", "db show endpoints"),
+    *("bpf list", "bpf policy", "bpf dump ipcache", "map list", "map get cilium_lxc", "api"),
+    *("node list", "kubernetes status"),
+)
+"""Of ``hive``, as the pages of docs/operate name them."""
+
+
+def test_what_hive_shows_fits_on_a_terminal_of_80_columns(agent: Pod) -> None:
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", agent.on_terminal(sys.executable, "-c", SEVERAL, *TABLES))
+    shown = printed.replace("\r", "").split("$ ")[1:]
+    assert [one.partition("\n")[0] for one in shown] == list(TABLES)
+    for one in shown:
+        line, _, text = one.partition("\n")
+        assert text.strip(), line
+        assert "hive: " not in text, one
+        assert [each for each in text.splitlines() if len(each) > COLUMNS] == [], line

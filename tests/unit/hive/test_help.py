@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
 import click
 import pytest
@@ -54,6 +55,43 @@ def test_every_command_has_examples_that_it_takes() -> None:
             assert tuple(given[: len(words) + 1]) == ("hive", *words), line
             context = click.Context(command, parent=root, **command.context_settings)
             command.make_parser(context).parse_args(given[len(words) + 1 :])
+
+
+def helps(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
+    """What ``--help`` of a command prints, and of all below it."""
+    settings: dict[str, Any] = {**command.context_settings, "terminal_width": 80, "max_content_width": 80}
+    context = click.Context(command, parent=parent, info_name=name, **settings)
+    yield command.get_help(context)
+    if isinstance(command, click.Group):
+        for word in command.list_commands(context):
+            child = command.get_command(context, word)
+            assert child is not None
+            yield from helps(child, word, context)
+
+
+def test_help_fits_on_a_terminal_of_80_columns() -> None:
+    for text in helps(cli, "hive"):
+        wide = [line for line in text.splitlines() if len(line) > 80]
+        assert not wide, f"{text.splitlines()[0]}: {wide}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("api",),
+        *(
+            ("policy", "explain", "--manifests", "docs/examples/shop", "shop/frontend", to)
+            for to in ("shop/cart", "shop/postgres:5432")
+        ),
+    ],
+)
+def test_texts_fit_on_a_terminal_of_80_columns(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.output.terminal_width", lambda: 80)
+    out = hive(capsys, *words).out
+    assert out
+    assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("words", [("endpoint", "labels"), ("status",), ("lab", "up")])
