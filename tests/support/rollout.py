@@ -58,9 +58,9 @@ class Rollout:
                 self.nodes = dict(zip(NAMES, self.cluster.make(len(NAMES), 1), strict=True))
             with self._api_server():
                 for name in self.nodes:  # what the node controller does as kubelets report
-                    node = self._ask("GET", f"/api/v1/nodes/{name}")
+                    node = self.ask("GET", f"/api/v1/nodes/{name}")
                     node["spec"]["taints"] = [TAINT]
-                    self._ask("PUT", f"/api/v1/nodes/{name}", node)
+                    self.ask("PUT", f"/api/v1/nodes/{name}", node)
                 yield
         finally:
             self.take_down()
@@ -97,7 +97,7 @@ class Rollout:
         """Have what the DaemonSet and the Deployment say run, until it is ready; what ran before ends."""
         self.take_down()
         self._run("operator", self.folder / "operator")
-        eventually(lambda: self._ask("GET", "/apis/cilium.io/v2/ciliumnodes") is not None)
+        eventually(lambda: self.ask("GET", "/apis/cilium.io/v2/ciliumnodes") is not None)
         self._run("agent", self.folder / "agent")
         self._wait_for(HEALTHZ)
         self._run_envoys()
@@ -111,7 +111,7 @@ class Rollout:
             ("daemonsets", "cilium", ("cilium-4k2pv", "cilium-9wz7d")),
             ("daemonsets", "cilium-envoy", ("cilium-envoy-6kq8d", "cilium-envoy-tw5zn")),
         ):
-            found = self._ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/{workload}/{name}")
+            found = self.ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/{workload}/{name}")
             for pod, name_of_node in zip(pods, self.nodes, strict=True):
                 self._tell(pod, name_of_node, found["spec"]["template"])
 
@@ -168,7 +168,7 @@ class Rollout:
 
     def _run(self, what: str, folder: Path) -> None:
         """The process of a container on each node, with the ConfigMap as its config-dir."""
-        found = self._ask("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/cilium-config")
+        found = self.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/cilium-config")
         folder.mkdir(exist_ok=True)
         for key, text in found["data"].items():
             (folder / key).write_text(text)
@@ -190,8 +190,8 @@ class Rollout:
 
     def _run_envoys(self) -> None:
         """Envoy on each node, as its DaemonSet starts it, with the ConfigMap's bootstrap."""
-        found = self._ask("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/cilium-envoy-config")
-        pod = self._ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/cilium-envoy")["spec"]
+        found = self.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/cilium-envoy-config")
+        pod = self.ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/cilium-envoy")["spec"]
         mounted = "/etc/envoy/bootstrap-config.json"
         bootstrap = self.folder / "bootstrap-config.json"
         bootstrap.write_text(found["data"]["bootstrap-config.json"])
@@ -221,8 +221,8 @@ class Rollout:
             "metadata": {"name": pod, "labels": template["metadata"]["labels"]},
             "spec": {**template["spec"], "nodeName": node},
         }
-        self._ask("DELETE", f"{pods}/{pod}?gracePeriodSeconds=0")
-        made = self._ask("POST", pods, body)
+        self.ask("DELETE", f"{pods}/{pod}?gracePeriodSeconds=0")
+        made = self.ask("POST", pods, body)
         where_file(self.folder / "exec", pod, self.nodes[node], own=False)
         for one in template["spec"]["containers"]:
             log = self.folder / "logs" / f"{pod}-{one['name']}.log"
@@ -238,9 +238,9 @@ class Rollout:
             "conditions": [{"type": "Ready", "status": "True"}],
             "containerStatuses": containers,
         }
-        assert self._ask("PUT", f"{pods}/{pod}/status", made)
+        assert self.ask("PUT", f"{pods}/{pod}/status", made)
 
-    def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
         """What the API server answers, None where there is nothing."""
         with self.cluster.network.open() as network:
             return network.run(partial(_asked, self.kubeconfig, method, path, body))
