@@ -1,4 +1,4 @@
-"""The tunnel to other nodes: VXLAN over IPv4, one device for all of them.
+"""The tunnel to other nodes: VXLAN over IPv4 or IPv6, one device for all of them.
 
 Reconciler: keeps the device ``cilium_vxlan`` with its programs, what pods' programs know of it (hive_tunnel),
             the ranges of other nodes' pods (cilium_tunnel_map) and the node's routes to them.

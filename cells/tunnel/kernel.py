@@ -8,17 +8,18 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
-from ipaddress import IPv4Address
-from typing import Protocol
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final, Protocol
 
 import anyio.to_thread
 import msgspec
 
-from cells.base.addresses import IPAddress, IPNetwork
+from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.datapath.datapath import TUNNEL_LINK
 from cells.maps.records.cluster import (
     TUNNEL_GATEWAYS,
     TUNNEL_NOT_FOR_PODS,
+    TUNNEL_OVER_IPV6,
     TUNNEL_OWN_IDENTITIES,
     TunnelConfig,
 )
@@ -35,7 +36,8 @@ __all__ = ["TunnelLinks", "TunnelMaps", "TunnelRoute", "TunnelRoutes"]
 
 # What the tunnel is in the kernel, as rows of the table ``tunnel``.
 
-NO_SOURCE = IPv4Address(0)
+NO_SOURCE: Final[dict[Family, IPAddress]] = {Family.IPV4: IPv4Address(0), Family.IPV6: IPv6Address(0)}
+"""In place of an address that packets are sent from: routing chooses."""
 
 
 class TunnelDevice(msgspec.Struct, frozen=True):
@@ -67,10 +69,10 @@ class TunnelFacts(msgspec.Struct, frozen=True):
     mtu: int
     """Of the packets inside."""
     port: int
-    source: IPv4Address = NO_SOURCE
-    """The address packets are sent from; 0.0.0.0: whichever routing chooses."""
+    source: IPAddress = NO_SOURCE[Family.IPV4]
+    """The address packets are sent from; 0.0.0.0, ``::``: whichever routing chooses."""
     flags: int = 0
-    """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS."""
+    """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS, TUNNEL_OVER_IPV6."""
 
     @property
     def key(self) -> str:
@@ -87,19 +89,19 @@ def wanted(
     settings: TunnelSettings,
     mtu: int,
     route_mtu: int,
-    own: IPv4Address | None,
-    local: Iterable[IPv4Address],
+    own: IPAddress | None,
+    local: Iterable[IPAddress],
     *,
     own_identities: bool = False,
 ) -> dict[str, TunnelObject]:
     """All of them by key; none in native mode, unless for egress gateways.
 
-    ``own``: the address other nodes know this one by. It counts if it is one of ``local``, those on devices:
-    the kernel sends from no other.
+    ``own``: the address of the underlay's family that other nodes know this one by. It counts if it is one of
+    ``local``, those on devices: the kernel sends from no other.
     """
     if not settings.has_tunnel:
         return {}
-    source = own if own is not None and own in set(local) else NO_SOURCE
+    source = own if own is not None and own in set(local) else NO_SOURCE[settings.underlay]
     found: list[TunnelObject] = [
         TunnelDevice(settings.port, settings.source_ports, mtu),
         TunnelPrograms(),
@@ -109,7 +111,8 @@ def wanted(
             source,
             TUNNEL_OWN_IDENTITIES * own_identities
             | TUNNEL_GATEWAYS * settings.enable_ipv4_egress_gateway
-            | TUNNEL_NOT_FOR_PODS * (not settings.tunnelled),
+            | TUNNEL_NOT_FOR_PODS * (not settings.tunnelled)
+            | TUNNEL_OVER_IPV6 * (settings.underlay is Family.IPV6),
         ),
     ]
     return {each.key: each for each in found}

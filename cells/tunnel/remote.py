@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from ipaddress import IPv4Address
 from typing import Final
 
 import msgspec
 
-from cells.base.addresses import Family, IPNetwork
+from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.maps.node_maps import Maps
@@ -39,12 +38,12 @@ class RemoteNetwork(msgspec.Struct, frozen=True):
     network: IPNetwork
     node: str
     """``cluster/name``."""
-    endpoint: IPv4Address
-    """Where the tunnel to it ends: the address of the node."""
+    endpoint: IPAddress
+    """Where the tunnel to it ends: the node's address of the underlay's family."""
 
 
 def remote_networks(
-    nodes: Iterable[ClusterNode], families: Collection[Family], name: str
+    nodes: Iterable[ClusterNode], families: Collection[Family], name: str, underlay: Family = Family.IPV4
 ) -> dict[IPNetwork, RemoteNetwork]:
     """The ranges of all nodes but this one, of families that are on; of nodes that the tunnel can reach.
 
@@ -52,8 +51,8 @@ def remote_networks(
     """
     found: dict[IPNetwork, RemoteNetwork] = {}
     for node in nodes:
-        endpoint = node.node_ip(Family.IPV4)
-        if _is(node, name) or not isinstance(endpoint, IPv4Address):
+        endpoint = node.node_ip(underlay)
+        if _is(node, name) or endpoint is None:
             continue
         for cidr in node.all_cidrs():
             if Family.of(cidr) in families:
@@ -66,12 +65,12 @@ def _is(node: ClusterNode, name: str) -> bool:
     return node.local or node.full_name == name
 
 
-def troubles(nodes: Iterable[ClusterNode], name: str) -> list[str]:
+def troubles(nodes: Iterable[ClusterNode], name: str, underlay: Family = Family.IPV4) -> list[str]:
     """What keeps pods of other nodes from being reached, in words."""
     return [
-        f"node {node.full_name} has no IPv4 address, which the tunnel needs"
+        f"node {node.full_name} has no {underlay.text} address, which the tunnel needs"
         for node in sorted(nodes, key=lambda node: node.full_name)
-        if not _is(node, name) and node.node_ip(Family.IPV4) is None
+        if not _is(node, name) and node.node_ip(underlay) is None
     ]
 
 
@@ -196,7 +195,7 @@ class RemoteNetworks:
     def _networks(self, nodes: list[ClusterNode]) -> Mapping[IPNetwork, RemoteNetwork]:
         if not self._settings.tunnelled:
             return {}
-        return remote_networks(nodes, self._router.addressing(), self._own)
+        return remote_networks(nodes, self._router.addressing(), self._own, self._settings.underlay)
 
     def _wanted_routes(
         self, networks: list[RemoteNetwork], devices: list[Device]
@@ -214,7 +213,7 @@ class RemoteNetworks:
         if not self._settings.tunnelled:
             return
         networks = self.table.all()
-        wrong = troubles(self._nodes.all(), self._own)
+        wrong = troubles(self._nodes.all(), self._own, self._settings.underlay)
         if wrong:
             self._health.degraded("; ".join(wrong[:3]))
         else:

@@ -11,12 +11,12 @@ from typing import Final, Literal
 
 import msgspec
 
+from cells.base.addresses import Family
 from cells.cluster.encryption import EncryptionKey
 from cells.node.devices import PodMtu
 from lifecycle import Duration, Settings, Table, refuse, seconds
 
 __all__ = [
-    "OVERHEAD",
     "VXLAN_PORT",
     "EgressGatewayUse",
     "RouteMtu",
@@ -37,7 +37,11 @@ class TunnelSettings(Settings, frozen=True):
     routes. A change takes effect at the next start."""
 
     tunnel_protocol: str = "vxlan"
-    """The encapsulation: vxlan (RFC 7348), over IPv4."""
+    """The encapsulation: vxlan (RFC 7348)."""
+
+    underlay_protocol: Literal["ipv4", "ipv6"] = "ipv4"
+    """IP version of the packets between nodes that carry those of pods: ipv4, ipv6. Each node needs an
+    address of it. Nodes take packets of both: a cluster can change from one to the other node by node."""
 
     tunnel_port: int = 0
     """UDP port of the tunnel, the same on all nodes; 0: 8472."""
@@ -63,9 +67,14 @@ class TunnelSettings(Settings, frozen=True):
         return self.tunnelled or self.enable_ipv4_egress_gateway
 
     @property
+    def underlay(self) -> Family:
+        """Of the packets between nodes."""
+        return Family(self.underlay_protocol)
+
+    @property
     def overhead(self) -> int:
         """Bytes that the tunnel puts before a pod's packet; 0 without a tunnel."""
-        return OVERHEAD if self.has_tunnel else 0
+        return _OVERHEADS[self.underlay] if self.has_tunnel else 0
 
     @property
     def port(self) -> int:
@@ -87,6 +96,11 @@ class TunnelSettings(Settings, frozen=True):
             yield "tunnel-protocol=geneve: not supported, the tunnel is VXLAN: expected vxlan"
         elif self.tunnel_protocol != "vxlan":
             yield f"tunnel-protocol={self.tunnel_protocol}: expected vxlan"
+        if self.enable_ipv4_egress_gateway and self.underlay is Family.IPV6:
+            yield (
+                "underlay-protocol=ipv6: egress gateways are reached over IPv4: expected ipv4, or"
+                " enable-ipv4-egress-gateway=false"
+            )
         if self.egress_gateway_reconciliation_trigger_interval < 0:
             every = self.egress_gateway_reconciliation_trigger_interval
             yield f"egress-gateway-reconciliation-trigger-interval={every}: expected a duration, such as 1s"
@@ -123,8 +137,10 @@ def egress_gateway_use(settings: TunnelSettings) -> EgressGatewayUse:
 
 # How large packets may be that pods send to other nodes.
 
-OVERHEAD: Final = 50
-"""Bytes that VXLAN over IPv4 puts before a packet: Ethernet 14, VXLAN 8, UDP 8, IPv4 20."""
+_VXLAN: Final = 14 + 8 + 8
+"""Bytes before a packet that is inside: Ethernet, VXLAN and UDP."""
+_OVERHEADS: Final = {Family.IPV4: _VXLAN + 20, Family.IPV6: _VXLAN + 40}
+"""With the header outside."""
 
 
 class RouteMtu:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping
-from ipaddress import IPv4Address
 from typing import Final
 
 from cells.base.addresses import Family
@@ -43,15 +42,21 @@ _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
 FILTERS_REMOVED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
-NO_IPV4: Final = (
-    "routing-mode=tunnel: this node has no IPv4 address, and tunnels over IPv6 are not supported; pods of"
-    " other nodes are out of reach: give it one, or set routing-mode=native"
-)
+OTHER: Final = {Family.IPV4: Family.IPV6, Family.IPV6: Family.IPV4}
 
-NO_IPV4_FOR_GATEWAYS: Final = (
+NO_ADDRESS_FOR_GATEWAYS: Final = (
     "enable-ipv4-egress-gateway=true: this node has no IPv4 address, by which tunnels lead to gateways:"
     " give it one, or set it to false"
 )
+
+
+def no_address(underlay: Family) -> str:
+    """What to do on a node without an address that other nodes could send the tunnel's packets to."""
+    return (
+        f"underlay-protocol={underlay}: this node has no {underlay.text} address; pods of other nodes are out"
+        f" of reach: give it one, or set underlay-protocol={OTHER[underlay]} or routing-mode=native"
+    )
+
 
 SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
 """What comes out has no route back over the device."""
@@ -101,7 +106,7 @@ class Tunnel:
         log: Logger,
     ) -> None:
         self.settings = settings
-        self._no_ipv4 = NO_IPV4 if settings.tunnelled else NO_IPV4_FOR_GATEWAYS
+        self._no_address = no_address(settings.underlay) if settings.tunnelled else NO_ADDRESS_FOR_GATEWAYS
         self._health = health.child("underlay")
         self._direct = direct is not None and direct.auto_direct_node_routes
         self._ipam = ipam
@@ -123,15 +128,13 @@ class Tunnel:
             jobs.observe("watch filters", self._hints, self._look)
 
     def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[str, TunnelObject]:
-        own = next((row.ip for row in addresses if row.family is Family.IPV4), None)
-        held = [
-            each.ip for device in devices for each in device.addresses if isinstance(each.ip, IPv4Address)
-        ]
+        own = next((row.ip for row in addresses if row.family is self.settings.underlay), None)
+        held = [each.ip for device in devices for each in device.addresses]
         return wanted(
             self.settings,
             self._mtu(),
             self._route_mtu(),
-            own if isinstance(own, IPv4Address) else None,
+            own,
             held,
             own_identities=self._own_identities,
         )
@@ -142,10 +145,15 @@ class Tunnel:
                 "auto-direct-node-routes=true: packets to other nodes go through the tunnel;"
                 " set it to false, or routing-mode=native"
             )
+        if self.settings.has_tunnel and self.settings.underlay is Family.IPV6 and self._route_mtu.encryption:
+            raise UsageError(
+                "underlay-protocol=ipv6: what the tunnel carries over IPv6 is not encrypted yet;"
+                " set it to ipv4, or enable-wireguard=false"
+            )
         if self.settings.tunnelled and self._ipam is not None:
             _refuse_in_tunnel(self._ipam)
-        if self.settings.has_tunnel and not self._has_ipv4():
-            self._log.warning(self._no_ipv4)
+        if self.settings.has_tunnel and not self._has_address():
+            self._log.warning(self._no_address)
         try:
             await self._reconciler.sweep()
         except ReconcileError as error:
@@ -154,9 +162,10 @@ class Tunnel:
                 raise HiveError(f"failed to set up the tunnel: {needed[0]}") from needed[0]
             self._log.warning("failed to remove the tunnel", device=TUNNEL_LINK, error=str(error))
 
-    def _has_ipv4(self) -> bool:
+    def _has_address(self) -> bool:
         return any(
-            isinstance(address.ip, IPv4Address) and not address.ip.is_loopback
+            Family.of(address.ip) is self.settings.underlay
+            and not (address.ip.is_loopback or address.ip.is_link_local)
             for device in addressed(self._devices.all())
             for address in device.addresses
         )
@@ -167,7 +176,7 @@ class Tunnel:
 
     async def _look(self, _: object) -> None:
         self._reconciler.trigger()
-        if self.settings.has_tunnel and not self._has_ipv4():
-            self._health.degraded(self._no_ipv4)
+        if self.settings.has_tunnel and not self._has_address():
+            self._health.degraded(self._no_address)
         elif self.settings.has_tunnel:
-            self._health.ok("this node has an IPv4 address")
+            self._health.ok(f"this node has an {self.settings.underlay.text} address")

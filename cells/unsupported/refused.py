@@ -269,9 +269,6 @@ class UnservedNode(UnservedSettings, frozen=True):
     enable_ipv6_ndp: bool = False
     """Neighbour solicitations for pods are not answered at the node's devices."""
 
-    underlay_protocol: str = "ipv4"
-    """Tunnels go over IPv4."""
-
 
 class UnservedPolicy(UnservedSettings, frozen=True):
     """Policies, of pods and of the node."""

@@ -19,6 +19,7 @@ __all__ = [
     "L2_RESPONDER_VALUE",
     "TUNNEL_GATEWAYS",
     "TUNNEL_NOT_FOR_PODS",
+    "TUNNEL_OVER_IPV6",
     "TUNNEL_OWN_IDENTITIES",
     "EgressKey",
     "EgressValue",
@@ -119,9 +120,11 @@ TUNNEL_GATEWAYS: Final = 2
 """What policies have leave the cluster by egress gateways goes to them in the tunnel."""
 TUNNEL_NOT_FOR_PODS: Final = 4
 """What is for other nodes' pods does not go in the tunnel: it is routed."""
+TUNNEL_OVER_IPV6: Final = 8
+"""The packets between nodes are of IPv6."""
 
 _config = Layout(
-    "tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", flags="I", reserved="12x"
+    "tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", flags="I", source_rest="12s"
 )
 _tunnel_key = Layout("tunnel_key", network="16s", family="B", pad="x", cluster_id="H")
 _tunnel_value = Layout("tunnel_value", node="16s", family="B", key="B", pad="2x")
@@ -139,20 +142,20 @@ class TunnelConfig(msgspec.Struct, frozen=True):
     """Of the packets inside."""
     port: int = 0
     """UDP, of the packets outside."""
-    source: IPv4Address = IPv4Address(0)
-    """Of the packets outside; 0.0.0.0: whichever routing chooses."""
+    source: IPAddress = IPv4Address(0)
+    """Of the packets outside, in the family that ``flags`` name; 0.0.0.0, ``::``: routing chooses."""
     flags: int = 0
-    """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS."""
+    """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS, TUNNEL_OVER_IPV6."""
 
     def pack(self) -> bytes:
-        return _config.pack(
-            self.ifindex, self.mtu, self.port.to_bytes(2, "big"), self.source.packed, self.flags
-        )
+        source, port = self.source.packed.ljust(16, b"\0"), self.port.to_bytes(2, "big")
+        return _config.pack(self.ifindex, self.mtu, port, source[:4], self.flags, source[4:])
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        ifindex, mtu, port, source, flags = _config.unpack(data)
-        return cls(ifindex, mtu, int.from_bytes(port, "big"), IPv4Address(source), flags)
+        ifindex, mtu, port, first, flags, rest = _config.unpack(data)
+        family = IPV6 if flags & TUNNEL_OVER_IPV6 else IPV4
+        return cls(ifindex, mtu, int.from_bytes(port, "big"), address_of(first + rest, family), flags)
 
 
 class TunnelKey(msgspec.Struct, frozen=True):

@@ -273,6 +273,9 @@ true
 {{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
 {{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}
+{{- if not (has (.Values.underlayProtocol | default "ipv4") (list "ipv4" "ipv6")) -}}
+{{- fail (printf "underlayProtocol=%s: not served here: expected ipv4 or ipv6, or leave it out" .Values.underlayProtocol) -}}
+{{- end -}}
 {{- if not (has (.Values.ipam.mode | default "cluster-pool") (list "cluster-pool" "kubernetes" "multi-pool" "delegated-plugin")) -}}
 {{- fail (printf "ipam.mode=%s: not served here yet: expected cluster-pool, kubernetes, multi-pool or delegated-plugin" .Values.ipam.mode) -}}
 {{- end -}}

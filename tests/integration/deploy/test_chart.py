@@ -204,6 +204,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"routingMode": "tunnel", "autoDirectNodeRoutes": True}, "autoDirectNodeRoutes=true: needs"),
         ({"autoDirectNodeRoutes": True}, "autoDirectNodeRoutes=true: needs routingMode"),
         ({"tunnelProtocol": "geneve"}, "tunnelProtocol=geneve: not served here yet: expected vxlan"),
+        ({"underlayProtocol": "auto"}, "underlayProtocol=auto: not served here: expected ipv4 or ipv6"),
         ({"bpf": {"masquerade": False}}, "bpf.masquerade=false: masquerading by iptables is not served here"),
         ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),
         ({"operator": {"nodeGCInterval": "soon"}}, "operator.nodeGCInterval=soon: expected a duration"),

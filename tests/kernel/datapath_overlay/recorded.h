@@ -11,6 +11,8 @@ struct recorded {
 	__u32 known; /* there is a tunnel key to get */
 	__u32 vni;
 	__u32 remote;
+	__u32 remote6[4]; /* all zero: the packets outside are of IPv4 */
+	__u32 local6[4];
 	__u32 ttl;
 	__u32 size;
 	__u32 flags;
@@ -49,21 +51,32 @@ static __always_inline long set_tunnel_key(struct bpf_tunnel_key *key, __u32 siz
 		return -1;
 	note->set++;
 	note->vni = key->tunnel_id;
-	note->remote = key->remote_ipv4;
+	if (flags & BPF_F_TUNINFO_IPV6) {
+		__builtin_memcpy(note->remote6, key->remote_ipv6, sizeof(note->remote6));
+		__builtin_memcpy(note->local6, key->local_ipv6, sizeof(note->local6));
+	} else {
+		note->remote = key->remote_ipv4;
+	}
 	note->ttl = key->tunnel_ttl;
 	note->size = size;
 	note->flags = flags;
 	return 0;
 }
 
-static __always_inline long get_tunnel_key(struct bpf_tunnel_key *key)
+/* As bpf_skb_get_tunnel_key(): it answers about the family that it is asked about (bpf-helpers(7)). */
+static __always_inline long get_tunnel_key(struct bpf_tunnel_key *key, __u64 flags)
 {
 	struct recorded *note = recorded();
 
 	if (!note || !note->known)
 		return -22;
+	if (!note->remote != (flags & BPF_F_TUNINFO_IPV6))
+		return -71;
 	key->tunnel_id = note->vni;
-	key->remote_ipv4 = note->remote;
+	if (note->remote)
+		key->remote_ipv4 = note->remote;
+	else
+		__builtin_memcpy(key->remote_ipv6, note->remote6, sizeof(note->remote6));
 	return 0;
 }
 
@@ -102,5 +115,5 @@ static __always_inline long fib_lookup(void *ctx, struct bpf_fib_lookup *fib)
 
 #define bpf_fib_lookup(skb, fib, size, flags) fib_lookup(skb, fib)
 #define bpf_skb_set_tunnel_key(skb, key, size, flags) set_tunnel_key(key, size, flags)
-#define bpf_skb_get_tunnel_key(skb, key, size, flags) get_tunnel_key(key)
+#define bpf_skb_get_tunnel_key(skb, key, size, flags) get_tunnel_key(key, flags)
 #define bpf_redirect(ifindex, flags) redirect(ifindex, flags)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import struct
 from functools import cache
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from cells.base.addresses import IPAddress
 from cells.datapath.build import SOURCES
 from cells.maps.map import Map, MapSpec, MapType, create_map
 from tests.support.compiled import compiled
 
-_TUNNEL = struct.Struct("<10I")
+_TUNNEL = struct.Struct("<3I16s16s7I")
 _ROUTE = struct.Struct("<iI6s2x6s2x16s")
 _HANDED = struct.Struct("<II")
 _SIZE = _TUNNEL.size + _ROUTE.size + _HANDED.size
+OVER_IPV6 = 1
+"""BPF_F_TUNINFO_IPV6 (linux/bpf.h)."""
 NOT_FORWARDED = 4
 """BPF_FIB_LKUP_RET_NOT_FWDED (linux/bpf.h)."""
 _SPEC = MapSpec("hive_recorded", MapType.ARRAY, 4, _SIZE, 1)
@@ -31,10 +34,12 @@ class Tunnelled(NamedTuple):
     """What was asked of the kernel for one packet."""
 
     vni: int
-    remote: IPv4Address
+    remote: IPAddress
     ttl: int
     size: int
     flags: int
+    local: IPAddress | None = None
+    """The address it is sent from, noted of IPv6 alone; None: routing chooses."""
 
 
 class Route(NamedTuple):
@@ -85,20 +90,27 @@ class Recorder:
 
     def comes_from(self, node: str, vni: int, route: Route = NOWHERE) -> None:
         """The next packets come out of the tunnel, from this address outside, with this identity."""
-        tunnel = _TUNNEL.pack(1, vni, int(IPv4Address(node)), *(0,) * 7)
+        ip = ip_address(node)
+        ends = (int(ip), b"") if ip.version == 4 else (0, ip.packed)
+        tunnel = _TUNNEL.pack(1, vni, *ends, b"", *(0,) * 7)
         self.map.update(bytes(4), tunnel + _ROUTE.pack(*route) + bytes(_HANDED.size))
 
-    def _row(self) -> tuple[int, ...]:
+    def _row(self) -> tuple[Any, ...]:
         return _TUNNEL.unpack_from(self.map.lookup(bytes(4)) or bytes(_SIZE))
 
     @property
     def tunnelled(self) -> Tunnelled | None:
         """The tunnel key that was set; None: none was."""
-        _, vni, remote, ttl, size, flags, _, _, _, count = self._row()
-        return Tunnelled(vni, IPv4Address(remote), ttl, size, flags) if count else None
+        _, vni, remote, remote6, local6, ttl, size, flags, _, _, _, count = self._row()
+        if not count:
+            return None
+        if not flags & OVER_IPV6:
+            return Tunnelled(vni, IPv4Address(remote), ttl, size, flags)
+        local = IPv6Address(local6) if any(local6) else None
+        return Tunnelled(vni, IPv6Address(remote6), ttl, size, flags, local)
 
     @property
     def redirected(self) -> Redirected | None:
         """Where bpf_redirect() was to send the packet; None: it was not called."""
-        count, ifindex, flags = self._row()[6:9]
+        count, ifindex, flags = self._row()[8:11]
         return Redirected(ifindex, flags) if count else None

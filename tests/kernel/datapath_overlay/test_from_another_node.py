@@ -18,10 +18,12 @@ from tests.kernel.datapath.world import INGRESS, NODE, NODE6, REDIRECT, ROUTER, 
 from tests.kernel.datapath_overlay.recorder import Redirected
 from tests.kernel.datapath_overlay.world import (
     OTHER_NODE,
+    OTHER_NODE6,
     REMOTE,
     REMOTE6,
     REMOTE_IDENTITY,
     STRANGER,
+    STRANGER6,
     OverlayWorld,
 )
 from tests.support.examples import scaled
@@ -229,3 +231,19 @@ def test_bytes_of_any_kind_are_no_danger(overlay: OverlayWorld) -> None:
     whole = bytes(FRAME / tcp(REMOTE, A.ip, "S"))
     for length in range(34, len(whole)):
         assert overlay.tunnel_brings(whole[:length]).action in {REDIRECT, SHOT}
+
+
+@FAMILIES
+def test_nodes_are_believed_by_their_ipv6_addresses_too(overlay: OverlayWorld, source: str, pod: str) -> None:
+    """Also while this node sends over IPv4: a cluster changes node by node."""
+    overlay.allow(A, only_from(REMOTE_IDENTITY))
+    packet = FRAME / udp(source, pod)
+    assert overlay.tunnel_brings(packet, node=OTHER_NODE6).dropped == (172, INGRESS)
+    overlay.over_ipv6()
+    assert overlay.tunnel_brings(packet, node=STRANGER6).dropped == (172, INGRESS)
+    assert overlay.tunnel_brings(packet, node=OTHER_NODE6).action == REDIRECT
+    other = FRAME / udp(source, pod, sport=7)
+    assert overlay.tunnel_brings(other, vni=REMOTE_IDENTITY + 1, node=OTHER_NODE6).dropped == (133, INGRESS)
+    overlay.set_tunnel(on=True)
+    for node in (OTHER_NODE, OTHER_NODE6):
+        assert overlay.tunnel_brings(packet, node=node).action == REDIRECT

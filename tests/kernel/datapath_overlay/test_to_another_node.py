@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP
@@ -18,6 +18,8 @@ from tests.kernel.datapath_overlay.world import (
     IFINDEX,
     MTU,
     OTHER_NODE,
+    OTHER_NODE6,
+    OWN6,
     PORT,
     REMOTE,
     REMOTE6,
@@ -252,4 +254,46 @@ def test_the_answer_to_a_pod_elsewhere_goes_back_through_the_tunnel(overlay: Ove
 def test_an_address_here_wins_over_the_tunnel(overlay: OverlayWorld) -> None:
     overlay.maps["cilium_lxc"].update(LxcKey(IPv4Address(REMOTE)).pack(), LxcValue(flags=1).pack())
     assert overlay.pod_sends(A, from_pod(A) / echo(A.ip, REMOTE)).action == OK
+    assert overlay.recorder.tunnelled is None
+
+
+def over_ipv6(identity: int, source: str = OWN6) -> Tunnelled:
+    """To the other node's IPv6 address, with a checksum outside."""
+    local = IPv6Address(source) if int(IPv6Address(source)) else None
+    return Tunnelled(identity, IPv6Address(OTHER_NODE6), 64, 44 if local else 28, 1, local)
+
+
+@pytest.mark.parametrize("source", [OWN6, "::"])
+def test_over_ipv6_packets_go_to_the_node_with_the_range(overlay: OverlayWorld, source: str) -> None:
+    overlay.over_ipv6(source)
+    services = Services(overlay.maps)
+    services.serve(VIP, [Backend(1, REMOTE)], port=53)
+    services.serve(VIP6, [Backend(2, REMOTE6)], port=53)
+    for own, others in ((A.ip, (REMOTE, UNKNOWN_REMOTE, VIP)), (A.ip6, (REMOTE6, "fd00:10:2::9", VIP6))):
+        for other in others:
+            for _ in range(3):  # the first is evaluated, later ones are remembered
+                overlay.recorder.nothing()
+                assert overlay.pod_sends(A, from_pod(A) / udp(own, other)).action == REDIRECT, other
+                assert overlay.recorder.tunnelled == over_ipv6(A.identity, source), other
+                assert overlay.recorder.redirected == Redirected(IFINDEX, 0)
+    assert overlay.host_sends(from_host() / udp(ROUTER, REMOTE)).action == REDIRECT
+    assert overlay.recorder.tunnelled == over_ipv6(6, source)
+
+
+def test_over_ipv6_what_is_for_no_range_does_as_before(overlay: OverlayWorld) -> None:
+    """Other nodes and the world by the stack; and a range whose node's address is still of IPv4."""
+    overlay.over_ipv6()
+    overlay.identify(OTHER_NODE, 6)
+    for other in (OTHER_NODE, OUTSIDE):
+        assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, other)).action == OK
+        assert overlay.recorder.tunnelled is None
+    assert overlay.host_sends(from_host() / udp(ROUTER, "10.9.0.1")).dropped == (151, 1)
+    overlay.maps["cilium_tunnel_map"].clear()
+    overlay.remote(REMOTE)
+    assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE)).action == REDIRECT
+    assert overlay.recorder.tunnelled == tunnelled(A.identity)._replace(size=28)
+    overlay.over_ipv6()
+    overlay.remote(REMOTE, flags=SKIP_TUNNEL)
+    overlay.recorder.nothing()
+    assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, REMOTE)).action == OK
     assert overlay.recorder.tunnelled is None

@@ -7,6 +7,7 @@ from ipaddress import IPv4Address, ip_address, ip_network
 from scapy.packet import Packet
 
 from cells.maps.records.cluster import (
+    TUNNEL_OVER_IPV6,
     IpcacheKey,
     IpcacheValue,
     NodeKey,
@@ -19,6 +20,7 @@ from tests.kernel.datapath.world import Outcome, World
 from tests.kernel.datapath_overlay.recorder import Recorder, recorded_object
 
 OTHER_NODE, STRANGER = "192.168.7.8", "192.168.7.66"
+OTHER_NODE6, STRANGER6, OWN6 = "2001:db8:7::8", "2001:db8:7::66", "2001:db8:7::7"
 REMOTE, REMOTE6 = "10.2.0.5", "fd00:10:2::5"
 UNKNOWN_REMOTE = "10.2.0.99"
 REMOTE_IDENTITY = 4711
@@ -53,6 +55,18 @@ class OverlayWorld(World):
         """routing-mode=tunnel, or native."""
         row = TunnelConfig(IFINDEX, MTU, PORT, flags=flags) if on else TunnelConfig()
         self.maps["hive_tunnel"].update(bytes(4), row.pack())
+        self.bump(0)
+
+    def over_ipv6(self, source: str = OWN6) -> None:
+        """underlay-protocol=ipv6: the ipcache says who pods are, and ranges where they are."""
+        row = TunnelConfig(IFINDEX, MTU, PORT, ip_address(source), TUNNEL_OVER_IPV6)
+        self.maps["hive_tunnel"].update(bytes(4), row.pack())
+        value = TunnelValue(ip_address(OTHER_NODE6)).pack()
+        for network in ("10.2.0.0", "fd00:10:2::"):
+            self.maps["cilium_tunnel_map"].update(TunnelKey(ip_address(network)).pack(), value)
+        for ip in (REMOTE, REMOTE6):
+            self.identify(ip, REMOTE_IDENTITY)
+        self.maps["cilium_node_map_v2"].update(NodeKey(ip_address(OTHER_NODE6)).pack(), NodeValue(1).pack())
         self.bump(0)
 
     def remote(self, ip: str, identity: int = REMOTE_IDENTITY, flags: int = 0) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from scapy.layers.vxlan import VXLAN
 
 from cells.maps.map import open_map
 from cells.maps.records.cluster import (
+    TUNNEL_OVER_IPV6,
     TUNNEL_OWN_IDENTITIES,
     NodeKey,
     NodeValue,
@@ -29,6 +31,7 @@ from cells.proxy.envoy import end_envoy
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import TUNNEL, Cluster
+from hive.lab.cluster.network import Place
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import ROOT, Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, tcp_listener, udp_receiver, udp_sender, udp_socket
@@ -118,6 +121,12 @@ def through_the_tunnel() -> int:
 def facts() -> TunnelConfig:
     with open_map(GLOBALS / "hive_tunnel") as table:
         return TunnelConfig.unpack(table.lookup(bytes(4)) or b"")
+
+
+def outside() -> tuple[int, str, int]:
+    """MTU inside, source outside, and flags."""
+    known = facts()
+    return known.mtu, str(known.source), known.flags
 
 
 def endpoints() -> dict[str, str]:
@@ -285,6 +294,76 @@ def test_running_pods_follow_the_mtu_of_the_device(cluster: Cluster) -> None:
     finally:
         in_node(first, partial(set_uplink, 1500))
     all_reach(cluster)
+
+
+def only_ipv6(node: dict[str, Any]) -> dict[str, Any]:
+    """A Node or CiliumNode of the lab without its IPv4 address."""
+    part = "spec" if node["kind"] == "CiliumNode" else "status"
+    left = [one for one in node[part]["addresses"] if ":" in one.get("ip", one.get("address"))]
+    return {**node, part: {**node[part], "addresses": left}}
+
+
+def uplink_ipv4(place: Place | None) -> None:
+    """Give the node's device its address of IPv4 and the way out back, or take them."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        (uplink,) = ip.link_lookup(ifname="uplink")
+        ip.flush_addr(index=uplink, family=socket.AF_INET)
+        if place:
+            ip.addr("add", index=uplink, address=place.ipv4, prefixlen=24)
+            ip.route("add", dst="default", gateway=place.routers[0])
+
+
+def send_whole(target: str, port: int, length: int) -> None:
+    """A datagram in a packet of this length, which may not be fragmented (ip(7), ipv6(7))."""
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    level, option, headers = (41, 23, 48) if ":" in target else (socket.IPPROTO_IP, 10, 28)
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(level, option, 2)
+        sock.sendto(bytes(length - headers), (target, port))
+
+
+def test_nodes_without_ipv4_reach_each_other_over_ipv6(cluster: Cluster) -> None:
+    """They change to it one by one, and no packet is lost; then there is no IPv4 between them."""
+    first, second = cluster.nodes()
+    with first.open_pod("pod-1-1") as one, second.open_pod("pod-2-1") as two:
+        with inside(two):
+            sock = udp_socket()
+        with sock:
+            receiver: Child[Received] = two.start(udp_receiver, sock)
+            sender: Child[Sent] = one.start(udp_sender, (ipv4("pod-2-1"), sock.getsockname()[1]), 500.0)
+            for lab in (first, second):
+                restarted(cluster, lab, *SETTINGS, "--underlay-protocol=ipv6")
+            sent = sender.finish(within=60)
+            received = receiver.finish(within=60)
+    assert received.packets == sent.packets > 200
+    nodes = [each for each, file in cluster.manifests.objects() if file == "nodes.yaml"]
+    try:
+        cluster.manifests.write("nodes", map(only_ipv6, nodes))
+        for lab, other in ((first, second), (second, first)):
+            in_node(lab, partial(uplink_ipv4, None))
+            ranges = (cidr.partition("/")[0] for cidr in cluster.place(other).pod_cidrs)
+            eventually(partial(tells, lab, endpoints, dict.fromkeys(ranges, cluster.place(other).ipv6)))
+            eventually(partial(tells, lab, node_ids, {cluster.place(other).ipv6: 1}))
+        all_reach(cluster)
+        over_ipv6 = (1430, cluster.place(first).ipv6, TUNNEL_OWN_IDENTITIES | TUNNEL_OVER_IPV6)
+        eventually(partial(tells, first, outside, over_ipv6))
+        with first.open_pod("pod-1-1") as one, second.open_pod("pod-2-1") as two:
+            assert one.run(pod_mtus) == (1500, {1430})
+            for address in addresses("pod-2-1"):
+                with inside(two):
+                    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                    sock = socket.socket(family, socket.SOCK_DGRAM)
+                    sock.bind((address, 0))
+                with sock:
+                    sock.settimeout(30)
+                    one.run(send_whole, address, sock.getsockname()[1], 1430)
+                    assert len(sock.recv(2000)) == 1430 - (48 if ":" in address else 28)
+    finally:
+        for lab in (first, second):
+            in_node(lab, partial(uplink_ipv4, cluster.place(lab)))
+        cluster.manifests.write("nodes", nodes)
 
 
 def test_the_next_start_follows_port_and_mode(cluster: Cluster) -> None:

@@ -32,6 +32,7 @@ from cells.hubble.codec import encode as write_message
 from cells.hubble.scalars import EnumType
 from cells.maps.records import cluster, endpoints, flows
 from cells.maps.records.cluster import (
+    TUNNEL_OVER_IPV6,
     EgressKey,
     EgressValue,
     IpcacheKey,
@@ -174,7 +175,10 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
     ReverseSkKey: st.builds(ReverseSkKey, u64, addresses, u16),
     SkipLbKey: st.builds(SkipLbKey, u64, addresses, u16),
     SockConfig: st.builds(SockConfig, u64, st.tuples(u16, u16), u32),
-    TunnelConfig: st.builds(TunnelConfig, ifindexes, u32, u16, ipv4, u32),
+    TunnelConfig: st.one_of(
+        st.builds(TunnelConfig, ifindexes, u32, u16, ipv4, u32.map(lambda flags: flags & ~TUNNEL_OVER_IPV6)),
+        st.builds(TunnelConfig, ifindexes, u32, u16, ipv6, u32.map(lambda flags: flags | TUNNEL_OVER_IPV6)),
+    ),
     TunnelKey: st.builds(TunnelKey, addresses, u16),
     TunnelValue: st.builds(TunnelValue, addresses, u8),
 }

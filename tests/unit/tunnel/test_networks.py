@@ -63,6 +63,14 @@ def test_a_node_without_ipv4_address_cannot_be_reached_and_that_is_told() -> Non
     assert troubles(rows, SELF) == ["node default/b has no IPv4 address, which the tunnel needs"]
 
 
+def test_over_ipv6_ranges_end_at_the_nodes_ipv6_address() -> None:
+    both, without = node("b", "192.0.2.2", "2001:db8::2", cidrs=("10.2.0.0/24",)), node("c", "192.0.2.3")
+    found = remote_networks([both, without], BOTH, SELF, Family.IPV6)
+    assert {str(row.endpoint) for row in found.values()} == {"2001:db8::2"}
+    wrong = troubles([both, without], SELF, Family.IPV6)
+    assert wrong == ["node default/c has no IPv6 address, which the tunnel needs"]
+
+
 def numbers(ids: NodeIDs, *nodes: ClusterNode) -> dict[str, int]:
     return {str(ip): row.id for ip, row in ids.rows(nodes).items()}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import pytest
 
-from cells.tunnel.kernel import NO_SOURCE, TunnelDevice, TunnelFacts, TunnelPrograms, wanted
+from cells.maps.records.cluster import TUNNEL_OVER_IPV6, TunnelConfig
+from cells.tunnel.kernel import TunnelDevice, TunnelFacts, TunnelPrograms, wanted
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import Hive, SettingsError, Sources, config
 
@@ -27,6 +28,11 @@ def refused(directory: Path, **values: str) -> list[str]:
     [
         ({"tunnel_protocol": "geneve"}, "not supported, the tunnel is VXLAN"),
         ({"tunnel_protocol": "gre"}, "expected vxlan"),
+        ({"underlay_protocol": "auto"}, "underlay-protocol"),
+        (
+            {"underlay_protocol": "ipv6", "enable_ipv4_egress_gateway": "true"},
+            "egress gateways are reached over IPv4",
+        ),
         ({"tunnel_port": "70000"}, "expected a UDP port"),
         ({"tunnel_source_port_range": "9-1"}, "expected ports"),
         ({"tunnel_source_port_range": "all"}, "expected LOW-HIGH"),
@@ -48,9 +54,20 @@ def test_in_native_mode_nothing_of_a_tunnel_is_wanted() -> None:
 def test_the_address_others_know_is_the_source_if_it_is_on_a_device() -> None:
     settings = TunnelSettings(routing_mode="tunnel", tunnel_port=9000, tunnel_source_port_range="10-20")
     own = IPv4Address("192.0.2.1")
-    for local, source in (([own], own), ([], NO_SOURCE)):
+    for local, source in (([own], own), ([], IPv4Address(0))):
         assert list(wanted(settings, 1500, 1450, own, local).values()) == [
             TunnelDevice(9000, (10, 20), 1500),
             TunnelPrograms(),
             TunnelFacts(1450, 9000, source),
         ]
+
+
+def test_over_ipv6_the_source_is_of_it_and_packets_inside_are_shorter() -> None:
+    settings, own = TunnelSettings(underlay_protocol="ipv6"), IPv6Address("2001:db8::1")
+    assert (TunnelSettings().overhead, settings.overhead) == (50, 70)
+    assert TunnelSettings(underlay_protocol="ipv6", routing_mode="native").overhead == 0
+    for local, source in (([own], own), ([IPv4Address("192.0.2.1")], IPv6Address(0))):
+        facts = wanted(settings, 1500, 1430, own, local)["facts"]
+        assert facts == TunnelFacts(1430, 8472, source, TUNNEL_OVER_IPV6)
+        told = TunnelConfig(7, 1430, 8472, source, TUNNEL_OVER_IPV6)
+        assert TunnelConfig.unpack(told.pack()) == told

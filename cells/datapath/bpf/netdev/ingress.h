@@ -55,7 +55,7 @@ static __always_inline bool brings_tunnel(const struct flow *flow)
 	if (flow->protocol != IPPROTO_UDP)
 		return false;
 	tunnel = tunnel_any();
-	return tunnel && flow->dport == tunnel->port && flow->daddr.words[0] == tunnel->source &&
+	return tunnel && flow->dport == tunnel->port && is_tunnel_source(tunnel, &flow->daddr) &&
 	       !nat_in_range(bpf_ntohs(tunnel->port));
 }
 
@@ -89,7 +89,7 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 	}
 	if (parse_payload(ctx, flow, true, family))
 		return VERDICT_PASS;
-	if ((family == FAMILY_IPV4 && brings_tunnel(flow)) || brings_encrypted(flow))
+	if (brings_tunnel(flow) || brings_encrypted(flow))
 		return VERDICT_PASS;
 	if (own) {
 		if (unlikely(handed))

@@ -10,9 +10,10 @@
 static __always_inline int to_overlay(struct __sk_buff *skb)
 {
 	struct bpf_tunnel_key key = {};
+	struct node_key node;
 
 	/* Without one it is the kernel's own (listener reports and the like): the device lets it go nowhere. */
-	if (bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0))
+	if (tunnel_brought(skb, &key, &node))
 		return TC_ACT_OK;
 	mark_write(skb, MARK_OVERLAY | key.tunnel_id << 16 | (key.tunnel_id >> 16 & 0xff));
 	return TC_ACT_OK;

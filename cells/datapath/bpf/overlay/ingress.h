@@ -122,14 +122,15 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow)
 {
 	struct bpf_tunnel_key key = { .tunnel_id = IDENTITY_BY_ADDRESS };
+	struct node_key sender = {};
 	bool decrypted = ipsec() && is_decrypted(skb);
 	struct ethernet *eth;
 
 	mark_write(skb, 0); /* of the packet outside */
 	if (!decrypted) {
-		if (bpf_skb_get_tunnel_key(skb, &key, TUNNEL_KEY_SIZE, 0))
+		if (tunnel_brought(skb, &key, &sender))
 			return DROP(INGRESS, DROP_NO_TUNNEL_KEY);
-		if (!tunnel_knows(key.remote_ipv4))
+		if (!bpf_map_lookup_elem(&cilium_node_map_v2, &sender))
 			return DROP(INGRESS, DROP_UNKNOWN_SENDER);
 		if (key.tunnel_id == IDENTITY_HOST)
 			return DROP(INGRESS, DROP_INVALID_IDENTITY);

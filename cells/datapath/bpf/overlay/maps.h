@@ -12,13 +12,14 @@ struct tunnel_config {
 	__u32 mtu; /* of the packets inside, without Ethernet header */
 	__be16 port; /* UDP, of the packets outside */
 	__u16 pad;
-	__be32 source; /* of the packets outside; 0: routing chooses */
+	__be32 source; /* of the packets outside; 0: routing chooses. Of an IPv6 address it is the first word */
 	__u32 flags;
-	__u32 reserved[3];
+	__be32 source_rest[3]; /* the other words of that */
 };
 
 #define TUNNEL_GATEWAYS 2 /* what policies have leave by gateways goes to them in it */
 #define TUNNEL_NOT_FOR_PODS 4 /* what is for other nodes' pods does not: it is routed */
+#define TUNNEL_OVER_IPV6 8 /* the packets outside are of IPv6 */
 #define TUNNEL_OWN_IDENTITIES 1 /* each node gives its pods numbers of its own: another's mean nothing here */
 
 /* cilium_tunnel_map: which node has these pods, for those that the ipcache does not know. */

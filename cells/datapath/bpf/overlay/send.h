@@ -11,7 +11,42 @@
 #include "overlay/too_big.h"
 #include "overlay/tunnel.h"
 
-/* Hand the packet to the tunnel's device; the verdict. `node` in network order. */
+/* Hand the packet, with its tunnel key, to the tunnel's device; the verdict. */
+static __always_inline int tunnel_take(struct __sk_buff *skb, const struct flow *flow,
+				       const struct tunnel_config *tunnel, __u8 status, __u8 family)
+{
+	count(skb, REASON_FORWARDED, EGRESS);
+	if (unlikely(flow->report))
+		send_trace_notify(skb, flow, TRACE_TO_OVERLAY, tunnel->ifindex, TRACED(status, family));
+	return bpf_redirect(tunnel->ifindex, 0);
+}
+
+/* The same as tunnel_send() over IPv6. The checksum is not left out: other nodes need not take datagrams without one
+ * (RFC 8200, section 8.1).
+ */
+VERIFIED_ALONE tunnel_send_by_range(struct __sk_buff *skb, const struct flow *flow, __u32 status, __u32 family)
+{
+	const struct tunnel_config *tunnel = tunnel_any();
+	struct bpf_tunnel_key key = { .tunnel_ttl = TUNNEL_TTL };
+	const struct address *node;
+	__u32 size;
+
+	if (!flow || !tunnel)
+		return DROP(EGRESS, DROP_NO_CONFIG);
+	size = tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE;
+	node = tunnel_network_node(&flow->daddr, family, FAMILY_IPV6);
+	if (!node)
+		return DROP(EGRESS, DROP_UNROUTABLE);
+	key.tunnel_id = tunnel_identity(flow->source_identity);
+	__builtin_memcpy(key.remote_ipv6, node, sizeof(key.remote_ipv6));
+	key.local_ipv6[0] = tunnel->source;
+	__builtin_memcpy(&key.local_ipv6[1], tunnel->source_rest, sizeof(tunnel->source_rest));
+	if (packet_frame(skb) || bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_TUNINFO_IPV6))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
+	return tunnel_take(skb, flow, tunnel, status, family);
+}
+
+/* Hand the packet to the tunnel's device; the verdict. `node` in network order, or TUNNEL_BY_RANGE. */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow *flow,
 				       const struct tunnel_config *tunnel, __be32 node, __u8 status, __u8 family)
 {
@@ -21,14 +56,13 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 		.tunnel_ttl = TUNNEL_TTL,
 		.local_ipv4 = bpf_ntohl(tunnel->source),
 	};
-	__u32 size = tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE;
+	__u32 size = tunnel->source && !(tunnel->flags & TUNNEL_OVER_IPV6) ? sizeof(key) : TUNNEL_KEY_SIZE;
 
+	if (node == TUNNEL_BY_RANGE)
+		return tunnel_send_by_range(skb, flow, status, family);
 	if (packet_frame(skb) || bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
-	count(skb, REASON_FORWARDED, EGRESS);
-	if (unlikely(flow->report))
-		send_trace_notify(skb, flow, TRACE_TO_OVERLAY, tunnel->ifindex, TRACED(status, family));
-	return bpf_redirect(tunnel->ifindex, 0);
+	return tunnel_take(skb, flow, tunnel, status, family);
 }
 
 #define GATEWAY_NOWHERE 0xffffffff /* in place of a node: a policy has the packet, and no node is its gateway */
@@ -76,7 +110,7 @@ static __always_inline int host_sends_away(struct __sk_buff *skb, const struct f
 
 	if (!tunnel)
 		return DROP(INGRESS, DROP_UNROUTABLE);
-	node = tunnel_node_of(&flow->daddr, info, family);
+	node = tunnel_node_of(tunnel, &flow->daddr, info, family);
 	if (!node)
 		return info && info->flags & IPCACHE_SKIP_TUNNEL ? TC_ACT_OK : DROP(INGRESS, DROP_UNROUTABLE);
 	if (flow->ttl <= 1)

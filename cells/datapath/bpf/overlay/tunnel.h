@@ -111,49 +111,80 @@ static __always_inline void keep_network(struct address *ip, __u8 family)
 	}
 }
 
-/* The node with the pod range of this address; 0 if there is none. */
-static __always_inline __be32 tunnel_network_node(const struct address *ip, __u8 family)
+/* The address, of the family `outside`, of the node with the pod range of `ip`; NULL if there is none. */
+static __always_inline const struct address *tunnel_network_node(const struct address *ip, __u8 family, __u8 outside)
 {
 	struct tunnel_key key = { .network = *ip, .family = family };
 	const struct tunnel_value *value;
 
 	keep_network(&key.network, family);
 	value = bpf_map_lookup_elem(&cilium_tunnel_map, &key);
-	return value && value->family == FAMILY_IPV4 ? value->node.words[0] : 0;
+	return value && value->family == outside ? &value->node : NULL;
 }
 
 #define IPCACHE_SKIP_TUNNEL 1 /* the network between the nodes knows the address */
 
+/* In place of a node's IPv4 address: the packet goes over IPv6, to the node with the pod range of its destination. The
+ * ipcache has room for addresses of IPv4 only.
+ */
+#define TUNNEL_BY_RANGE bpf_htonl(1)
+
 /* The node that what is for this address is sent to in the tunnel; 0: it is not. `info` is the ipcache's on it. */
-static __always_inline __be32 tunnel_node_of(const struct address *ip, const struct ipcache_info *info, __u8 family)
+static __always_inline __be32 tunnel_node_of(const struct tunnel_config *tunnel, const struct address *ip,
+					     const struct ipcache_info *info, __u8 family)
 {
+	const struct address *node;
+
+	/* Ranges that are not of IPv6 yet are reached as before: a change of the underlay loses nothing. */
+	if (tunnel->flags & TUNNEL_OVER_IPV6 && !(info && info->flags & IPCACHE_SKIP_TUNNEL) &&
+	    tunnel_network_node(ip, family, FAMILY_IPV6))
+		return TUNNEL_BY_RANGE;
 	if (info && info->tunnel_endpoint)
 		return info->flags & IPCACHE_SKIP_TUNNEL ? 0 : info->tunnel_endpoint;
 	/* An identity of its own, and no node: it is outside of the tunnel, like a node itself. */
 	if (info && info->identity != IDENTITY_WORLD && info->identity != IDENTITY_WORLD_IPV4 &&
 	    info->identity != IDENTITY_WORLD_IPV6)
 		return 0;
-	return tunnel_network_node(ip, family);
+	node = tunnel_network_node(ip, family, FAMILY_IPV4);
+	return node ? node->words[0] : 0;
 }
 
 /* The same for where a flow goes, 0 on a node without a tunnel; stores the destination's identity in the flow. */
 VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 {
+	const struct tunnel_config *tunnel = tunnel_facts();
 	const struct ipcache_info *info;
 
 	if (!flow)
 		return 0;
 	info = ipcache_lookup(&flow->daddr, family);
 	flow->destination_identity = identity_of(info);
-	return tunnel_facts() ? tunnel_node_of(&flow->daddr, info, family) : 0;
+	return tunnel ? tunnel_node_of(tunnel, &flow->daddr, info, family) : 0;
 }
 
-/* Whether the address, in host byte order as the tunnel gives it, is another node's. */
-static __always_inline bool tunnel_knows(__u32 address)
+/* What the tunnel has brought with the packet: 0, or the kernel's error. Stores the sender's address, of either family. */
+static __always_inline long tunnel_brought(struct __sk_buff *skb, struct bpf_tunnel_key *key, struct node_key *sender)
 {
-	struct node_key key = { .family = FAMILY_IPV4, .ip.words[0] = bpf_htonl(address) };
+	long refused = bpf_skb_get_tunnel_key(skb, key, TUNNEL_KEY_SIZE, 0);
 
-	return bpf_map_lookup_elem(&cilium_node_map_v2, &key);
+	if (!refused) {
+		sender->family = FAMILY_IPV4;
+		sender->ip.words[0] = bpf_htonl(key->remote_ipv4);
+		return 0;
+	}
+	refused = bpf_skb_get_tunnel_key(skb, key, TUNNEL_KEY_SIZE, BPF_F_TUNINFO_IPV6);
+	if (!refused) {
+		sender->family = FAMILY_IPV6;
+		__builtin_memcpy(&sender->ip, key->remote_ipv6, sizeof(sender->ip));
+	}
+	return refused;
+}
+
+/* Whether it is what the node's own packets outside come from; not where routing chooses. */
+static __always_inline bool is_tunnel_source(const struct tunnel_config *tunnel, const struct address *ip)
+{
+	return ip->words[0] == tunnel->source && ip->words[1] == tunnel->source_rest[0] &&
+	       ip->words[2] == tunnel->source_rest[1] && ip->words[3] == tunnel->source_rest[2];
 }
 
 /* The identity as other nodes must see it: ours is "host" only here, and what only this node counts has 24 bits or
