@@ -43,10 +43,11 @@ static __always_inline struct recorded *recorded(void)
 	return bpf_map_lookup_elem(&hive_recorded, &zero);
 }
 
-static __always_inline long set_tunnel_key(struct bpf_tunnel_key *key, __u32 size, __u64 flags)
+static __always_inline long set_tunnel_key(void *ctx, struct bpf_tunnel_key *key, __u32 size, __u64 flags)
 {
 	struct recorded *note = recorded();
 
+	asm volatile("" : : "r"(ctx)); /* see fib_lookup() */
 	if (!note)
 		return -1;
 	note->set++;
@@ -64,13 +65,14 @@ static __always_inline long set_tunnel_key(struct bpf_tunnel_key *key, __u32 siz
 }
 
 /* As bpf_skb_get_tunnel_key(): it answers about the family that it is asked about (bpf-helpers(7)). */
-static __always_inline long get_tunnel_key(struct bpf_tunnel_key *key, __u64 flags)
+static __always_inline long get_tunnel_key(void *ctx, struct bpf_tunnel_key *key, __u64 flags)
 {
 	struct recorded *note = recorded();
 
+	asm volatile("" : : "r"(ctx)); /* see fib_lookup() */
 	if (!note || !note->known)
 		return -22;
-	if (!note->remote != (flags & BPF_F_TUNINFO_IPV6))
+	if (flags & BPF_F_TUNINFO_IPV6 ? note->remote : !note->remote)
 		return -71;
 	key->tunnel_id = note->vni;
 	if (note->remote)
@@ -114,6 +116,6 @@ static __always_inline long fib_lookup(void *ctx, struct bpf_fib_lookup *fib)
 }
 
 #define bpf_fib_lookup(skb, fib, size, flags) fib_lookup(skb, fib)
-#define bpf_skb_set_tunnel_key(skb, key, size, flags) set_tunnel_key(key, size, flags)
-#define bpf_skb_get_tunnel_key(skb, key, size, flags) get_tunnel_key(key, flags)
+#define bpf_skb_set_tunnel_key(skb, key, size, flags) set_tunnel_key(skb, key, size, flags)
+#define bpf_skb_get_tunnel_key(skb, key, size, flags) get_tunnel_key(skb, key, flags)
 #define bpf_redirect(ifindex, flags) redirect(ifindex, flags)

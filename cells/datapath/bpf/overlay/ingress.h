@@ -119,22 +119,32 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
+/* The identity that another node gives with a packet; or -reason to drop it. */
+VERIFIED_ALONE identity_in_tunnel(struct __sk_buff *skb)
+{
+	struct bpf_tunnel_key key = {};
+	struct node_key sender = {};
+
+	if (tunnel_brought(skb, &key, &sender))
+		return -DROP_NO_TUNNEL_KEY;
+	if (!bpf_map_lookup_elem(&cilium_node_map_v2, &sender))
+		return -DROP_UNKNOWN_SENDER;
+	return key.tunnel_id == IDENTITY_HOST ? -DROP_INVALID_IDENTITY : (int)key.tunnel_id; /* of 24 bits */
+}
+
 static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow)
 {
-	struct bpf_tunnel_key key = { .tunnel_id = IDENTITY_BY_ADDRESS };
-	struct node_key sender = {};
+	__u32 identity = IDENTITY_BY_ADDRESS;
 	bool decrypted = ipsec() && is_decrypted(skb);
 	struct ethernet *eth;
 
 	mark_write(skb, 0); /* of the packet outside */
 	if (!decrypted) {
-		if (tunnel_brought(skb, &key, &sender))
-			return DROP(INGRESS, DROP_NO_TUNNEL_KEY);
-		if (!bpf_map_lookup_elem(&cilium_node_map_v2, &sender))
-			return DROP(INGRESS, DROP_UNKNOWN_SENDER);
-		if (key.tunnel_id == IDENTITY_HOST)
-			return DROP(INGRESS, DROP_INVALID_IDENTITY);
-		flow->source_identity = key.tunnel_id;
+		int given = identity_in_tunnel(skb);
+
+		if (given < 0)
+			return DROP(INGRESS, -given);
+		flow->source_identity = identity = given;
 	}
 	if (ipsec() && !decrypted) {
 		int verdict = node_decrypts(skb);
@@ -153,8 +163,8 @@ static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow
 	if (!eth)
 		return DROP(INGRESS, DROP_INVALID);
 	if (eth->protocol == bpf_htons(ETH_P_IP))
-		return from_overlay_ip(skb, flow, key.tunnel_id, FAMILY_IPV4);
+		return from_overlay_ip(skb, flow, identity, FAMILY_IPV4);
 	if (eth->protocol == bpf_htons(ETH_P_IPV6))
-		return from_overlay_ip(skb, flow, key.tunnel_id, FAMILY_IPV6);
+		return from_overlay_ip(skb, flow, identity, FAMILY_IPV6);
 	return DROP(INGRESS, DROP_UNKNOWN_L3);
 }

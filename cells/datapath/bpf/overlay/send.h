@@ -11,39 +11,25 @@
 #include "overlay/too_big.h"
 #include "overlay/tunnel.h"
 
-/* Hand the packet, with its tunnel key, to the tunnel's device; the verdict. */
-static __always_inline int tunnel_take(struct __sk_buff *skb, const struct flow *flow,
-				       const struct tunnel_config *tunnel, __u8 status, __u8 family)
-{
-	count(skb, REASON_FORWARDED, EGRESS);
-	if (unlikely(flow->report))
-		send_trace_notify(skb, flow, TRACE_TO_OVERLAY, tunnel->ifindex, TRACED(status, family));
-	return bpf_redirect(tunnel->ifindex, 0);
-}
-
-/* The same as tunnel_send() over IPv6. The checksum is not left out: other nodes need not take datagrams without one
- * (RFC 8200, section 8.1).
+/* Have the packet go over IPv6 to the node with the range of its destination: 0, or the kernel's error. The checksum outside
+ * is not left out: other nodes need not take datagrams without one (RFC 8200, section 8.1).
  */
-VERIFIED_ALONE tunnel_send_by_range(struct __sk_buff *skb, const struct flow *flow, __u32 status, __u32 family)
+VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
 	struct bpf_tunnel_key key = { .tunnel_ttl = TUNNEL_TTL };
 	const struct address *node;
-	__u32 size;
 
 	if (!flow || !tunnel)
-		return DROP(EGRESS, DROP_NO_CONFIG);
-	size = tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE;
+		return -1;
 	node = tunnel_network_node(&flow->daddr, family, FAMILY_IPV6);
 	if (!node)
-		return DROP(EGRESS, DROP_UNROUTABLE);
+		return -1;
 	key.tunnel_id = tunnel_identity(flow->source_identity);
 	__builtin_memcpy(key.remote_ipv6, node, sizeof(key.remote_ipv6));
 	key.local_ipv6[0] = tunnel->source;
 	__builtin_memcpy(&key.local_ipv6[1], tunnel->source_rest, sizeof(tunnel->source_rest));
-	if (packet_frame(skb) || bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_TUNINFO_IPV6))
-		return DROP(EGRESS, DROP_WRITE_ERROR);
-	return tunnel_take(skb, flow, tunnel, status, family);
+	return bpf_skb_set_tunnel_key(skb, &key, tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE, BPF_F_TUNINFO_IPV6);
 }
 
 /* Hand the packet to the tunnel's device; the verdict. `node` in network order, or TUNNEL_BY_RANGE. */
@@ -58,11 +44,15 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 	};
 	__u32 size = tunnel->source && !(tunnel->flags & TUNNEL_OVER_IPV6) ? sizeof(key) : TUNNEL_KEY_SIZE;
 
-	if (node == TUNNEL_BY_RANGE)
-		return tunnel_send_by_range(skb, flow, status, family);
-	if (packet_frame(skb) || bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
+	if (packet_frame(skb))
 		return DROP(EGRESS, DROP_WRITE_ERROR);
-	return tunnel_take(skb, flow, tunnel, status, family);
+	if (node == TUNNEL_BY_RANGE ? tunnel_by_range(skb, flow, family)
+				    : bpf_skb_set_tunnel_key(skb, &key, size, BPF_F_ZERO_CSUM_TX))
+		return DROP(EGRESS, DROP_WRITE_ERROR);
+	count(skb, REASON_FORWARDED, EGRESS);
+	if (unlikely(flow->report))
+		send_trace_notify(skb, flow, TRACE_TO_OVERLAY, tunnel->ifindex, TRACED(status, family));
+	return bpf_redirect(tunnel->ifindex, 0);
 }
 
 #define GATEWAY_NOWHERE 0xffffffff /* in place of a node: a policy has the packet, and no node is its gateway */
