@@ -29,7 +29,8 @@ VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, _
 	__builtin_memcpy(key.remote_ipv6, node, sizeof(key.remote_ipv6));
 	key.local_ipv6[0] = tunnel->source;
 	__builtin_memcpy(&key.local_ipv6[1], tunnel->source_rest, sizeof(tunnel->source_rest));
-	return bpf_skb_set_tunnel_key(skb, &key, tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE, BPF_F_TUNINFO_IPV6);
+	return bpf_skb_set_tunnel_key(skb, &key, tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE,
+				      BPF_F_TUNINFO_IPV6);
 }
 
 /* Hand the packet to the tunnel's device; the verdict. `node` in network order, or TUNNEL_BY_RANGE. */

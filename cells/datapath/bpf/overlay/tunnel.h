@@ -112,7 +112,8 @@ static __always_inline void keep_network(struct address *ip, __u8 family)
 }
 
 /* The address, of the family `outside`, of the node with the pod range of `ip`; NULL if there is none. */
-static __always_inline const struct address *tunnel_network_node(const struct address *ip, __u8 family, __u8 outside)
+static __always_inline const struct address *tunnel_network_node(const struct address *ip, __u8 family,
+								 __u8 outside)
 {
 	struct tunnel_key key = { .network = *ip, .family = family };
 	const struct tunnel_value *value;
@@ -163,7 +164,8 @@ VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 }
 
 /* What the tunnel has brought with the packet: 0, or the kernel's error. Stores the sender's address, of either family. */
-static __always_inline long tunnel_brought(struct __sk_buff *skb, struct bpf_tunnel_key *key, struct node_key *sender)
+static __always_inline long tunnel_brought(struct __sk_buff *skb, struct bpf_tunnel_key *key,
+					   struct node_key *sender)
 {
 	long refused = bpf_skb_get_tunnel_key(skb, key, TUNNEL_KEY_SIZE, 0);
 
