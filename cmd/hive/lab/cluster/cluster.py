@@ -69,13 +69,16 @@ class Cluster:
         """Where one of its nodes stands."""
         return self.network.place(self.number(lab))
 
-    def make(self, count: int, segments: int, *, etcd: bool = False, bgp: bool = False) -> list[Lab]:
+    def make(
+        self, count: int, segments: int, *, etcd: bool = False, bgp: bool = False, ipv6: bool = False
+    ) -> list[Lab]:
         """Make what is missing of the network and of nodes 1 to `count`; those that were made.
 
         With `etcd` the nodes publish themselves in it; objects give each its own. With `bgp`
-        the nodes announce their pods to a router, and nothing else leads there from outside.
+        the nodes announce their pods to a router, with `ipv6` those of IPv6 too, and nothing else leads there
+        from outside.
         """
-        self._make_network(segments, etcd=etcd, bgp=bgp)
+        self._make_network(segments, etcd=etcd, bgp=bgp, ipv6=ipv6)
         made = []
         for number in range(1, count + 1):
             lab = self.node(number)
@@ -92,7 +95,7 @@ class Cluster:
         self._announce_nodes()
         return made
 
-    def _make_network(self, segments: int, *, etcd: bool, bgp: bool) -> None:
+    def _make_network(self, segments: int, *, etcd: bool, bgp: bool, ipv6: bool) -> None:
         """With what stands in it. Raises LabError where there is another one."""
         if not self.network.exists:
             remove_network(self.network)
@@ -100,7 +103,7 @@ class Cluster:
             if etcd:
                 self.store.start()
             if bgp:
-                self.router.start()
+                self.router.start(ipv6=ipv6)
         elif bgp and not self.router.exists:
             raise LabError(f"the nodes of {self.name} have no router beside them: take them down first")
         elif etcd and not self.store.exists:
@@ -114,7 +117,8 @@ class Cluster:
         """All objects to every node; with etcd, to each node only its own."""
         objects = {lab: node_objects(lab, self.place(lab)) for lab in self.nodes()}
         for lab in objects if self.router.exists else ():
-            Manifests([lab]).write("bgp", bgp_objects(lab.name, self.place(lab)))
+            bgp = bgp_objects(lab.name, self.place(lab), ipv6=self.router.ipv6)
+            Manifests([lab]).write("bgp", bgp)
         if self.store.exists:
             for lab, own in objects.items():
                 Manifests([lab]).write("nodes", own)

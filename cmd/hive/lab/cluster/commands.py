@@ -8,6 +8,9 @@ from hive.lab import agent_process
 from hive.lab.cluster.cluster import Cluster
 from hive.lab.node import Lab
 
+IPV6 = frozenset({"--enable-ipv6", "--enable-ipv6=true"})
+"""Settings that give pods IPv6 addresses."""
+
 
 def up_cluster(
     cluster: Cluster,
@@ -22,7 +25,8 @@ def up_cluster(
     """Make nodes 1 to `count` with running agents and pods; what is there already stays."""
     made: list[Lab] = []
     try:
-        made += cluster.make(count, segments, etcd=etcd, bgp=bgp)
+        ipv6 = not IPV6.isdisjoint(settings)
+        made += cluster.make(count, segments, etcd=etcd, bgp=bgp, ipv6=ipv6)
         if cluster.store.exists:
             cluster.store.start()
             click.echo(f"{cluster.name}    etcd at {cluster.store.address}, pid {cluster.store.pid}")

@@ -39,6 +39,11 @@ class Place:
         return f"192.168.{50 + self.segment}.1", f"fd50:{self.segment + 1}::1"
 
     @property
+    def ranges(self) -> tuple[str, str]:
+        """The networks of the segment."""
+        return f"192.168.{50 + self.segment}.0/24", f"fd50:{self.segment + 1}::/64"
+
+    @property
     def pod_cidrs(self) -> tuple[str, str]:
         """The ranges of its pods."""
         return f"10.244.{self.number}.0/24", f"fd00:10:244:{self.number:x}::/112"

@@ -3,7 +3,8 @@
 Source: FRR's manual, "BGP" and "Basic commands"; RFC 4271.
 
 It takes sessions from every node's address, and writes what nodes announce into the network's routes: from
-outside, pods and services are reached without NAT, by as many nodes as announce them.
+outside, pods and services are reached without NAT, by as many nodes as announce them. Routes of each family
+come by a session of that family.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class Router:
         return self.directory.is_dir()
 
     @property
+    def ipv6(self) -> bool:
+        """Whether it takes sessions and routes of IPv6, too."""
+        return self.exists and "ipv6 unicast" in (self.directory / "bgpd.conf").read_text()
+
+    @property
     def settings(self) -> list[str]:
         """What agents are started with."""
         return ["--enable-bgp-control-plane=true"] if self.exists else []
@@ -74,14 +80,15 @@ class Router:
         if done.returncode:
             raise LabError(f"the router keeps its session with {address}: {done.stdout}{done.stderr}")
 
-    def start(self) -> None:
-        """Have it run. Raises LabError."""
+    def start(self, *, ipv6: bool = False) -> None:
+        """Have it run; once it has been started with IPv6 it stays so. Raises LabError."""
         if not self.installed():
             raise LabError("BGP in a lab needs FRR and gobgpd: install them (Debian: apt install frr gobgpd)")
         programs = {name: shutil.which(name, path=_PLACES) for name in _DAEMONS}
+        ipv6 = ipv6 or self.ipv6
         self.directory.mkdir(exist_ok=True)
         (self.directory / "zebra.conf").write_text("hostname router\n")
-        (self.directory / "bgpd.conf").write_text(self._configuration())
+        (self.directory / "bgpd.conf").write_text(self._configuration(ipv6=ipv6))
         for path in (self.directory, *self.directory.iterdir()):
             shutil.chown(path, "frr", "frr")  # they run as this user
         shared = _SHARED.exists()
@@ -113,9 +120,8 @@ class Router:
                 lines = (directory / f"{name}.log").read_text(errors="replace").splitlines()[-5:]
                 raise LabError(f"{name} does not serve:\n" + "\n".join(f"  {line}" for line in lines))
 
-    def _configuration(self) -> str:
+    def _configuration(self, *, ipv6: bool) -> str:
         segments = [Place(0, number) for number in range(self.network.segments)]
-        ranges = [f"{one.routers[0].rpartition('.')[0]}.0/24" for one in segments]
         lines = [
             "hostname router",
             f"router bgp {ROUTER_AS}",
@@ -125,11 +131,24 @@ class Router:
             " bgp graceful-restart",
             " neighbor nodes peer-group",
             f" neighbor nodes remote-as {NODES_AS}",
-            *(f" bgp listen range {each} peer-group nodes" for each in ranges),
+            *(f" bgp listen range {one.ranges[0]} peer-group nodes" for one in segments),
             " address-family ipv4 unicast",
             "  maximum-paths 8",
             " exit-address-family",
         ]
+        if ipv6:
+            lines += [
+                " neighbor nodes6 peer-group",
+                f" neighbor nodes6 remote-as {NODES_AS}",
+                *(f" bgp listen range {one.ranges[1]} peer-group nodes6" for one in segments),
+                " address-family ipv4 unicast",
+                "  no neighbor nodes6 activate",
+                " exit-address-family",
+                " address-family ipv6 unicast",
+                "  neighbor nodes6 activate",
+                "  maximum-paths 8",
+                " exit-address-family",
+            ]
         return "\n".join((*lines, ""))
 
     def remove(self) -> None:
@@ -152,34 +171,36 @@ class Router:
             os.waitpid(pid, 0)
 
 
-def bgp_objects(node: str, place: Place) -> list[dict[str, Any]]:
+def bgp_objects(node: str, place: Place, *, ipv6: bool = False) -> list[dict[str, Any]]:
     """What has a node announce its pods, and services with the label ``announce: "yes"``, to the router."""
-    peer = {
-        "name": "router",
-        "peerAddress": place.routers[0],
-        "peerASN": ROUTER_AS,
-        "peerConfigRef": {"name": "router"},
-    }
-    family = {"afi": "ipv4", "safi": "unicast", "advertisements": {"matchLabels": {"to": "router"}}}
+    routers = {"router": ("ipv4", place.routers[0])}
+    if ipv6:
+        routers["router6"] = ("ipv6", place.routers[1])
+    peers = [
+        {"name": name, "peerAddress": address, "peerASN": ROUTER_AS, "peerConfigRef": {"name": name}}
+        for name, (_, address) in routers.items()
+    ]
     services = {
         "advertisementType": "Service",
         "service": {"addresses": ["ClusterIP", "ExternalIP", "LoadBalancerIP"]},
         "selector": {"matchLabels": {"announce": "yes"}},
     }
-    specs: dict[str, tuple[str, dict[str, Any]]] = {
-        "CiliumBGPNodeConfig": (
+    specs: list[tuple[str, str, dict[str, Any]]] = [
+        (
+            "CiliumBGPNodeConfig",
             node,
-            {"bgpInstances": [{"name": "lab", "localASN": NODES_AS, "peers": [peer]}]},
+            {"bgpInstances": [{"name": "lab", "localASN": NODES_AS, "peers": peers}]},
         ),
-        "CiliumBGPPeerConfig": (
-            "router",
-            {"gracefulRestart": {"enabled": True}, "families": [family]},
-        ),
-        "CiliumBGPAdvertisement": (
+        (
+            "CiliumBGPAdvertisement",
             "router",
             {"advertisements": [{"advertisementType": "PodCIDR"}, services]},
         ),
-    }
+    ]
+    for name, (afi, _) in routers.items():
+        family = {"afi": afi, "safi": "unicast", "advertisements": {"matchLabels": {"to": "router"}}}
+        spec = {"gracefulRestart": {"enabled": True}, "families": [family]}
+        specs.append(("CiliumBGPPeerConfig", name, spec))
     return [
         {
             "apiVersion": "cilium.io/v2alpha1",
@@ -187,5 +208,5 @@ def bgp_objects(node: str, place: Place) -> list[dict[str, Any]]:
             "metadata": {"name": name, "labels": {"to": "router"}},
             "spec": spec,
         }
-        for kind, (name, spec) in specs.items()
+        for kind, name, spec in specs
     ]
