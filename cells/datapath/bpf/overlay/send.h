@@ -12,24 +12,29 @@
 #include "overlay/tunnel.h"
 
 /* Have the packet go over IPv6 to the node with the range of its destination: 0, or the kernel's error. The checksum outside
- * is not left out: other nodes need not take datagrams without one (RFC 8200, section 8.1).
+ * is not left out: other nodes need not take datagrams without one (RFC 8200, section 8.1). Who sends is deep in the
+ * stack already: what is asked and what is answered share their place in it.
  */
 VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
-	struct bpf_tunnel_key key = { .tunnel_ttl = TUNNEL_TTL };
 	const struct address *node;
+	union {
+		struct tunnel_key range;
+		struct bpf_tunnel_key end;
+	} key;
 
 	if (!flow || !tunnel)
 		return -1;
-	node = tunnel_network_node(&flow->daddr, family, FAMILY_IPV6);
+	node = tunnel_range_node(&key.range, &flow->daddr, family, FAMILY_IPV6);
 	if (!node)
 		return -1;
-	key.tunnel_id = tunnel_identity(flow->source_identity);
-	__builtin_memcpy(key.remote_ipv6, node, sizeof(key.remote_ipv6));
-	key.local_ipv6[0] = tunnel->source;
-	__builtin_memcpy(&key.local_ipv6[1], tunnel->source_rest, sizeof(tunnel->source_rest));
-	return bpf_skb_set_tunnel_key(skb, &key, tunnel->source ? sizeof(key) : TUNNEL_KEY_SIZE,
+	key.end = (struct bpf_tunnel_key){ .tunnel_id = tunnel_identity(flow->source_identity),
+					   .tunnel_ttl = TUNNEL_TTL };
+	__builtin_memcpy(key.end.remote_ipv6, node, sizeof(key.end.remote_ipv6));
+	key.end.local_ipv6[0] = tunnel->source;
+	__builtin_memcpy(&key.end.local_ipv6[1], tunnel->source_rest, sizeof(tunnel->source_rest));
+	return bpf_skb_set_tunnel_key(skb, &key.end, tunnel->source ? sizeof(key.end) : TUNNEL_KEY_SIZE,
 				      BPF_F_TUNINFO_IPV6);
 }
 

@@ -111,16 +111,24 @@ static __always_inline void keep_network(struct address *ip, __u8 family)
 	}
 }
 
-/* The address, of the family `outside`, of the node with the pod range of `ip`; NULL if there is none. */
+/* The address, of the family `outside`, of the node with the pod range of `ip`; NULL if there is none. `key` is room. */
+static __always_inline const struct address *tunnel_range_node(struct tunnel_key *key, const struct address *ip,
+							       __u8 family, __u8 outside)
+{
+	const struct tunnel_value *value;
+
+	*key = (struct tunnel_key){ .network = *ip, .family = family };
+	keep_network(&key->network, family);
+	value = bpf_map_lookup_elem(&cilium_tunnel_map, key);
+	return value && value->family == outside ? &value->node : NULL;
+}
+
 static __always_inline const struct address *tunnel_network_node(const struct address *ip, __u8 family,
 								 __u8 outside)
 {
-	struct tunnel_key key = { .network = *ip, .family = family };
-	const struct tunnel_value *value;
+	struct tunnel_key key;
 
-	keep_network(&key.network, family);
-	value = bpf_map_lookup_elem(&cilium_tunnel_map, &key);
-	return value && value->family == outside ? &value->node : NULL;
+	return tunnel_range_node(&key, ip, family, outside);
 }
 
 #define IPCACHE_SKIP_TUNNEL 1 /* the network between the nodes knows the address */
