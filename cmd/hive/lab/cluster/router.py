@@ -199,7 +199,11 @@ def bgp_objects(node: str, place: Place, *, ipv6: bool = False) -> list[dict[str
     ]
     for name, (afi, _) in routers.items():
         family = {"afi": afi, "safi": "unicast", "advertisements": {"matchLabels": {"to": "router"}}}
-        spec = {"gracefulRestart": {"enabled": True}, "families": [family]}
+        spec = {
+            "timers": {"connectRetryTimeSeconds": 5},  # of 120 s a router that starts again would wait many
+            "gracefulRestart": {"enabled": True},
+            "families": [family],
+        }
         specs.append(("CiliumBGPPeerConfig", name, spec))
     return [
         {
