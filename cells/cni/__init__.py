@@ -36,7 +36,7 @@ from lifecycle import (
     provide_private,
 )
 
-__all__ = ["CniServer", "DeleteQueue", "QueueLock", "cell"]
+__all__ = ["CniServer", "DeleteQueue", "PodMtus", "QueueLock", "cell"]
 
 
 # How the CNI server is put together from the other cells.
@@ -49,18 +49,25 @@ def link_teardown(
     return LinkTeardown(links, ipam, endpoints, lifecycle=lifecycle, health=health, log=log)
 
 
+class PodMtus:
+    """The MTUs of pods' links and routes, in bytes."""
+
+    def __init__(self, link: PodMtu, route: RouteMtu, chaining: ChainingSettings) -> None:
+        self.link = link
+        self.route = route
+        self.route_in_chains = chaining.enable_route_mtu_for_cni_chaining
+        """Whether routes of pods on other plugins' links get it."""
+
+
 @after(Tunnel)
 def attacher(
     config: AgentConfig,
     links: HostLinks,
     ipam: Ipam,
     endpoints: Endpoints,
-    *,
     leaving: LinkTeardown,
     router: Router,
-    mtu: PodMtu,
-    route_mtu: RouteMtu,
-    chaining: ChainingSettings,
+    mtus: PodMtus,
     log: Logger,
 ) -> Attacher:
     """Attaches pods to this node."""
@@ -70,11 +77,11 @@ def attacher(
         endpoints,
         leaving,
         gateways=lambda: router.gateways,
-        mtu=mtu,
-        route_mtu=route_mtu,
+        mtu=mtus.link,
+        route_mtu=mtus.route,
         state=config.state,
         log=log,
-        route_mtu_in_chains=chaining.enable_route_mtu_for_cni_chaining,
+        route_mtu_in_chains=mtus.route_in_chains,
         delegated=ipam.delegated,
     )
 
@@ -138,6 +145,6 @@ cell = module(
     "Attaches and detaches pods for the CNI plugin",
     config(ChainingSettings),
     provide_private(link_teardown, attacher, detacher, checker, CallTimes),
-    provide(queue_lock, delete_queue, cni_server, call_metrics),
+    provide(PodMtus, queue_lock, delete_queue, cni_server, call_metrics),
     invoke(CniServer),
 )

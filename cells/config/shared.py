@@ -16,9 +16,11 @@ from lifecycle.settings import RenamedFrom
 
 __all__ = [
     "DEFAULT_SEED",
+    "AgentLiveness",
     "AnnouncementSettings",
     "ChainingSettings",
     "EndpointSettings",
+    "PodRouting",
     "Seed",
     "ServiceProxyName",
     "ServiceSettings",
@@ -55,11 +57,6 @@ class AnnouncementSettings(Settings, frozen=True):
         """Refuse durations that do not fit; raises ValueErrors of one line."""
         refuse(self._wrong())
 
-    @property
-    def liveness(self) -> int:
-        """Milliseconds for which the programs answer without a living agent; 0 for never."""
-        return int(self.l2_announcements_lease_duration * 1000) if self.enable_l2_announcements else 0
-
     def _wrong(self) -> Iterator[str]:
         lease, renew, retry, alive = (
             self.l2_announcements_lease_duration,
@@ -86,6 +83,13 @@ class AnnouncementSettings(Settings, frozen=True):
                 f"agent-liveness-update-interval={alive}: expected more than 0, and less than"
                 f" l2-announcements-lease-duration={lease}"
             )
+
+
+class AgentLiveness(NamedTuple):
+    """For how long programs answer for services' addresses without a living agent."""
+
+    milliseconds: int
+    """0: they never answer."""
 
 
 # The seeds of a cluster's Maglev tables and hashes.
@@ -263,6 +267,13 @@ class EndpointSettings(Settings, frozen=True):
     pods of this node. Running pods get theirs at the next start."""
 
 
+class PodRouting(NamedTuple):
+    """How packets between the node and its pods find their way."""
+
+    own_routes: bool
+    """Whether each pod has a route of its own over its link."""
+
+
 class ChainingSettings(Settings, frozen=True):
     """What our plugin does when it is chained after another."""
 
@@ -285,6 +296,6 @@ def service_proxy_name(settings: ServiceSettings) -> ServiceProxyName:
 cell = module(
     "service-settings",
     "What is served, and how",
-    config(ServiceSettings, AnnouncementSettings),
+    config(ServiceSettings),
     provide(service_proxy_name),
 )

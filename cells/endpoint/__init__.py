@@ -16,7 +16,7 @@ from cells.base import metrics
 from cells.base.metrics import Family, counter, gauge, histogram
 from cells.cluster.identity.identities import Identity
 from cells.config import AgentConfig
-from cells.config.shared import EndpointSettings
+from cells.config.shared import EndpointSettings, PodRouting
 from cells.datapath.collector import ConntrackCollector
 from cells.datapath.datapath import Datapath
 from cells.endpoint.changes import (
@@ -202,6 +202,11 @@ def state_files(agent: AgentConfig) -> StateFiles:
     return StateFiles(agent.state)
 
 
+def pod_routing(settings: EndpointSettings) -> PodRouting:
+    """As the settings have it."""
+    return PodRouting(own_routes=settings.enable_endpoint_routes)
+
+
 def pod_metadata(pods: KubernetesPods) -> PodMetadata:
     """What new endpoints take from their pods."""
     return pods
@@ -248,6 +253,7 @@ cell = module(
     "Endpoints of this node",
     config(EndpointSettings),
     provide(
+        pod_routing,
         endpoint_table,
         endpoint_maps,
         endpoint_programs,

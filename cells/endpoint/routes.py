@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.config import AgentConfig
-from cells.config.shared import EndpointSettings
+from cells.config.shared import PodRouting
 from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
 from cells.netlink import news
@@ -155,7 +155,7 @@ class EndpointRouteKeeper:
 
     def __init__(
         self,
-        settings: EndpointSettings,
+        routing: PodRouting,
         endpoints: Table[int, Endpoint],
         kernel: EndpointRouteKernel,
         agent: AgentConfig,
@@ -165,7 +165,7 @@ class EndpointRouteKeeper:
         jobs: Jobs,
         tables: Tables,
     ) -> None:
-        self._enabled = settings.enable_endpoint_routes
+        self._enabled = routing.own_routes
         self._ipv4 = agent.ipv4
         self._sysctls = sysctls
         # Without the setting there may be some of an earlier start: they go. No endpoint has others then, and

@@ -21,7 +21,7 @@ from cells.base.addresses import Family, IPNetwork
 from cells.cluster.encryption import ClusterEncryption
 from cells.cni.configuration import CniConfigSettings
 from cells.config import AgentConfig
-from cells.config.shared import AnnouncementSettings, ServiceSettings
+from cells.config.shared import AgentLiveness, ServiceSettings
 from cells.datapath.datapath import Datapath
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import DEVICE_PROXIES, DeviceConfig
@@ -36,7 +36,7 @@ from cells.masquerade.devices import (
 from cells.masquerade.ip_masq_agent import IpMasqAgent, network_table
 from cells.netlink import news
 from cells.node.addresses import NodeAddress, NodeAddresses
-from cells.node.devices import Device, DeviceSettings
+from cells.node.devices import Device
 from cells.node.router import Router
 from cells.node.sysctl import Sysctls
 from cells.policy import PolicySettings
@@ -84,12 +84,11 @@ class Masquerade:
         *,
         agent: AgentConfig,
         cni: CniConfigSettings,
-        selection: DeviceSettings,
         tunnel: TunnelSettings,
         gateways: EgressGatewayUse | None = None,
         services: ServiceSettings | None = None,
         policy: PolicySettings | None = None,
-        announcements: AnnouncementSettings | None = None,
+        liveness: AgentLiveness | None = None,
         redirects: Table[str, HTTPRedirect] | None = None,
         proxies: Table[str, TransparentProxy] | None = None,
         encryption: ClusterEncryption | None = None,
@@ -112,13 +111,12 @@ class Masquerade:
         self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
         """Whether pods' IPv6 packets are masqueraded."""
         maps.use(*("snat4",) * self.ipv4, *("snat6",) * self.ipv6)
-        self._chosen = bool(selection.devices)
         self._tunnelled = tunnel.tunnelled
         self._serves = (services is not None and services.outside) or (
             policy is not None and policy.enable_host_firewall
         )
         self._serves |= gateways is not None and gateways.served
-        self._announces = announcements.liveness if announcements is not None else 0
+        self._announces = liveness.milliseconds if liveness is not None else 0
         self._accelerated = datapath.accelerates and services is not None and services.outside
         self._encrypted = encryption is not None and bool(encryption.pods)
         self._maps = maps
@@ -185,7 +183,7 @@ class Masquerade:
             encrypted=self._encrypted,
         )
         node_ips = list(self._own.all().values())
-        return native_devices(devices, self._settings, families, node_ips, chosen=self._chosen)
+        return native_devices(devices, self._settings, families, node_ips)
 
     async def _start(self) -> None:
         """A device that cannot be served does not keep the node from starting: it is tried again."""

@@ -125,14 +125,12 @@ def native_devices(
     settings: MasqueradeSettings,
     families: Families,
     node_ips: Sequence[IPAddress],
-    *,
-    chosen: bool,
 ) -> dict[int, NativeDevice]:
-    """Those with programs, by index. ``chosen``: the setting ``devices`` names them."""
+    """Those with programs, by index."""
     if not (families.ipv4 or families.ipv6 or families.everywhere):
         return {}
     devices = list(devices)
-    native = native_uplinks(devices, chosen=chosen)
+    native = native_uplinks(devices)
     rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
     native4, native6 = native_networks(settings, families.ranges)
     decrypting = [each for each in devices if families.encrypted and each.name == WIREGUARD_LINK and each.up]

@@ -74,10 +74,6 @@ class DeviceSettings(Settings, frozen=True):
                 " eth0, or eth+"
             )
 
-    def selects(self, name: str) -> bool:
-        """Whether a device of this name may be an uplink."""
-        return not self.devices or any(matches(wanted, name) for wanted in self.devices)
-
 
 def matches(wanted: str, name: str) -> bool:
     """Whether a device's name is the wanted one, or begins with what precedes its +."""
@@ -118,6 +114,8 @@ class Device:
     addresses: tuple[IPInterface, ...]
     selected: bool = True
     """Whether the setting ``devices`` lets it be an uplink."""
+    named: bool = False
+    """Whether that setting names it: programs are on it though its name or kind looks like others'."""
 
     @property
     def has_ethernet(self) -> bool:
@@ -130,16 +128,16 @@ def uplinks(devices: Iterable[Device]) -> list[Device]:
     return [device for device in addressed(devices) if device.selected and device.name != LOOPBACK]
 
 
-def native_uplinks(devices: Iterable[Device], *, chosen: bool) -> list[Device]:
-    """Those of uplinks() that programs are on, by index. ``chosen``: the setting ``devices`` names them."""
-    return [each for each in uplinks(devices) if _is_native(each, chosen=chosen)]
+def native_uplinks(devices: Iterable[Device]) -> list[Device]:
+    """Those of uplinks() that programs are on, by index."""
+    return [each for each in uplinks(devices) if _is_native(each)]
 
 
-def _is_native(device: Device, *, chosen: bool) -> bool:
+def _is_native(device: Device) -> bool:
     """Whether programs can be on the device, and it leads out."""
     if not device.has_ethernet and len(device.mac) not in BARE_LENGTHS:
         return False  # the format of its packets is unknown here
-    return chosen or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
+    return device.named or not (device.name.startswith(OTHERS) or device.kind in OTHER_KINDS)
 
 
 def addressed(devices: Iterable[Device]) -> list[Device]:
@@ -254,7 +252,9 @@ class DeviceSource:
         ]
 
     def _selected(self, device: Device) -> Device:
-        return device if self._settings.selects(device.name) else replace(device, selected=False)
+        names = self._settings.devices
+        named = any(matches(wanted, device.name) for wanted in names)
+        return replace(device, selected=named or not names, named=named)
 
 
 def device_table(

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.config import AgentConfig
-from cells.config.shared import EndpointSettings
+from cells.config.shared import PodRouting
 from cells.datapath.datapath import Datapath
 from cells.maps.records.endpoints import NodeConfig
 from cells.netlink import news
@@ -27,7 +27,6 @@ from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam import Ipam
 from cells.node.ipam.allocator import Allocation
 from cells.node.ipam.ranges import IpamError, PodRange
-from cells.node.ipam.settings import IpamSettings
 from cells.node.router_kernel import HOST, NET, RouterKernel, RouterObject, lasting, wanted
 from cells.node.sysctl import Sysctls
 from lifecycle import (
@@ -43,6 +42,7 @@ from lifecycle import (
     UsageError,
     module,
     provide,
+    provide_private,
     seconds,
 )
 from lifecycle.settings import read_regular
@@ -270,6 +270,88 @@ class Addressing:
     """The primary one of pods; None where another IPAM plugin gives the addresses."""
 
 
+class RouterSysctls:
+    """The kernel settings of the router."""
+
+    def __init__(self, agent: AgentConfig, sysctls: Sysctls, devices: Table[int, Device]) -> None:
+        self._ipv6 = agent.ipv6
+        self._sysctls = sysctls
+        self._devices = devices
+
+    def write(self) -> None:
+        """Write them all; those of the pair are lost when the pair is created again."""
+        self._sysctls.keep(router_settings())
+        if self._ipv6:
+            others = [each.name for each in self._devices.all() if each.name not in (HOST, NET, LOOPBACK)]
+            self._sysctls.write(listening(others, self._sysctls.read))
+            self._sysctls.keep(router_settings6())
+
+
+def router_kernel(links: HostLinks, datapath: Datapath, sysctls: RouterSysctls, log: Logger) -> RouterKernel:
+    """The pair of devices, written by packed messages at first."""
+    return RouterKernel(links, StartWriter(links), datapath, log, write_settings=sysctls.write)
+
+
+class RouterAddresses:
+    """Claims the router's addresses: what it had before, or what is set."""
+
+    def __init__(
+        self,
+        ipam: Ipam,
+        routing: PodRouting,
+        links: HostLinks,
+        datapath: Datapath,
+        devices: Table[int, Device],
+        agent: AgentConfig,
+        log: Logger,
+    ) -> None:
+        self._ipam = ipam
+        self.own_routes = routing.own_routes
+        """Whether each pod has a route of its own over its link."""
+        self._links = links
+        self._datapath = datapath
+        self._devices = devices
+        self._past = agent.state / FILE
+        self._log = log
+
+    @property
+    def ranges(self) -> Mapping[Family, IPNetwork]:
+        """The networks of this node's pods."""
+        return self._ipam.ranges
+
+    def claim(self) -> dict[Family, Addressing]:
+        """Of each family that is on; no pod gets them, nor the node's own. Raises HiveError."""
+        local = self._ipam.local_routers
+        if local and not self.own_routes:
+            raise UsageError(
+                f"Cannot specify local-router-{next(iter(local))} without enable-endpoint-routes: set it, too"
+            )
+        for device in addressed(self._devices.all()):
+            for address in device.addresses:
+                self._ipam.exclude(address.ip, "node-ip")
+        host = self._links.find(HOST)
+        on_device = lasting(self._links.addresses().get(host.ifindex, ())) if host is not None else []
+        before = remembered(
+            self._datapath.known_node(), [each.ip for each in on_device], self._past, self._log
+        )
+        ranges = self._ipam.ranges
+        found = {
+            family: Addressing(self._address(family, local.get(family), before), ranges.get(family))
+            for family in self._ipam.families
+        }
+        self._ipam.forget_retired()
+        return found
+
+    def _address(self, family: Family, local: IPAddress | None, before: Iterable[IPAddress]) -> IPAddress:
+        """The router's: the one that is set, which no pod gets then, or one of the range."""
+        if local is None:
+            return choose_address(family, before, self._ipam, self._log)
+        self._ipam.exclude(local, OWNER)
+        if self._ipam.covers(local):
+            self._log.warning(f"local-router-{family} is in this node's range of pods", address=str(local))
+        return local
+
+
 class Router:
     """Made by its hook, after restored endpoints have claimed their addresses; the devices stay at stop.
 
@@ -277,51 +359,37 @@ class Router:
     within half a minute.
     """
 
-    endpoint_routes: bool
-    """Whether each pod has a route of its own."""
-
     def __init__(
         self,
         restored: RestoredPods,
-        *,
-        ipam: Ipam,
-        settings: IpamSettings,
-        endpoints: EndpointSettings,
-        links: HostLinks,
-        datapath: Datapath,
-        sysctls: Sysctls,
+        addresses: RouterAddresses,
+        kernel: RouterKernel,
+        sysctls: RouterSysctls,
         devices: Table[int, Device],
         ranges: Table[IPNetwork, PodRange],
         mtu: PodMtu,
-        agent: AgentConfig,
+        *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
         log: Logger,
     ) -> None:
         self._restored = restored
-        self._ipam = ipam
-        self._settings = settings
-        self.endpoint_routes = endpoints.enable_endpoint_routes
-        self._links = links
-        self._datapath = datapath
+        self._addresses = addresses
+        self.endpoint_routes = addresses.own_routes
+        """Whether each pod has a route of its own over its link."""
+        self._kernel = kernel
         self._sysctls = sysctls
-        self._devices = devices
         self._ranges = ranges
         self._mtu = mtu
-        self._ipv6 = agent.ipv6
-        self._past = agent.state / FILE
         self._log = log
         self._made: Mapping[Family, Addressing] | None = None
-        self._kernel = RouterKernel(
-            links, StartWriter(links), datapath, log, write_settings=self._write_settings
-        )
         self._objects = devices.derive(self._wanted, name="router")
         self._reconciler = Reconciler(self._objects, self._kernel, full_every=INTERVAL)
         tables.add(self._objects, self._reconciler.statuses)
         lifecycle.append(Hook("set up the router", self._start))
         jobs.observe("reconcile", self._reconciler)
-        jobs.observe("watch devices", self._devices.changes, self._look_at_devices)
+        jobs.observe("watch devices", devices.changes, self._look_at_devices)
         jobs.observe("watch ranges of pods", ranges.changes, self._look_at_ranges)
         jobs.observe("watch routes and filters", self._hints, self._look)
 
@@ -356,42 +424,15 @@ class Router:
         return wanted(routers, self._restored.strays(), self._mtu(), others)
 
     async def _start(self) -> None:
-        local = {family: ip for family in Family if (ip := self._settings.local_router(family)) is not None}
-        if local and not self.endpoint_routes:
-            raise UsageError(
-                f"Cannot specify local-router-{next(iter(local))} without enable-endpoint-routes: set it, too"
-            )
-        for device in addressed(self._devices.all()):
-            for address in device.addresses:
-                self._ipam.exclude(address.ip, "node-ip")
-        host = self._links.find(HOST)
-        on_device = lasting(self._links.addresses().get(host.ifindex, ())) if host is not None else []
-        before = remembered(
-            self._datapath.known_node(), [each.ip for each in on_device], self._past, self._log
-        )
-        ranges = self._ipam.ranges
-        self._made = {
-            family: Addressing(self._address(family, local.get(family), before), ranges.get(family))
-            for family in self._ipam.families
-        }
-        self._ipam.forget_retired()
+        self._made = self._addresses.claim()
         self._objects.wake()
         await self._make()
         self._kernel.writer = (
             NodeNetwork()
         )  # what is put right from now on need not wait for what it takes to load
-        self._write_settings()
+        self._sysctls.write()
         addresses = {str(family): str(each.ip) for family, each in self._made.items()}
         self._log.info("router set up", **addresses, device=HOST)
-
-    def _address(self, family: Family, local: IPAddress | None, before: Iterable[IPAddress]) -> IPAddress:
-        """The router's: the one that is set, which no pod gets then, or one of the range."""
-        if local is None:
-            return choose_address(family, before, self._ipam, self._log)
-        self._ipam.exclude(local, OWNER)
-        if self._ipam.covers(local):
-            self._log.warning(f"local-router-{family} is in this node's range of pods", address=str(local))
-        return local
 
     async def _make(self) -> None:
         """The first run is part of the start: if it fails, so does the start.
@@ -408,14 +449,6 @@ class Router:
                 raise HiveError(f"Failed to set up the router: {needed[0]}") from needed[0]
             self._log.warning("Failed to remove old router IPs", device=HOST, error=str(error))
 
-    def _write_settings(self) -> None:
-        """Write the kernel settings; those of the pair are lost when the pair is created again."""
-        self._sysctls.keep(router_settings())
-        if self._ipv6:
-            others = [each.name for each in self._devices.all() if each.name not in (HOST, NET, LOOPBACK)]
-            self._sysctls.write(listening(others, self._sysctls.read))
-            self._sysctls.keep(router_settings6())
-
     async def _look_at_devices(self, changes: object) -> None:
         del changes
         self._reconciler.trigger()
@@ -423,7 +456,7 @@ class Router:
     async def _look_at_ranges(self, _: object) -> None:
         """Route all ranges; the primary one is published, and the router's address stays."""
         if self._made is not None:
-            now = self._ipam.ranges
+            now = self._addresses.ranges
             self._made = {
                 family: Addressing(each.ip, now.get(family, each.alloc_range))
                 for family, each in self._made.items()
@@ -438,4 +471,9 @@ class Router:
         self._reconciler.trigger()
 
 
-cell = module("router", "Gateway of this node's pods", provide(Router))
+cell = module(
+    "router",
+    "Gateway of this node's pods",
+    provide(Router),
+    provide_private(RouterSysctls, router_kernel, RouterAddresses),
+)

@@ -13,7 +13,7 @@ from cells.datapath.datapath import TUNNEL_LINK, Datapath
 from cells.netlink import news
 from cells.node.addresses import NodeAddress
 from cells.node.devices import Device, PodMtu, addressed
-from cells.node.ipam.settings import IpamSettings
+from cells.node.ipam.settings import PodAddressing
 from cells.node.sysctl import Sysctls
 from cells.tunnel.kernel import TunnelKernel, TunnelLinks, TunnelMaps, TunnelObject, wanted
 from cells.tunnel.settings import RouteMtu, TunnelSettings
@@ -62,15 +62,15 @@ SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
 """What comes out has no route back over the device."""
 
 
-def _refuse_in_tunnel(ipam: IpamSettings) -> None:
+def _refuse_in_tunnel(ipam: PodAddressing) -> None:
     """Raise UsageError for what pods' addresses need a network without tunnels for."""
-    if ipam.ipam == "multi-pool":
+    if ipam.pooled:
         raise UsageError(
             "routing-mode=tunnel: Cannot specify IPAM mode multi-pool in tunnel mode;"
             " set routing-mode=native, or another ipam"
         )
     for family in Family:
-        if ipam.local_router(family) is not None:
+        if family in ipam.routers:
             raise UsageError(
                 f"routing-mode=tunnel: Cannot specify local-router-{family} in tunnel mode;"
                 " set routing-mode=native"
@@ -97,7 +97,7 @@ class Tunnel:
         route_mtu: RouteMtu,
         sysctls: Sysctls,
         direct: DirectRouteSettings | None,
-        ipam: IpamSettings | None,
+        ipam: PodAddressing | None,
         allocator: ClusterAllocator | None,
         lifecycle: Lifecycle,
         jobs: Jobs,

@@ -22,18 +22,18 @@ from cells.api.operations.config_mapping import NodeFacts
 from cells.api.operations.status import NodeSummary, StatusFacts, StatusSection
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.nodes.node import ClusterNode
+from cells.cni import PodMtus
 from cells.config import AgentConfig, ChainingMode
-from cells.config.shared import ChainingSettings
 from cells.datapath.datapath import Datapath
 from cells.datapath.settings import MonitorNotifications
 from cells.kvstore.store import KVStore
 from cells.maps.records.endpoints import NODE_AUDITS_POLICY
 from cells.node.addresses import NodeAddresses
-from cells.node.devices import Device, PodMtu, uplinks
+from cells.node.devices import Device, uplinks
 from cells.node.ipam import Ipam
 from cells.node.router import Addressing, Router
 from cells.observe.health import agent_version
-from cells.tunnel.settings import RouteMtu, TunnelSettings
+from cells.tunnel.settings import TunnelSettings
 from lifecycle import Member, ReadTable, Table
 from lifecycle.process import log_level, set_log_level
 
@@ -128,17 +128,13 @@ class PodLinks:
 
     def __init__(
         self,
-        mtu: PodMtu,
-        route_mtu: RouteMtu,
+        mtus: PodMtus,
         tunnel: TunnelSettings,
         modes: list[Member[ChainingMode]],
-        chaining: ChainingSettings,
     ) -> None:
-        self._mtu = mtu
-        self._route_mtu = route_mtu
+        self._mtus = mtus
         self._tunnel = tunnel
         self._chaining = next((mode.name for mode in modes), "none")
-        self._route_mtu_in_chains = chaining.enable_route_mtu_for_cni_chaining
 
     @property
     def routing_mode(self) -> str:
@@ -150,12 +146,12 @@ class PodLinks:
         tunnel = self._tunnel
         return NodeFacts(
             addressing=addressing,
-            mtu=self._mtu(),
-            route_mtu=self._route_mtu(),
+            mtu=self._mtus.link(),
+            route_mtu=self._mtus.route(),
             tunnel_protocol=tunnel.tunnel_protocol if tunnel.tunnelled else "",
             ipam_mode=ipam_mode,
             chaining=self._chaining,
-            route_mtu_in_chains=self._route_mtu_in_chains,
+            route_mtu_in_chains=self._mtus.route_in_chains,
         )
 
 

@@ -22,14 +22,14 @@ from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode
 from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, shared_node
-from cells.cluster.nodes.publish import CiliumNodePublisher
+from cells.cluster.nodes.publish import CiliumNodePublisher, OwnCiliumNode, requested_pools
 from cells.config import AgentConfig
 from cells.kubernetes.objects.cilium_node import CiliumNode
 from cells.kubernetes.objects.core import Node
 from cells.node.addresses import InternalIP
 from cells.node.devices import Device
 from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools
-from cells.node.ipam.settings import IpamSettings
+from cells.node.ipam.settings import PodAddressing
 from lifecycle import (
     Change,
     Derived,
@@ -98,9 +98,9 @@ SharedNodes = Annotated[ReadTable[str, ClusterNode], Named("shared")]
 """Nodes known from other sources than objects, by ``cluster/name``; they take precedence over objects."""
 
 
-def reader(agent: AgentConfig, ipam: IpamSettings, settings: NodeSettings) -> NodeReader:
+def reader(agent: AgentConfig, ipam: PodAddressing, settings: NodeSettings) -> NodeReader:
     """How objects of nodes are read."""
-    return NodeReader(agent.cluster_name, ipam.ipam, settings)
+    return NodeReader(agent.cluster_name, ipam.mode, settings)
 
 
 def node_table(
@@ -187,7 +187,7 @@ cell = group(
         "local-node",
         "This node, for the others",
         provide(LocalNode),
-        provide_private(CiliumNodePublisher, NodeAnnotations),
+        provide_private(CiliumNodePublisher, OwnCiliumNode, requested_pools, NodeAnnotations),
         invoke(keep),
     ),
 )

@@ -30,7 +30,7 @@ from cells.kubernetes.objects.core import NODES, Node
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import ObjectSource
 from cells.node.ipam.pools import PoolState
-from cells.node.ipam.settings import IpamSettings, saved_ranges
+from cells.node.ipam.settings import PodAddressing, saved_ranges
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, UsageError
 
 PATIENCE: Final = 10.0
@@ -47,7 +47,7 @@ class NodeInformation:
     def __init__(
         self,
         agent: AgentConfig,
-        ipam: IpamSettings,
+        ipam: PodAddressing,
         settings: NodeSettings,
         source: ObjectSource,
         reader: NodeReader,
@@ -64,7 +64,7 @@ class NodeInformation:
         self._manifests = source is ObjectSource.MANIFESTS
         self._reader = reader
         self._api = api
-        self._by_cilium = ipam.ipam in DECIDED_IN_CILIUM_NODES
+        self._by_cilium = ipam.mode in DECIDED_IN_CILIUM_NODES
         self._kind = "CiliumNode" if self._by_cilium else "Node"
         nodes, cilium_nodes = resources.table(NODES), resources.table(CILIUM_NODES)
         self._table: ReadTable[tuple[str, str], CiliumNode] | ReadTable[tuple[str, str], Node] = (
@@ -130,7 +130,7 @@ class NodeInformation:
         found = [
             family
             for family in self._enabled
-            if asked[family] or (self._decided_elsewhere() and self._ipam.explicit_range(family) is None)
+            if asked[family] or (self._decided_elsewhere() and family not in self._ipam.ranges)
         ]
         if self._pooled:
             if not (self._manifests or self._api.enabled):
@@ -139,7 +139,7 @@ class NodeInformation:
                 )
             return []
         if found and not (self._manifests or self._api.enabled):
-            why = "ipam=kubernetes" if self._ipam.ipam == "kubernetes" else f"k8s-require-{found[0]}-pod-cidr"
+            why = "ipam=kubernetes" if self._ipam.mode == "kubernetes" else f"k8s-require-{found[0]}-pod-cidr"
             raise UsageError(
                 f"{why}: no source for this node's range; set manifests-dir or k8s-api-server, or"
                 f" {found[0]}-range"
@@ -148,11 +148,11 @@ class NodeInformation:
 
     def _decided_elsewhere(self) -> bool:
         """Whether this node's range is assigned: by Kubernetes, or by the operator through an API server."""
-        return self._ipam.ipam == "kubernetes" or (self._by_cilium and self._api.enabled)
+        return self._ipam.mode == "kubernetes" or (self._by_cilium and self._api.enabled)
 
     @property
     def _pooled(self) -> bool:
-        return self._ipam.ipam == "multi-pool"
+        return self._ipam.pooled
 
     async def _wait(self) -> None:
         required = self.required()
@@ -162,8 +162,7 @@ class NodeInformation:
         if missing := [family for family in required if family not in restored.assigned]:
             await self._until_known(missing)
         elif self._pooled or any(
-            self._ipam.explicit_range(family) is None and family not in restored.primary
-            for family in self._enabled
+            family not in self._ipam.ranges and family not in restored.primary for family in self._enabled
         ):
             await self._until_heard()
         self._check()

@@ -8,10 +8,10 @@ Source: Cilium 1.17, NodeDiscovery.UpdateCiliumNodeResource and mutateNodeResour
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 import msgspec
@@ -23,13 +23,13 @@ from cells.cluster.nodes.parse import NodeReader, NodeSettings, parse_cidr, pars
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
-from cells.kubernetes.objects.core import NODES, Node
+from cells.kubernetes.objects.core import Node
 from cells.kubernetes.resources import Resources
 from cells.node.addresses import NodeAddresses
 from cells.node.ipam.pools import PoolRequest
 from cells.node.ipam.ranges import PodRange
-from cells.node.ipam.settings import IpamSettings
-from lifecycle import Jobs, Logger, ReadTable, Table, Tables, minutes
+from cells.node.ipam.settings import PodAddressing
+from lifecycle import Jobs, Logger, Table, Tables, minutes
 
 Body = dict[str, Any]
 PATIENCE: Final = 10.0
@@ -163,68 +163,56 @@ def _counts(requested: Iterable[Body]) -> dict[str, tuple[int, int]]:
     return {pool: (one.get("ipv4-addrs") or 0, one.get("ipv6-addrs") or 0) for pool, one in needed.items()}
 
 
-class CiliumNodePublisher:
-    """Keeps the object as it should be, for ever."""
+class OwnCiliumNode:
+    """What this node's CiliumNode should say, but for its pools."""
 
     def __init__(
         self,
-        settings: NodeSettings,
         agent: AgentConfig,
-        ipam: IpamSettings,
+        ipam: PodAddressing,
         store: LocalNodeStore,
         addresses: NodeAddresses,
         reader: NodeReader,
-        api: KubernetesAPI,
-        resources: Resources,
-        requests: Table[str, PoolRequest] | None,
-        ranges: Table[IPNetwork, PodRange],
-        *,
-        jobs: Jobs,
+        nodes: Table[tuple[str, str], Node],
         tables: Tables,
-        log: Logger,
     ) -> None:
         self._agent = agent
-        self._mode = ipam.ipam
+        self._mode = ipam.mode
         self._store = store
         self._addresses = addresses
         self._reader = reader
-        self._api = api
-        self._nodes = nodes = resources.table(NODES)
-        self._requests = requests if self._mode == "multi-pool" else None
-        self._ranges = ranges
-        self._rate = settings.ipam_cilium_node_update_rate
-        self._log = log
-        known: ReadTable[str, CiliumNode] = store.table.map(self._cilium_node, name="ciliumnode")
-        tables.add(known)
-        if not settings.auto_create_cilium_node_resource:
-            return
-        self._timer = jobs.timer("write the CiliumNode", self._write, AGAIN)
-        own_node = nodes.filter(lambda row: row.key == self._own, name="own-node-watched")
-        own_cilium = resources.table(CILIUM_NODES).filter(
-            lambda row: row.key == self._own, name="own-cilium-node-watched"
-        )
-        jobs.observe("publish this node", store.table.changes, self._look)
-        jobs.observe("publish addresses", addresses.table.changes, self._look)
-        jobs.observe("publish the Node object", own_node.changes, self._look)
-        jobs.observe("keep the CiliumNode", own_cilium.changes, self._look)
-        jobs.observe("lost objects", resources.forgotten.table.changes, self._look)
-        if self._requests is not None:
-            jobs.observe("publish requests of pools", self._requests.changes, self._ask)
+        self._nodes = nodes
+        tables.add(store.table.map(self._cilium_node, name="ciliumnode"))
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Of this node's objects."""
+        return ("", self._agent.node_name)
+
+    @property
+    def families(self) -> set[Family]:
+        """Those that are on."""
+        on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
+        return {family for family, enabled in on.items() if enabled}
+
+    def follow(self, jobs: Jobs, look: Callable[[object], Awaitable[None]]) -> None:
+        """Have ``look`` called whenever it may have changed."""
+        own_node = self._nodes.filter(lambda row: row.key == self.key, name="own-node-watched")
+        jobs.observe("publish this node", self._store.table.changes, look)
+        jobs.observe("publish addresses", self._addresses.table.changes, look)
+        jobs.observe("publish the Node object", own_node.changes, look)
+
+    async def wanted(self) -> Body:
+        """Its contents; without the owner, who is added later, where Nodes are not known for a while."""
+        with anyio.move_on_after(PATIENCE):
+            await self._nodes.wait_initialized()
+        want = wanted(self._local(), self._nodes.get(self.key), self._mode)
+        if not len(self._store.table):  # its health endpoint is not known yet: what the object names stays
+            del want["spec"]["health"]
+        return want
 
     def _cilium_node(self, local: ClusterNode) -> CiliumNode:
         return msgspec.convert(wanted(local, None, self._mode), CiliumNode)
-
-    @property
-    def _own(self) -> tuple[str, str]:
-        return ("", self._agent.node_name)
-
-    async def _look(self, _: object) -> None:
-        self._timer.trigger()
-
-    async def _ask(self, _: object) -> None:
-        """Write what is asked of pools, and look again after a while: requests come with every few pods."""
-        self._timer.trigger()
-        await anyio.sleep(self._rate)
 
     def _local(self) -> ClusterNode:
         """This node's row; before its router is there, what is known of it."""
@@ -235,29 +223,77 @@ class CiliumNodePublisher:
             own=self._addresses.all(),
             routers={},
             cidrs={},
-            node=self._nodes.get(self._own),
+            node=self._nodes.get(self.key),
             reader=self._reader,
             boot_id=read_boot_id(),
             key=self._store.key(),
         )
+
+
+class RequestedPools(NamedTuple):
+    """What this node asks of pools, and has of them; empty in other IPAM modes than multi-pool."""
+
+    requests: Table[str, PoolRequest] | None
+    ranges: Table[IPNetwork, PodRange]
+
+
+def requested_pools(
+    ipam: PodAddressing, requests: Table[str, PoolRequest] | None, ranges: Table[IPNetwork, PodRange]
+) -> RequestedPools:
+    """As Ipam has them."""
+    return RequestedPools(requests if ipam.pooled else None, ranges)
+
+
+class CiliumNodePublisher:
+    """Keeps the object as it should be, for ever."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        own: OwnCiliumNode,
+        pools: RequestedPools,
+        api: KubernetesAPI,
+        resources: Resources,
+        *,
+        jobs: Jobs,
+        log: Logger,
+    ) -> None:
+        self._own = own
+        self._pools = pools
+        self._api = api
+        self._rate = settings.ipam_cilium_node_update_rate
+        self._log = log
+        if not settings.auto_create_cilium_node_resource:
+            return
+        self._timer = jobs.timer("write the CiliumNode", self._write, AGAIN)
+        own_cilium = resources.table(CILIUM_NODES).filter(
+            lambda row: row.key == own.key, name="own-cilium-node-watched"
+        )
+        own.follow(jobs, self._look)
+        jobs.observe("keep the CiliumNode", own_cilium.changes, self._look)
+        jobs.observe("lost objects", resources.forgotten.table.changes, self._look)
+        if pools.requests is not None:
+            jobs.observe("publish requests of pools", pools.requests.changes, self._ask)
+
+    async def _look(self, _: object) -> None:
+        self._timer.trigger()
+
+    async def _ask(self, _: object) -> None:
+        """Write what is asked of pools, and look again after a while: requests come with every few pods."""
+        self._timer.trigger()
+        await anyio.sleep(self._rate)
 
     async def _write(self) -> None:
         """Have the object say what it should. Raises KubernetesError: it is tried again."""
         if not self._api.enabled:
             return
         await self._api.reachable()
-        with anyio.move_on_after(PATIENCE):
-            await self._nodes.wait_initialized()
-        want = wanted(self._local(), self._nodes.get(self._own), self._mode)
-        if not len(self._store.table):  # its health endpoint is not known yet: what the object names stays
-            del want["spec"]["health"]
-        on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
-        families = {family for family, enabled in on.items() if enabled}
+        want, families = await self._own.wanted(), self._own.families
         made, change = want, partial(merged, want=want, families=families)
-        if self._requests is not None:
-            await self._requests.wait_initialized()
-            requests = self._requests.all()
-            made = with_ranges(want, self._ranges.all(), requests)
+        if self._pools.requests is not None:
+            await self._pools.requests.wait_initialized()
+            requests = self._pools.requests.all()
+            made = with_ranges(want, self._pools.ranges.all(), requests)
             change = partial(merged, want=want, families=families, requests=requests)
         if await self._api.keep(CILIUM_NODES, made, change):
-            self._log.info("CiliumNode written", node=self._agent.node_name)
+            self._log.info("CiliumNode written", node=self._own.key[1])

@@ -20,7 +20,7 @@ from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.identity.numbers import INIT_LABELS
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, prefix_of
-from cells.config.shared import EndpointSettings
+from cells.config.shared import PodRouting
 from cells.endpoint import (
     Endpoint,
     IPAddress,
@@ -220,7 +220,7 @@ class RestoredEndpoints:
         left: StaleMaps,
         links: RestoreLinks,
         clearing: Clearing,
-        settings: EndpointSettings,
+        routing: PodRouting,
         *,
         lifecycle: Lifecycle,
         health: Health,
@@ -231,7 +231,7 @@ class RestoredEndpoints:
         self._left = left
         self._links = links
         self._clearing = clearing
-        self._endpoint_routes = settings.enable_endpoint_routes
+        self._endpoint_routes = routing.own_routes
         self._health = health.child("restore")
         self._log = log
         self.endpoints: list[Endpoint] = []

@@ -25,7 +25,7 @@ from cells.base.metrics import Family as MetricFamily
 from cells.config import AgentConfig
 from cells.node.devices import Device
 from cells.node.ipam.allocator import Allocator, Clock
-from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools, NodePools, PodPools, PoolRequest
+from cells.node.ipam.pools import AssignedPodCIDRs, NodePools, OperatorPools, PoolRequest
 from cells.node.ipam.ranges import NEXT_FAILED, IpamError, IpamLaterError, PodRange
 from cells.node.ipam.settings import (
     IpamSettings,
@@ -33,6 +33,7 @@ from cells.node.ipam.settings import (
     automatic_range,
     keep_ranges,
     nested_range,
+    pod_addressing,
     saved_pools,
     saved_ranges,
 )
@@ -79,10 +80,8 @@ class Ipam(Allocator):
         devices: Table[int, Device],
         clock: Clock,
         table: Table[IPNetwork, PodRange],
-        requests: Table[str, PoolRequest],
+        pools: OperatorPools,
         assigned: AssignedPodCIDRs | None = None,
-        pools: AssignedPools | None = None,
-        pods: PodPools | None = None,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -93,6 +92,8 @@ class Ipam(Allocator):
         super().__init__(settings.ipam_default_ip_pool, clock, several=several)
         self.mode = settings.ipam
         self.delegated = settings.ipam == DELEGATED
+        self.local_routers = pod_addressing(settings).routers
+        """The router's addresses that are set: local-router-ipv4 and local-router-ipv6."""
         self._settings = settings
         self._agent = agent
         self._devices = devices
@@ -106,13 +107,13 @@ class Ipam(Allocator):
         jobs.one_shot("release expired addresses", self._expire)
         if several:
             child = health.child("pools")
-            self._node_pools = NodePools(self, settings, agent, pools, pods, requests, clock, child, log)
+            self._node_pools = NodePools(self, settings, agent, pools, clock, child, log)
             lifecycle.append(Hook("wait for pools", self._start_pools, start_timeout=math.inf))
             jobs.timer("ask for addresses", self._ask, AGAIN)
-            if pools is not None:
-                jobs.observe("follow pools", pools.changes, self._look_at_pools)
+            if pools.assigned is not None:
+                jobs.observe("follow pools", pools.assigned.changes, self._look_at_pools)
             return
-        requests.initializer("this node asks of no pools").done()
+        pools.requests.initializer("this node asks of no pools").done()
         if self.delegated:
             lifecycle.append(Hook("leave addresses to the delegated plugin", self._start_delegated))
             return
@@ -145,7 +146,7 @@ class Ipam(Allocator):
     async def _start_delegated(self) -> None:
         families = [family for family, on in self._enabled.items() if on]
         for family in families:
-            if self._settings.local_router(family) is None:
+            if family not in self.local_routers:
                 raise UsageError(
                     f"--local-router-{family} must be provided when {family.text} is enabled with"
                     f" --ipam={self.mode}"
@@ -327,11 +328,16 @@ def pool_requests() -> Table[str, PoolRequest]:
 
 
 cell = group(
-    module("ipam-settings", "Where pod addresses come from", config(IpamSettings)),
+    module(
+        "ipam-settings",
+        "Where pod addresses come from",
+        config(IpamSettings),
+        provide(pod_addressing),
+    ),
     module(
         "ipam",
         "Pod addresses",
         provide(Ipam, pod_ranges, pool_requests, ipam_metrics),
-        provide_private(Clock),
+        provide_private(Clock, OperatorPools),
     ),
 )

@@ -149,6 +149,20 @@ FIRST: Final = "the node itself"
 """Who waits for an address of the default pool before the router does."""
 
 
+class OperatorPools:
+    """The pools of the operator: what this node has of them, which pods choose, and what it asks for."""
+
+    def __init__(
+        self,
+        requests: Table[str, PoolRequest],
+        assigned: AssignedPools | None = None,
+        pods: PodPools | None = None,
+    ) -> None:
+        self.requests = requests
+        self.assigned = assigned
+        self.pods = pods
+
+
 class NodePools:
     """Keeps an allocator's pools as the CiliumNode has them, and the requests as the allocator is used."""
 
@@ -157,18 +171,16 @@ class NodePools:
         allocator: Allocator,
         settings: IpamSettings,
         agent: AgentConfig,
-        assigned: AssignedPools | None,
-        pods: PodPools | None,
-        requests: Table[str, PoolRequest],
+        operator: OperatorPools,
         clock: Clock,
         health: Health,
         log: Logger,
     ) -> None:
         self._allocator = allocator
-        self._assigned = assigned
-        self._pods = pods
-        self._requests = requests
-        self._first = requests.initializer("what this node asks of pools")
+        self._assigned = operator.assigned
+        self._pods = operator.pods
+        self._requests = operator.requests
+        self._first = operator.requests.initializer("what this node asks of pools")
         self._health = health
         self._log = log
         self._state_dir: Path = agent.state_dir

@@ -13,7 +13,15 @@ from cells.node.devices import Device
 from lifecycle import HiveError, Logger, Settings
 from lifecycle.settings import read_regular
 
-__all__ = ["IpamSettings", "SavedRanges", "automatic_range", "nested_range", "saved_ranges"]
+__all__ = [
+    "IpamSettings",
+    "PodAddressing",
+    "SavedRanges",
+    "automatic_range",
+    "nested_range",
+    "pod_addressing",
+    "saved_ranges",
+]
 
 
 MODES: Final = ("cluster-pool", "kubernetes", "multi-pool", "delegated-plugin")
@@ -29,6 +37,22 @@ _PRIVATE: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.16
 _NOT_FOR_PODS: Final = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3")))  # RFC 6890
 _NOT_FOR_PODS6: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "fe80::/10", "ff00::/8")))
 _OUR_DEVICES: Final = ("cilium_", "lxc")
+
+
+class PodAddressing(NamedTuple):
+    """Where addresses of this node's pods come from, as it is configured."""
+
+    mode: str
+    """Who decides which ranges are this node's, under Cilium's names."""
+    ranges: Mapping[Family, IPNetwork]
+    """Those that are set, whatever is decided."""
+    routers: Mapping[Family, IPAddress]
+    """Addresses of the pods' gateway that are set, instead of one of the range."""
+
+    @property
+    def pooled(self) -> bool:
+        """Whether pods choose among pools."""
+        return self.mode == "multi-pool"
 
 
 class IpamSettings(Settings, frozen=True):
@@ -126,6 +150,13 @@ class IpamSettings(Settings, frozen=True):
         if network is None or network.prefixlen != 64 or _misplaced(network):
             raise ValueError(f"ipv6-cluster-alloc-cidr={text}: expected a /64 such as f00d::/64")
         return network
+
+
+def pod_addressing(settings: IpamSettings) -> PodAddressing:
+    """As the settings have it; raises ValueError."""
+    ranges = {family: network for family in Family if (network := settings.explicit_range(family))}
+    routers = {family: ip for family in Family if (ip := settings.local_router(family))}
+    return PodAddressing(settings.ipam, ranges, routers)
 
 
 def parse_range(family: Family, text: str) -> IPNetwork:

@@ -22,15 +22,15 @@ import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.config.shared import AnnouncementSettings, ServiceProxyName
+from cells.config.shared import AgentLiveness, AnnouncementSettings, ServiceProxyName
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
 from cells.kubernetes.objects.core import SERVICES, Service
 from cells.kubernetes.objects.kind import Key
 from cells.kubernetes.resources import Resources
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.maps.records.cluster import L2ResponderKey
-from cells.node.devices import Device, DeviceSettings, native_uplinks
+from cells.node.devices import Device, native_uplinks
 from cells.services.announcements.elections import Elections, Frame, KernelResponder, L2Lease, ResponderKernel
 from cells.services.announcements.policies import L2Candidate, PolicyConditions, announceable, candidates
 from cells.services.model.claims import RefusedAddress
@@ -45,9 +45,11 @@ from lifecycle import (
     Table,
     Tables,
     UsageError,
+    config,
     invoke,
     module,
     provide,
+    provide_private,
     seconds,
 )
 from lifecycle.tables import BatchFailures
@@ -147,50 +149,29 @@ class Responder:
 INTERVAL: Final = seconds(30)
 
 
-class Announcements:
-    """What this node answers for. Without ``enable-l2-announcements`` there is nothing."""
+class L2Candidates:
+    """The services that this node may answer for."""
 
     def __init__(
         self,
         settings: AnnouncementSettings,
         proxy: ServiceProxyName,
-        *,
         agent: AgentConfig,
-        selection: DeviceSettings,
-        source: KubernetesSettings,
         resources: Resources,
         devices: Table[int, Device],
-        elections: Elections,
         refused: Table[tuple[str, str, str], RefusedAddress],
-        kernel: ResponderKernel,
-        lifecycle: Lifecycle,
-        jobs: Jobs,
         tables: Tables,
     ) -> None:
-        self._agent = agent
-        self._source = source
-        self._chosen = bool(selection.devices)
-        if not settings.enable_l2_announcements:
-            return
         nodes = resources.table(CILIUM_NODES).filter(lambda row: row.name == agent.node_name, name="l2-node")
         ours = partial(announceable, proxy=proxy.name)
         announced_services = resources.table(SERVICES).filter(ours, name="l2-services")
         policies = resources.table(CILIUM_L2_ANNOUNCEMENTS)
-        self.candidates: Derived[tuple[str, str], L2Candidate] = Derived(
+        self.table: Derived[tuple[str, str], L2Candidate] = Derived(
             "l2-candidates", self._candidates, policies, announced_services, nodes, devices, refused
         )
-        """The services this node may answer for."""
-        self.announced: Derived[L2ResponderKey, L2Announcement] = Derived(
-            "l2-announce", announced, self.candidates, elections.leases
-        )
-        """What it does answer for, by address and index of the device."""
-        reconciler: Reconciler[L2ResponderKey, L2Announcement] = Reconciler(
-            self.announced, Responder(kernel), full_every=INTERVAL
-        )
-        tables.add(self.candidates, self.announced, reconciler.statuses)
-        lifecycle.append(Hook("announce addresses of services", self._start))
-        jobs.observe("reconcile", reconciler)
-        elections.follow(self.candidates)
+        """By namespace and name."""
+        if settings.enable_l2_announcements:
+            tables.add(self.table)
 
     def _candidates(
         self,
@@ -202,12 +183,47 @@ class Announcements:
     ) -> Mapping[Key, L2Candidate]:
         if not nodes:  # by its labels policies choose it
             return {}
-        found = [each for each in native_uplinks(devices, chosen=self._chosen) if each.has_ethernet]
+        found = [each for each in native_uplinks(devices) if each.has_ethernet]
         return candidates(policies, services, nodes[0].labels, found, refused)
+
+
+class Announcements:
+    """What this node answers for. Without ``enable-l2-announcements`` there is nothing."""
+
+    def __init__(
+        self,
+        settings: AnnouncementSettings,
+        agent: AgentConfig,
+        source: ObjectSource,
+        found: L2Candidates,
+        elections: Elections,
+        kernel: ResponderKernel,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        self._agent = agent
+        self._source = source
+        if not settings.enable_l2_announcements:
+            return
+        self.candidates = found.table
+        """The services this node may answer for."""
+        self.announced: Derived[L2ResponderKey, L2Announcement] = Derived(
+            "l2-announce", announced, self.candidates, elections.leases
+        )
+        """What it does answer for, by address and index of the device."""
+        reconciler: Reconciler[L2ResponderKey, L2Announcement] = Reconciler(
+            self.announced, Responder(kernel), full_every=INTERVAL
+        )
+        tables.add(self.announced, reconciler.statuses)
+        lifecycle.append(Hook("announce addresses of services", self._start))
+        jobs.observe("reconcile", reconciler)
+        elections.follow(self.candidates)
 
     async def _start(self) -> None:
         asked = "enable-l2-announcements=true"
-        if not self._source.asks_api_server:
+        if self._source is not ObjectSource.API_SERVER:
             raise UsageError(
                 f"{asked}: nodes agree by Leases upon who answers, which takes an API server;"
                 " set k8s-api-server or k8s-kubeconfig-path, or leave it out"
@@ -218,9 +234,17 @@ class Announcements:
             )
 
 
+def agent_liveness(settings: AnnouncementSettings) -> AgentLiveness:
+    """As long as others wait for a node that does not renew its leases."""
+    answers = settings.enable_l2_announcements
+    return AgentLiveness(int(settings.l2_announcements_lease_duration * 1000) if answers else 0)
+
+
 cell = module(
     "l2-announcements",
     "Addresses of services on the local network",
-    provide(Announcements, Elections, PolicyConditions, KernelResponder.provided),
+    config(AnnouncementSettings),
+    provide(agent_liveness, Announcements, Elections, PolicyConditions, KernelResponder.provided),
+    provide_private(L2Candidates),
     invoke(Announcements, PolicyConditions),
 )

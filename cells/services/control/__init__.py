@@ -20,7 +20,7 @@ from cells.datapath.settings import DatapathSettings
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
 from cells.kubernetes.resources import Resources
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.maps.specs import MapSettings
 from cells.node.devices import Device
 from cells.services import (
@@ -81,6 +81,7 @@ from lifecycle import (
     minutes,
     module,
     provide,
+    provide_private,
 )
 
 __all__ = [
@@ -156,27 +157,19 @@ def frontends() -> Table[FrontendKey, Frontend]:
     return Table("frontends", key=lambda one: one.key)
 
 
-def watch(
-    agent: AgentConfig,
+def watched_objects(
     resources: Resources,
-    table: Table[FrontendKey, Frontend],
     served: LoadBalancerOptions,
-    redirects: Table[ServiceName, LocalRedirect],
-    conflicts: Table[FrontendKey, ServiceConflict],
     manual: Table[FrontendKey, ManualService],
     states: Table[ServiceAddress, ManualState],
-    refused: Table[tuple[str, str, str], RefusedAddress],
     outside: NodePorts | None = None,
     cluster: ReadTable[str, ClusterNode] | None = None,
     devices: Table[int, Device] | None = None,
-    *,
-    jobs: Jobs,
-    log: Logger,
-) -> ServiceWatch:
-    """Follows the objects, from the start on."""
+) -> WatchedObjects:
+    """The tables of what is served, by what the options serve."""
     redirected = served.enable_local_redirect_policy
     reached = served.enable_external_ips or served.enable_node_port
-    objects = WatchedObjects(
+    return WatchedObjects(
         resources.table(SERVICES),
         resources.table(ENDPOINT_SLICES),
         resources.table(NODES),
@@ -188,7 +181,29 @@ def watch(
         devices if served.enable_host_port else None,
         cluster if reached or redirected else None,
     )
-    reports = ServiceReports(conflicts, refused, redirects if redirected else None)
+
+
+def service_reports(
+    served: LoadBalancerOptions,
+    conflicts: Table[FrontendKey, ServiceConflict],
+    refused: Table[tuple[str, str, str], RefusedAddress],
+    redirects: Table[ServiceName, LocalRedirect],
+) -> ServiceReports:
+    """All of them, but for features that are off."""
+    return ServiceReports(conflicts, refused, redirects if served.enable_local_redirect_policy else None)
+
+
+def watch(
+    agent: AgentConfig,
+    objects: WatchedObjects,
+    table: Table[FrontendKey, Frontend],
+    served: LoadBalancerOptions,
+    reports: ServiceReports,
+    *,
+    jobs: Jobs,
+    log: Logger,
+) -> ServiceWatch:
+    """Follows the objects, from the start on."""
     found = ServiceWatch(lambda: agent.node_name, objects, table, served, reports, log)
     jobs.one_shot("follow", found.run)
     return found
@@ -204,32 +219,39 @@ def watch_metrics(found: ServiceWatch) -> Member[Collector]:
     return Collector("service-events", collect)
 
 
+def load_balancer(
+    options: LoadBalancerOptions,
+    served: Table[FrontendKey, ServedFrontend],
+    settings: ServiceSettings,
+    sizes: MapSettings | None = None,
+) -> LoadBalancer:
+    """Plans the maps' entries."""
+    maglev = None
+    if settings.maglev:
+        size = (sizes or MapSettings()).bpf_lb_maglev_table_size
+        maglev = MaglevTables(size, Seed.parse(settings.bpf_lb_maglev_hash_seed))
+    return LoadBalancer(options, served, maglev)
+
+
 @after(ServiceWatch)
 def reconcile(
     table: Table[FrontendKey, Frontend],
-    served_table: Table[FrontendKey, ServedFrontend],
+    served: Table[FrontendKey, ServedFrontend],
     maps: ServiceMaps,
-    served: LoadBalancerOptions,
-    objects: KubernetesSettings,
-    settings: ServiceSettings,
+    balancer: LoadBalancer,
+    objects: ObjectSource,
     shortage: Shortage,
-    sizes: MapSettings | None = None,
     *,
     jobs: Jobs,
     tables: Tables,
     log: Logger,
 ) -> None:
     """Write the table to the maps; without a source of objects leave them as an earlier agent did."""
-    initial = served_table.initializer("what the maps hold")
-    if not objects.has_source:
+    initial = served.initializer("what the maps hold")
+    if objects is ObjectSource.NOWHERE:
         jobs.one_shot("look at what is left", partial(_leave, maps, log))
         return
-    maglev = None
-    if settings.maglev:
-        size = (sizes or MapSettings()).bpf_lb_maglev_table_size
-        maglev = MaglevTables(size, Seed.parse(settings.bpf_lb_maglev_hash_seed))
-    balancer = LoadBalancer(served, served_table, maglev)
-    target = ServicesTarget(table, balancer, maps, served_table, initial, shortage)
+    target = ServicesTarget(table, balancer, maps, served, initial, shortage)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)
@@ -270,5 +292,6 @@ cell = module(
         redirect_events,
         KernelServices.provided,
     ),
+    provide_private(watched_objects, service_reports, load_balancer),
     invoke(reconcile),
 )

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from cells.config import AgentConfig
-from cells.kubernetes.settings import KubernetesSettings
+from cells.kubernetes.settings import ObjectSource
 from cells.services import (
     INTERNAL,
     Backend,
@@ -129,14 +129,14 @@ class ManualServices:
         states: Table[ServiceAddress, ManualState],
         served: Table[FrontendKey, ServedFrontend],
         options: LoadBalancerOptions,
-        objects: KubernetesSettings,
+        objects: ObjectSource,
         agent: AgentConfig,
     ) -> None:
         self._services = services
         self._states = states
         self._served = served
         self._options = options
-        self._followed = objects.has_source
+        self._followed = objects is not ObjectSource.NOWHERE
         self._agent = agent
         self._turn = 0
 

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import msgspec
 from anyio import to_thread
 
-from cells.base.addresses import Family
 from cells.config import AgentConfig
 from cells.config.shared import Seed, ServiceSettings
 from cells.datapath.settings import DatapathSettings
@@ -37,7 +36,7 @@ from cells.node.addresses import (
     direct_routing_device,
     node_addresses,
 )
-from cells.node.devices import Device, DeviceSettings, matches, native_uplinks
+from cells.node.devices import Device, matches, native_uplinks
 from cells.node.sysctl import Sysctls
 from cells.services.outside.netfilter import FoundRules, found_rules
 from cells.tunnel.settings import TunnelSettings
@@ -55,6 +54,7 @@ from lifecycle import (
     invoke,
     module,
     provide,
+    provide_private,
     seconds,
 )
 
@@ -81,8 +81,6 @@ class Selection(msgspec.Struct, frozen=True):
     """``nodeport-addresses``."""
     direct_device: str
     """``direct-routing-device``."""
-    chosen: bool
-    """Whether the setting ``devices`` names devices."""
 
 
 def _uses(
@@ -90,7 +88,7 @@ def _uses(
 ) -> tuple[list[AddressUse], str | None]:
     """The use of every address, and the device towards other nodes."""
     devices = list(devices)
-    native = native_uplinks(devices, chosen=selection.chosen)
+    native = native_uplinks(devices)
     rows = [device_addresses(each, native) for each in devices]
     direct = direct_routing_device(rows, node_ips, selection.direct_device)
     return node_addresses(rows, node_ips, node_port_ranges=selection.ranges), direct
@@ -222,22 +220,74 @@ class KernelFacts:
         return found_rules()
 
 
+class NodePortMode:
+    """How packets to backends on other nodes are sent, and come back."""
+
+    def __init__(self, settings: ServiceSettings, datapath: DatapathSettings, tunnel: TunnelSettings) -> None:
+        self._settings = settings
+        self._tunnelled = tunnel.tunnelled
+        chosen = settings.services_choose_mode(tunnelled=self._tunnelled)
+        self.flags = (
+            NODEPORT_ON
+            | (_CHOSEN if chosen else _DIRECT[settings.bpf_lb_mode])
+            | NODEPORT_MAGLEV * (settings.bpf_lb_algorithm == "maglev")
+            | NODEPORT_XDP * datapath.accelerates
+        )
+        """As the programs have it, for a node that serves clients outside."""
+
+    def check(self) -> None:
+        """Raises UsageError for a mode that tunnels do not allow."""
+        if self._tunnelled and (mode := self._settings.bpf_lb_mode) != "snat":
+            raise UsageError(
+                f"bpf-lb-mode={mode}: packets in a tunnel do not carry the service's address;"
+                " set it to snat, or routing-mode=native"
+            )
+        if self._tunnelled and self._settings.bpf_lb_mode_annotation:
+            raise UsageError(
+                "bpf-lb-mode-annotation=true: packets in a tunnel do not carry the service's address;"
+                " leave it out, or set routing-mode=native"
+            )
+
+
+class NodePortSysctls:
+    """What the node's kernel needs for clients outside."""
+
+    def __init__(
+        self, settings: ServiceSettings, agent: AgentConfig, datapath: DatapathSettings, sysctls: Sysctls
+    ) -> None:
+        self._agent = agent
+        self._range = datapath.node_port_range
+        self._protects = settings.enable_auto_protect_node_port_range
+        self._sysctls = sysctls
+
+    def keep(self) -> None:
+        """Have it forward, and give no connection a port of services. Raises HiveError."""
+        if self._agent.ipv4:
+            self._sysctls.keep(_FORWARDING)
+        if self._agent.ipv6:
+            self._sysctls.keep(_FORWARDING6)
+        if not self._protects:
+            return
+        wanted = reserved_ports(
+            self._sysctls.read(_LOCAL) or "", self._sysctls.read(_RESERVED) or "", self._range
+        )
+        if wanted is not None:
+            self._sysctls.keep({_RESERVED: wanted})
+
+
 class NodePorts:
     """Where clients outside are served; a node that serves none has an empty table."""
 
     def __init__(
         self,
         settings: ServiceSettings,
-        *,
         agent: AgentConfig,
-        datapath: DatapathSettings,
-        selection: DeviceSettings,
-        tunnel: TunnelSettings,
+        mode: NodePortMode,
         facts: NodePortMap,
-        sysctls: Sysctls,
-        devices: Table[int, Device],
+        kernel: NodePortSysctls,
         own: NodeAddresses,
-        addresses: Table[Family, NodeAddress],
+        devices: Table[int, Device],
+        *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
@@ -245,23 +295,19 @@ class NodePorts:
     ) -> None:
         self._settings = settings
         self._agent = agent
-        self._range = datapath.node_port_range
-        self._accelerates = datapath.accelerates
-        self._selection = Selection(
-            settings.nodeport_addresses, settings.direct_routing_device, bool(selection.devices)
-        )
-        self._tunnelled = tunnel.tunnelled
-        self._sysctls = sysctls
+        self._mode = mode
+        self._kernel = kernel
+        self._selection = Selection(settings.nodeport_addresses, settings.direct_routing_device)
         self._devices = devices
         self._own = own
         self._log = log
         self.addresses: Derived[IPAddress, NodePortAddress] = Derived(
-            "node-port-addresses", self._served, devices, addresses
+            "node-port-addresses", self._served, devices, own.table
         )
         """Where node ports are served, by address."""
         self._read_others = facts.found_rules
-        self._direct: Derived[str, str] = Derived("direct-device", self._direct_device, devices, addresses)
-        self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, devices, addresses)
+        self._direct: Derived[str, str] = Derived("direct-device", self._direct_device, devices, own.table)
+        self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, devices, own.table)
         reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
         tables.add(self.addresses, self._facts, reconciler.statuses)
         lifecycle.append(Hook("prepare for clients outside", self._start))
@@ -292,12 +338,8 @@ class NodePorts:
             return {_ONLY: NodePortConfig()}
         found = direct_addresses(devices, self._node_ips(), self._selection)
         ipv4, ipv6 = found.get(4), found.get(6)
-        chosen = self._settings.services_choose_mode(tunnelled=self._tunnelled)
         row = NodePortConfig(
-            NODEPORT_ON
-            | (_CHOSEN if chosen else _DIRECT[self._settings.bpf_lb_mode])
-            | NODEPORT_MAGLEV * (self._settings.bpf_lb_algorithm == "maglev")
-            | NODEPORT_XDP * self._accelerates,
+            self._mode.flags,
             ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
             ipv6 if isinstance(ipv6, IPv6Address) and self._agent.ipv6 else IPv6Address(0),
             Seed.parse(self._settings.bpf_lb_maglev_hash_seed)[1:],
@@ -308,25 +350,11 @@ class NodePorts:
         settings = self._settings
         if not settings.outside:
             return
-        if self._tunnelled and (mode := settings.bpf_lb_mode) != "snat":
-            raise UsageError(
-                f"bpf-lb-mode={mode}: packets in a tunnel do not carry the service's address;"
-                " set it to snat, or routing-mode=native"
-            )
-        if self._tunnelled and settings.bpf_lb_mode_annotation:
-            raise UsageError(
-                "bpf-lb-mode-annotation=true: packets in a tunnel do not carry the service's address;"
-                " leave it out, or set routing-mode=native"
-            )
+        self._mode.check()
         device = settings.direct_routing_device
         if device and not any(matches(device, each.name) for each in self._devices.all()):
             raise UsageError(f"direct-routing-device={device}: the node has no such device")
-        if self._agent.ipv4:
-            self._sysctls.keep(_FORWARDING)
-        if self._agent.ipv6:
-            self._sysctls.keep(_FORWARDING6)
-        if settings.enable_auto_protect_node_port_range:
-            self._protect()
+        self._kernel.keep()
         served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
         self._log.info("clients outside are served", node_port_addresses=served)
 
@@ -349,14 +377,6 @@ class NodePorts:
                 " translate before them, nor what does not go through the host's stack",
                 found=", ".join(found.others),
             )
-
-    def _protect(self) -> None:
-        """Have the kernel give no connection a port of services. Raises HiveError."""
-        wanted = reserved_ports(
-            self._sysctls.read(_LOCAL) or "", self._sysctls.read(_RESERVED) or "", self._range
-        )
-        if wanted is not None:
-            self._sysctls.keep({_RESERVED: wanted})
 
 
 _ONLY: Final = "node"
@@ -389,5 +409,6 @@ cell = module(
     "node-ports",
     "Clients outside the node",
     provide(NodePorts, KernelFacts.provided),
+    provide_private(NodePortMode, NodePortSysctls),
     invoke(NodePorts),
 )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from ipaddress import IPv4Interface
 
 import anyio
@@ -150,7 +151,7 @@ async def test_only_the_named_devices_are_uplinks_and_one_that_is_missing_is_tol
         assert told_of["devices.selection"] == "devices names wlan0: the node has no such device"
         kernel.now = [device(4, "192.0.2.9/24", name="wlan0")]
         kernel.hint()
-        await told(rows, kernel.now)
+        await told(rows, [replace(one, named=True) for one in kernel.now])
         told_of = {one.module: one.message for one in hive.get(HealthTree).snapshot()}
         assert told_of["devices.selection"] == "devices names ens+: the node has no such device"
 

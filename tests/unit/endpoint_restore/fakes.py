@@ -9,7 +9,7 @@ import anyio
 
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
-from cells.config.shared import EndpointSettings
+from cells.config.shared import PodRouting
 from cells.endpoint import (
     Endpoint,
     EndpointMaps,
@@ -182,7 +182,7 @@ class Left:
             supply(self.node.files, StateFiles),
             supply(self.node.ipcache, Ipcache),
             supply(self.endpoints, Endpoints),
-            supply(EndpointSettings()),
+            supply(PodRouting(own_routes=False)),
             supply(self.node.recovery, RegenerationRecovery),
             provide(Regenerations, OldEndpoints, RestoredEndpoints, QuarantinedEndpoints),
             provide(EndpointClaims, Clearing, ExposedEndpoints, RegeneratedEndpoints),

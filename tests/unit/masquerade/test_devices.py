@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
 from typing import Any
 
@@ -23,17 +24,19 @@ RANGES = (IPv4Network("10.1.0.0/16"), IPv6Network("fd00:10:1::/64"))
 BOTH = Families(RANGES, ipv4=True, ipv6=True)
 
 
-def device(index: int, name: str, *addresses: str, kind: str = "", mac: bytes = MAC) -> Device:
-    return Device(index, name, kind, mac, 1500, True, tuple(map(ip_interface, addresses)))
+def device(
+    index: int, name: str, *addresses: str, kind: str = "", mac: bytes = MAC, named: bool = False
+) -> Device:
+    return Device(index, name, kind, mac, 1500, True, tuple(map(ip_interface, addresses)), named=named)
 
 
 ETH0 = device(2, "eth0", "192.0.2.7/24", "192.0.2.8/24", "2001:db8::7/64")
 ETH1 = device(3, "eth1", "198.51.100.7/24")
 
 
-def served(*devices: Device, families: Families = BOTH, chosen: bool = False, **settings: Any) -> Any:
+def served(*devices: Device, families: Families = BOTH, **settings: Any) -> Any:
     """Names of the devices, and what they know."""
-    found = native_devices(devices, MasqueradeSettings(**settings), families, [], chosen=chosen)
+    found = native_devices(devices, MasqueradeSettings(**settings), families, [])
     return {each.name: each.config for each in found.values()}
 
 
@@ -47,7 +50,7 @@ def test_packets_come_from_the_address_of_the_device_they_leave_by() -> None:
 
 
 def test_the_address_that_others_know_the_node_by_goes_first() -> None:
-    found = native_devices([ETH0], MasqueradeSettings(), BOTH, [IPv4Address("192.0.2.8")], chosen=False)
+    found = native_devices([ETH0], MasqueradeSettings(), BOTH, [IPv4Address("192.0.2.8")])
     assert found[2].config.ipv4 == IPv4Address("192.0.2.8")
 
 
@@ -79,7 +82,7 @@ def test_what_leads_nowhere_or_to_others_pods_has_no_programs(other: Device) -> 
 
 
 def test_a_bridge_that_the_setting_names_has_them() -> None:
-    assert served(device(4, "docker0", "172.17.0.1/16", kind="bridge"), chosen=True).keys() == {"docker0"}
+    assert served(device(4, "docker0", "172.17.0.1/16", kind="bridge", named=True)).keys() == {"docker0"}
 
 
 @pytest.mark.parametrize(
@@ -114,14 +117,15 @@ def test_iptables_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(("kind", "mac"), [("tun", b""), ("wireguard", b""), ("ipip", bytes([192, 0, 2, 7]))])
 def test_devices_without_ethernet_headers_are_served(kind: str, mac: bytes) -> None:
     wan = device(9, "wan", "203.0.113.7/24", kind=kind, mac=mac)
-    told = served(wan, families=Families(RANGES, ipv4=True, ipv6=True, accelerated=True), chosen=True)["wan"]
+    families = Families(RANGES, ipv4=True, ipv6=True, accelerated=True)
+    told = served(replace(wan, named=True), families=families)["wan"]
     assert (told.l3, told.ipv4) == (True, IPv4Address("203.0.113.7"))
     assert not told.flags & DEVICE_XDP  # their drivers have no frames to look into
     assert ("wan" in served(wan)) == (kind == "tun")  # of tunnels somebody has to say so
 
 
 def test_devices_with_other_headers_are_left_alone() -> None:
-    assert not served(device(9, "ib0", "203.0.113.7/24", mac=bytes(20)), chosen=True)
+    assert not served(device(9, "ib0", "203.0.113.7/24", mac=bytes(20), named=True))
 
 
 def test_nothing_comes_from_the_loopback_address() -> None:

@@ -17,9 +17,9 @@ from cells.config import AgentConfig, AgentSettings
 from cells.node.addresses import NodeAddress, NodeAddresses, Origin
 from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools, PoolRequest
 from cells.node.ipam.ranges import PodRange
-from cells.node.ipam.settings import IpamSettings
+from cells.node.ipam.settings import IpamSettings, pod_addressing
 from cells.node.router import Addressing, Router
-from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, config, invoke, replace, supply
+from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, config, invoke, provide, replace, supply
 from lifecycle.testing import eventually, fake
 
 pytestmark = pytest.mark.anyio
@@ -69,6 +69,7 @@ def agent(folder: Path | None, **settings: object) -> Hive:
         kubernetes.cell,
         nodes.cell,
         config(IpamSettings),
+        provide(pod_addressing),
         supply(known),
         supply(own, type=Table[Family, NodeAddress]),
         supply(pods, type=Table[IPNetwork, PodRange]),

@@ -20,7 +20,7 @@ from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS
 from cells.kubernetes.objects.core import SERVICES
 from cells.maps.records.cluster import L2ResponderKey
-from cells.node.devices import Device, DeviceSettings
+from cells.node.devices import Device
 from cells.services import ServiceName, announcements
 from cells.services.announcements import L2Announcement, Responder
 from cells.services.announcements.elections import Frame, ResponderKernel, announcement
@@ -256,7 +256,7 @@ async def agent(
         kubernetes.cell,
         service_settings.cell,
         announcements.cell,
-        config(IdentitySettings, DeviceSettings),
+        config(IdentitySettings),
         replace(AgentConfig, known),
         provide(devices, refused_addresses),
         replace(ResponderKernel, kernel),

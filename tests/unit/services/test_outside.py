@@ -25,8 +25,8 @@ VXLAN = device(4, "flannel.1", "10.2.0.1/32", kind="vxlan")
 NODE_IPS = [IPv4Address("10.0.0.8")]
 
 
-def select(*ranges: str, direct: str = "", chosen: bool = False) -> Selection:
-    return Selection([ip_network(each) for each in ranges], direct, chosen)
+def select(*ranges: str, direct: str = "") -> Selection:
+    return Selection([ip_network(each) for each in ranges], direct)
 
 
 def test_each_device_serves_at_one_address_of_each_family() -> None:

@@ -19,6 +19,7 @@ from cells.config import AgentConfig
 from cells.node.devices import Device
 from cells.node.ipam import Ipam
 from cells.node.ipam.allocator import EXPIRATION, Clock
+from cells.node.ipam.pools import OperatorPools
 from cells.node.ipam.settings import IpamSettings
 from cells.observe.controllers import Controllers, Rules
 from lifecycle import Health, Hive, Jobs, Lifecycle, Logger, Reconciler, Table, invoke, module, provide
@@ -230,7 +231,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
                     devices,
                     LoopClock(),
                     Table("pod-ranges", key=lambda row: row.network),
-                    Table("pod-pool-requests", key=lambda row: row.pool),
+                    OperatorPools(Table("pod-pool-requests", key=lambda row: row.pool)),
                     lifecycle=lifecycle,
                     jobs=jobs,
                     health=health,
