@@ -38,17 +38,21 @@ from cells.policy.control.names import (
 )
 from cells.policy.control.objects import (
     ClusterServices,
+    L7Proxy,
+    L7ProxySettings,
     PodPorts,
     PolicyObject,
     PolicyRuleSettings,
+    RuleSettings,
     RuleSources,
+    l7_proxy,
     of_pod,
     of_remote,
     policy_events,
     policy_objects,
 )
 from cells.policy.control.view import PolicyCounts, PolicyView, PortUse, SelectorUse
-from cells.policy.control.watch import PolicyWatch
+from cells.policy.control.watch import PeerWatch, PolicyRollout, PolicyStatuses, PolicyWatch
 from cells.policy.explain import (
     End,
     Explained,
@@ -88,6 +92,7 @@ __all__ = [
     "HTTPProxyState",
     "HTTPRedirect",
     "HTTPRule",
+    "L7Proxy",
     "LabelSet",
     "NameFilter",
     "NameRules",
@@ -96,7 +101,6 @@ __all__ = [
     "NearRule",
     "PodNetworks",
     "PolicyObject",
-    "PolicyRuleSettings",
     "PolicyView",
     "PolicyWatch",
     "PortUse",
@@ -126,12 +130,13 @@ def policy_options(
     agent: AgentConfig,
     policy: PolicySettings,
     source: ObjectSource,
-    rules: PolicyRuleSettings,
+    rules: RuleSettings,
+    l7: L7Proxy,
     proxy: DNSProxyPort | None,
     nodes: NodeSettings | None,
 ) -> PolicyOptions:
     """What the agent's settings mean for rules."""
-    names = proxy is not None and rules.enable_l7_proxy
+    names = proxy is not None and l7.enabled
     localhost = policy.allow_localhost is Localhost.ALWAYS or (
         policy.allow_localhost is Localhost.AUTO and source is not ObjectSource.NOWHERE
     )
@@ -158,7 +163,7 @@ def cluster_services(resources: Resources) -> Services:
     return ClusterServices(resources)
 
 
-@after(PolicyWatch)
+@after(PolicyWatch, PeerWatch)
 def known_rules(sources: RuleSources) -> KnownRules:
     """Whether the rules from before a restart may be replaced: once the watch has taken in its sources."""
     return sources
@@ -176,10 +181,11 @@ def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
 
 
 cell = group(
-    module("policy-settings", "Which policy objects and rules count", config(PolicyRuleSettings)),
+    module("policy-settings", "Proxies of pods' traffic", config(L7ProxySettings), provide(l7_proxy)),
     module(
         "policy-computer",
         "Policies of endpoints, by the rules in force",
+        config(RuleSettings),
         provide(RulePolicy, as_=(RuleComputer,)),  # in place of the node's mode alone
         provide(policy_options, http_redirects, http_proxy),
         provide_private(cluster_services, HTTPRedirects),
@@ -188,10 +194,11 @@ cell = group(
     module(
         "policy-rules",
         "Rules, by policy objects",
-        provide(PolicyWatch, known_rules),
-        provide_private(PolicyPrefixes),
+        config(PolicyRuleSettings),
+        provide(PolicyWatch, PeerWatch, known_rules),
+        provide_private(PolicyPrefixes, PolicyStatuses, PolicyRollout),
         provide(policy_objects, policy_events, PolicyView),
         provide(NamedAddresses, PodNetworks, PolicyCounts, rule_metrics),
-        invoke(PolicyWatch),
+        invoke(PolicyWatch, PeerWatch),
     ),
 )

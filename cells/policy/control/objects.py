@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from ipaddress import ip_network
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import anyio
 import msgspec
@@ -48,8 +48,27 @@ class PolicyRuleSettings(Settings, frozen=True):
     enable_cilium_clusterwide_network_policy: bool = True
     """Whether CiliumClusterwideNetworkPolicies count."""
 
+
+class L7ProxySettings(Settings, frozen=True):
+    """Whether proxies read what pods send."""
+
     enable_l7_proxy: bool = True
     """Whether the DNS proxy serves toFQDNs and rules for names; without it they are refused."""
+
+
+class L7Proxy(NamedTuple):
+    """Whether proxies may read what pods send."""
+
+    enabled: bool
+
+
+def l7_proxy(settings: L7ProxySettings) -> L7Proxy:
+    """As the settings have it."""
+    return L7Proxy(settings.enable_l7_proxy)
+
+
+class RuleSettings(Settings, frozen=True):
+    """Which rules of policy objects count."""
 
     enable_icmp_rules: bool = True
     """Whether rules of ICMP count; without it they are refused."""

@@ -8,7 +8,7 @@ Why:    a prefix gets its identity in policy maps before the ipcache gives it to
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from ipaddress import ip_network
@@ -52,23 +52,16 @@ NAMES_PATIENCE: Final = 5.0
 VALID = "Policy validation succeeded"
 
 
-class PolicyWatch:
-    """Follows what policies depend on."""
+class PolicyStatuses:
+    """What became of each policy object: in the table ``policies``, in the log, and in the agent's health."""
 
     def __init__(
         self,
-        resources: Resources,
-        identities: Identities,
         policy: RulePolicy,
         policies: EndpointPolicies,
-        prefixes: PolicyPrefixes,
-        remote: Table[tuple[str, str], RemoteEndpoint],
         statuses: Table[tuple[str, str, str], PolicyObject],
         proxies: Table[str, HTTPProxyState],
-        settings: PolicyRuleSettings,
         counts: PolicyCounts,
-        names: NamedAddresses,
-        sources: RuleSources,
         *,
         jobs: Jobs,
         health: Health,
@@ -76,16 +69,8 @@ class PolicyWatch:
     ) -> None:
         self._policy = policy
         self._policies = policies
-        self._prefixes = prefixes
         self._statuses = statuses
         self._counts = counts
-        self._names = names
-        self._claimed = prefixes.claims()
-        self._starting = ExitStack()
-        """Open until restored endpoints' maps know the identities that the ipcache is to give."""
-        self._starting.enter_context(policies.deferring_deletes())
-        self._sources = sources
-        self._started = False
         self._log = log
         self._health = health
         self._unenforced: dict[PolicySource, str] = {}
@@ -94,148 +79,43 @@ class PolicyWatch:
         """Objects that are in force otherwise than they are written, and the first reason of each."""
         self._outdated: set[PolicySource] = set()
         """Objects with a refused latest version: an earlier one is in force, if any."""
-        self._taken: dict[PolicySource, dict[str, Any]] = {}
-        """What became of an object is known: a change of its status alone is not taken in again."""
-        follow = sources.follow
-        jobs.observe("identities", follow(identities.table).batches, self._follow_identities)
-        jobs.observe("cidr-groups", follow(resources.table(CILIUM_CIDR_GROUPS)).batches, self._follow_groups)
-        for name, services in (("services", SERVICES), ("endpoint-slices", ENDPOINT_SLICES)):
-            jobs.observe(name, follow(resources.table(services)).batches, self._follow_services)
-        self._ports = ClusterPorts()
-        jobs.observe("pods", follow(resources.table(PODS)).batches, self._follow_pods)
-        jobs.observe("remote-endpoints", follow(remote).batches, self._follow_remote)
-        for kind in policy_kinds(settings):
-            batches = follow(resources.table(kind)).batches
-            jobs.observe(kind.plural, batches, partial(self._follow_policies, kind))
         jobs.observe("http-proxy", Followed(proxies).batches, self._follow_proxy)
-        jobs.one_shot("first", self._first)
 
-    async def _first(self) -> None:
-        """Give prefixes and names their identities, after the maps of restored endpoints have those.
+    def removed(self, source: PolicySource) -> None:
+        """The object is there no more."""
+        self._counts.changed(valid=True)
+        with self._statuses.txn() as statuses:
+            statuses.delete((source.kind, source.namespace, source.name))
+        self._enforced(source)
+        self._note(source, ())
+        self._outdated.discard(source)
 
-        Then what an earlier agent left may go, in the maps, too.
-        """
-        await self._sources.known()
-        await self._names.begin()
-        await self._policies.realized.wait_initialized()
-        self._started = True
-        await self._follow_rules([])
-        self._names.follow_rules((), ())
-        self._starting.close()
-        self._claimed()
+    def accepted(self, source: PolicySource) -> None:
+        """Its latest version is in force."""
+        self._outdated.discard(source)
+        self._accepted(source)
 
-    async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
-        rows = self._policy.know(change.row for change in changes if change.row is not None)
-        rows += self._policy.unknow(change.key for change in changes if change.deleted)
-        await self._realize(rows, "identities changed")
+    def refused(self, source: PolicySource, error: PolicyError) -> None:
+        """Its latest version is not in force."""
+        self._outdated.add(source)
+        self._refused(source, error)
 
-    async def _follow_policies(self, kind: Kind[Any], changes: list[Change[tuple[str, str], Object]]) -> None:
-        began = time.monotonic()
-        taken: dict[PolicySource, dict[str, Any]] = {}
-        changed: list[RulesChanged] = []
-        # While it takes turns with others, maps must not lose what its own new rules are to allow.
-        with self._policies.deferring_deletes():
-            async for change in in_slices(changes):
-                changed += self._take_in(kind, change, taken)
-            rows = await self._policy.follow(changed)
-        await self._follow_rules(rows)
-        await self._policies.apply()
-        self._taken |= taken
-        if taken:
-            self._counts.realized(kind.kind, time.monotonic() - began)
-
-    def _take_in(
-        self,
-        kind: Kind[Any],
-        change: Change[tuple[str, str], Object],
-        taken: dict[PolicySource, dict[str, Any]],
-    ) -> Iterator[RulesChanged]:
-        """Change the rules as one object did; nothing where that was its status alone, or is refused."""
-        namespace, name = change.key
-        source = PolicySource(kind.kind, namespace, name)
-        if change.row is None:
-            self._taken.pop(source, None)
-            yield self._policy.remove(source)
-            self._counts.changed(valid=True)
-            with self._statuses.txn() as statuses:
-                statuses.delete((kind.kind, namespace, name))
-            self._enforced(source)
-            self._note(source, ())
-            self._outdated.discard(source)
-            return
-        object_ = _as_object(kind, change.row)
-        if self._taken.get(source) == object_:
-            return
-        taken[source] = object_
-        try:
-            yield self._policy.put(object_)
-        except PolicyError as error:
-            self._outdated.add(source)
-            self._refused(source, error)
-        else:
-            self._outdated.discard(source)
-            self._accepted(source)
-
-    async def _follow_groups(self, changes: list[Change[tuple[str, str], CiliumCIDRGroup]]) -> None:
-        rows: list[EndpointPolicy] = []
-        for change in changes:
-            _, name = change.key
-            prefixes = tuple(_group_prefixes(change.row)) if change.row is not None else None
-            changed, failed = self._policy.set_group(name, prefixes)
-            rows += changed
-            self._followed_objects(failed)
-        await self._follow_rules(rows)
-
-    async def _follow_services(self, changes: list[Change[Any, Any]]) -> None:
-        del changes
-        rows, failed = self._policy.follow_services()
+    def translated(self, failed: Mapping[PolicySource, PolicyError]) -> None:
+        """The rules of objects that name CIDR groups are translated anew; some of them ``failed``."""
         for source, error in failed.items():
             self._refused(source, error)
-        await self._follow_rules(rows)
+        for source in self._policy.following_sources():
+            if source in failed or source in self._outdated:
+                continue
+            row = self._row(source)
+            held = self._statuses.get((source.kind, source.namespace, source.name))
+            if held is not None and (row.valid, row.text) != (held.valid, held.text):
+                self._accepted(source)
 
-    async def _follow_pods(self, changes: list[Change[tuple[str, str], Pod]]) -> None:
-        for change in changes:
-            self._ports.report(("pod", change.key), of_pod(change.row) if change.row is not None else NONE)
-        await self._follow_ports({change.key for change in changes})
-
-    async def _follow_remote(self, changes: list[Change[tuple[str, str], RemoteEndpoint]]) -> None:
-        for change in changes:
-            ports = of_remote(change.row) if change.row is not None else NONE
-            self._ports.report(("remote", change.key), ports)
-        await self._follow_ports(())
-
-    async def _follow_ports(self, pods: Collection[PodKey]) -> None:
-        """Names of ports have changed in these pods of this node, or anywhere."""
-        rows = self._policy.follow_pods(pods)
-        rows += self._policy.follow_ports(self._ports.all())
-        await self._realize(rows, "named ports changed")
-
-    async def _follow_rules(self, rows: list[EndpointPolicy]) -> None:
-        """Rules have changed. May be called again with more, where it was cut short.
-
-        Maps get what is new, then addresses get their identities, then maps lose what is over: a flow that
-        was allowed, and is, is not cut because its peer is another identity's now.
-        """
-        new, removed = self._prefixes.beside(self._policy.prefixes)
-        if not new and not removed and not self._names.concerned:
-            await self._realize(rows, "policy rules changed")
-            return
-        rows += self._policy.know(await self._prefixes.acquire(new))
-        if not self._started:
-            await self._realize(rows, "policy rules changed")
-            return
-        with self._policies.deferring_deletes():
-            await self._realize(rows, "policy rules changed")
-            self._prefixes.claim(new)
-            self._names.follow_rules(new, removed)
-            with anyio.move_on_after(NAMES_PATIENCE):
-                await self._names.all_settled()
-            self._prefixes.withdraw(removed)
-        self._prefixes.release(removed)
-        await self._policies.apply()
-
-    async def _realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
-        await realize(self._policies, rows, reason)
+    def unanswered(self, failed: Mapping[PolicySource, PolicyError]) -> None:
+        """Rules that name services cannot be followed."""
+        for source, error in failed.items():
+            self._refused(source, error)
 
     async def _follow_proxy(self, changes: list[Change[str, HTTPProxyState]]) -> None:
         """The proxy of HTTP runs, or has taken the rules, or not: what policies' rows say of it follows."""
@@ -268,18 +148,6 @@ class PolicyWatch:
         else:
             self._health.child("http-rules").remove()
         return why
-
-    def _followed_objects(self, failed: Mapping[PolicySource, PolicyError]) -> None:
-        """Update the rows of objects that name CIDR groups, after their rules are translated anew."""
-        for source, error in failed.items():
-            self._refused(source, error)
-        for source in self._policy.following_sources():
-            if source in failed or source in self._outdated:
-                continue
-            row = self._row(source)
-            held = self._statuses.get((source.kind, source.namespace, source.name))
-            if held is not None and (row.valid, row.text) != (held.valid, held.text):
-                self._accepted(source)
 
     def _accepted(self, source: PolicySource) -> None:
         self._note(source, self._policy.unenforced(source))
@@ -339,6 +207,212 @@ class PolicyWatch:
         self._counts.changed(valid=row.valid)
         with self._statuses.txn() as statuses:
             statuses.put(row)
+
+
+class PolicyRollout:
+    """Has policy maps and addresses follow the rules in an order in which no flow is cut."""
+
+    def __init__(
+        self,
+        policy: RulePolicy,
+        policies: EndpointPolicies,
+        prefixes: PolicyPrefixes,
+        names: NamedAddresses,
+        sources: RuleSources,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._policy = policy
+        self._policies = policies
+        self._prefixes = prefixes
+        self._names = names
+        self._sources = sources
+        self._claimed = prefixes.claims()
+        self._starting = ExitStack()
+        """Open until restored endpoints' maps know the identities that the ipcache is to give."""
+        self._starting.enter_context(policies.deferring_deletes())
+        self._started = False
+        jobs.one_shot("first", self._first)
+
+    async def take_in(self, changes: AsyncIterable[RulesChanged]) -> None:
+        """Follow these changes of rules, as they come."""
+        # While it takes turns with others, maps must not lose what its own new rules are to allow.
+        with self._policies.deferring_deletes():
+            rows = await self._policy.follow([change async for change in changes])
+        await self.follow_rules(rows)
+        await self._policies.apply()
+
+    async def _first(self) -> None:
+        """Give prefixes and names their identities, after the maps of restored endpoints have those.
+
+        Then what an earlier agent left may go, in the maps, too.
+        """
+        await self._sources.known()
+        await self._names.begin()
+        await self._policies.realized.wait_initialized()
+        self._started = True
+        await self.follow_rules([])
+        self._names.follow_rules((), ())
+        self._starting.close()
+        self._claimed()
+
+    async def follow_rules(self, rows: list[EndpointPolicy]) -> None:
+        """Rules have changed. May be called again with more, where it was cut short.
+
+        Maps get what is new, then addresses get their identities, then maps lose what is over: a flow that
+        was allowed, and is, is not cut because its peer is another identity's now.
+        """
+        new, removed = self._prefixes.beside(self._policy.prefixes)
+        if not new and not removed and not self._names.concerned:
+            await self.realize(rows, "policy rules changed")
+            return
+        rows += self._policy.know(await self._prefixes.acquire(new))
+        if not self._started:
+            await self.realize(rows, "policy rules changed")
+            return
+        with self._policies.deferring_deletes():
+            await self.realize(rows, "policy rules changed")
+            self._prefixes.claim(new)
+            self._names.follow_rules(new, removed)
+            with anyio.move_on_after(NAMES_PATIENCE):
+                await self._names.all_settled()
+            self._prefixes.withdraw(removed)
+        self._prefixes.release(removed)
+        await self._policies.apply()
+
+    async def realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
+        """Have the endpoints of these rows follow."""
+        await realize(self._policies, rows, reason)
+
+
+class PeerWatch:
+    """Follows whom rules select: identities, and the named ports of pods here and elsewhere."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        identities: Identities,
+        remote: Table[tuple[str, str], RemoteEndpoint],
+        policy: RulePolicy,
+        rollout: PolicyRollout,
+        sources: RuleSources,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._policy = policy
+        self._rollout = rollout
+        self._ports = ClusterPorts()
+        follow = sources.follow
+        jobs.observe("identities", follow(identities.table).batches, self._follow_identities)
+        jobs.observe("pods", follow(resources.table(PODS)).batches, self._follow_pods)
+        jobs.observe("remote-endpoints", follow(remote).batches, self._follow_remote)
+
+    async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
+        rows = self._policy.know(change.row for change in changes if change.row is not None)
+        rows += self._policy.unknow(change.key for change in changes if change.deleted)
+        await self._rollout.realize(rows, "identities changed")
+
+    async def _follow_pods(self, changes: list[Change[tuple[str, str], Pod]]) -> None:
+        for change in changes:
+            self._ports.report(("pod", change.key), of_pod(change.row) if change.row is not None else NONE)
+        await self._follow_ports({change.key for change in changes})
+
+    async def _follow_remote(self, changes: list[Change[tuple[str, str], RemoteEndpoint]]) -> None:
+        for change in changes:
+            ports = of_remote(change.row) if change.row is not None else NONE
+            self._ports.report(("remote", change.key), ports)
+        await self._follow_ports(())
+
+    async def _follow_ports(self, pods: Collection[PodKey]) -> None:
+        """Names of ports have changed in these pods of this node, or anywhere."""
+        rows = self._policy.follow_pods(pods)
+        rows += self._policy.follow_ports(self._ports.all())
+        await self._rollout.realize(rows, "named ports changed")
+
+
+class PolicyWatch:
+    """Follows what rules are made of: policy objects, groups of networks, and services that rules name."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        settings: PolicyRuleSettings,
+        policy: RulePolicy,
+        rollout: PolicyRollout,
+        statuses: PolicyStatuses,
+        counts: PolicyCounts,
+        sources: RuleSources,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._policy = policy
+        self._rollout = rollout
+        self._statuses = statuses
+        self._counts = counts
+        self._taken: dict[PolicySource, dict[str, Any]] = {}
+        """What became of an object is known: a change of its status alone is not taken in again."""
+        follow = sources.follow
+        jobs.observe("cidr-groups", follow(resources.table(CILIUM_CIDR_GROUPS)).batches, self._follow_groups)
+        for name, services in (("services", SERVICES), ("endpoint-slices", ENDPOINT_SLICES)):
+            jobs.observe(name, follow(resources.table(services)).batches, self._follow_services)
+        for kind in policy_kinds(settings):
+            batches = follow(resources.table(kind)).batches
+            jobs.observe(kind.plural, batches, partial(self._follow_policies, kind))
+
+    async def _follow_policies(self, kind: Kind[Any], changes: list[Change[tuple[str, str], Object]]) -> None:
+        began = time.monotonic()
+        taken: dict[PolicySource, dict[str, Any]] = {}
+
+        async def changed() -> AsyncIterator[RulesChanged]:
+            async for change in in_slices(changes):
+                for one in self._take_in(kind, change, taken):
+                    yield one
+
+        await self._rollout.take_in(changed())
+        self._taken |= taken
+        if taken:
+            self._counts.realized(kind.kind, time.monotonic() - began)
+
+    def _take_in(
+        self,
+        kind: Kind[Any],
+        change: Change[tuple[str, str], Object],
+        taken: dict[PolicySource, dict[str, Any]],
+    ) -> Iterator[RulesChanged]:
+        """Change the rules as one object did; nothing where that was its status alone, or is refused."""
+        namespace, name = change.key
+        source = PolicySource(kind.kind, namespace, name)
+        if change.row is None:
+            self._taken.pop(source, None)
+            yield self._policy.remove(source)
+            self._statuses.removed(source)
+            return
+        object_ = _as_object(kind, change.row)
+        if self._taken.get(source) == object_:
+            return
+        taken[source] = object_
+        try:
+            yield self._policy.put(object_)
+        except PolicyError as error:
+            self._statuses.refused(source, error)
+        else:
+            self._statuses.accepted(source)
+
+    async def _follow_groups(self, changes: list[Change[tuple[str, str], CiliumCIDRGroup]]) -> None:
+        rows: list[EndpointPolicy] = []
+        for change in changes:
+            _, name = change.key
+            prefixes = tuple(_group_prefixes(change.row)) if change.row is not None else None
+            changed, failed = self._policy.set_group(name, prefixes)
+            rows += changed
+            self._statuses.translated(failed)
+        await self._rollout.follow_rules(rows)
+
+    async def _follow_services(self, changes: list[Change[Any, Any]]) -> None:
+        del changes
+        rows, failed = self._policy.follow_services()
+        self._statuses.unanswered(failed)
+        await self._rollout.follow_rules(rows)
 
 
 def _as_object(kind: Kind[Any], row: Object) -> dict[str, Any]:

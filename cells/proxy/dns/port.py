@@ -18,7 +18,7 @@ from anyio import to_thread
 from cells.config import AgentConfig, ChainingMode
 from cells.netlink import news
 from cells.netlink.network import Marked, leave_marked, take_marked
-from cells.policy.control import PolicyRuleSettings
+from cells.policy.control import L7Proxy
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import tcp_listener, udp_listener
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, NotStartedError, Table
@@ -125,9 +125,9 @@ class ProxyRoutes:
     enabled: bool
     """Whether the proxy runs; else the routes of an earlier one are removed."""
 
-    def __init__(self, port: ProxyPort, switches: PolicyRuleSettings, *, jobs: Jobs) -> None:
+    def __init__(self, port: ProxyPort, l7: L7Proxy, *, jobs: Jobs) -> None:
         self.port = port
-        self.enabled = switches.enable_l7_proxy
+        self.enabled = l7.enabled
         self._there = anyio.Event()
         if self.enabled:
             jobs.observe("keep routes", self._hints, self._keep)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cells.config import AgentConfig
-from cells.policy.control import PolicyRuleSettings
+from cells.policy.control import L7Proxy
 from cells.proxy.dns import ProxyPort
 from cells.proxy.envoy.settings import EnvoySettings
 from lifecycle import Hook, Lifecycle, Logger
@@ -62,13 +62,13 @@ class RedirectPorts:
         settings: EnvoySettings,
         program: EnvoyProgram,
         dns: ProxyPort,
-        switches: PolicyRuleSettings,
+        l7: L7Proxy,
         agent: AgentConfig,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
         there = settings.external_envoy_proxy or program.path is not None
-        self._serves = switches.enable_l7_proxy and there
+        self._serves = l7.enabled and there
         self._dns = dns
         self._agent = agent
         self._log = log
