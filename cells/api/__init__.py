@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cells.api.health import HealthApi
+from cells.api.health import HealthApi, HealthApiSettings
 from cells.api.models.status import (
     EncryptionStatus,
     MasqueradedProtocols,
@@ -172,7 +172,7 @@ _load = module(
 _api = module(
     "api",
     "REST API on cilium.sock",
-    config(AccessSettings),
+    config(AccessSettings, HealthApiSettings),
     provide(api, api_served, StartedDaemon),
     provide(absent_part, addresses.part, endpoints.part, node.part, node.config_part),
     provide(node.maps_part, node.identities_part),

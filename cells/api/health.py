@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import anyio
+import msgspec
 
 from cells.api.models import Model
 from cells.api.models import status as wire
@@ -24,14 +25,13 @@ from cells.config import AgentConfig
 from cells.health import (
     ClusterHealth,
     ClusterReport,
-    NodeHealthSettings,
     NodeReport,
     Outcome,
     ProbedPath,
     ProbeResponder,
 )
 from cells.observe.health import StatusCollector
-from lifecycle import Hook, Lifecycle, Logger
+from lifecycle import Hook, Lifecycle, Logger, Settings
 from lifecycle.http import HttpServer, Request, Response, Routes, listen
 
 SOCKET: Final = "health.sock"
@@ -151,9 +151,9 @@ def go_duration(seconds: float) -> str:
     return f"{minutes}m{text}" if minutes else text
 
 
-def health_state(settings: NodeHealthSettings, responder: ProbeResponder) -> wire.Status:
+def health_state(responder: ProbeResponder) -> wire.Status:
     """``ciliumHealth`` of the agent's status."""
-    if not settings.enable_health_checking:
+    if not responder.enabled:
         return wire.Status(state="Disabled")
     if responder.failure:
         return wire.Status(state="Warning", msg=responder.failure)
@@ -161,6 +161,14 @@ def health_state(settings: NodeHealthSettings, responder: ProbeResponder) -> wir
 
 
 # The server.
+
+
+class HealthApiSettings(Settings, frozen=True):
+    """What ``health.sock`` serves."""
+
+    enable_cilium_health_api_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    """Operations of health.sock that are enabled: GetHealthz, GetStatus, PutStatusProbe; a name may end
+    in ``*``."""
 
 
 class HealthApi:
@@ -171,14 +179,14 @@ class HealthApi:
         agent: AgentConfig,
         collector: StatusCollector,
         facts: StatusSummary,
-        settings: NodeHealthSettings | None = None,
+        settings: HealthApiSettings,
         health: ClusterHealth | None = None,
         *,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
         self.path = agent.state_dir / SOCKET
-        self._settings = settings or NodeHealthSettings()
+        self._settings = settings
         self._health = health
         self._collector = collector
         self._facts = facts
@@ -187,7 +195,7 @@ class HealthApi:
         self._began = 0.0
         self._routes: Routes[Operation] = Routes()
         self._server = HttpServer(self._answer, grace=GRACE, log=log)
-        if self._settings.enable_health_checking:
+        if health is not None and health.enabled:
             lifecycle.append(Hook("serve cilium-health's API", self._start, self._stop))
 
     async def _start(self) -> None:

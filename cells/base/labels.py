@@ -314,6 +314,17 @@ class IdentitySettings(Settings, frozen=True):
         return [text for text in re.split(r"[,\s]+", self.labels) if text]
 
 
+class AgentNamespace(NamedTuple):
+    """Where the agents' own pods and Leases are."""
+
+    name: str
+
+
+def agent_namespace(settings: IdentitySettings) -> AgentNamespace:
+    """As the settings have it."""
+    return AgentNamespace(settings.k8s_namespace or "default")
+
+
 def configured_filter(settings: IdentitySettings, *, lifecycle: Lifecycle, log: Logger) -> LabelFilter:
     """The filter by the settings; the file is read by its hook."""
     added = [parse_rule(text) for text in settings.rules()]

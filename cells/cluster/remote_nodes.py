@@ -29,7 +29,7 @@ from cells.cluster.identity.numbers import (
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source, prefix_of
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import NodeSettings
+from cells.cluster.nodes.parse import RulePeers
 from cells.config import AgentConfig
 from lifecycle import (
     Health,
@@ -187,12 +187,12 @@ class Contested(msgspec.Struct, frozen=True):
 def node_claims(
     nodes: ReadTable[str, ClusterNode],
     agent: AgentConfig,
-    settings: NodeSettings,
+    peers: RulePeers,
     encryption: ClusterEncryption | None,
     tables: Tables,
 ) -> ReadTable[tuple[str, str], NodeClaim]:
     """The table ``remote-node-prefixes``."""
-    labelled, by_cidr = settings.enable_node_selector_labels, settings.matched_by_cidr
+    labelled, by_cidr = peers.nodes_by_labels, peers.nodes_by_cidr
     encrypted = encryption is not None and encryption.nodes
     worlds = worlds_of(agent)
     published = nodes.flat_map(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal, NamedTuple
 
 from lifecycle import Duration, Settings, config, module, provide, refuse, seconds
@@ -23,6 +22,7 @@ __all__ = [
     "PodRouting",
     "Seed",
     "ServiceProxyName",
+    "ServiceReach",
     "ServiceSettings",
     "cell",
 ]
@@ -141,13 +141,6 @@ class ServiceSettings(Settings, frozen=True):
     enable_session_affinity: bool = False
     """Whether clients of a service with sessionAffinity ClientIP stay with one backend."""
 
-    nodeport_addresses: tuple[IPv4Network | IPv6Network, ...] = ()
-    """Serve node ports at the node's addresses in these networks; unset: at one of each family and device."""
-
-    direct_routing_device: str = ""
-    """Device with the address that backends on other nodes see as the client; bond+ matches all names that
-    start with bond, of which the first device counts; unset: that of the node's own address."""
-
     enable_svc_source_range_check: bool = True
     """Serve load balancers' addresses only to loadBalancerSourceRanges, where a service has some."""
 
@@ -169,9 +162,6 @@ class ServiceSettings(Settings, frozen=True):
 
     enable_local_redirect_policy: bool = False
     """Follow CiliumLocalRedirectPolicies: services and addresses that go to pods of this node instead."""
-
-    enable_auto_protect_node_port_range: bool = True
-    """Keep the ports of node-port-range out of those that the kernel gives to connections by itself."""
 
     bpf_lb_mode: Annotated[Literal["snat", "dsr", "hybrid"], RenamedFrom("node-port-mode")] = "snat"
     """How a backend on another node is reached: with this node's address, or so that it answers the client
@@ -288,6 +278,26 @@ class ServiceProxyName(NamedTuple):
     """The value of their label service.kubernetes.io/service-proxy-name; empty: those without it."""
 
 
+class ServiceReach(NamedTuple):
+    """Which clients outside the cluster's pods are served."""
+
+    replaces_kube_proxy: bool
+    """Whether all are served that kube-proxy serves."""
+    node_ports: bool
+    """Whether node ports and load balancers' addresses are served."""
+    host_ports: bool
+    """Whether host ports of pods are."""
+    outside: bool
+    """Whether anything is served to clients outside."""
+
+
+def service_reach(settings: ServiceSettings) -> ServiceReach:
+    """As the settings have it."""
+    return ServiceReach(
+        settings.kube_proxy_replacement, settings.node_ports, settings.host_ports, settings.outside
+    )
+
+
 def service_proxy_name(settings: ServiceSettings) -> ServiceProxyName:
     """As the settings have it."""
     return ServiceProxyName(settings.k8s_service_proxy_name)
@@ -297,5 +307,5 @@ cell = module(
     "service-settings",
     "What is served, and how",
     config(ServiceSettings),
-    provide(service_proxy_name),
+    provide(service_proxy_name, service_reach),
 )

@@ -12,7 +12,7 @@ from typing import Final
 from cells.base import metrics
 from cells.datapath.collector import ConntrackCollector
 from cells.datapath.datapath import Datapath
-from cells.datapath.settings import DatapathSettings, host_routing
+from cells.datapath.settings import DatapathSettings, host_routing, service_programs
 from lifecycle import Jobs, Logger, Member, config, invoke, module, provide, seconds
 
 __all__ = ["DatapathWatchdog", "cell"]
@@ -57,6 +57,6 @@ cell = module(
     "datapath",
     "eBPF programs of the node",
     config(DatapathSettings),
-    provide(Datapath, ConntrackCollector, DatapathWatchdog, watchdog_metrics, host_routing),
+    provide(Datapath, ConntrackCollector, DatapathWatchdog, watchdog_metrics, host_routing, service_programs),
     invoke(DatapathWatchdog),
 )

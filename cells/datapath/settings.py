@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from cells.config.shared import ServiceSettings
+from cells.config.shared import ServiceReach
 from cells.maps.records.endpoints import (
     NODE_AUDITS_POLICY,
     NODE_NOTIFY_DROP,
@@ -24,6 +24,7 @@ __all__ = [
     "HostRouting",
     "MonitorNotifications",
     "ProgramSettings",
+    "ServicePrograms",
     "XfrmMarks",
     "host_routing",
 ]
@@ -191,16 +192,47 @@ class HostRouting(msgspec.Struct, frozen=True):
         return "BPF" if self.past_stack else "Legacy"
 
 
+class ServicePrograms(msgspec.Struct, frozen=True):
+    """How the programs serve services."""
+
+    port_range: tuple[int, int]
+    """Of node ports, the first and the last."""
+    acceleration: str
+    """Whether programs in devices' drivers serve too, as bpf-lb-acceleration has it."""
+    sctp: bool
+    rejects: bool
+    """Whether a client of a service without backends gets an answer."""
+    trusts_external_ips: bool
+    """Whether pods reach external addresses that are not this cluster's."""
+
+    @property
+    def accelerates(self) -> bool:
+        """Whether there are programs in devices' drivers."""
+        return self.acceleration != "disabled"
+
+
+def service_programs(settings: DatapathSettings) -> ServicePrograms:
+    """As the settings have it."""
+    first, last = settings.node_port_range
+    return ServicePrograms(
+        port_range=(first, last),
+        acceleration=settings.bpf_lb_acceleration,
+        sctp=settings.enable_sctp,
+        rejects=settings.service_no_backend_response == "reject",
+        trusts_external_ips=settings.disable_external_ip_mitigation,
+    )
+
+
 def host_routing(
     settings: DatapathSettings,
-    services: ServiceSettings | None,
+    services: ServiceReach | None,
     ipsec: XfrmMarks | None,
     lifecycle: Lifecycle,
     log: Logger,
 ) -> HostRouting:
     """By the settings; that it was asked for in vain is logged."""
     marks = ipsec is not None and ipsec.on
-    can = services is not None and services.kube_proxy_replacement and not marks
+    can = services is not None and services.replaces_kube_proxy and not marks
     needs = "enable-ipsec=false" if marks else "kube-proxy-replacement=true"
 
     async def report() -> None:

@@ -103,6 +103,8 @@ class ClusterHealth:
         jobs: Jobs,
     ) -> None:
         self._agent = agent
+        self.enabled = settings.enable_health_checking
+        """Whether the nodes of the cluster probe each other."""
         self.report = ClusterReport(time.time())
         self._families = families_of(agent)
         self._endpoints = settings.enable_endpoint_health_checking
@@ -171,6 +173,8 @@ class ProbeResponder:
         jobs: Jobs,
         log: Logger,
     ) -> None:
+        self.enabled = settings.enable_health_checking
+        """Whether the nodes of the cluster probe each other."""
         self.failure = ""
         """Why an address is not answered; empty while all are."""
         self._port = settings.cluster_health_port

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
 from lifecycle import Settings, refuse
 
 __all__ = ["NodeHealthSettings"]
@@ -37,10 +35,6 @@ class NodeHealthSettings(Settings, frozen=True):
 
     connectivity_probe_frequency_ratio: float = 0.5
     """How rarely to probe: each address every 10 seconds at 0, every 110 seconds at 1."""
-
-    enable_cilium_health_api_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
-    """Operations of health.sock that are enabled: GetHealthz, GetStatus, PutStatusProbe; a name may end
-    in ``*``."""
 
     @property
     def endpoints(self) -> bool:

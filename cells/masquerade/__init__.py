@@ -19,9 +19,8 @@ from typing import Final
 from cells.api import MasqueradedProtocols, Masquerading, StatusFacts, StatusSection
 from cells.base.addresses import Family, IPNetwork
 from cells.cluster.encryption import ClusterEncryption
-from cells.cni.configuration import CniConfigSettings
-from cells.config import AgentConfig
-from cells.config.shared import AgentLiveness, ServiceSettings
+from cells.config import AgentConfig, ChainingMode
+from cells.config.shared import AgentLiveness, ServiceReach
 from cells.datapath.datapath import Datapath
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import DEVICE_PROXIES, DeviceConfig
@@ -39,10 +38,10 @@ from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.devices import Device
 from cells.node.router import Router
 from cells.node.sysctl import Sysctls
-from cells.policy import PolicySettings
 from cells.policy.control import HTTPRedirect
+from cells.policy.maps import NodePolicy
 from cells.proxy.dns import TransparentProxy
-from cells.tunnel.settings import EgressGatewayUse, TunnelSettings
+from cells.tunnel.settings import EgressGatewayUse, PodTunnel
 from lifecycle import (
     Derived,
     Hook,
@@ -83,11 +82,11 @@ class Masquerade:
         settings: MasqueradeSettings,
         *,
         agent: AgentConfig,
-        cni: CniConfigSettings,
-        tunnel: TunnelSettings,
+        modes: list[Member[ChainingMode]],
+        tunnel: PodTunnel,
         gateways: EgressGatewayUse | None = None,
-        services: ServiceSettings | None = None,
-        policy: PolicySettings | None = None,
+        services: ServiceReach | None = None,
+        policy: NodePolicy | None = None,
         liveness: AgentLiveness | None = None,
         redirects: Table[str, HTTPRedirect] | None = None,
         proxies: Table[str, TransparentProxy] | None = None,
@@ -104,16 +103,16 @@ class Masquerade:
         tables: Tables,
         log: Logger,
     ) -> None:
-        own_links = cni.makes_links
+        own_links = all(mode.own_links for mode in modes)
         self._settings = settings
         self.ipv4 = agent.ipv4 and _asked(settings.enable_ipv4_masquerade, default=own_links)
         """Whether pods' IPv4 packets are masqueraded."""
         self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
         """Whether pods' IPv6 packets are masqueraded."""
         maps.use(*("snat4",) * self.ipv4, *("snat6",) * self.ipv6)
-        self._tunnelled = tunnel.tunnelled
+        self._tunnelled = tunnel.used
         self._serves = (services is not None and services.outside) or (
-            policy is not None and policy.enable_host_firewall
+            policy is not None and policy.host_firewall
         )
         self._serves |= gateways is not None and gateways.served
         self._announces = liveness.milliseconds if liveness is not None else 0

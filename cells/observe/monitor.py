@@ -207,7 +207,9 @@ class Monitor:
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
         self._quiet_until = 0.0
-        if settings.enable_monitor:
+        self.enabled = settings.enable_monitor
+        """Whether the socket is served."""
+        if self.enabled:
             lifecycle.append(Hook("serve the monitor", self._start, self._stop))
 
     @property

@@ -38,11 +38,15 @@ class PolicySettings(Settings, frozen=True):
     """Whether the node may always reach its endpoints, or only as policies say; auto: always with
     Kubernetes."""
 
-    policy_map_full_reconciliation_interval: Duration = minutes(15)
-    """How often whole policy maps are compared with what they should hold; 0: never."""
-
     enable_host_firewall: bool = False
     """Enforce policies with a nodeSelector on the node itself."""
+
+
+class PolicyMapSettings(Settings, frozen=True):
+    """How policy maps are written."""
+
+    policy_map_full_reconciliation_interval: Duration = minutes(15)
+    """How often whole policy maps are compared with what they should hold; 0: never."""
 
     enable_endpoint_lockdown_on_policy_overflow: bool = False
     """Deny all traffic of an endpoint if its policy map overflows, instead of writing what fits."""

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple, Self, TypeGuard
 
 import msgspec
 
+from cells.config.shared import DEFAULT_SEED
+
 __all__ = [
     "EXPOSURE_LABEL",
     "INTERNAL",
@@ -287,6 +289,7 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_mode_annotation: bool = False
     bpf_lb_mode: Literal["snat", "dsr", "hybrid"] = "snat"
     bpf_lb_maglev_table_size: int = 16381
+    bpf_lb_maglev_hash_seed: str = DEFAULT_SEED
     bpf_lb_proto_diff: bool = True
     enable_sctp: bool = False
     k8s_service_proxy_name: str = ""
@@ -294,6 +297,21 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     cluster_name: str = "default"
     node_port_min: int = 30000
     node_port_max: int = 32767
+
+    @property
+    def outside(self) -> bool:
+        """Whether anything is served to clients outside."""
+        return (
+            self.enable_node_port
+            or self.enable_external_ips
+            or self.enable_host_port
+            or self.bpf_lb_external_clusterip
+        )
+
+    @property
+    def maglev(self) -> bool:
+        """Whether any service may need look-up tables."""
+        return self.outside and (self.bpf_lb_algorithm == "maglev" or self.bpf_lb_algorithm_annotation)
 
     def serves(self, address: IPAddress) -> bool:
         """Whether the address's family is switched on."""

@@ -11,12 +11,11 @@ from typing import Final
 
 import msgspec
 
-from cells.config.shared import ServiceSettings
 from cells.endpoint import Endpoint
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import SkipLbKey
 from cells.maps.target import BYTES, MapTarget, record
-from cells.services import ServiceName
+from cells.services import LoadBalancerOptions, ServiceName
 from cells.services.control import LocalRedirect
 from lifecycle import (
     Derived,
@@ -53,14 +52,14 @@ class RedirectSkips:
         redirects: Table[ServiceName, LocalRedirect],
         endpoints: Table[int, Endpoint],
         maps: Maps,
-        settings: ServiceSettings,
+        options: LoadBalancerOptions,
         *,
         jobs: Jobs,
         tables: Tables,
     ) -> None:
         self.wanted: Derived[SkipLbKey, RedirectSkip] = Derived("redirect-skips", skips, redirects, endpoints)
         """Who is left alone."""
-        if not settings.enable_local_redirect_policy:
+        if not options.enable_local_redirect_policy:
             return
         maps.use("skip_lb4", "skip_lb6")
         reconciler: Reconciler[SkipLbKey, RedirectSkip] = Reconciler(

@@ -12,7 +12,7 @@ from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget, record
 from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
 from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks, TunnelEndpoints
-from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use
+from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import after, config, invoke, module, provide
 
@@ -52,6 +52,7 @@ cell = module(
     config(TunnelSettings),
     provide(
         egress_gateway_use,
+        pod_tunnel,
         Tunnel,
         RouteMtu,
         RemoteNetworks,

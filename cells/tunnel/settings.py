@@ -19,9 +19,11 @@ from lifecycle import Duration, Settings, Table, refuse, seconds
 __all__ = [
     "VXLAN_PORT",
     "EgressGatewayUse",
+    "PodTunnel",
     "RouteMtu",
     "TunnelSettings",
     "egress_gateway_use",
+    "pod_tunnel",
 ]
 
 
@@ -126,6 +128,25 @@ class EgressGatewayUse(msgspec.Struct, frozen=True):
     served: bool
     every: float
     """Seconds, at least, between two looks."""
+
+
+class PodTunnel(msgspec.Struct, frozen=True):
+    """How pods' packets reach other nodes."""
+
+    used: bool
+    """Whether in a tunnel; else by the network's own routes."""
+    protocol: str = ""
+    """The encapsulation; empty where it is not used."""
+
+    @property
+    def routing_mode(self) -> str:
+        """``tunnel`` or ``native``."""
+        return "tunnel" if self.used else "native"
+
+
+def pod_tunnel(settings: TunnelSettings) -> PodTunnel:
+    """As the settings have it."""
+    return PodTunnel(settings.tunnelled, settings.tunnel_protocol if settings.tunnelled else "")
 
 
 def egress_gateway_use(settings: TunnelSettings) -> EgressGatewayUse:

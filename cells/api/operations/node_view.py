@@ -33,7 +33,7 @@ from cells.node.devices import Device, uplinks
 from cells.node.ipam import Ipam
 from cells.node.router import Addressing, Router
 from cells.observe.health import agent_version
-from cells.tunnel.settings import TunnelSettings
+from cells.tunnel.settings import PodTunnel
 from lifecycle import Member, ReadTable, Table
 from lifecycle.process import log_level, set_log_level
 
@@ -129,7 +129,7 @@ class PodLinks:
     def __init__(
         self,
         mtus: PodMtus,
-        tunnel: TunnelSettings,
+        tunnel: PodTunnel,
         modes: list[Member[ChainingMode]],
     ) -> None:
         self._mtus = mtus
@@ -143,12 +143,11 @@ class PodLinks:
 
     def described(self, addressing: Mapping[Family, Addressing], ipam_mode: str) -> NodeFacts:
         """What the plugin must know, with what is theirs of it."""
-        tunnel = self._tunnel
         return NodeFacts(
             addressing=addressing,
             mtu=self._mtus.link(),
             route_mtu=self._mtus.route(),
-            tunnel_protocol=tunnel.tunnel_protocol if tunnel.tunnelled else "",
+            tunnel_protocol=self._tunnel.protocol,
             ipam_mode=ipam_mode,
             chaining=self._chaining,
             route_mtu_in_chains=self._mtus.route_in_chains,

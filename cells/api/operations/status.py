@@ -15,9 +15,9 @@ from cells.api.operations.config_mapping import DATAPATH_MODE, NodeFacts
 from cells.api.operations.endpoint_models import NEVER, controller, rfc3339
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.identity.numbers import CLUSTER
-from cells.config.shared import ServiceSettings
 from cells.datapath.settings import MonitorNotifications
 from cells.observe.health import AgentStatus
+from cells.services import LoadBalancerOptions
 from lifecycle import HealthStatus
 
 Source = TypeVar("Source")
@@ -58,69 +58,70 @@ ACCELERATIONS = {"disabled": "Disabled", "native": "Native", "best-effort": "Bes
 class ServiceFacts(msgspec.Struct, frozen=True):
     """What is served of what kube-proxy does."""
 
-    settings: ServiceSettings
-    node_ports: tuple[int, ...]
-    """The first and the last."""
-    table_size: int
-    """Of Maglev."""
+    options: LoadBalancerOptions
+    replaces_kube_proxy: bool
+    """Whether all of it is."""
     sockets: bool
     """Whether services are served at sockets."""
     direct_routing_device: str
     acceleration: str = "disabled"
     """As the setting bpf-lb-acceleration has it."""
-    tunnelled: bool = False
-    """Whether packets reach other nodes through a tunnel."""
 
 
-NOTHING_SERVED = ServiceFacts(ServiceSettings(), (), 0, sockets=False, direct_routing_device="")
+NOTHING = LoadBalancerOptions(
+    enable_node_port=False,
+    enable_external_ips=False,
+    enable_host_port=False,
+    enable_session_affinity=False,
+)
+NOTHING_SERVED = ServiceFacts(NOTHING, replaces_kube_proxy=False, sockets=False, direct_routing_device="")
 
 
 def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]]) -> wire.ProxyReplacement:
     """The state of the kube-proxy replacement."""
-    settings = facts.settings
+    options = facts.options
     node_port = wire.NodePortFeature()
-    if settings.node_ports:
-        first, last = facts.node_ports
+    if options.enable_node_port:
         node_port = wire.NodePortFeature(
             enabled=True,
-            mode=settings.bpf_lb_mode.upper() if settings.bpf_lb_mode != "hybrid" else "Hybrid",
-            algorithm=settings.bpf_lb_algorithm.capitalize(),
+            mode=options.bpf_lb_mode.upper() if options.bpf_lb_mode != "hybrid" else "Hybrid",
+            algorithm=options.bpf_lb_algorithm.capitalize(),
             acceleration=ACCELERATIONS.get(facts.acceleration, "Generic"),
-            port_min=first,
-            port_max=last,
-            lut_size=facts.table_size if settings.bpf_lb_algorithm == "maglev" else 0,
+            port_min=options.node_port_min,
+            port_max=options.node_port_max,
+            lut_size=options.bpf_lb_maglev_table_size if options.bpf_lb_algorithm == "maglev" else 0,
         )
     return wire.ProxyReplacement(
-        mode="True" if settings.kube_proxy_replacement else "False",
+        mode="True" if facts.replaces_kube_proxy else "False",
         features=wire.ProxyReplacementFeatures(
             node_port=node_port,
-            host_port=wire.Switch(settings.host_ports),
-            external_ips=wire.Switch(settings.external_ips),
+            host_port=wire.Switch(options.enable_host_port),
+            external_ips=wire.Switch(options.enable_external_ips),
             socket_lb=wire.Switch(facts.sockets),
             socket_lb_tracing=OFF,
-            session_affinity=wire.Switch(settings.session_affinity),
-            graceful_termination=wire.Switch(settings.enable_k8s_terminating_endpoint),
+            session_affinity=wire.Switch(options.enable_session_affinity),
+            graceful_termination=wire.Switch(options.enable_k8s_terminating_endpoint),
             nat46x64=OFF,
-            annotations=sorted(_annotations(settings, tunnelled=facts.tunnelled)),
+            annotations=sorted(_annotations(options)),
         ),
         devices=list(uplinks),
         device_list=[
             wire.ProxyReplacementDevice(name=device, ip=list(addresses))
             for device, addresses in uplinks.items()
         ],
-        direct_routing_device=facts.direct_routing_device if settings.outside else "",
+        direct_routing_device=facts.direct_routing_device if options.outside else "",
     )
 
 
-def _annotations(settings: ServiceSettings, *, tunnelled: bool) -> Iterator[str]:
+def _annotations(options: LoadBalancerOptions) -> Iterator[str]:
     """Of services, those that they may use."""
     names = {
-        "type": settings.node_ports,
-        "node": settings.node_ports,
-        "node-selector": settings.node_ports,
-        "src-ranges-policy": settings.node_ports and settings.enable_svc_source_range_check,
-        "lb-algorithm": settings.node_ports and settings.bpf_lb_algorithm_annotation,
-        "forwarding-mode": settings.node_ports and settings.services_choose_mode(tunnelled=tunnelled),
+        "type": options.enable_node_port,
+        "node": options.enable_node_port,
+        "node-selector": options.enable_node_port,
+        "src-ranges-policy": options.enable_node_port and options.enable_svc_source_range_check,
+        "lb-algorithm": options.enable_node_port and options.bpf_lb_algorithm_annotation,
+        "forwarding-mode": options.enable_node_port and options.bpf_lb_mode_annotation,
     }
     return (f"service.cilium.io/{name}" for name, is_read in names.items() if is_read)
 

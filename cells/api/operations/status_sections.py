@@ -11,24 +11,23 @@ import os
 from cells.api.health import health_state
 from cells.api.models import status as wire
 from cells.api.operations.status import ServiceFacts, StatusFacts, StatusSection, hubble_status
-from cells.config.shared import ServiceSettings
-from cells.datapath.settings import DatapathSettings
+from cells.config.shared import ServiceReach
+from cells.datapath.settings import ServicePrograms
 from cells.endpoint.host import HostEndpoint
-from cells.health import NodeHealthSettings, ProbeResponder
+from cells.health import ProbeResponder
 from cells.hubble.hubble import Hubble
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kvstore.store import KVStore
 from cells.maps.node_maps import Maps
-from cells.maps.specs import MapSettings
 from cells.node.ipam import Ipam
 from cells.node.router import Router
-from cells.observe.events import EventsSettings
-from cells.observe.monitor import MonitorSettings
+from cells.observe.events import Events
+from cells.observe.monitor import Monitor
 from cells.policy.control import HTTPProxyPorts, HTTPRedirect
-from cells.proxy.envoy import EnvoySettings
+from cells.proxy.envoy import EnvoyProgram
+from cells.services import LoadBalancerOptions
 from cells.services.outside import NodePorts
 from cells.services.sockets import SocketLB
-from cells.tunnel.settings import TunnelSettings
 from lifecycle import Member, Table
 
 __all__ = ["SECTIONS"]
@@ -43,21 +42,21 @@ def addresses(ipam: Ipam) -> Member[StatusSection]:
     return StatusSection(fill)
 
 
-def bpf_maps(maps: Maps, settings: MapSettings) -> Member[StatusSection]:
+def bpf_maps(maps: Maps) -> Member[StatusSection]:
     """How much the maps hold."""
 
     def fill(facts: StatusFacts) -> None:
-        facts.map_sizes, facts.map_size_ratio = map_sizes(maps), settings.bpf_map_dynamic_size_ratio
+        facts.map_sizes, facts.map_size_ratio = map_sizes(maps), maps.dynamic_size_ratio
 
     return StatusSection(fill)
 
 
-def monitor(events: EventsSettings, settings: MonitorSettings) -> Member[StatusSection]:
+def monitor(events: Events, served: Monitor) -> Member[StatusSection]:
     """The rings that the datapath's events come from; nothing where the monitor is off."""
 
     def fill(facts: StatusFacts) -> None:
-        if settings.enable_monitor:
-            cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.monitor_num_pages
+        if served.enabled:
+            cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.pages
             facts.monitor = wire.MonitorStatus(cpus=cpus, npages=pages, pagesize=mmap.PAGESIZE)
 
     return StatusSection(fill)
@@ -88,26 +87,23 @@ def kvstore(store: KVStore | None) -> Member[StatusSection]:
 
 
 def services(
-    tunnel: TunnelSettings,
-    maps: MapSettings,
-    settings: ServiceSettings | None = None,
-    programs: DatapathSettings | None = None,
+    options: LoadBalancerOptions | None = None,
+    reach: ServiceReach | None = None,
+    programs: ServicePrograms | None = None,
     outside: NodePorts | None = None,
     sockets: SocketLB | None = None,
 ) -> Member[StatusSection]:
     """What is served of what kube-proxy does."""
-    programs = programs or DatapathSettings()
-    served, ports, acceleration = settings, programs.node_port_range, programs.bpf_lb_acceleration
 
     def fill(facts: StatusFacts) -> None:
+        if options is None or reach is None or programs is None:
+            return
         facts.services = ServiceFacts(
-            served or ServiceSettings(),
-            ports,
-            maps.bpf_lb_maglev_table_size,
+            options,
+            replaces_kube_proxy=reach.replaces_kube_proxy,
             sockets=sockets is not None and sockets.enabled,
             direct_routing_device=outside.direct_device if outside is not None else "",
-            acceleration=acceleration,
-            tunnelled=tunnel.tunnelled,
+            acceleration=programs.acceleration,
         )
 
     return StatusSection(fill)
@@ -116,7 +112,7 @@ def services(
 def proxy(
     router: Router,
     ports: HTTPProxyPorts | None = None,
-    settings: EnvoySettings | None = None,
+    program: EnvoyProgram | None = None,
     redirects: Table[str, HTTPRedirect] | None = None,
 ) -> Member[StatusSection]:
     """The proxy of layer 7 and its redirects; nothing where there is none."""
@@ -125,7 +121,7 @@ def proxy(
         if ports is None or not ports.serves:
             return
         rows = list(redirects.all()) if redirects is not None else []
-        external = settings is not None and settings.external_envoy_proxy
+        external = program is not None and program.external
         *_, address = router.addressing().values()  # IPv4 if there is, else IPv6
         facts.proxy = wire.ProxyStatus(
             ip=str(address.ip),
@@ -151,12 +147,12 @@ def flows(hubble: Hubble | None) -> Member[StatusSection]:
     return StatusSection(fill)
 
 
-def probes(settings: NodeHealthSettings | None, responder: ProbeResponder | None) -> Member[StatusSection]:
+def probes(responder: ProbeResponder | None) -> Member[StatusSection]:
     """Probes between the nodes of the cluster."""
 
     def fill(facts: StatusFacts) -> None:
-        if settings is not None and responder is not None:
-            facts.cilium_health = health_state(settings, responder)
+        if responder is not None:
+            facts.cilium_health = health_state(responder)
 
     return StatusSection(fill)
 

@@ -17,7 +17,15 @@ from typing import Final
 
 import msgspec
 
-from cells.base.labels import IdentitySettings, Label, LabelFilter, configured_filter, parse, texts
+from cells.base.labels import (
+    IdentitySettings,
+    Label,
+    LabelFilter,
+    agent_namespace,
+    configured_filter,
+    parse,
+    texts,
+)
 from cells.base.metrics import Collector, Family, gauge
 from cells.cluster.identity.identities import (
     ClusterAllocator,
@@ -192,5 +200,5 @@ cell = module(
     "identity",
     "Numbers for sets of labels",
     config(IdentitySettings),
-    provide(identities, allocator, configured_filter, known_identities, identity_metrics),
+    provide(identities, allocator, configured_filter, known_identities, identity_metrics, agent_namespace),
 )

@@ -21,7 +21,15 @@ from cells.cluster.nodes.guard import RefusedClaims, claim_events, guarded
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, shared_node
+from cells.cluster.nodes.parse import (
+    CiliumNodeSettings,
+    NodeReader,
+    NodeSettings,
+    ParsedNode,
+    RulePeerSettings,
+    rule_peers,
+    shared_node,
+)
 from cells.cluster.nodes.publish import CiliumNodePublisher, OwnCiliumNode, requested_pools
 from cells.config import AgentConfig
 from cells.kubernetes.objects.cilium_node import CiliumNode
@@ -171,8 +179,8 @@ cell = group(
     module(
         "node-objects",
         "This node, by its objects",
-        config(NodeSettings),
-        provide(reader, internal_ips),
+        config(NodeSettings, RulePeerSettings),
+        provide(reader, rule_peers, internal_ips),
         provide(NodeInformation, as_=(AssignedPodCIDRs, AssignedPools)),
     ),
     module(
@@ -186,6 +194,7 @@ cell = group(
     module(
         "local-node",
         "This node, for the others",
+        config(CiliumNodeSettings),
         provide(LocalNode),
         provide_private(CiliumNodePublisher, OwnCiliumNode, requested_pools, NodeAnnotations),
         invoke(keep),

@@ -16,7 +16,7 @@ from cells.cluster.encryption import EncryptionKey
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import parse
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.cluster.nodes.parse import NodeReader, NodeSettings, ParsedNode, annotations_of
+from cells.cluster.nodes.parse import NodeReader, ParsedNode, annotations_of
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.core import NODES, Node
@@ -222,7 +222,7 @@ class NodeAnnotations:
 
     def __init__(
         self,
-        settings: NodeSettings,
+        reader: NodeReader,
         agent: AgentConfig,
         store: LocalNodeStore,
         api: KubernetesAPI,
@@ -231,7 +231,7 @@ class NodeAnnotations:
         tables: Tables,
         log: Logger,
     ) -> None:
-        if not settings.annotate_k8s_node:
+        if not reader.annotates:
             return
         self._agent = agent
         self._api = api

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -47,31 +47,8 @@ class NodeSettings(Settings, frozen=True):
     annotate_k8s_node: bool = False
     """Annotate this node's Node object with its ranges and addresses, and read other nodes' annotations."""
 
-    auto_create_cilium_node_resource: bool = True
-    """Write this node's CiliumNode, where there is an API server."""
-
-    ipam_cilium_node_update_rate: Duration = seconds(15)
-    """Least time between two requests for pool addresses, in ipam=multi-pool."""
-
     exclude_node_label_patterns: tuple[str, ...] = ()
     """Regular expressions; node labels with a matching key are left out."""
-
-    enable_node_selector_labels: bool = False
-    """Give other nodes identities by their labels, so that fromNodes and toNodes can select them."""
-
-    policy_cidr_match_mode: tuple[str, ...] = ()
-    """What networks in policies select besides addresses outside the cluster: nodes, addresses of nodes;
-    pods, addresses of pods, beside what rules by labels say of them."""
-
-    @property
-    def matched_by_cidr(self) -> bool:
-        """Whether networks in policies select nodes."""
-        return "nodes" in self.policy_cidr_match_mode
-
-    @property
-    def pods_matched_by_cidr(self) -> bool:
-        """Whether networks in policies select pods."""
-        return "pods" in self.policy_cidr_match_mode
 
     def validate(self) -> None:
         """Refuse patterns and modes that are none; raises ValueErrors of one line."""
@@ -84,10 +61,6 @@ class NodeSettings(Settings, frozen=True):
             except re.error as error:
                 yield f"exclude-node-label-patterns={pattern}: expected a regular expression: {error}"
 
-        for mode in self.policy_cidr_match_mode:
-            if mode not in ("nodes", "pods"):
-                yield f"policy-cidr-match-mode={mode}: expected nodes, pods, both, or nothing"
-
     def chosen_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
         """The labels that no pattern matches."""
         patterns = [re.compile(pattern) for pattern in self.exclude_node_label_patterns]
@@ -96,6 +69,49 @@ class NodeSettings(Settings, frozen=True):
             for key, value in labels.items()
             if not any(pattern.search(key) for pattern in patterns)
         }
+
+
+class CiliumNodeSettings(Settings, frozen=True):
+    """How this node's CiliumNode is written."""
+
+    auto_create_cilium_node_resource: bool = True
+    """Write this node's CiliumNode, where there is an API server."""
+
+    ipam_cilium_node_update_rate: Duration = seconds(15)
+    """Least time between two requests for pool addresses, in ipam=multi-pool."""
+
+
+class RulePeerSettings(Settings, frozen=True):
+    """What rules of policies select besides pods by their labels."""
+
+    enable_node_selector_labels: bool = False
+    """Give other nodes identities by their labels, so that fromNodes and toNodes can select them."""
+
+    policy_cidr_match_mode: tuple[str, ...] = ()
+    """What networks in policies select besides addresses outside the cluster: nodes, addresses of nodes;
+    pods, addresses of pods, beside what rules by labels say of them."""
+
+    def validate(self) -> None:
+        """Refuse modes that are none; raises ValueErrors of one line."""
+        refuse(
+            f"policy-cidr-match-mode={mode}: expected nodes, pods, both, or nothing"
+            for mode in self.policy_cidr_match_mode
+            if mode not in ("nodes", "pods")
+        )
+
+
+class RulePeers(NamedTuple):
+    """What rules of policies select besides pods by their labels."""
+
+    nodes_by_labels: bool
+    nodes_by_cidr: bool
+    pods_by_cidr: bool
+
+
+def rule_peers(settings: RulePeerSettings) -> RulePeers:
+    """As the settings have it."""
+    modes = settings.policy_cidr_match_mode
+    return RulePeers(settings.enable_node_selector_labels, "nodes" in modes, "pods" in modes)
 
 
 CILIUM_ANNOTATION: Final = re.compile(r"^([A-Za-z0-9]+\.)*cilium.io/")
@@ -268,10 +284,12 @@ class NodeReader:
         self._cluster = cluster
         self._cidrs_of_nodes = ipam_mode not in DECIDED_IN_CILIUM_NODES
         self._settings = settings
+        self.annotates = settings.annotate_k8s_node
+        """Whether annotations of Node objects count, and this node has some."""
 
     def parse(self, node: Node) -> ParsedNode:
         """The node in a Node, with what is wrong in it."""
-        parsed = parse_node(node, annotations=self._settings.annotate_k8s_node)
+        parsed = parse_node(node, annotations=self.annotates)
         if not self._cidrs_of_nodes:
             parsed.cidrs = {Family.IPV4: [], Family.IPV6: []}
         return parsed

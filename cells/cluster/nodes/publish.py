@@ -19,7 +19,7 @@ import msgspec
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.local import LocalNodeStore, local_node, read_boot_id
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import NodeReader, NodeSettings, parse_cidr, parse_ip
+from cells.cluster.nodes.parse import CiliumNodeSettings, NodeReader, parse_cidr, parse_ip
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
@@ -249,7 +249,7 @@ class CiliumNodePublisher:
 
     def __init__(
         self,
-        settings: NodeSettings,
+        settings: CiliumNodeSettings,
         own: OwnCiliumNode,
         pools: RequestedPools,
         api: KubernetesAPI,

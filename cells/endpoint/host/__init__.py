@@ -21,8 +21,7 @@ from cells.datapath.datapath import Datapath, HostPolicy
 from cells.endpoint import Code, Endpoint, State, StatusLog, Subject
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps, PoolEmpty
-from cells.policy import PolicySettings
-from cells.policy.maps import EndpointPolicies
+from cells.policy.maps import EndpointPolicies, NodePolicy
 from lifecycle import HiveError, Hook, Lifecycle, Logger, module, provide
 
 __all__ = ["HostEndpoint", "HostPrograms", "cell"]
@@ -55,7 +54,7 @@ class HostEndpoint:
 
     def __init__(
         self,
-        settings: PolicySettings,
+        mode: NodePolicy,
         policies: EndpointPolicies,
         pool: PolicyMaps,
         programs: HostPrograms,
@@ -63,7 +62,7 @@ class HostEndpoint:
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
-        self.enabled = settings.enable_host_firewall
+        self.enabled = mode.host_firewall
         self.status = StatusLog()
         """What happened to it."""
         self._policies = policies
@@ -161,9 +160,9 @@ class HostEndpoint:
                 await self._pool.ready()
 
 
-def host_programs(datapath: Datapath, maps: Maps, settings: PolicySettings) -> HostPrograms:
+def host_programs(datapath: Datapath, maps: Maps, mode: NodePolicy) -> HostPrograms:
     """The node's datapath, as the host endpoint uses it; the node has IPv6 though its pods have none."""
-    if settings.enable_host_firewall:
+    if mode.host_firewall:
         maps.use("ct4_tcp", "ct4_any", "ct6_tcp", "ct6_any", "fragments4", "fragments6", both_families=True)
     return datapath
 

@@ -14,7 +14,7 @@ from cells.base.labels import CIDR, Label, cidr_label, texts
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import HOST
 from cells.cluster.nodes.node import ClusterNode
-from cells.cluster.nodes.parse import NodeSettings
+from cells.cluster.nodes.parse import RulePeers
 from cells.endpoint.host import HostEndpoint
 from cells.policy.maps import KnownRules, RealizedPolicy
 from lifecycle import Change, Jobs, ReadTable, Table, invoke, module, provide
@@ -34,7 +34,7 @@ class HostLabels:
         identities: Identities,
         nodes: ReadTable[str, ClusterNode],
         rules: KnownRules | None,
-        settings: NodeSettings,
+        peers: RulePeers,
         realized: Table[int, RealizedPolicy],
         *,
         jobs: Jobs,
@@ -43,11 +43,11 @@ class HostLabels:
         self._identities = identities
         self._nodes = nodes
         self._rules = rules
-        self._selectable = settings.enable_node_selector_labels
+        self._selectable = peers.nodes_by_labels
         if host.enabled:
             self._realized = realized.initializer("host endpoint")
             jobs.one_shot("put in force", self._first)
-        self._by_cidr = settings.matched_by_cidr
+        self._by_cidr = peers.nodes_by_cidr
         if host.enabled or self._selectable or self._by_cidr:
             jobs.observe("labels of the node", nodes.changes, self._follow)
 

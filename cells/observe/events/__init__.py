@@ -184,6 +184,8 @@ class Events:
 
     def __init__(self, settings: EventsSettings, maps: Maps, lifecycle: Lifecycle) -> None:
         self._settings = settings
+        self.pages = settings.monitor_num_pages
+        """Of each CPU's buffer."""
         self._maps = maps
         self._reader: Reader | None = None
         self._subscriptions: list[Subscription] = []

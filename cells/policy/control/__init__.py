@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from cells.base.metrics import Collector, Family
-from cells.cluster.nodes.parse import NodeSettings
+from cells.cluster.nodes.parse import RulePeers
 from cells.config import AgentConfig
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import ObjectSource
-from cells.policy import Localhost, PolicySettings
+from cells.policy import Localhost
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control.computer import RulePolicy
@@ -74,7 +74,7 @@ from cells.policy.explain.directory import (
     targets_of,
 )
 from cells.policy.labels import LabelSet, canonical_name
-from cells.policy.maps import KnownRules, RuleComputer
+from cells.policy.maps import KnownRules, NodePolicy, RuleComputer
 from cells.policy.rules import PROTOCOLS, SERVED, Direction, PolicyOptions
 from cells.policy.rules.peers import Services
 from cells.policy.rules.schema import HTTPRule
@@ -128,33 +128,33 @@ __all__ = [
 
 def policy_options(
     agent: AgentConfig,
-    policy: PolicySettings,
+    policy: NodePolicy,
     source: ObjectSource,
     rules: RuleSettings,
     l7: L7Proxy,
     proxy: DNSProxyPort | None,
-    nodes: NodeSettings | None,
+    peers: RulePeers | None,
 ) -> PolicyOptions:
     """What the agent's settings mean for rules."""
     names = proxy is not None and l7.enabled
-    localhost = policy.allow_localhost is Localhost.ALWAYS or (
-        policy.allow_localhost is Localhost.AUTO and source is not ObjectSource.NOWHERE
+    localhost = policy.localhost is Localhost.ALWAYS or (
+        policy.localhost is Localhost.AUTO and source is not ObjectSource.NOWHERE
     )
     return replace(
         SERVED,
         cluster_name=agent.cluster_name,
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
-        enable_policy=policy.enable_policy.value,
+        enable_policy=policy.enforcement.value,
         enforces_init=source is not ObjectSource.NOWHERE,
         allow_localhost="always" if localhost else "policy",
-        enable_host_firewall=policy.enable_host_firewall,
+        enable_host_firewall=policy.host_firewall,
         enable_icmp_rules=rules.enable_icmp_rules,
         enable_non_default_deny_policies=rules.enable_non_default_deny_policies,
-        enable_node_selector_labels=nodes is not None and nodes.enable_node_selector_labels,
+        enable_node_selector_labels=peers is not None and peers.nodes_by_labels,
         enable_l7_proxy=names,
         learns_names=names,
-        cidr_matches_pods=nodes is not None and nodes.pods_matched_by_cidr,
+        cidr_matches_pods=peers is not None and peers.pods_by_cidr,
     )
 
 

@@ -286,7 +286,7 @@ class PolicyRollout:
 
 
 class PeerWatch:
-    """Follows whom rules select: identities, and the named ports of pods here and elsewhere."""
+    """Follows the peers that rules select: identities, and the named ports of pods here and elsewhere."""
 
     def __init__(
         self,

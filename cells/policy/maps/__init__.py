@@ -19,7 +19,7 @@ from cells.datapath.datapath import Datapath
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.endpoints import NODE_AUDITS_POLICY
-from cells.policy import Enforcement, Localhost, PolicySettings
+from cells.policy import Enforcement, Localhost, PolicyMapSettings, PolicySettings
 from cells.policy.maps.policies import EndpointPolicies, PolicyMapError
 from cells.policy.maps.rows import (
     ALLOW_ALL,
@@ -122,7 +122,10 @@ class NodePolicy:
     """The enforcement mode, and since which revision it is in force."""
 
     def __init__(self, settings: PolicySettings) -> None:
-        self._localhost = settings.allow_localhost is Localhost.ALWAYS  # there is no Kubernetes yet
+        self.localhost = settings.allow_localhost
+        """Whether the node may always reach its endpoints."""
+        self.host_firewall = settings.enable_host_firewall
+        """Whether policies are enforced on the node itself, too."""
         self._enforcement = settings.enable_policy
         self._revision = 1
 
@@ -176,7 +179,7 @@ class NodePolicy:
     def _entries(self) -> PolicyEntries:
         if self._enforcement is not Enforcement.ALWAYS:
             return ALLOW_ALL
-        return ALLOW_LOCALHOST if self._localhost else {}
+        return ALLOW_LOCALHOST if self.localhost is Localhost.ALWAYS else {}  # there is no Kubernetes yet
 
 
 # Policies as Cilium's metrics.
@@ -228,8 +231,8 @@ def endpoint_policies(
     realized: Table[int, RealizedPolicy],
     computer: PolicyComputer,
     pool: PolicyMapPool,
+    settings: PolicyMapSettings,
     *,
-    settings: PolicySettings,
     jobs: Jobs,
     log: Logger,
 ) -> EndpointPolicies:
@@ -277,6 +280,7 @@ cell = group(
     module(
         "policy",
         "What endpoints may do, in their policy maps",
+        config(PolicyMapSettings),
         provide(policy_table, realized_table, policy_computer, policy_map_pool),
         # policy maps know identities before packets carry them
         provide(endpoint_policies, as_=(Member[IdentityFollower],)),

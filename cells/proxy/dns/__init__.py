@@ -22,7 +22,7 @@ from cells.policy.control import DNSProxyPort, NamedAddresses, RulePolicy
 from cells.proxy.dns.exchange import Counts, DNSAccessLog, LearntAddresses, QueryPolicy
 from cells.proxy.dns.port import ProxyPort, ProxyRoutes, QuerySource, TransparentProxy, transparent_proxies
 from cells.proxy.dns.proxy import DNSProxy
-from cells.proxy.dns.settings import DNSProxySettings
+from cells.proxy.dns.settings import DNSPortSettings, DNSProxySettings
 from cells.proxy.dns.store import Connections, Journal, NameStore
 from lifecycle import Member, config, group, invoke, module, provide, provide_private
 
@@ -96,12 +96,13 @@ cell = group(
     module(
         "dns-proxy-port",
         "Where pods' queries are redirected to",
-        config(DNSProxySettings),
+        config(DNSPortSettings),
         provide(ProxyPort, as_=(DNSProxyPort,)),
     ),
     module(
         "dns-proxy",
         "Names that pods ask for",
+        config(DNSProxySettings),
         provide(NameStore, DNSProxy, Counts, connections, dns_metrics, transparent_proxies),
         provide_private(journal, ProxyRoutes, DNSAccessLog, QueryPolicy, QuerySource, LearntAddresses),
         invoke(DNSProxy),

@@ -19,7 +19,7 @@ from cells.config import AgentConfig, ChainingMode
 from cells.netlink import news
 from cells.netlink.network import Marked, leave_marked, take_marked
 from cells.policy.control import L7Proxy
-from cells.proxy.dns.settings import DNSProxySettings
+from cells.proxy.dns.settings import DNSPortSettings, DNSProxySettings
 from cells.proxy.dns.sockets import tcp_listener, udp_listener
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, NotStartedError, Table
 
@@ -39,7 +39,7 @@ class ProxyPort:
     """There once its hook has run."""
 
     def __init__(
-        self, settings: DNSProxySettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger
+        self, settings: DNSPortSettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger
     ) -> None:
         self._wanted = settings.tofqdns_proxy_port
         self._agent = agent

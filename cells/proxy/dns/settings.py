@@ -34,11 +34,20 @@ class AddressClass(StrEnum):
 REJECT_CODES: Final = {Reject.REFUSED: REFUSED, Reject.NAME_ERROR: NXDOMAIN}
 
 
-class DNSProxySettings(Settings, frozen=True):
-    """The DNS proxy, and how long what it has seen counts."""
+class DNSPortSettings(Settings, frozen=True):
+    """Where the DNS proxy listens."""
 
     tofqdns_proxy_port: int = 0
     """Port of the loopback address that the DNS proxy listens on; 0 takes a free one, and keeps it."""
+
+    def validate(self) -> None:
+        """Refuse what is no port; raises ValueError of one line."""
+        if not 0 <= self.tofqdns_proxy_port <= 65535:
+            raise ValueError(f"tofqdns-proxy-port={self.tofqdns_proxy_port}: expected 0 to 65535")
+
+
+class DNSProxySettings(Settings, frozen=True):
+    """The DNS proxy, and how long what it has seen counts."""
 
     tofqdns_min_ttl: int = 0
     """Least seconds for which an answer counts, whatever its TTL."""
@@ -90,8 +99,6 @@ class DNSProxySettings(Settings, frozen=True):
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:
-        if not 0 <= self.tofqdns_proxy_port <= 65535:
-            yield f"tofqdns-proxy-port={self.tofqdns_proxy_port}: expected 0 to 65535"
         for name, least in (
             ("tofqdns_min_ttl", 0),
             ("tofqdns_endpoint_max_ip_per_hostname", 1),

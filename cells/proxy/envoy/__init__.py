@@ -26,11 +26,11 @@ from cells.proxy.envoy.access_log import AccessLog, RequestParties
 from cells.proxy.envoy.ports import EnvoyProgram, RedirectPorts
 from cells.proxy.envoy.process import EnvoyError, Process, end_envoy, envoy_files
 from cells.proxy.envoy.resources import EnvoyFiles, Resource
-from cells.proxy.envoy.settings import EnvoySettings
+from cells.proxy.envoy.settings import EnvoyProgramSettings, EnvoySettings
 from cells.proxy.envoy.translated import TranslatedConnections
 from lifecycle import Jobs, Table, config, group, invoke, module, provide, provide_private
 
-__all__ = ["Envoy", "EnvoySettings", "cell", "end_envoy"]
+__all__ = ["Envoy", "EnvoyProgram", "EnvoyProgramSettings", "EnvoySettings", "cell", "end_envoy"]
 
 
 # The facts of a running Envoy.
@@ -104,8 +104,14 @@ class EnvoyConfiguration:
     """Envoy's files, as redirects ask for them."""
 
     def __init__(
-        self, settings: EnvoySettings, place: EnvoyFiles, dns: ProxyPort, access_log: AccessLog
+        self,
+        settings: EnvoySettings,
+        program: EnvoyProgram,
+        place: EnvoyFiles,
+        dns: ProxyPort,
+        access_log: AccessLog,
     ) -> None:
+        self._external = program.external
         self._settings = settings
         self._place = place
         self._dns = dns
@@ -134,7 +140,7 @@ class EnvoyConfiguration:
 
         Raises OSError.
         """
-        if not (redirects or self._settings.external_envoy_proxy or self._place.listeners.exists()):
+        if not (redirects or self._external or self._place.listeners.exists()):
             return None
         await self._access_log.there()
         self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -304,13 +310,14 @@ cell = group(
     module(
         "envoy-ports",
         "Where pods' requests are redirected to",
-        config(EnvoySettings),
+        config(EnvoyProgramSettings),
         provide(RedirectPorts, as_=(HTTPProxyPorts,)),
         provide(EnvoyProgram),
     ),
     module(
         "envoy",
         "Requests that policies allow",
+        config(EnvoySettings),
         provide(Envoy),
         provide_private(
             envoy_files, RequestParties, AccessLog, RealizedPolicies, EnvoyConfiguration, Process

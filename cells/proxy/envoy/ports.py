@@ -15,7 +15,7 @@ import msgspec
 from cells.config import AgentConfig
 from cells.policy.control import L7Proxy
 from cells.proxy.dns import ProxyPort
-from cells.proxy.envoy.settings import EnvoySettings
+from cells.proxy.envoy.settings import EnvoyProgramSettings
 from lifecycle import Hook, Lifecycle, Logger
 
 # Which program Envoy is.
@@ -29,7 +29,9 @@ PLACES: Final = ("/usr/bin/envoy", "/usr/local/bin/envoy")
 class EnvoyProgram:
     """Envoy's program, if there is one: that of envoy-path, else of the package, of PATH, of PLACES."""
 
-    def __init__(self, settings: EnvoySettings) -> None:
+    def __init__(self, settings: EnvoyProgramSettings) -> None:
+        self.external = settings.external_envoy_proxy
+        """Whether it runs beside the agent, which starts none."""
         self.path = settings.envoy_path or _packaged() or _installed()
 
 
@@ -59,7 +61,6 @@ class RedirectPorts:
 
     def __init__(
         self,
-        settings: EnvoySettings,
         program: EnvoyProgram,
         dns: ProxyPort,
         l7: L7Proxy,
@@ -67,7 +68,7 @@ class RedirectPorts:
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
-        there = settings.external_envoy_proxy or program.path is not None
+        there = program.external or program.path is not None
         self._serves = l7.enabled and there
         self._dns = dns
         self._agent = agent

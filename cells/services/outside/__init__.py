@@ -16,8 +16,8 @@ import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.config.shared import Seed, ServiceSettings
-from cells.datapath.settings import DatapathSettings
+from cells.config.shared import Seed, ServiceReach, ServiceSettings
+from cells.datapath.settings import ServicePrograms
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import (
     NODEPORT_DSR_CHOSEN,
@@ -39,7 +39,7 @@ from cells.node.addresses import (
 from cells.node.devices import Device, matches, native_uplinks
 from cells.node.sysctl import Sysctls
 from cells.services.outside.netfilter import FoundRules, found_rules
-from cells.tunnel.settings import TunnelSettings
+from cells.tunnel.settings import PodTunnel
 from lifecycle import (
     Derived,
     Hook,
@@ -47,10 +47,12 @@ from lifecycle import (
     Lifecycle,
     Logger,
     Reconciler,
+    Settings,
     Table,
     Tables,
     Target,
     UsageError,
+    config,
     invoke,
     module,
     provide,
@@ -199,11 +201,11 @@ class KernelFacts:
         self._maps = maps
 
     @staticmethod
-    def provided(maps: Maps, settings: ServiceSettings, datapath: DatapathSettings) -> NodePortMap:
+    def provided(maps: Maps, reach: ServiceReach, programs: ServicePrograms) -> NodePortMap:
         """This node's. Clients outside take translations, and programs in drivers their neighbours."""
-        if settings.outside:
+        if reach.outside:
             maps.use("snat4", "snat6")
-            if datapath.accelerates:
+            if programs.accelerates:
                 maps.use("nodeport_neighbours4", "nodeport_neighbours6")
         return KernelFacts(maps)
 
@@ -220,20 +222,36 @@ class KernelFacts:
         return found_rules()
 
 
+class NodePortSettings(Settings, frozen=True):
+    """Where node ports are served."""
+
+    nodeport_addresses: tuple[IPv4Network | IPv6Network, ...] = ()
+    """Serve node ports at the node's addresses in these networks; unset: at one of each family and device."""
+
+    direct_routing_device: str = ""
+    """Device with the address that backends on other nodes see as the client; bond+ matches all names that
+    start with bond, of which the first device counts; unset: that of the node's own address."""
+
+    enable_auto_protect_node_port_range: bool = True
+    """Keep the ports of node-port-range out of those that the kernel gives to connections by itself."""
+
+
 class NodePortMode:
     """How packets to backends on other nodes are sent, and come back."""
 
-    def __init__(self, settings: ServiceSettings, datapath: DatapathSettings, tunnel: TunnelSettings) -> None:
+    def __init__(self, settings: ServiceSettings, programs: ServicePrograms, tunnel: PodTunnel) -> None:
         self._settings = settings
-        self._tunnelled = tunnel.tunnelled
+        self._tunnelled = tunnel.used
         chosen = settings.services_choose_mode(tunnelled=self._tunnelled)
         self.flags = (
             NODEPORT_ON
             | (_CHOSEN if chosen else _DIRECT[settings.bpf_lb_mode])
             | NODEPORT_MAGLEV * (settings.bpf_lb_algorithm == "maglev")
-            | NODEPORT_XDP * datapath.accelerates
+            | NODEPORT_XDP * programs.accelerates
         )
         """As the programs have it, for a node that serves clients outside."""
+        self.seed = Seed.parse(settings.bpf_lb_maglev_hash_seed)[1:]
+        """Where hashes of maglev begin."""
 
     def check(self) -> None:
         """Raises UsageError for a mode that tunnels do not allow."""
@@ -253,10 +271,10 @@ class NodePortSysctls:
     """What the node's kernel needs for clients outside."""
 
     def __init__(
-        self, settings: ServiceSettings, agent: AgentConfig, datapath: DatapathSettings, sysctls: Sysctls
+        self, settings: NodePortSettings, agent: AgentConfig, programs: ServicePrograms, sysctls: Sysctls
     ) -> None:
         self._agent = agent
-        self._range = datapath.node_port_range
+        self._range = programs.port_range
         self._protects = settings.enable_auto_protect_node_port_range
         self._sysctls = sysctls
 
@@ -275,17 +293,55 @@ class NodePortSysctls:
             self._sysctls.keep({_RESERVED: wanted})
 
 
+class ServingAddresses:
+    """Which of the node's addresses serve clients outside, and reach backends on other nodes."""
+
+    def __init__(
+        self, settings: NodePortSettings, reach: ServiceReach, agent: AgentConfig, own: NodeAddresses
+    ) -> None:
+        self.node = own.table
+        """Those by which others know the node."""
+        self.direct_device = settings.direct_routing_device
+        """That is asked for; empty: that of the node's own address."""
+        self._serves = reach.node_ports or reach.host_ports
+        self._own = own
+        self._on = {4: agent.ipv4, 6: agent.ipv6}
+        self._selection = Selection(settings.nodeport_addresses, settings.direct_routing_device)
+
+    def served(self, devices: Iterable[Device]) -> Mapping[IPAddress, NodePortAddress]:
+        """Where node ports and host ports are."""
+        if not self._serves:
+            return {}
+        found = node_port_addresses(devices, self._node_ips(), self._selection)
+        return {ip: row for ip, row in found.items() if self._on[ip.version]}
+
+    def towards_nodes(self, devices: Iterable[Device]) -> str:
+        """The device towards other nodes, empty if there is none."""
+        return direct_device(devices, self._node_ips(), self._selection)
+
+    def sources(self, devices: Iterable[Device]) -> tuple[IPv4Address, IPv6Address]:
+        """What packets to backends on other nodes come from; unspecified of a family that is off."""
+        found = direct_addresses(devices, self._node_ips(), self._selection)
+        ipv4, ipv6 = found.get(4), found.get(6)
+        return (
+            ipv4 if isinstance(ipv4, IPv4Address) and self._on[4] else IPv4Address(0),
+            ipv6 if isinstance(ipv6, IPv6Address) and self._on[6] else IPv6Address(0),
+        )
+
+    def _node_ips(self) -> list[IPAddress]:
+        return list(self._own.all().values())
+
+
 class NodePorts:
     """Where clients outside are served; a node that serves none has an empty table."""
 
     def __init__(
         self,
-        settings: ServiceSettings,
-        agent: AgentConfig,
+        reach: ServiceReach,
+        serving: ServingAddresses,
         mode: NodePortMode,
         facts: NodePortMap,
         kernel: NodePortSysctls,
-        own: NodeAddresses,
         devices: Table[int, Device],
         *,
         lifecycle: Lifecycle,
@@ -293,26 +349,25 @@ class NodePorts:
         tables: Tables,
         log: Logger,
     ) -> None:
-        self._settings = settings
-        self._agent = agent
+        self._reach = reach
+        self._serving = serving
         self._mode = mode
         self._kernel = kernel
-        self._selection = Selection(settings.nodeport_addresses, settings.direct_routing_device)
         self._devices = devices
-        self._own = own
         self._log = log
+        sources = (devices, serving.node)
         self.addresses: Derived[IPAddress, NodePortAddress] = Derived(
-            "node-port-addresses", self._served, devices, own.table
+            "node-port-addresses", self._served, *sources
         )
         """Where node ports are served, by address."""
         self._read_others = facts.found_rules
-        self._direct: Derived[str, str] = Derived("direct-device", self._direct_device, devices, own.table)
-        self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, devices, own.table)
+        self._direct: Derived[str, str] = Derived("direct-device", self._direct_device, *sources)
+        self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, *sources)
         reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
         tables.add(self.addresses, self._facts, reconciler.statuses)
         lifecycle.append(Hook("prepare for clients outside", self._start))
         jobs.observe("reconcile", reconciler)
-        if settings.outside:
+        if reach.outside:
             jobs.one_shot("look-for-kube-proxy", self._look_for_others)
 
     @property
@@ -321,37 +376,22 @@ class NodePorts:
         return self._direct.get(_ONLY) or ""
 
     def _direct_device(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, str]:
-        return {_ONLY: direct_device(devices, self._node_ips(), self._selection)}
-
-    def _node_ips(self) -> list[IPAddress]:
-        return list(self._own.all().values())
+        return {_ONLY: self._serving.towards_nodes(devices)}
 
     def _served(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[IPAddress, NodePortAddress]:
-        if not (self._settings.node_ports or self._settings.host_ports):
-            return {}
-        found = node_port_addresses(devices, self._node_ips(), self._selection)
-        on = {4: self._agent.ipv4, 6: self._agent.ipv6}
-        return {ip: row for ip, row in found.items() if on[ip.version]}
+        return self._serving.served(devices)
 
     def _wanted(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, NodePortConfig]:
-        if not self._settings.outside:
+        if not self._reach.outside:
             return {_ONLY: NodePortConfig()}
-        found = direct_addresses(devices, self._node_ips(), self._selection)
-        ipv4, ipv6 = found.get(4), found.get(6)
-        row = NodePortConfig(
-            self._mode.flags,
-            ipv4 if isinstance(ipv4, IPv4Address) and self._agent.ipv4 else IPv4Address(0),
-            ipv6 if isinstance(ipv6, IPv6Address) and self._agent.ipv6 else IPv6Address(0),
-            Seed.parse(self._settings.bpf_lb_maglev_hash_seed)[1:],
-        )
-        return {_ONLY: row}
+        ipv4, ipv6 = self._serving.sources(devices)
+        return {_ONLY: NodePortConfig(self._mode.flags, ipv4, ipv6, self._mode.seed)}
 
     async def _start(self) -> None:
-        settings = self._settings
-        if not settings.outside:
+        if not self._reach.outside:
             return
         self._mode.check()
-        device = settings.direct_routing_device
+        device = self._serving.direct_device
         if device and not any(matches(device, each.name) for each in self._devices.all()):
             raise UsageError(f"direct-routing-device={device}: the node has no such device")
         self._kernel.keep()
@@ -408,7 +448,8 @@ class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
 cell = module(
     "node-ports",
     "Clients outside the node",
+    config(NodePortSettings),
     provide(NodePorts, KernelFacts.provided),
-    provide_private(NodePortMode, NodePortSysctls),
+    provide_private(NodePortMode, NodePortSysctls, ServingAddresses),
     invoke(NodePorts),
 )

@@ -20,9 +20,9 @@ from anyio import CapacityLimiter, to_thread
 
 from cells.base.metrics import Collector, Family, counter
 from cells.config import version_of
-from cells.config.shared import ServiceSettings
+from cells.config.shared import ServiceReach
 from cells.datapath.libbpf import LoadError
-from cells.datapath.settings import DatapathSettings
+from cells.datapath.settings import ServicePrograms
 from cells.maps.records.flows import (
     SOCK_BIND_PROTECTION,
     SOCK_HOST_ONLY,
@@ -80,8 +80,8 @@ class SocketLB:
     def __init__(
         self,
         settings: SocketLBSettings,
-        services: ServiceSettings,
-        datapath: DatapathSettings,
+        services: ServiceReach,
+        programs: ServicePrograms,
         hooks: SocketHooks,
         *,
         lifecycle: Lifecycle,
@@ -96,7 +96,7 @@ class SocketLB:
         self.found = 0
         """Programs found detached or replaced, so far."""
         self._settings = settings
-        self._datapath = datapath
+        self._programs = programs
         self._hooks = hooks
         self._health = health.child("programs")
         self._log = log
@@ -165,10 +165,10 @@ class SocketLB:
         flags = (
             SOCK_HOST_ONLY * settings.bpf_lb_sock_hostns_only
             | SOCK_BIND_PROTECTION * settings.node_port_bind_protection
-            | SOCK_TRUSTS_EXTERNAL_IP * self._datapath.disable_external_ip_mitigation
-            | SOCK_REJECTS * (self._datapath.service_no_backend_response == "reject")
+            | SOCK_TRUSTS_EXTERNAL_IP * self._programs.trusts_external_ips
+            | SOCK_REJECTS * self._programs.rejects
         )
-        first, last = self._datapath.node_port_range
+        first, last = self._programs.port_range
         return SockConfig(own_netns_cookie(), (first, last), flags)
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
 from cells.config import AgentConfig
-from cells.config.shared import ServiceSettings
+from cells.config.shared import ServiceReach
 from cells.datapath.generation import read_object
 from cells.datapath.settings import PACKAGED_OBJECTS
 from cells.maps.map import map_by_id
@@ -153,9 +153,9 @@ class SocketLBSettings(Settings, frozen=True):
     node_port_bind_protection: bool = True
     """Refuse to let processes of the node bind to the address and port of a service."""
 
-    def serves(self, services: ServiceSettings) -> bool:
+    def serves(self, services: ServiceReach) -> bool:
         """Whether services are served at sockets."""
-        return self.bpf_lb_sock or services.kube_proxy_replacement
+        return self.bpf_lb_sock or services.replaces_kube_proxy
 
     def validate(self) -> None:
         """Refuse a relative path; raises ValueError with one line."""
@@ -256,7 +256,7 @@ class KernelSockets:
         self._maps = maps
 
     @staticmethod
-    def provided(maps: Maps, settings: SocketLBSettings, services: ServiceSettings) -> SocketKernel:
+    def provided(maps: Maps, settings: SocketLBSettings, services: ServiceReach) -> SocketKernel:
         """Those of this node."""
         if settings.serves(services):
             maps.use("reverse_sk4", "reverse_sk6")

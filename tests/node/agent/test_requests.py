@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cells.observe.monitor import SOCKET
-from cells.proxy.envoy import EnvoySettings
+from cells.proxy.envoy import EnvoyProgramSettings
 from cells.proxy.envoy.ports import EnvoyProgram
 from cells.proxy.envoy.resources import EnvoyFiles, external_bootstrap
 from hive.client import ask, connect
@@ -261,7 +261,7 @@ def envoy_beside(node: Lab, folder: Path) -> Iterator[None]:
     bootstrap = folder / "bootstrap.json"
     place = EnvoyFiles(Path("/var/run/cilium/envoy"))
     bootstrap.write_text(json.dumps(external_bootstrap(place, "127.0.0.1", 9878, 9964)), encoding="utf-8")
-    program = EnvoyProgram(EnvoySettings()).path
+    program = EnvoyProgram(EnvoyProgramSettings()).path
     assert program is not None
     command = [program, "-c", bootstrap, "--log-path", folder / "envoy.log", "--disable-hot-restart"]
     with node.open() as there:

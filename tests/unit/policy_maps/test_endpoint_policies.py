@@ -14,7 +14,7 @@ from cells.cluster.identity.identities import Identity
 from cells.maps.policy_map import PolicyEntryMap
 from cells.maps.policy_maps import PoolEmpty
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
-from cells.policy import Enforcement, Localhost, PolicySettings
+from cells.policy import Enforcement, Localhost, PolicyMapSettings, PolicySettings
 from cells.policy.maps import (
     ALLOW_ALL,
     ALLOW_LOCALHOST,
@@ -340,7 +340,7 @@ async def test_maps_are_compared_at_the_interval_that_is_set() -> None:
         number = room.made()
         room.maps.maps[number] = {}
         await to_thread.run_sync(eventually, lambda: room.maps.maps[number] == ALLOW_WEB)
-    assert PolicySettings(policy_map_full_reconciliation_interval=0).reconciliation_seconds == float("inf")  # type: ignore[arg-type]
+    assert PolicyMapSettings(policy_map_full_reconciliation_interval=0).reconciliation_seconds == float("inf")  # type: ignore[arg-type]
 
 
 async def test_metrics_tell_what_is_enforced(room: Room) -> None:

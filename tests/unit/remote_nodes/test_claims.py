@@ -18,7 +18,7 @@ from cells.cluster.identity.numbers import CLUSTER, REMOTE_NODE, WORLD, WORLD_IP
 from cells.cluster.ipcache import IdentityFollower
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.cluster.nodes.parse import NodeSettings
+from cells.cluster.nodes.parse import RulePeers, RulePeerSettings
 from cells.cluster.remote_nodes import claims_of
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import Hive, Lifecycle, Member, ReadTable, Table, invoke, provide, replace, supply
@@ -109,11 +109,7 @@ async def claiming(
         remote_nodes.cell,
         supply(agent),
         supply(nodes, type=ReadTable[str, ClusterNode]),
-        supply(
-            NodeSettings(
-                enable_node_selector_labels=labelled, policy_cidr_match_mode=("nodes",) if by_cidr else ()
-            )
-        ),
+        supply(RulePeers(nodes_by_labels=labelled, nodes_by_cidr=by_cidr, pods_by_cidr=False)),
         supply(Identities(identity_table(), NodeAllocator(CLUSTER))),
         provide(follower),
         replace(IpcacheTarget, kernel.target),
@@ -232,8 +228,8 @@ async def test_networks_of_policies_can_select_nodes_by_their_addresses() -> Non
 
 
 def test_an_unknown_match_mode_is_refused() -> None:
-    NodeSettings(policy_cidr_match_mode=("nodes", "pods")).validate()
+    RulePeerSettings(policy_cidr_match_mode=("nodes", "pods")).validate()
     with pytest.raises(
         ValueError, match="policy-cidr-match-mode=node: expected nodes, pods, both, or nothing"
     ):
-        NodeSettings(policy_cidr_match_mode=("node",)).validate()
+        RulePeerSettings(policy_cidr_match_mode=("node",)).validate()

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from cells import kubernetes
-from cells.base.labels import IdentitySettings
+from cells.base.labels import AgentNamespace
 from cells.config import AgentConfig
 from cells.config import shared as service_settings
 from cells.kubernetes.api_server import KubernetesAPI
@@ -27,7 +27,7 @@ from cells.services.announcements.elections import Frame, ResponderKernel, annou
 from cells.services.announcements.policies import announceable, candidates, conditions, read_policy
 from cells.services.control.tables import refused_addresses
 from cells.services.model.claims import EXTERNAL_IPS, RefusedAddress
-from lifecycle import BatchError, Hive, StartError, Table, config, provide, replace
+from lifecycle import BatchError, Hive, StartError, Table, provide, replace, supply
 from lifecycle.testing import eventually, fake
 from tests.support import chart
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, User
@@ -256,14 +256,13 @@ async def agent(
         kubernetes.cell,
         service_settings.cell,
         announcements.cell,
-        config(IdentitySettings),
+        supply(AgentNamespace(NAMESPACE)),
         replace(AgentConfig, known),
         provide(devices, refused_addresses),
         replace(ResponderKernel, kernel),
         settings={
             "k8s-kubeconfig-path": kubeconfig(folder, url, token),
             "k8s-client-qps": "0",
-            "k8s-namespace": NAMESPACE,
             "enable-l2-announcements": "true",
             "l2-announcements-lease-duration": "4s",
             "l2-announcements-renew-deadline": "2s",
