@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final
 
 from cells.api import MasqueradedProtocols, Masquerading, StatusFacts, StatusSection
-from cells.base.addresses import Family, IPNetwork
+from cells.base.addresses import IPNetwork
 from cells.cluster.encryption import ClusterEncryption
 from cells.config import AgentConfig, ChainingMode
 from cells.config.shared import AgentLiveness, ServiceReach
@@ -57,6 +57,7 @@ from lifecycle import (
     invoke,
     module,
     provide,
+    provide_private,
     seconds,
 )
 from lifecycle.tables import ReconcileError
@@ -74,64 +75,129 @@ _CHANGED_OR_SLOWED: Final = news.passing((news.kinds(_RTM_NEWLINK, _RTM_DELQDISC
 """A program that is taken off a driver shows as news of the link."""
 
 
+class MasqueradedPods:
+    """Which packets of pods are masqueraded: of families that are on, from this node's own ranges."""
+
+    def __init__(
+        self,
+        settings: MasqueradeSettings,
+        agent: AgentConfig,
+        modes: list[Member[ChainingMode]],
+        router: Router,
+        sysctls: Sysctls,
+        maps: Maps,
+    ) -> None:
+        own_links = all(mode.own_links for mode in modes)
+        self.ipv4 = agent.ipv4 and _asked(settings.enable_ipv4_masquerade, default=own_links)
+        """Whether pods' IPv4 packets are masqueraded."""
+        self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
+        """Whether pods' IPv6 packets are masqueraded."""
+        self._router = router
+        self._sysctls = sysctls
+        maps.use(*("snat4",) * self.ipv4, *("snat6",) * self.ipv6)
+
+    def ranges(self) -> list[IPNetwork]:
+        """This node's own; none where another IPAM plugin gives the addresses."""
+        found = (each.alloc_range for each in self._router.addressing().values())
+        return [network for network in found if network is not None]
+
+    def forward(self) -> None:
+        """Have the kernel forward what is masqueraded; of IPv6 the router does it. Raises HiveError."""
+        if self.ipv4:
+            self._sysctls.keep({"net/ipv4/ip_forward": "1"})
+
+
+class ProgramUses:
+    """What devices need programs for besides."""
+
+    def __init__(
+        self,
+        datapath: Datapath,
+        tunnel: PodTunnel,
+        gateways: EgressGatewayUse | None = None,
+        services: ServiceReach | None = None,
+        policy: NodePolicy | None = None,
+        liveness: AgentLiveness | None = None,
+        encryption: ClusterEncryption | None = None,
+    ) -> None:
+        self.tunnelled = tunnel.used
+        """Whether only tunnels lead to pods."""
+        outside = services is not None and services.outside
+        self.serves_outside = (
+            outside
+            or (policy is not None and policy.host_firewall)
+            or (gateways is not None and gateways.served)
+        )
+        """Whether clients outside are served, the node has a policy, or it may be an egress gateway."""
+        self.announces = liveness.milliseconds if liveness is not None else 0
+        """For how long devices answer for services after the agent was alive."""
+        self.accelerated = datapath.accelerates and outside
+        """Whether clients outside are served in devices' drivers."""
+        self.encrypted = encryption is not None and bool(encryption.pods)
+        """Whether WireGuard encrypts what leaves."""
+
+
+class ProxySenders:
+    """The proxies that send in pods' names."""
+
+    def __init__(
+        self,
+        maps: Maps,
+        redirects: Table[str, HTTPRedirect] | None = None,
+        proxies: Table[str, TransparentProxy] | None = None,
+    ) -> None:
+        self._maps = maps
+        self.tables = [table for table in (redirects, proxies) if table is not None]
+        """What there is of each."""
+        self._seen = False
+
+    def restore(self) -> None:
+        """Devices of an earlier agent that know of any still do."""
+        rows = (DeviceConfig.unpack(value) for _, value in self._maps.devices.items())
+        self._seen |= any(row.flags & DEVICE_PROXIES for row in rows)
+
+    def seen(self) -> bool:
+        """Whether one sends. Once one did, until the node ends: a restart forgets none."""
+        self._seen |= any(map(len, self.tables))
+        return self._seen
+
+
+def device_target(maps: Maps, datapath: Datapath, log: Logger) -> DeviceTarget:
+    """The programs on this node's devices."""
+    return DeviceTarget(lambda: maps.devices, datapath, log)
+
+
 class Masquerade:
     """Devices are served once the hook ran; then they are followed, and what is taken off comes back."""
 
     def __init__(
         self,
         settings: MasqueradeSettings,
-        *,
-        agent: AgentConfig,
-        modes: list[Member[ChainingMode]],
-        tunnel: PodTunnel,
-        gateways: EgressGatewayUse | None = None,
-        services: ServiceReach | None = None,
-        policy: NodePolicy | None = None,
-        liveness: AgentLiveness | None = None,
-        redirects: Table[str, HTTPRedirect] | None = None,
-        proxies: Table[str, TransparentProxy] | None = None,
-        encryption: ClusterEncryption | None = None,
-        datapath: Datapath,
-        maps: Maps,
-        router: Router,
-        sysctls: Sysctls,
+        pods: MasqueradedPods,
+        uses: ProgramUses,
+        senders: ProxySenders,
+        target: DeviceTarget,
         devices: Table[int, Device],
         own: NodeAddresses,
-        addresses: Table[Family, NodeAddress],
+        *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
         log: Logger,
     ) -> None:
-        own_links = all(mode.own_links for mode in modes)
         self._settings = settings
-        self.ipv4 = agent.ipv4 and _asked(settings.enable_ipv4_masquerade, default=own_links)
+        self._pods = pods
+        self.ipv4 = pods.ipv4
         """Whether pods' IPv4 packets are masqueraded."""
-        self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
-        """Whether pods' IPv6 packets are masqueraded."""
-        maps.use(*("snat4",) * self.ipv4, *("snat6",) * self.ipv6)
-        self._tunnelled = tunnel.used
-        self._serves = (services is not None and services.outside) or (
-            policy is not None and policy.host_firewall
-        )
-        self._serves |= gateways is not None and gateways.served
-        self._announces = liveness.milliseconds if liveness is not None else 0
-        self._accelerated = datapath.accelerates and services is not None and services.outside
-        self._encrypted = encryption is not None and bool(encryption.pods)
-        self._maps = maps
-        self._router = router
-        self._sysctls = sysctls
+        self._uses = uses
+        self._senders = senders
         self._own = own
         self._log = log
         self._ready = False
-        self._proxied = False
-        """Whether a proxy sends in pods' names. Once one did, till the node ends: a restart forgets none."""
-        senders = [table for table in (redirects, proxies) if table is not None]
         self.devices: Derived[int, NativeDevice] = Derived(
-            "native-devices", self._wanted, devices, addresses, *senders
+            "native-devices", self._wanted, devices, own.table, *senders.tables
         )
         """The devices with programs, by index."""
-        target = DeviceTarget(lambda: maps.devices, datapath, log)
         self._reconciler: Reconciler[int, NativeDevice] = Reconciler(
             self.devices, target, full_every=INTERVAL
         )
@@ -142,24 +208,21 @@ class Masquerade:
 
     def report(self) -> Masquerading:
         """Its part of the agent's status."""
-        if not (self.devices.all() and (self.ipv4 or self.ipv6)):
+        pods = self._pods
+        if not (self.devices.all() and (pods.ipv4 or pods.ipv6)):
             return Masquerading()
-        ranges = self._ranges()
-        v4, v6 = ("" if each is None else str(each) for each in native_networks(self._settings, ranges))
+        v4, v6 = (
+            "" if each is None else str(each) for each in native_networks(self._settings, pods.ranges())
+        )
         return Masquerading(
             enabled=True,
             mode="BPF",
-            enabled_protocols=MasqueradedProtocols(self.ipv4, self.ipv6),
+            enabled_protocols=MasqueradedProtocols(pods.ipv4, pods.ipv6),
             ip_masq_agent=self._settings.enable_ip_masq_agent,
             snat_exclusion_cidr=v4,
             snat_exclusion_cidr_v4=v4,
             snat_exclusion_cidr_v6=v6,
         )
-
-    def _ranges(self) -> list[IPNetwork]:
-        """This node's own; none where another IPAM plugin gives the addresses."""
-        found = (each.alloc_range for each in self._router.addressing().values())
-        return [network for network in found if network is not None]
 
     def _wanted(
         self,
@@ -167,31 +230,28 @@ class Masquerade:
         addresses: list[NodeAddress],
         *senders: Collection[HTTPRedirect | TransparentProxy],
     ) -> Mapping[int, NativeDevice]:
-        del addresses  # they wake us; in their order of precedence they come from who keeps them
-        self._proxied |= any(map(len, senders))
+        del addresses, senders  # they wake us; what they mean comes from who keeps them
+        proxied = self._senders.seen()
         if not self._ready:
             return {}
-        ranges = self._ranges()
+        uses = self._uses
         families = Families(
-            *(ranges, self.ipv4, self.ipv6),
-            tunnelled=self._tunnelled,
-            serves_outside=self._serves,
-            announces=self._announces,
-            accelerated=self._accelerated,
-            proxied=self._proxied,
-            encrypted=self._encrypted,
+            *(self._pods.ranges(), self._pods.ipv4, self._pods.ipv6),
+            tunnelled=uses.tunnelled,
+            serves_outside=uses.serves_outside,
+            announces=uses.announces,
+            accelerated=uses.accelerated,
+            proxied=proxied,
+            encrypted=uses.encrypted,
         )
-        node_ips = list(self._own.all().values())
-        return native_devices(devices, self._settings, families, node_ips)
+        return native_devices(devices, self._settings, families, list(self._own.all().values()))
 
     async def _start(self) -> None:
         """A device that cannot be served does not keep the node from starting: it is tried again."""
         self._ready = True
-        rows = (DeviceConfig.unpack(value) for _, value in self._maps.devices.items())
-        self._proxied |= any(row.flags & DEVICE_PROXIES for row in rows)
+        self._senders.restore()
         self.devices.wake()
-        if self.ipv4:  # of IPv6 the router does it
-            self._sysctls.keep({"net/ipv4/ip_forward": "1"})
+        self._pods.forward()
         try:
             await self._reconciler.sweep()
         except ReconcileError as error:
@@ -200,7 +260,7 @@ class Masquerade:
 
     async def _hints(self) -> AsyncIterator[None]:
         watched = (_RTMGRP_TC, _CHANGED)
-        if self._accelerated:
+        if self._uses.accelerated:
             watched = (_RTMGRP_TC | _RTMGRP_LINK, _CHANGED_OR_SLOWED)
         async for hint in news.hints(*watched):
             yield hint
@@ -232,5 +292,6 @@ cell = module(
     "Pods behind the node's address",
     config(MasqueradeSettings),
     provide(Masquerade, IpMasqAgent, network_table, report),
+    provide_private(MasqueradedPods, ProgramUses, ProxySenders, device_target),
     invoke(run),
 )
