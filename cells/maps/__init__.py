@@ -16,7 +16,7 @@ import anyio
 from cells.base.metrics import Collector, Family, counter
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
-from cells.maps.specs import MapSettings
+from cells.maps.specs import MapSettings, map_sizing
 from cells.maps.watchdog import MapWatchdog
 from lifecycle import Member, config, invoke, module, provide
 
@@ -49,7 +49,7 @@ cell = module(
     "maps",
     "BPF maps and the pool of policy maps",
     config(MapSettings),
-    provide(Maps, PolicyMaps, map_metrics),
+    provide(Maps, PolicyMaps, map_metrics, map_sizing),
 )
 
 

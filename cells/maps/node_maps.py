@@ -162,10 +162,6 @@ class Maps:
 
     def __init__(self, settings: MapSettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger) -> None:
         self._settings = settings
-        self.dynamic_size_ratio = settings.bpf_map_dynamic_size_ratio
-        """Share of the node's memory for maps that grow with traffic."""
-        self.maglev_table_size = settings.bpf_lb_maglev_table_size
-        """Entries of each service's look-up table."""
         self._families = {0} | ({4} if agent.ipv4 else set()) | ({6} if agent.ipv6 else set())
         self._used = {each for each in ALWAYS if family_of(each) in self._families}
         self._directory = agent.globals_dir

@@ -3,7 +3,7 @@ open them by path and refuse other sizes.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -42,7 +42,7 @@ from cells.maps.records.flows import (
 from lifecycle import Settings, refuse
 from lifecycle.settings import RenamedFrom
 
-__all__ = ["MapSettings"]
+__all__ = ["MapSettings", "MapSizing", "map_sizing"]
 
 
 # How many entries the maps hold: by their options, or by a share of the node's memory.
@@ -213,6 +213,20 @@ class MapSizes(msgspec.Struct, frozen=True):
     maglev: int = 16381
     sock_rev: int = 65536
     egress_gateway: int = 16384
+
+
+class MapSizing(NamedTuple):
+    """What others follow of the sizes of maps."""
+
+    dynamic_ratio: float
+    """Share of the node's memory for maps that grow with traffic."""
+    maglev_table: int
+    """Entries of each service's look-up table."""
+
+
+def map_sizing(settings: MapSettings) -> MapSizing:
+    """As the settings have it."""
+    return MapSizing(settings.bpf_map_dynamic_size_ratio, settings.bpf_lb_maglev_table_size)
 
 
 def sizes(settings: MapSettings, memory: int) -> MapSizes:

@@ -359,6 +359,9 @@ class Router:
     within half a minute.
     """
 
+    endpoint_routes: bool
+    """Whether each pod has a route of its own."""
+
     def __init__(
         self,
         restored: RestoredPods,
@@ -377,7 +380,6 @@ class Router:
         self._restored = restored
         self._addresses = addresses
         self.endpoint_routes = addresses.own_routes
-        """Whether each pod has a route of its own over its link."""
         self._kernel = kernel
         self._sysctls = sysctls
         self._ranges = ranges

@@ -19,6 +19,7 @@ from cells.hubble.hubble import Hubble
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kvstore.store import KVStore
 from cells.maps.node_maps import Maps
+from cells.maps.specs import MapSizing
 from cells.node.ipam import Ipam
 from cells.node.router import Router
 from cells.observe.events import Events
@@ -42,11 +43,11 @@ def addresses(ipam: Ipam) -> Member[StatusSection]:
     return StatusSection(fill)
 
 
-def bpf_maps(maps: Maps) -> Member[StatusSection]:
+def bpf_maps(maps: Maps, sizing: MapSizing) -> Member[StatusSection]:
     """How much the maps hold."""
 
     def fill(facts: StatusFacts) -> None:
-        facts.map_sizes, facts.map_size_ratio = map_sizes(maps), maps.dynamic_size_ratio
+        facts.map_sizes, facts.map_size_ratio = map_sizes(maps), sizing.dynamic_ratio
 
     return StatusSection(fill)
 

@@ -16,12 +16,12 @@ from cells.base.metrics import Collector, Family, counter
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.config.shared import Seed, ServiceSettings
-from cells.datapath.settings import ServicePrograms
+from cells.datapath.settings import DatapathSettings, ServicePrograms, service_programs
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import ObjectSource
-from cells.maps.node_maps import Maps
+from cells.maps.specs import MapSettings, MapSizing, map_sizing
 from cells.node.devices import Device
 from cells.services import (
     INTERNAL,
@@ -116,11 +116,12 @@ SWEEP: Final = minutes(1)
 def options(
     agent: AgentConfig,
     settings: ServiceSettings,
-    programs: ServicePrograms,
-    maps: Maps,
+    programs: ServicePrograms | None = None,
+    sizing: MapSizing | None = None,
     tunnel: PodTunnel | None = None,
 ) -> LoadBalancerOptions:
     """What the agent's settings mean for services: pods reach cluster addresses in any case."""
+    programs = programs or service_programs(DatapathSettings())
     first, last = programs.port_range
     return LoadBalancerOptions(
         enable_ipv4=agent.ipv4,
@@ -141,7 +142,7 @@ def options(
         bpf_lb_algorithm_annotation=settings.bpf_lb_algorithm_annotation,
         bpf_lb_mode_annotation=settings.services_choose_mode(tunnelled=tunnel is None or tunnel.used),
         bpf_lb_mode=settings.bpf_lb_mode,
-        bpf_lb_maglev_table_size=maps.maglev_table_size,
+        bpf_lb_maglev_table_size=(sizing or map_sizing(MapSettings())).maglev_table,
         bpf_lb_maglev_hash_seed=settings.bpf_lb_maglev_hash_seed,
         bpf_lb_proto_diff=settings.bpf_lb_proto_diff,
         enable_sctp=programs.sctp,

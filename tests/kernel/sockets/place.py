@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cells import config, maps
 from cells.config import shared as service_settings
-from cells.datapath.settings import DatapathSettings
+from cells.datapath.settings import DatapathSettings, service_programs
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.flows import ReverseSk, ReverseSkKey
@@ -95,6 +95,7 @@ async def serving(group: Path, **settings: str) -> AsyncIterator[Served]:
         settings_of(DatapathSettings),
         service_settings.cell,
         sockets.cell,
+        provide(service_programs),
         provide(served_frontends),
         invoke(use, every_map),
         settings=SMALL
