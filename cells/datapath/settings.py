@@ -27,6 +27,7 @@ __all__ = [
     "ServicePrograms",
     "XfrmMarks",
     "host_routing",
+    "service_programs",
 ]
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "NodeReader",
     "NodeSettings",
     "ParsedNode",
+    "RulePeers",
     "parse_cilium_node",
     "parse_ip",
     "parse_node",
