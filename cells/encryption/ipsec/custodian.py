@@ -124,7 +124,7 @@ TRIAL: Final = {
     Family.IPV4: (ip_address("192.0.2.1"), ip_address("192.0.2.2")),
     Family.IPV6: (ip_address("2001:db8::1"), ip_address("2001:db8::2")),
 }
-"""Addresses of nobody's (RFC 5737, RFC 3849), for a state that shows whether the kernel has what it needs."""
+"""Addresses for documentation (RFC 5737, RFC 3849), of a state that shows what the kernel supports."""
 
 
 NUMBER: Final = Codec[int](lambda value: value.to_bytes(1), lambda data: data[0])

@@ -53,7 +53,7 @@ class IpsecSettings(Settings, frozen=True):
     """Encrypt packets of the tunnel instead of those in it: refused with enable-ipsec."""
 
     encrypt_interface: str = ""
-    """Devices whose packets are encrypted, where they are not found: refused with enable-ipsec."""
+    """Devices that encrypt, where they are not found: refused with enable-ipsec."""
 
     cluster_pool_ipv4_cidr: tuple[IPv4Network, ...] = ()
     """With enable-ipsec and ipam=cluster-pool: the networks of all pods, as the operator has them. What pods
@@ -159,7 +159,7 @@ _LAST_SPI: Final = 15
 
 
 class IpsecKeyError(ValueError):
-    """A line of the key file that is no key. The keys of the lines before it are in `before`."""
+    """A line of the key file cannot be read as a key. The keys of the lines before it are in `before`."""
 
     def __init__(self, message: str, before: tuple[IpsecKey, ...] = ()) -> None:
         super().__init__(message)
@@ -216,7 +216,7 @@ def read_keys(text: str, in_force: IpsecKey | None = None) -> tuple[IpsecKey, ..
     """The keys of a key file in order; the last is the one to use.
 
     `in_force` is the key in use: each line must have another SPI than the one before it.
-    Raises IpsecKeyError at the first line that is no key; it carries the keys before that line.
+    Raises IpsecKeyError at the first line that it cannot read as a key; the error has the keys before it.
     """
     keys: list[IpsecKey] = []
     for line in text.splitlines():

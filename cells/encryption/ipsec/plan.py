@@ -1,8 +1,9 @@
-"""Which XFRM states, policies and routes a node has for IPsec with the others, from what is known of them;
-and the targets that make the kernel equal to that, with what is to stay for a while.
+"""Plans the XFRM states, policies and routes of IPsec with every other node, and writes them to the kernel.
+
+States of a previous key stay until no node uses that key.
 
 Why:    the kernel encrypts a packet that leaves with a node's mark, by the policy and the state with that
-        mark, and decrypts one whose mark says which node it is from. A marked packet that no policy takes is
+        mark, and decrypts one by the mark of the node that sent it. A marked packet that no policy takes is
         blocked.
 Source: Cilium 1.17, pkg/datapath/linux (ipsec.go, node.go) and its marks; RFC 4301.
 """
@@ -93,7 +94,7 @@ class IpsecPlan(msgspec.Struct, frozen=True):
     nodes: frozenset[int] = frozenset()
     """Numbers of the nodes it is for."""
     held: frozenset[int] = frozenset()
-    """Those of them whose boot ID is not known at the moment: what they have stays."""
+    """Those of them without a known boot ID at the moment: their states and policies stay."""
 
     @property
     def objects(self) -> Iterator[XfrmState | XfrmPolicy]:

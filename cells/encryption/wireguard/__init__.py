@@ -1,7 +1,7 @@
 """WireGuard between nodes: what pods send to pods of other nodes leaves encrypted.
 
 Controller: the tables ``nodes`` and ``ipcache`` in, peers of the device ``cilium_wg0`` out: one for each
-            other node that publishes a key, with all addresses behind it. The device is kept, too.
+            other node that publishes a key, with all addresses behind it. It restores the device, too.
 Why:        the network between nodes need not be trusted. Which packets are encrypted is decided by programs
             (bpf/netdev/encrypt.h); a packet that no peer takes is dropped, not sent in clear text.
 
@@ -146,7 +146,7 @@ class WireguardAgent:
         self._peers = WireguardPeers(device, frozenset(Family), settings.wireguard_persistent_keepalive)
         self._changed: deque[Change[str, IpcacheEntry]] = deque()
         self._pending: dict[str, PeerNode | None] = {}
-        """Nodes that have changed, and those that were refused; None: gone."""
+        """Nodes that have changed, and those that were refused; None: it has left."""
         self._refused: dict[str, str] = {}
         self._all_known = False
         self._made = anyio.Event()
@@ -364,7 +364,7 @@ def wireguard_metrics(wireguard: WireguardAgent) -> Member[Collector]:
 
 @after(WireguardAgent)
 def keep() -> None:
-    """It is kept whether or not anybody asks."""
+    """Start WireGuard although no other cell needs it."""
 
 
 cell = group(

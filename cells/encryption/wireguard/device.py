@@ -120,11 +120,11 @@ class UserspaceControl:
         return found
 
     def configure_self(self, private: bytes, port: int, mark: int) -> None:
-        """As the interface says."""
+        """See the interface."""
         self._ask(f"set=1\nprivate_key={private.hex()}\nlisten_port={port}\nfwmark={mark}\n\n")
 
     def configure(self, call: PeerCall) -> None:
-        """As the interface says."""
+        """See the interface."""
         lines = ["set=1", f"public_key={call.key.hex()}"]
         if call.remove:
             lines.append("remove=true")
@@ -192,12 +192,12 @@ class KernelControl:
         return found
 
     def configure_self(self, private: bytes, port: int, mark: int) -> None:
-        """As the interface says."""
+        """See the interface."""
         with _generic() as wireguard:
             wireguard.set(WIREGUARD_LINK, private_key=_text(private), listen_port=port, fwmark=mark)
 
     def configure(self, call: PeerCall) -> None:
-        """As the interface says; nothing of it is a list in place of another."""
+        """See the interface; no list replaces another."""
         peer: dict[str, Any] = {"public_key": _text(call.key)}
         if call.remove:
             peer["remove"] = True
@@ -338,9 +338,9 @@ NO_WIREGUARD: Final = (
 
 
 class WireguardDevice:
-    """Made, configured and kept; what the programs at native devices know of it follows. Methods block.
+    """Makes, configures and restores cilium_wg0, and writes what programs of native devices need of it.
 
-    They raise OSError, and HiveError, one line, for what the node does not have.
+    Methods block. They raise OSError, and HiveError, one line, for what the node does not have.
     """
 
     def __init__(

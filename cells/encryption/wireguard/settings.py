@@ -241,7 +241,7 @@ def public_key(private: bytes) -> bytes:
 def x25519(scalar: bytes, point: bytes) -> bytes:
     """The function of RFC 7748, section 5.
 
-    Called once a start, on the node's own key: how long it takes is no news to others. The device does
+    Called once a start, on the node's own key: others cannot measure how long it takes. The device does
     everything else with keys.
     """
     number = _clamped(scalar)

@@ -41,7 +41,7 @@ class DNSPortSettings(Settings, frozen=True):
     """Port of the loopback address that the DNS proxy listens on; 0 takes a free one, and keeps it."""
 
     def validate(self) -> None:
-        """Refuse what is no port; raises ValueError of one line."""
+        """Raise ValueError, of one line, where a port is out of range."""
         if not 0 <= self.tofqdns_proxy_port <= 65535:
             raise ValueError(f"tofqdns-proxy-port={self.tofqdns_proxy_port}: expected 0 to 65535")
 
