@@ -148,7 +148,7 @@ class Tunnel:
         if self.settings.has_tunnel and self.settings.underlay is Family.IPV6 and self._route_mtu.encryption:
             raise UsageError(
                 "underlay-protocol=ipv6: what the tunnel carries over IPv6 is not encrypted yet;"
-                " set it to ipv4, or enable-wireguard=false"
+                " set it to ipv4, or enable-wireguard=false and enable-ipsec=false"
             )
         if self.settings.tunnelled and self._ipam is not None:
             _refuse_in_tunnel(self._ipam)
