@@ -44,7 +44,15 @@ from lifecycle import (
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-__all__ = ["DirectRoute", "DirectRouteKernel", "DirectRouteSettings", "DirectRoutes", "cell", "wanted"]
+__all__ = [
+    "DirectRoute",
+    "DirectRouteKernel",
+    "DirectRouteSettings",
+    "DirectRoutes",
+    "DirectRouting",
+    "cell",
+    "wanted",
+]
 
 
 # Whether this node routes to other nodes' pods by itself.
@@ -63,6 +71,17 @@ class DirectRouteSettings(Settings, frozen=True):
         """Refuse what has no meaning; raises ValueError."""
         if self.direct_routing_skip_unreachable and not self.auto_direct_node_routes:
             raise ValueError("direct-routing-skip-unreachable needs auto-direct-node-routes")
+
+
+class DirectRouting(msgspec.Struct, frozen=True):
+    """Whether this node routes to other nodes' pods over a network that they share."""
+
+    used: bool
+
+
+def direct_routing(settings: DirectRouteSettings) -> DirectRouting:
+    """Return what auto-direct-node-routes asks for."""
+    return DirectRouting(settings.auto_direct_node_routes)
 
 
 # Which routes there should be, and their keeping.
@@ -328,7 +347,7 @@ cell = module(
     "direct-routes",
     "Routes to other nodes' pods",
     config(DirectRouteSettings),
-    provide(DirectRoutes),
+    provide(DirectRoutes, direct_routing),
     provide_private(kernel),
     invoke(keep),
 )

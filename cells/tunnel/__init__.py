@@ -10,11 +10,11 @@ Why:        the network between nodes need not know pods' addresses: pods' packe
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget, record
-from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
+from cells.tunnel.kernel import TunnelKernel, TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
 from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks, TunnelEndpoints
 from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel
-from cells.tunnel.tunnel import Tunnel
-from lifecycle import after, config, invoke, module, provide
+from cells.tunnel.tunnel import Tunnel, TunnelRequirements, WantedTunnel
+from lifecycle import after, config, invoke, module, provide, provide_private
 
 __all__ = ["cell"]
 
@@ -61,5 +61,6 @@ cell = module(
         tunnel_maps,
         tunnel_endpoints,
     ),
+    provide_private(TunnelKernel, TunnelRequirements, WantedTunnel),
     invoke(keep),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, Protocol
 
@@ -15,7 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.datapath.datapath import TUNNEL_LINK
+from cells.datapath.datapath import TUNNEL_LINK, Datapath
 from cells.maps.records.cluster import (
     TUNNEL_GATEWAYS,
     TUNNEL_NOT_FOR_PODS,
@@ -27,6 +27,7 @@ from cells.netlink.connection import NetlinkError
 from cells.netlink.links import routes_over
 from cells.netlink.rows import foreign_routes
 from cells.netlink.vxlan import FoundVxlan, VxlanLinks
+from cells.node.sysctl import Sysctls
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import BatchError, HiveError, Logger, Target
 from lifecycle.tables import BatchFailures
@@ -245,16 +246,8 @@ class TunnelMaps(Protocol):
         ...
 
 
-class TunnelAttach(Protocol):
-    """The node's programs; cells.datapath.Datapath. Methods raise OSError."""
-
-    def attach_tunnel(self, ifindex: int) -> None:
-        """Attach to the device."""
-        ...
-
-    def serves_tunnel(self, ifindex: int) -> bool:
-        """Whether they are attached to it."""
-        ...
+SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
+"""What comes out has no route back over the device."""
 
 
 class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
@@ -263,18 +256,16 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
     def __init__(
         self,
         links: TunnelLinks,
-        programs: TunnelAttach,
+        programs: Datapath,
         maps: TunnelMaps,
+        sysctls: Sysctls,
         log: Logger,
-        *,
-        write_settings: Callable[[], None],
     ) -> None:
-        """``write_settings`` is called for each new device: it has the node's defaults."""
         self._links = links
         self._programs = programs
         self._maps = maps
         self._log = log
-        self._write_settings = write_settings
+        self._sysctls = sysctls
 
     async def observe(self) -> Mapping[str, TunnelObject]:
         """What there is of it; a device that is down, or not ours by its kind, as one with MTU 0."""
@@ -359,7 +350,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             await self._links.create(TUNNEL_LINK, wanted)
             link = await self._link()
             try:
-                self._write_settings()
+                self._sysctls.keep(SYSCTLS)
                 self._programs.attach_tunnel(link.ifindex)
                 await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
             except BaseException:

@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from cells.base.addresses import Family
-from cells.cluster.direct_routes import DirectRouteSettings
+from cells.cluster.direct_routes import DirectRouting
 from cells.cluster.identity.identities import ClusterAllocator, NodeAllocator
-from cells.datapath.datapath import TUNNEL_LINK, Datapath
+from cells.datapath.datapath import TUNNEL_LINK
 from cells.netlink import news
 from cells.node.addresses import NodeAddress
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam.settings import PodAddressing
-from cells.node.sysctl import Sysctls
-from cells.tunnel.kernel import TunnelKernel, TunnelLinks, TunnelMaps, TunnelObject, wanted
+from cells.tunnel.kernel import TunnelKernel, TunnelObject, wanted
 from cells.tunnel.settings import RouteMtu, TunnelSettings
 from lifecycle import (
     Derived,
@@ -33,7 +32,7 @@ from lifecycle import (
 )
 from lifecycle.tables import ReconcileError
 
-__all__ = ["Tunnel"]
+__all__ = ["Tunnel", "TunnelRequirements", "WantedTunnel"]
 
 
 INTERVAL: Final = seconds(30)
@@ -58,10 +57,6 @@ def no_address(underlay: Family) -> str:
     )
 
 
-SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
-"""What comes out has no route back over the device."""
-
-
 def _refuse_in_tunnel(ipam: PodAddressing) -> None:
     """Raise UsageError for what pods' addresses need a network without tunnels for."""
     if ipam.pooled:
@@ -77,6 +72,86 @@ def _refuse_in_tunnel(ipam: PodAddressing) -> None:
             )
 
 
+class TunnelRequirements:
+    """What the tunnel asks of other settings, and of the node's addresses."""
+
+    def __init__(
+        self,
+        settings: TunnelSettings,
+        devices: Table[int, Device],
+        route_mtu: RouteMtu,
+        direct: DirectRouting | None,
+        ipam: PodAddressing | None,
+    ) -> None:
+        self._settings = settings
+        self._devices = devices
+        self._route_mtu = route_mtu
+        self._direct = direct
+        self._ipam = ipam
+
+    def check(self) -> None:
+        """Raise UsageError, one line, for settings that the tunnel does not work with."""
+        settings = self._settings
+        if settings.tunnelled and self._direct is not None and self._direct.used:
+            raise UsageError(
+                "auto-direct-node-routes=true: packets to other nodes go through the tunnel;"
+                " set it to false, or routing-mode=native"
+            )
+        if settings.has_tunnel and settings.underlay is Family.IPV6 and self._route_mtu.encryption:
+            raise UsageError(
+                "underlay-protocol=ipv6: what the tunnel carries over IPv6 is not encrypted yet;"
+                " set it to ipv4, or enable-wireguard=false and enable-ipsec=false"
+            )
+        if settings.tunnelled and self._ipam is not None:
+            _refuse_in_tunnel(self._ipam)
+
+    def missing_address(self) -> str:
+        """What to do about a node without an address of the underlay's family; empty where it has one."""
+        if not self._settings.has_tunnel or self._has_address():
+            return ""
+        return no_address(self._settings.underlay) if self._settings.tunnelled else NO_ADDRESS_FOR_GATEWAYS
+
+    def _has_address(self) -> bool:
+        return any(
+            Family.of(address.ip) is self._settings.underlay
+            and not (address.ip.is_loopback or address.ip.is_link_local)
+            for device in addressed(self._devices.all())
+            for address in device.addresses
+        )
+
+
+class WantedTunnel:
+    """The tunnel that the settings ask for on a node with these devices and addresses."""
+
+    def __init__(
+        self,
+        settings: TunnelSettings,
+        devices: Table[int, Device],
+        addresses: Table[Family, NodeAddress],
+        mtu: PodMtu,
+        route_mtu: RouteMtu,
+        allocator: ClusterAllocator | None,
+    ) -> None:
+        self._settings = settings
+        self._mtu = mtu
+        self._route_mtu = route_mtu
+        self._own_identities = allocator is None or isinstance(allocator, NodeAllocator)
+        self.table: Derived[str, TunnelObject] = Derived("tunnel", self._wanted, devices, addresses)
+        """The table ``tunnel``."""
+
+    def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[str, TunnelObject]:
+        own = next((row.ip for row in addresses if row.family is self._settings.underlay), None)
+        held = [each.ip for device in devices for each in device.addresses]
+        return wanted(
+            self._settings,
+            self._mtu(),
+            self._route_mtu(),
+            own,
+            held,
+            own_identities=self._own_identities,
+        )
+
+
 class Tunnel:
     """Made by its hook, before pods are attached; it stays at stop. In native mode the hook removes it.
 
@@ -87,18 +162,11 @@ class Tunnel:
     def __init__(
         self,
         settings: TunnelSettings,
-        datapath: Datapath,
-        links: TunnelLinks,
-        maps: TunnelMaps,
+        kernel: TunnelKernel,
+        wanted: WantedTunnel,
+        requirements: TunnelRequirements,
         devices: Table[int, Device],
-        addresses: Table[Family, NodeAddress],
         *,
-        mtu: PodMtu,
-        route_mtu: RouteMtu,
-        sysctls: Sysctls,
-        direct: DirectRouteSettings | None,
-        ipam: PodAddressing | None,
-        allocator: ClusterAllocator | None,
         lifecycle: Lifecycle,
         jobs: Jobs,
         tables: Tables,
@@ -106,19 +174,12 @@ class Tunnel:
         log: Logger,
     ) -> None:
         self.settings = settings
-        self._no_address = no_address(settings.underlay) if settings.tunnelled else NO_ADDRESS_FOR_GATEWAYS
         self._health = health.child("underlay")
-        self._direct = direct is not None and direct.auto_direct_node_routes
-        self._ipam = ipam
-        self._own_identities = allocator is None or isinstance(allocator, NodeAllocator)
-        self._devices = devices
-        self._mtu = mtu
-        self._route_mtu = route_mtu
+        self._requirements = requirements
         self._log = log
-        self._kernel = TunnelKernel(links, datapath, maps, log, write_settings=lambda: sysctls.keep(SYSCTLS))
-        self._objects: Derived[str, TunnelObject] = Derived("tunnel", self._wanted, devices, addresses)
+        self._objects = wanted.table
         self._reconciler = Reconciler(
-            self._objects, self._kernel, full_every=INTERVAL if settings.has_tunnel else math.inf
+            self._objects, kernel, full_every=INTERVAL if settings.has_tunnel else math.inf
         )
         tables.add(self._objects, self._reconciler.statuses)
         lifecycle.append(Hook("set up the tunnel", self._start))
@@ -127,33 +188,10 @@ class Tunnel:
         if settings.has_tunnel:
             jobs.observe("watch filters", self._hints, self._look)
 
-    def _wanted(self, devices: list[Device], addresses: list[NodeAddress]) -> Mapping[str, TunnelObject]:
-        own = next((row.ip for row in addresses if row.family is self.settings.underlay), None)
-        held = [each.ip for device in devices for each in device.addresses]
-        return wanted(
-            self.settings,
-            self._mtu(),
-            self._route_mtu(),
-            own,
-            held,
-            own_identities=self._own_identities,
-        )
-
     async def _start(self) -> None:
-        if self.settings.tunnelled and self._direct:
-            raise UsageError(
-                "auto-direct-node-routes=true: packets to other nodes go through the tunnel;"
-                " set it to false, or routing-mode=native"
-            )
-        if self.settings.has_tunnel and self.settings.underlay is Family.IPV6 and self._route_mtu.encryption:
-            raise UsageError(
-                "underlay-protocol=ipv6: what the tunnel carries over IPv6 is not encrypted yet;"
-                " set it to ipv4, or enable-wireguard=false and enable-ipsec=false"
-            )
-        if self.settings.tunnelled and self._ipam is not None:
-            _refuse_in_tunnel(self._ipam)
-        if self.settings.has_tunnel and not self._has_address():
-            self._log.warning(self._no_address)
+        self._requirements.check()
+        if missing := self._requirements.missing_address():
+            self._log.warning(missing)
         try:
             await self._reconciler.sweep()
         except ReconcileError as error:
@@ -162,21 +200,13 @@ class Tunnel:
                 raise HiveError(f"failed to set up the tunnel: {needed[0]}") from needed[0]
             self._log.warning("failed to remove the tunnel", device=TUNNEL_LINK, error=str(error))
 
-    def _has_address(self) -> bool:
-        return any(
-            Family.of(address.ip) is self.settings.underlay
-            and not (address.ip.is_loopback or address.ip.is_link_local)
-            for device in addressed(self._devices.all())
-            for address in device.addresses
-        )
-
     async def _hints(self) -> AsyncIterator[None]:
         async for hint in news.hints(_RTMGRP_TC, FILTERS_REMOVED):
             yield hint
 
     async def _look(self, _: object) -> None:
         self._reconciler.trigger()
-        if self.settings.has_tunnel and not self._has_address():
-            self._health.degraded(self._no_address)
+        if missing := self._requirements.missing_address():
+            self._health.degraded(missing)
         elif self.settings.has_tunnel:
             self._health.ok(f"this node has an {self.settings.underlay.text} address")

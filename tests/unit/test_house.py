@@ -216,9 +216,9 @@ MOST_REEXPORTS = 400
 MOST_LEVELS = 2
 SHARED_CLASS_NAMES = 19
 """Names that more than one class of cells/ has."""
-FULL_CONSTRUCTORS, FULL = 1, 7
+FULL_CONSTRUCTORS, FULL = 0, 7
 """Constructors of the agent with more than seven dependencies."""
-FOREIGN_SETTINGS = 7
+FOREIGN_SETTINGS = 6
 """Places of the agent where settings of another module are injected."""
 
 
