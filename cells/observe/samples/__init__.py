@@ -250,7 +250,7 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
             plot,
             "match regex",
             (Flag("rate", "How fast it grows, a second", "switch"), _FILE),
-            "The first of the metrics whose name and labels match; `metrics --sampled` shows all of them.",
+            "The first of the metrics that match by name and labels; `metrics --sampled` shows all of them.",
             least=1,
             most=1,
         ),
