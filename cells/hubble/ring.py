@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Container, Iterable
 from functools import lru_cache
 from typing import Final, cast
 
@@ -35,23 +35,20 @@ from cells.hubble.observer import (
     ServerStatusResponse,
 )
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
-from cells.hubble.parser.resolver import Resolver, label_value
+from cells.hubble.parser.resolver import Parties, Resolver
 from cells.hubble.scalars import varint
-from cells.observe.events import Sample
+from cells.observe.events import Lost, Sample
 
 FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))
 """First bytes of the records that become flows."""
 SECOND: Final = 1_000_000_000
 RATE_WINDOW: Final = 60 * SECOND
-NAMESPACE_AGE: Final = 3600 * SECOND
-NAMESPACE_LABEL: Final = "k8s:io.kubernetes.pod.namespace"
-_WITH_IDENTITIES: Final = frozenset((b"\1", b"\4"))
-_VERDICT: Final = b"\5"
-_MOST_PARTIES: Final = 1 << 16
 _SLICE: Final = 32
 """Events that one reader builds before other work gets its turn: about a millisecond."""
 _BATCH_BYTES: Final = 64 * 1024
 _BATCH_EVENTS: Final = 100
+_QUIET: Final = 30.0
+"""Seconds after which a follower of records hears that there are none."""
 _RECENT: Final = 1024
 """Built events that readers at the same place share."""
 
@@ -70,11 +67,23 @@ class SeenEvent(msgspec.Struct, frozen=True):
     """``cluster/node``."""
 
 
+class SeenRecord(msgspec.Struct, frozen=True):
+    """A record of the datapath or a proxy as it came, or a loss."""
+
+    record: Sample | Lost
+    time: int
+    """Nanoseconds since 1970."""
+    flow: Flow | None = None
+    """With the names of its moment; None for one that became none, or that came after who reads."""
+
+
 class _Slot(msgspec.Struct, frozen=True, gc=False):
     time: int
     event: Sample | HubbleEvent | None
     """A record of the datapath, an event that was built when it came, or None: a record that becomes none."""
     resolver: Resolver | None = None
+    record: Sample | None = None
+    """What an event was built of, or a record that becomes none."""
 
 
 class _Built(msgspec.Struct):
@@ -104,10 +113,16 @@ class FlowRing:
         """The number of the oldest event that is still there."""
         return max(0, self.end - self.capacity)
 
-    def add(self, time: int, event: Sample | HubbleEvent, resolver: Resolver | None = None) -> None:
+    def add(
+        self,
+        time: int,
+        event: Sample | HubbleEvent,
+        resolver: Resolver | None = None,
+        record: Sample | None = None,
+    ) -> None:
         """Put an event in, in the place of the oldest."""
         number = self.end
-        self._slots[number % self.capacity] = _Slot(time, event, resolver)
+        self._slots[number % self.capacity] = _Slot(time, event, resolver, record)
         self.end = number + 1
         if type(event) is Sample:
             self.seen_flows += event.data[:1] in FLOW_RECORDS
@@ -143,6 +158,14 @@ class FlowRing:
     def event(self, number: int) -> HubbleEvent | None:
         """An event that is still there; None for a record that becomes none."""
         return self._built(number).event
+
+    def record(self, number: int) -> Sample | Lost | None:
+        """What came, of an event that is still there; None for one that the agent made."""
+        slot = self.slot(number)
+        if type(slot.event) is LostEvent:
+            of_cpu = slot.event.source == LostEventSource.PERF_EVENT_RING_BUFFER
+            return Lost(slot.event.num_events_lost, slot.event.cpu if of_cpu else None)
+        return slot.event if type(slot.event) is Sample else slot.record
 
     def flow_response(self, number: int, node_name: str) -> bytes:
         """The response of GetFlows with the flow or loss of this number."""
@@ -180,7 +203,7 @@ class FlowRing:
             return self._parser.read(event.data, event.cpu, stamp, cast("Resolver", slot.resolver))
         except EventError:
             self.seen_flows -= self.is_flow(number)
-            self._slots[number % self.capacity] = _Slot(slot.time, None)
+            self._slots[number % self.capacity] = _Slot(slot.time, None, record=event)
             return None
 
     def _uuid(self, number: int) -> str:
@@ -189,52 +212,6 @@ class FlowRing:
         return (
             f"{text[:8]}-{text[8:12]}-4{text[12:15]}-{'89ab'[int(text[15], 16) & 3]}{text[16:19]}-{text[19:]}"
         )
-
-
-class Parties:
-    """Which endpoints and identities flows of the last hour had, for their namespaces."""
-
-    def __init__(self) -> None:
-        self._seen: dict[bytes, int] = {}
-        self._named: dict[str, int] = {}
-
-    def record(self, data: bytes, time: int) -> None:
-        """Note who a record of the datapath speaks of."""
-        kind = data[:1]
-        if kind in _WITH_IDENTITIES:  # the endpoint comes before them
-            self._seen[data[2:4] + data[16:24]] = time
-        elif kind == _VERDICT:  # has the other side's identity alone
-            self._seen[data[2:4] + data[16:20]] = time
-        if len(self._seen) > _MOST_PARTIES:
-            self._forget(time)
-
-    def flow(self, flow: Flow, time: int) -> None:
-        """Note the namespaces of a flow."""
-        for endpoint in (flow.source, flow.destination):
-            if endpoint is not None and endpoint.namespace:
-                self._named[endpoint.namespace] = time
-
-    def namespaces(self, resolver: Resolver | None, now: int) -> list[str]:
-        """Sorted, those of the last hour."""
-        found = {name for name, seen in self._named.items() if now - seen <= NAMESPACE_AGE}
-        for key, seen in self._seen.items():
-            if resolver is not None and now - seen <= NAMESPACE_AGE:
-                found.update(_namespaces_of(key, resolver))
-        return sorted(found - {""})
-
-    def _forget(self, now: int) -> None:
-        """Keep those of the last hour, and no more than half of what there may be."""
-        recent = sorted(self._seen.items(), key=lambda item: item[1])[-_MOST_PARTIES // 2 :]
-        self._seen = {key: seen for key, seen in recent if now - seen <= NAMESPACE_AGE}
-
-
-def _namespaces_of(key: bytes, resolver: Resolver) -> Iterator[str]:
-    endpoint = resolver.endpoint(int.from_bytes(key[:2], "little"))
-    if endpoint is not None:
-        yield endpoint.namespace
-    for at in range(2, len(key), 4):
-        identity = int.from_bytes(key[at : at + 4], "little")
-        yield label_value(resolver.labels_of(identity), NAMESPACE_LABEL)
 
 
 class FlowObserver:
@@ -261,22 +238,23 @@ class FlowObserver:
             ring.add(now, sample, resolver)
             parties.record(sample.data, now)
         self._resolver = resolver
-        self._wake()
+        self.wake()
 
-    def add_event(self, event: HubbleEvent, now: int) -> None:
-        """Take in an event that is built."""
-        self.ring.add(now, event)
+    def add_event(self, event: HubbleEvent, now: int, record: Sample | None = None) -> None:
+        """Take in an event that is built, perhaps of a record."""
+        self.ring.add(now, event, record=record)
         if isinstance(event, Flow):
             self._parties.flow(event, now)
         elif isinstance(event, LostEvent):
             self._count_lost(event.source, event.num_events_lost)
-        self._wake()
+        self.wake()
 
     def _count_lost(self, source: int, count: int) -> None:
         name = LostEventSource(source).name.lower()
         self.lost[name] = self.lost.get(name, 0) + count
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let followers look: there is more, or who serves them stops."""
         if self._grown.statistics().tasks_waiting:
             self._grown.set()
             self._grown = anyio.Event()
@@ -360,6 +338,39 @@ class FlowObserver:
                 yield found
             elif position == self.ring.end:
                 await self._grown.wait()
+
+    async def records(self, since: int, *, named: bool) -> AsyncGenerator[list[SeenRecord], None]:
+        """Records since a time that are there, ``named`` with their flows, then those that come.
+
+        An empty batch stands between the two, and later for a while without any. A Lost stands for those that
+        a slow reader missed.
+        """
+        ring = self.ring
+        position, there = ring.begin, ring.end
+        past = True
+        while True:
+            found: list[SeenRecord] = []
+            async with self._turn:
+                if position < ring.begin:
+                    lost, position = self._overtaken(position), ring.begin
+                    found.append(SeenRecord(Lost(lost.num_events_lost), time.time_ns()))
+                for number in range(position, min(there if past else ring.end, position + _SLICE)):
+                    position = number + 1
+                    came, record = ring.time_of(number), ring.record(number)
+                    if record is not None and (came >= since or not past):
+                        event = ring.event(number) if named and past else None
+                        found.append(SeenRecord(record, came, event if type(event) is Flow else None))
+                await checkpoint()
+            if found:
+                yield found
+            if past and position >= there:
+                past = False
+                yield []
+            elif not past and position == ring.end:
+                with anyio.move_on_after(_QUIET):
+                    await self._grown.wait()
+                if position == ring.end:
+                    yield []
 
     def server_status(self) -> ServerStatusResponse:
         """How full the ring is, and how many flows came."""

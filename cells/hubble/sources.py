@@ -23,7 +23,15 @@ from cells.hubble.parser import node_events as agent
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
 from cells.hubble.ring import FlowObserver
 from cells.kubernetes.objects.core import Node
-from cells.observe.events import Events, LookupRecord, Lost, RequestRecord, Sample, decode
+from cells.observe.events import (
+    Events,
+    LookupRecord,
+    Lost,
+    RequestRecord,
+    Sample,
+    decode,
+    request_sample,
+)
 from cells.policy.control import PolicyObject
 from cells.policy.maps import RealizedPolicy
 from cells.services import FrontendKey
@@ -108,7 +116,9 @@ class EventSources:
             flow = self._l7.read(access_log_record(record), stamp, self._moments.now)
         except EventError:
             return
-        self.observer.add_event(flow, now)
+        if isinstance(record, RequestRecord) and (shown := self._l7.redacted(record)) != record:
+            sample = Sample(sample.cpu, request_sample(shown))
+        self.observer.add_event(flow, now, sample)
 
     def _report(self, kind: int, notification: object) -> None:
         if AGENT in self._kinds:

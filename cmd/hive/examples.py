@@ -102,6 +102,7 @@ EXAMPLES = {
     "monitor": (
         "hive monitor -t drop",
         "hive monitor --pod default/web",
+        "hive monitor --since 10m --verdict dropped --namespace default",
         "hive monitor -n --from default/web --to 10.0.2.0/24",
     ),
     "mount-bpffs": ("hive mount-bpffs",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import field
@@ -177,6 +177,46 @@ class Settings(Model, frozen=True):
     places: str
     settings: Sequence[Setting]
     changes: Sequence[Change]
+
+
+# --- events ----------------------------------------------------------------------------------------
+
+
+class RingState(Model, frozen=True, omit_defaults=False):
+    """How far back the agent's events go."""
+
+    begins: int | None
+    """When the oldest came, in nanoseconds since 1970; null where there is none."""
+    held: int
+    capacity: int
+
+
+class NamesThen(Model, frozen=True):
+    """Names of both ends of an event at its time."""
+
+    endpoints: Mapping[int, str] = {}
+    """``namespace/name`` of the pods of endpoints of this node."""
+    addresses: Mapping[str, str] = {}
+    """``namespace/name`` of the pods and services at addresses."""
+    identities: Mapping[int, Sequence[str]] = {}
+    """Labels."""
+
+
+class EventLine(Model, frozen=True):
+    """A line of /hive/events: ``history``, the events that were there, ``live``, and the events that come."""
+
+    history: RingState | None = None
+    live: bool = False
+    """All that was there has been sent."""
+    time: int = 0
+    """When the event came, in nanoseconds since 1970."""
+    data: bytes = b""
+    """The record, in base64, as it is on the monitor socket."""
+    lost: int = 0
+    """Events that are missing here."""
+    cpu: int | None = None
+    """Of the buffer that it came by, or that was full."""
+    names: NamesThen | None = None
 
 
 # --- policies --------------------------------------------------------------------------------------

@@ -87,6 +87,19 @@ OPERATIONS = (
         (ok("Every pair.", list[wire.Reached]), UNKNOWN_END),
         (query("namespace", "Namespace of the pods.", example="default"), *PORT),
     ),
+    Described(
+        "GET",
+        "/hive/events",
+        "Events of packets and requests that the agent holds, and those that come from then on",
+        (
+            ok("A line for each, without end.", wire.EventLine, lines=True),
+            DescribedResponse(404, "The agent keeps none: Hubble is off.", wire.Failure),
+        ),
+        (
+            query("since", "Only those since, in nanoseconds since 1970.", example="0"),
+            query("names", "Whether those that were there have the names of their time.", example="true"),
+        ),
+    ),
     Described("GET", "/statedb/tables", "All tables", (ok("The tables.", list[TableInfo]),)),
     Described("GET", "/statedb/dump", "Every row of every table", (ok("Rows by table.", ROWS),)),
     Described(

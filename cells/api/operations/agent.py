@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import msgspec
 
 from cells.api.models import Metric
-from cells.api.models.hive import Failure, LoopLoad, Setting, Settings
+from cells.api.models.hive import EventLine, Failure, LoopLoad, NamesThen, RingState, Setting, Settings
 from cells.api.operations import ApiPart, Route
 from cells.api.operations import status as status_mapping
 from cells.api.operations.status import StatusSummary
-from cells.api.wire import JSON, answer, json_answer, parse_bool
+from cells.api.wire import JSON, answer, json_answer, parse_bool, parse_int
 from cells.base.metrics import Family, Histogram
 from cells.config.drift import ConfigDrift
+from cells.hubble.hubble import Hubble
+from cells.observe.events import Lost
 from cells.observe.health import StatusCollector
 from cells.observe.metrics import Metrics
 from lifecycle import HiveView, Member, ReadTable, Tables
@@ -25,6 +27,10 @@ from lifecycle.admin import Follower, rows, tables_info
 from lifecycle.http import Request, Response
 from lifecycle.process import BOUNDS, LoopLag
 from lifecycle.tables import snapshot
+
+if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+    from cells.hubble.flow import Flow
+    from cells.hubble.ring import FlowObserver, SeenRecord
 
 # The agent's metrics as JSON: ``cilium-dbg metrics list`` asks for them, up to 1.16.
 #
@@ -236,6 +242,96 @@ class StateDB:
                     yield b"".join(msgspec.json.encode(one) + b"\n" for one in batch) or b"\n"
         except Exception as error:  # noqa: BLE001  # a derived table may fail; the client gets the error
             yield msgspec.json.encode(Failure(err=f"{type(error).__name__}: {error}")) + b"\n"
+
+
+# Events of packets that the agent holds, then those that come: ``hive monitor --since`` and ``--last``.
+
+NO_EVENTS = (
+    "the agent keeps no past events: set enable-hubble=true (chart: hubble.enabled), and restart it; without"
+    " --since and --last those that come are shown"
+)
+
+
+class EventHistory:
+    """Answers with the records in Hubble's ring, for who decodes records; requests as Hubble redacts them."""
+
+    def __init__(self, hubble: Hubble | None) -> None:
+        self._observer = hubble.observer if hubble is not None else None
+        self._closed = False
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [Route("GET", "/hive/events", self.events)]
+
+    async def events(self, request: Request) -> Response:
+        """GET /hive/events: a line of JSON for each, without end, with empty lines where none comes."""
+        if (observer := self._observer) is None:
+            return answer(404, Failure(err=NO_EVENTS))
+        since = parse_int(request.query.get("since"), "since")
+        named = parse_bool(request.query.get("names"), default=True)
+        return Response(200, self._lines(observer, since, named=named), JSON)
+
+    def open(self) -> None:
+        """Let streams go on for ever: the server starts, perhaps again."""
+        self._closed = False
+
+    def close(self) -> None:
+        """End the streams: the server stops."""
+        self._closed = True
+        if self._observer is not None:
+            self._observer.wake()
+
+    async def _lines(self, observer: FlowObserver, since: int, *, named: bool) -> AsyncGenerator[bytes, None]:
+        ring = observer.ring
+        begins = ring.time_of(ring.begin) if ring.end else None
+        yield _line(
+            EventLine(history=RingState(begins=begins, held=ring.end - ring.begin, capacity=ring.capacity))
+        )
+        past = True
+        async with aclosing(observer.records(since, named=named)) as batches:
+            async for batch in batches:
+                if batch:
+                    yield b"".join(map(_line, map(_event_line, batch)))
+                else:
+                    yield _line(EventLine(live=True)) if past else b"\n"
+                    past = False
+                if self._closed:
+                    return
+
+
+def _line(line: EventLine) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _event_line(seen: SeenRecord) -> EventLine:
+    record = seen.record
+    if isinstance(record, Lost):
+        return EventLine(time=seen.time, lost=record.count, cpu=record.cpu)
+    names = _names_then(seen.flow) if seen.flow is not None else None
+    return EventLine(time=seen.time, data=record.data, cpu=record.cpu, names=names)
+
+
+def _names_then(flow: Flow) -> NamesThen:
+    endpoints, addresses, identities = {}, {}, {}
+    ips = ("", "") if flow.IP is None else (flow.IP.source, flow.IP.destination)
+    services = flow.source_service, flow.destination_service
+    for end, ip, service in zip((flow.source, flow.destination), ips, services, strict=True):
+        named = f"{service.namespace}/{service.name}" if service is not None and service.name else ""
+        if end is not None:
+            pod = f"{end.namespace}/{end.pod_name}" if end.pod_name else ""
+            named = pod or named
+            if pod and end.ID:
+                endpoints[end.ID] = pod
+            if end.identity and end.labels:
+                identities[end.identity] = end.labels
+        if ip and named:
+            addresses[ip] = named
+    return NamesThen(endpoints=endpoints, addresses=addresses, identities=identities)
+
+
+def events_part(history: EventHistory) -> Member[ApiPart]:
+    """As a part of the API."""
+    return ApiPart("events", history.routes(), history.open, history.close)
 
 
 def tables_part(tables: StateDB) -> Member[ApiPart]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from cells.hubble.enums import FlowType, FlowVerdict, IPVersion, L7FlowType, TrafficDirection
 from cells.hubble.flow import (
@@ -236,6 +237,15 @@ class L7Parser:
         elif (kafka := record.kafka) is not None:
             layer.kafka = self._kafka(kafka, answer=answer)
         return layer
+
+    def redacted(self, record: RequestRecord) -> RequestRecord:
+        """The request without what flows of it do not show."""
+        hides = self._redaction.hides_header
+        headers = {
+            name: [REDACTED] * len(values) if hides(name) else values
+            for name, values in record.headers.items()
+        }
+        return replace(record, url=_url(record.url, self._redaction), headers=headers)
 
     def _http(self, record: HTTPRecord, *, answer: bool) -> HTTP:
         hides = self._redaction.hides_header

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_network
+from typing import Final
 
 import msgspec
 
 from cells.cluster.identity.numbers import Scope, scope_of
 from cells.hubble.codec import share
-from cells.hubble.flow import FlowEndpoint, FlowPolicy, FlowService, Workload
+from cells.hubble.flow import Flow, FlowEndpoint, FlowPolicy, FlowService, Workload
 
 CLUSTER_LABEL = "k8s:io.cilium.k8s.policy.cluster"
+NAMESPACE_LABEL: Final = "k8s:io.kubernetes.pod.namespace"
+NAMESPACE_AGE: Final = 3600 * 1_000_000_000
+"""Nanoseconds after which a namespace without flows is forgotten."""
+_WITH_IDENTITIES: Final = frozenset((b"\1", b"\4"))
+_VERDICT: Final = b"\5"
+_MOST_PARTIES: Final = 1 << 16
 _POLICY_LABEL = "k8s:io.cilium.k8s.policy."
 _CRON_JOB = re.compile(r"(.+)-\d{8,10}")
 
@@ -186,3 +193,49 @@ def policies_of(rules: DecidingRules) -> tuple[FlowPolicy, ...]:
         if not found or found[-1] != policy:
             found.append(policy)
     return tuple(found)
+
+
+class Parties:
+    """Which endpoints and identities flows of the last hour had, for their namespaces."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, int] = {}
+        self._named: dict[str, int] = {}
+
+    def record(self, data: bytes, time: int) -> None:
+        """Note who a record of the datapath speaks of."""
+        kind = data[:1]
+        if kind in _WITH_IDENTITIES:  # the endpoint comes before them
+            self._seen[data[2:4] + data[16:24]] = time
+        elif kind == _VERDICT:  # has the other side's identity alone
+            self._seen[data[2:4] + data[16:20]] = time
+        if len(self._seen) > _MOST_PARTIES:
+            self._forget(time)
+
+    def flow(self, flow: Flow, time: int) -> None:
+        """Note the namespaces of a flow."""
+        for endpoint in (flow.source, flow.destination):
+            if endpoint is not None and endpoint.namespace:
+                self._named[endpoint.namespace] = time
+
+    def namespaces(self, resolver: Resolver | None, now: int) -> list[str]:
+        """Sorted, those of the last hour."""
+        found = {name for name, seen in self._named.items() if now - seen <= NAMESPACE_AGE}
+        for key, seen in self._seen.items():
+            if resolver is not None and now - seen <= NAMESPACE_AGE:
+                found.update(_namespaces_of(key, resolver))
+        return sorted(found - {""})
+
+    def _forget(self, now: int) -> None:
+        """Keep those of the last hour, and no more than half of what there may be."""
+        recent = sorted(self._seen.items(), key=lambda item: item[1])[-_MOST_PARTIES // 2 :]
+        self._seen = {key: seen for key, seen in recent if now - seen <= NAMESPACE_AGE}
+
+
+def _namespaces_of(key: bytes, resolver: Resolver) -> Iterator[str]:
+    endpoint = resolver.endpoint(int.from_bytes(key[:2], "little"))
+    if endpoint is not None:
+        yield endpoint.namespace
+    for at in range(2, len(key), 4):
+        identity = int.from_bytes(key[at : at + 4], "little")
+        yield label_value(resolver.labels_of(identity), NAMESPACE_LABEL)

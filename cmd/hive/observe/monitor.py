@@ -1,4 +1,4 @@
-"""``hive monitor``: what the datapath does with packets, while it happens.
+"""``hive monitor``: what the datapath does with packets, while it happens, or did.
 
 Source: the options of ``cilium-dbg monitor``.
 """
@@ -14,7 +14,6 @@ from typing import Any, Final
 import click
 
 from cells.observe.events import (
-    NUMBERS,
     Drop,
     Event,
     EventNames,
@@ -32,8 +31,9 @@ from cells.observe.events import (
 from cells.observe.monitor import SOCKET, MonitorProtocolError, Payloads
 from hive import completion
 from hive.client import TIMEOUT, connect, socket_option
-from hive.names import Names, endpoint_number
+from hive.names import endpoint_number
 from hive.observe.monitor_filter import VERDICTS, Wanted
+from hive.observe.monitor_history import LISTENING, Moment, NamesThen, Seen, held_and_coming
 from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
 from hive.output import BAD, GOOD, QUIET
@@ -125,6 +125,13 @@ _endpoint = _Endpoint()
 @click.option(
     "--verdict", "verdicts", multiple=True, type=click.Choice(VERDICTS), help="Only with this verdict."
 )
+@click.option(
+    "--since",
+    type=Moment(),
+    metavar="TIME",
+    help="First those since a time, such as 2026-11-28T08:00:00Z, or a time ago, such as 5m.",
+)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="First the last N that there were.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event, as -o json.")
 @click.option(
     "-o",
@@ -149,6 +156,8 @@ def command(
     pods: tuple[str, ...],
     namespaces: tuple[str, ...],
     verdicts: tuple[str, ...],
+    since: int | None,
+    last: int | None,
     as_json: bool,
     output: str,
     numeric: bool,
@@ -158,11 +167,20 @@ def command(
 ) -> int:
     """Show drops, traces and policy verdicts as the datapath reports them, until ctrl-C.
 
+    With --since or --last, first those that the agent holds, with the names of their time: that takes Hubble
+    (enable-hubble); of requests and kinds of events, what its settings let it hold.
+
     A line has the local time, what happened and why, source and destination. ENDPOINT is a pod of this node,
     its number or its address; POD is a name, with or without its namespace. Several options of one kind
     mean any of them. Which packets are traced is the
     agent's setting monitor-aggregation. Events that come faster than they are read are lost, and counted.
     """
+    past = since is not None or last is not None
+    if past and monitor_socket is not None:
+        raise click.UsageError(
+            "--monitor-socket has only events that come: leave it out with --since and --last (see --socket)"
+        )
+    names = NamesThen(agent_socket, numeric=numeric)
     wanted = Wanted(
         tuple(one for kind in kinds for one in KINDS[kind]),
         _numbers(source, agent_socket),
@@ -172,36 +190,54 @@ def command(
         frozenset(verdicts),
         frozenset(pods),
         frozenset(namespaces),
-        Names(agent_socket, TIMEOUT) if pods or namespaces else None,
+        names if pods or namespaces else None,
     )
-    names = NUMBERS if numeric else Names(agent_socket, TIMEOUT)
+
+    def shows(seen: Seen) -> bool:
+        names.at(seen)
+        return wanted.shows(seen.event)
+
     as_json = as_json or output == "json"
     shown = lost = 0
     known = Rules(agent_socket) if rules else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with the account
     try:
-        with connect(monitor_socket or agent_socket.with_name(SOCKET)) as stream:
-            click.echo("Listening for events; press ctrl-C to quit", err=True)
-            for each in events(stream):
-                now = datetime.now().astimezone()
-                event = each if isinstance(each, Lost) else decode(each.data)
-                if not wanted.shows(event):
-                    continue
-                shown += not isinstance(event, Lost)
-                lost += event.count if isinstance(event, Lost) else 0
-                cpu = each.cpu
-                by = known.of(event) if known is not None and isinstance(event, Verdict) else None
-                click.echo(json_line(event, cpu, now, names, by) if as_json else _line(event, now, names, by))
-                if as_hex and not as_json and isinstance(event, Drop | Trace | Verdict):
-                    click.echo(hex_dump(event.packet))
-                if shown == count:
-                    return 0
+        if past:
+            found = held_and_coming(
+                agent_socket, since, last, shows, named=not numeric or bool(pods or namespaces)
+            )
+        else:
+            found = filter(shows, coming(monitor_socket or agent_socket.with_name(SOCKET)))
+        for seen in found:
+            names.at(seen)
+            event = seen.event
+            shown += not isinstance(event, Lost)
+            lost += event.count if isinstance(event, Lost) else 0
+            by = known.of(event) if known is not None and isinstance(event, Verdict) else None
+            click.echo(
+                json_line(event, seen.cpu, seen.time, names.shown, by)
+                if as_json
+                else _line(event, seen.time, names.shown, by)
+            )
+            if as_hex and not as_json and isinstance(event, Drop | Trace | Verdict):
+                click.echo(hex_dump(event.packet))
+            if shown == count:
+                return 0
     except KeyboardInterrupt:
         click.echo(f"\n{shown} events shown, {lost} lost", err=True)
         return 0
     raise click.ClickException(
         f"the agent has closed the connection after {shown} events ({lost} lost): did it stop?"
     )
+
+
+def coming(path: Path) -> Iterator[Seen]:
+    """Events from now on, until the agent closes the connection. Raises click.ClickException."""
+    with connect(path) as stream:
+        click.echo(LISTENING, err=True)
+        for each in events(stream):
+            event = each if isinstance(each, Lost) else decode(each.data)
+            yield Seen(event, datetime.now().astimezone(), each.cpu)
 
 
 def events(stream: socket.socket) -> Iterator[Sample | Lost]:

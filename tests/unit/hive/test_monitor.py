@@ -1,5 +1,6 @@
 """``hive monitor`` as a person meets it."""
 
+import base64
 import json
 import re
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cells.api.operations.agent import NO_EVENTS
 from cells.observe.events import Lost, Sample, decode
 from cells.observe.monitor import PREFACE, SOCKET, encode
 from hive.observe.monitor_filter import Wanted
@@ -231,6 +233,100 @@ def test_bytes_are_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[1] == "00000000  02 00 00 00 00 0b 02 00  00 00 00 0a 08 00 45 00  |..............E.|"
 
 
+SECOND = 1_000_000_000
+MORNING = 1_700_000_000
+"""2023-11-14T22:13:20Z"""
+
+
+def line_of(event: Sample | Lost, at: int, **names: object) -> dict[str, object]:
+    """An event as the agent sends it, some seconds after MORNING."""
+    line: dict[str, object] = {"time": (MORNING + at) * SECOND, "cpu": event.cpu}
+    if isinstance(event, Lost):
+        return line | {"lost": event.count}
+    return line | {"data": base64.b64encode(event.data).decode()} | ({"names": names} if names else {})
+
+
+THEN = {"endpoints": {"11": "shop/past-0"}, "addresses": {"10.0.0.1": "shop/past-0", "10.0.0.2": "shop/then"}}
+HELD = [line_of(drop(11, ONE), 1, **THEN), line_of(Lost(7, 1), 2), line_of(trace(13, 14, OTHER), 3)]
+COMING = [line_of(drop(11, ONE), 4), line_of(verdict(14, OTHER), 5)]
+
+
+def remembered(
+    capsys: pytest.CaptureFixture[str], directory: Path, query: str, *options: str, held: int = 4095
+) -> Result:
+    """The command where the agent holds three events, the first long after MORNING - 3600, and two come."""
+    history = {"history": {"begins": (MORNING + 1) * SECOND, "held": held, "capacity": 4095}}
+    lines = [history, *HELD, {"live": True}, *COMING]
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    with stub_agent(directory, {**NAMES, f"/hive/events?{query}": (200, body)}) as stub:
+        return hive(capsys, "monitor", "--no-rules", "-H", stub.socket, *options)
+
+
+EVERYTHING = "since=0&names=true"
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--last", "1"], ["lost", "trace", "drop", "verdict"]),
+        (["--last", "2"], ["drop", "lost", "trace", "drop", "verdict"]),
+        (["--last", "9"], ["drop", "lost", "trace", "drop", "verdict"]),
+        (["--last", "1", "-t", "drop"], ["drop", "lost", "drop"]),
+        (["--last", "2", "--verdict", "dropped", "--pod", "past-0"], ["drop", "lost"]),
+        (["--last", "2", "-c", "3"], ["drop", "lost", "trace", "drop"]),
+    ],
+)
+def test_the_last_events_come_first_and_then_those_that_follow(
+    options: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = remembered(capsys, tmp_path, EVERYTHING, *options)
+    assert [re.split(r"[ ,]", line)[1] for line in result.out.splitlines()] == shown
+    assert "Listening for events; press ctrl-C to quit" in result.err.splitlines()
+
+
+def test_past_events_have_the_time_and_the_names_of_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = remembered(capsys, tmp_path, EVERYTHING, "--last", "3").out.splitlines()
+    local = datetime.fromtimestamp(MORNING + 1).astimezone()
+    assert lines[0].startswith(
+        f"{local:%H:%M:%S}.000 drop, Policy denied: from shop/past-0 10.0.0.1:40000 (identity 256 app=web)"
+        " to shop/then 10.0.0.2:80"
+    )
+    assert " from shop/web-0 10.0.0.1:40000 " in lines[3]
+    assert " to shop/web 10.0.0.2:80 " in lines[3]
+
+
+def test_past_events_as_json_and_without_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = remembered(capsys, tmp_path, "since=0&names=false", "--last", "3", "-n", "-j")
+    record = json.loads(result.out.splitlines()[0])
+    assert datetime.fromisoformat(record["time"]).timestamp() == MORNING + 1
+    assert record["type"] == "drop"
+
+
+@pytest.mark.parametrize(
+    ("since", "held", "begins"), [("22:13:21", 4095, False), ("21:00:00", 3, False), ("21:00:00", 4095, True)]
+)
+def test_where_the_past_begins_is_said_if_older_events_are_no_longer_there(
+    since: str, held: int, begins: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = f"2023-11-14T{since}Z"
+    query = f"since={int(datetime.fromisoformat(asked).timestamp()) * SECOND}&names=true"
+    result = remembered(capsys, tmp_path, query, "--since", asked, held=held)
+    assert len(result.out.splitlines()) == len(HELD) + len(COMING)
+    local = datetime.fromtimestamp(MORNING + 1).astimezone()
+    line = f"the agent's events begin at {local:%H:%M:%S}: it holds 4095 (hubble-event-buffer-capacity)"
+    assert (line in result.err.splitlines()) is begins
+    assert result.code == 1
+    assert "has ended the answer: did it stop?" in result.err
+
+
+def test_without_hubble_it_is_said_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stub_agent(tmp_path, {f"/hive/events?{EVERYTHING}": (404, {"err": NO_EVENTS})}) as stub:
+        result = hive(capsys, "monitor", "--last", "5", "-H", stub.socket)
+    assert (result.code, result.out, result.err) == (1, "", f"hive: {NO_EVENTS}\n")
+
+
 def test_another_socket_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with agent(tmp_path, b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)) as path:
         told = hive(capsys, "monitor", "-H", path)
@@ -243,8 +339,15 @@ def test_another_socket_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--address", "web"], "expected an address or a network, such as 10.0.1.5 or fd00::/64"),
         (["-t", "agent"], "'agent' is not one of 'drop', 'trace', 'policy-verdict', 'l7'"),
         (["--from", "0"], "0 is not in the range 1<=x<=65535"),
+        (["--since", "yesterday"], "'yesterday': expected how long ago, such as 5m or 1h30m, or a time"),
+        (["--since", "2999-01-01T00:00:00Z"], "is still to come: expected a time before now"),
+        (["--since", "1969-01-01"], "is before 1970"),
+        (["--since=-5m"], "is still to come"),
+        (["--last", "0"], "0 is not in the range x>=1"),
+        (["--last", "few"], "'few' is not a valid integer"),
+        (["--last", "5", "--monitor-socket", "/m.sock"], "--monitor-socket has only events that come"),
     ],
-    ids=["address", "type", "endpoint"],
+    ids=str,
 )
 def test_wrong_options_end_with_a_line(
     capsys: pytest.CaptureFixture[str], options: list[str], line: str

@@ -28,7 +28,7 @@ from cells.hubble.observer import (
 from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.parser.resolver import Resolver
 from cells.hubble.ring import FlowObserver, InvalidRequest
-from cells.observe.events import Sample
+from cells.observe.events import Lost, Sample
 from tests.support.examples import scaled
 from tests.unit.hubble.recordings import recorded, recording
 from tests.unit.hubble.worlds import world
@@ -400,3 +400,70 @@ def test_flows_are_answered_as_the_rules_read(asked: Asked, capacity: int, came:
     more = (lambda: write_all(later, len(came))) if asked.follow else None
     found = anyio.run(_read, "GetFlows", observer.get_flows(asked.request), more)
     assert found == plainly(asked, capacity, came, later)
+
+
+async def _records_of(observer: FlowObserver, since: int, write_more: Callable[[], None]) -> list[object]:
+    """What a follower of records gets; "live" where the past ends."""
+    found: list[object] = []
+
+    async def collect() -> None:
+        async for batch in observer.records(since, named=False):
+            found.extend([seen.record for seen in batch] or ["live"])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(collect)
+        await anyio.wait_all_tasks_blocked()
+        write_more()
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    return found
+
+
+@settings(deadline=None, max_examples=scaled(100))
+@given(st.sampled_from((1, 3, 7)), EVENTS_THAT_COME, EVENTS_THAT_COME, TIMES)
+def test_records_that_were_there_and_that_come_are_given_once_in_their_order(
+    capacity: int, came: Came, later: Came, since: int
+) -> None:
+    """Of the letters, a flow stands for a record of the datapath, a drop for one of a proxy."""
+    observer = observer_of(capacity)
+
+    def write_all(events: Came, begin: int) -> None:
+        for number, (letter, when) in enumerate(events, begin):
+            if letter == "f":
+                observer.add([(Sample(0, b"\4%d" % number), world("empty"))], BEGIN + when * SECOND)
+            else:
+                record = Sample(0, b"\x81%d" % number) if letter == "d" else None
+                observer.add_event(_event(letter, number), BEGIN + when * SECOND, record)
+
+    def given_of(events: Came, begin: int) -> list[object]:
+        of_letter: dict[str, Callable[[int], object]] = {
+            "f": lambda number: Sample(0, b"\4%d" % number),
+            "d": lambda number: Sample(0, b"\x81%d" % number),
+            "l": Lost,
+        }
+        numbered = enumerate((letter for letter, _ in events), begin)
+        return [of_letter[letter](number) for number, letter in numbered if letter in of_letter]
+
+    write_all(came, 0)
+    found = anyio.run(_records_of, observer, BEGIN + since * SECOND, lambda: write_all(later, len(came)))
+    begin = max(0, len(came) - capacity)
+    there = [given_of([one], begin + at) for at, one in enumerate(came[begin:]) if one[1] >= since]
+    missed = max(0, len(later) - capacity)
+    lost: list[object] = [Lost(missed)] if missed else []
+    expected = [
+        *(one for some in there for one in some),
+        "live",
+        *lost,
+        *given_of(later[missed:], len(came) + missed),
+    ]
+    assert [one for one in found if one != "live"] == [one for one in expected if one != "live"]
+    assert found[: expected.index("live") + 1] == expected[: expected.index("live") + 1]
+
+
+def test_a_record_that_becomes_no_flow_is_given_as_it_came() -> None:
+    observer = observer_of(63)
+    records = _records("trace", "sock", "short")
+    observer.add(records, BEGIN)
+    assert len(_flows(observer, GetFlowsRequest())) == 1
+    found = anyio.run(_records_of, observer, 0, lambda: None)
+    assert found == [*(sample for sample, _ in records), "live"]

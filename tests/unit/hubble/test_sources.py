@@ -28,7 +28,18 @@ from cells.hubble.parser import FlowOrigin
 from cells.hubble.sources import EventSources, origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
 from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference
-from cells.observe.events import LookupRecord, Lost, Party, Sample, lookup_sample
+from cells.observe.events import (
+    LookupRecord,
+    Lost,
+    Party,
+    RequestRecord,
+    Sample,
+    lookup_sample,
+    request_sample,
+)
+from cells.observe.events import (
+    decode as decode_record,
+)
 from cells.policy.control import PodNetworks, PolicyView
 from cells.policy.labels import network_labels
 from cells.proxy.dns import NameStore
@@ -382,3 +393,40 @@ def test_an_agent_without_hubble_loads_none_of_what_reads_and_serves_events() ->
         "cells.hubble." + name for name in ("ring", "codec", "parser", "filters", "rpc.grpc", "rpc.services")
     )
     assert not {*heavy, "h2", "hpack", "re2"} & set(done.stdout.split())
+
+
+def test_past_requests_are_redacted_as_their_flows_are() -> None:
+    client, server = Party("10.0.0.11", 40000, 20001, 101), Party("10.0.1.21", 80, 30001)
+    request = RequestRecord(
+        answer=False,
+        time="2026-11-28T08:00:00Z",
+        ingress=False,
+        source=client,
+        destination=server,
+        verdict="Forwarded",
+        method="GET",
+        url="http://user:secret@shop/cart?token=1",
+        protocol="HTTP/1.1",
+        headers={"Authorization": ["Bearer 1"], "Accept": ["*/*"]},
+    )
+    plain = replace(request, url="http://shop/cart")
+
+    def held(record: RequestRecord, **settings: Any) -> Any:
+        agent = Agent(hubble_monitor_events=("l7",), **settings)
+        agent.sources.take([Sample(3, request_sample(record))])
+        ring = agent.sources.observer.ring
+        found = ring.record(ring.begin)
+        assert isinstance(found, Sample)
+        assert found.cpu == 3
+        return decode_record(found.data)
+
+    assert held(plain) == plain
+    assert held(request) == replace(request, url="http://user:HUBBLE_REDACTED@shop/cart?token=1")
+    hidden = held(
+        request,
+        hubble_redact_enabled=True,
+        hubble_redact_http_urlquery=True,
+        hubble_redact_http_headers_deny=("authorization",),
+    )
+    assert hidden.url == "http://user:HUBBLE_REDACTED@shop/cart"
+    assert hidden.headers == {"Authorization": ["HUBBLE_REDACTED"], "Accept": ["*/*"]}

@@ -1,0 +1,150 @@
+"""What ``hive monitor`` shows: events that come, or first those that the agent holds.
+
+An event of the past has the names of its time: the pod may have been deleted since.
+"""
+
+import binascii
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+import click
+
+from cells.observe.events import NUMBERS, Event, EventNames, Lost, decode
+from hive.client import TIMEOUT, follow
+from hive.names import Names, labels_text
+from hive.observe.hubble_flags import parse_time
+
+LISTENING: Final = "Listening for events; press ctrl-C to quit"
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class Moment(click.ParamType[int]):
+    """A time in nanoseconds since 1970, given as such or as how long ago it was."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See click.ParamType."""
+        if isinstance(value, int):
+            return value
+        try:
+            moment = parse_time(str(value))
+        except ValueError:
+            self.fail(
+                f"{value!r}: expected how long ago, such as 5m or 1h30m, or a time, such as"
+                " 2026-11-28T08:00:00Z",
+                param,
+                ctx,
+            )
+        if moment > time.time_ns():
+            self.fail(f"{value!r} is still to come: expected a time before now", param, ctx)
+        if moment < 0:
+            self.fail(f"{value!r} is before 1970: expected a later time", param, ctx)
+        return moment
+
+
+class Seen(NamedTuple):
+    """An event, when it came, and by which CPU's buffer."""
+
+    event: Event
+    time: datetime
+    cpu: int | None
+    names: Mapping[str, Any] | None = None
+    """Names of its time, as the agent sends them; None for one that has just come."""
+
+
+class NamesThen:
+    """Names of an event's time as far as they are known, else those of now."""
+
+    def __init__(self, agent_socket: Path, *, numeric: bool) -> None:
+        self.now = Names(agent_socket, TIMEOUT)
+        self.shown: EventNames = NUMBERS if numeric else self
+        """What lines have."""
+        self._then: Mapping[str, Any] = {}
+
+    def at(self, seen: Seen) -> None:
+        """Name what is in this event from now on."""
+        self._then = seen.names or {}
+
+    def endpoint(self, number: int, /) -> str:
+        """``namespace/name`` of an endpoint's pod."""
+        return self._known("endpoints", str(number)) or self.now.endpoint(number)
+
+    def identity(self, number: int, /) -> str:
+        """The labels of an identity in short."""
+        return labels_text(self._known("identities", str(number)) or ()) or self.now.identity(number)
+
+    def address(self, address: str, /) -> str:
+        """The pod, service or node that has an address."""
+        return self._known("addresses", address) or self.now.address(address)
+
+    def pod(self, address: str, /) -> str:
+        """The pod that has an address, on any node."""
+        return self._known("addresses", address) or self.now.pod(address)
+
+    def _known(self, kind: str, key: str) -> Any:
+        return self._then.get(kind, {}).get(key, "")
+
+
+def held_and_coming(
+    agent_socket: Path, since: int | None, last: int | None, shows: Callable[[Seen], bool], *, named: bool
+) -> Iterator[Seen]:
+    """Events since a time, the last so many of those that are to be shown, then those that come.
+
+    Raises click.ClickException with one line where the agent holds none, and when it stops.
+    """
+    query = urlencode({"since": since or 0, "names": str(named).lower()})
+    return _recalled(follow(f"/hive/events?{query}", agent_socket), since, last, shows)
+
+
+def _recalled(
+    lines: Iterable[Mapping[str, Any]], since: int | None, last: int | None, shows: Callable[[Seen], bool]
+) -> Iterator[Seen]:
+    held: deque[Seen] = deque()
+    events = 0
+    past = True
+    for line in lines:
+        if "history" in line:
+            _mention(line["history"], since)
+        elif "live" in line:
+            yield from held
+            held.clear()
+            past = False
+            click.echo(LISTENING, err=True)
+        elif shows(seen := _seen(line)):
+            if last is None or not past:
+                yield seen
+                continue
+            held.append(seen)
+            events += not isinstance(seen.event, Lost)
+            while events > last:
+                events -= not isinstance(held.popleft().event, Lost)
+
+
+def _mention(history: Mapping[str, Any], since: int | None) -> None:
+    """Say where the past begins, if that is later than what is asked for."""
+    begins = history["begins"]
+    if begins is None:
+        click.echo("the agent holds no events yet", err=True)
+    elif since is not None and begins > since and history["held"] == history["capacity"]:
+        click.echo(
+            f"the agent's events begin at {_local(begins):%H:%M:%S}: it holds {history['held']}"
+            " (hubble-event-buffer-capacity)",
+            err=True,
+        )
+
+
+def _seen(line: Mapping[str, Any]) -> Seen:
+    if lost := line.get("lost"):
+        return Seen(Lost(lost, line.get("cpu")), _local(line["time"]), line.get("cpu"))
+    data = binascii.a2b_base64(line["data"])
+    return Seen(decode(data), _local(line["time"]), line.get("cpu"), line.get("names"))
+
+
+def _local(nanoseconds: int) -> datetime:
+    return datetime.fromtimestamp(nanoseconds / _NANOSECONDS).astimezone()

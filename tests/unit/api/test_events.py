@@ -1,0 +1,75 @@
+"""Events that the agent holds, over the socket, as ``hive monitor`` reads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio.to_thread
+import click
+import pytest
+
+from cells.hubble.hubble import Hubble
+from cells.hubble.parser import FlowOrigin, Parser
+from cells.hubble.ring import FlowObserver
+from cells.observe.events import Sample
+from hive.observe.monitor_history import Seen, held_and_coming
+from lifecycle import supply
+from tests.unit.api.node import running_node
+from tests.unit.hubble.recordings import recording
+from tests.unit.hubble.worlds import world
+
+pytestmark = pytest.mark.anyio
+
+
+class Holding(Hubble):
+    """Holds what a test puts in."""
+
+    def __init__(self) -> None:
+        origin = FlowOrigin("default/node1")
+        self.held = FlowObserver(4095, origin, Parser(origin), "cilium v1.17.0")
+
+    @property
+    def observer(self) -> FlowObserver:
+        return self.held
+
+    def drop(self) -> None:
+        data = bytes.fromhex(recording("pipeline")["perf_events"]["drop"])
+        self.held.add([(Sample(1, data), world("main"))], time.time_ns())
+
+
+async def test_past_events_have_the_names_of_their_time_and_others_follow_until_the_agent_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.api.server.SHUTDOWN_SECONDS", 3600.0)  # a stream does not hold up the stop
+    hubble = Holding()
+
+    async def seen(found: Iterator[Seen]) -> Seen:
+        return await anyio.to_thread.run_sync(next, found)
+
+    async with running_node(tmp_path, more=[supply(hubble, Hubble)]) as node:
+        hubble.drop()
+        began = time.time_ns()
+        hubble.drop()
+        hubble.drop()
+        found = held_and_coming(node.socket, None, 2, lambda _: True, named=True)
+        newest = [await seen(found), await seen(found)]
+        assert all(one.time.timestamp() * 1e9 > began - 1000 for one in newest)
+        names = newest[0].names or {}
+        assert "default/web-7d4b9c6f5-abcde" in names["addresses"].values()
+        assert "default/web-7d4b9c6f5-abcde" in names["endpoints"].values()
+        hubble.drop()
+        assert (await seen(found)).names is None
+        since = held_and_coming(node.socket, began, None, lambda _: True, named=False)
+        assert [(await seen(since)).names for _ in range(3)] == [None] * 3
+    for stream in (found, since):
+        with pytest.raises(click.ClickException, match="has ended the answer"):
+            await seen(stream)
+
+
+async def test_without_hubble_there_are_none_and_it_is_said_how_to_have_them(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        found = held_and_coming(node.socket, None, 2, lambda _: True, named=True)
+        with pytest.raises(click.ClickException, match=r"keeps no past events: set enable-hubble=true"):
+            await anyio.to_thread.run_sync(next, found)
