@@ -47,6 +47,7 @@ OPEN: Final = (
     "hubble.metrics.serviceAnnotations",
     "hubble.metrics.serviceMonitor.annotations",
     "hubble.metrics.serviceMonitor.labels",
+    "hubble.metrics.serviceMonitor.tlsConfig",
     "hubble.relay.nodeSelector",
     "hubble.relay.podAnnotations",
     "hubble.relay.podLabels",

@@ -196,6 +196,14 @@ true
 {{- with .Values.hubble -}}{{- if and .enabled .listenAddress .tls.enabled -}}true{{- end -}}{{- end -}}
 {{- end }}
 
+{{- /* "true" where agents serve metrics of flows; and where they do with TLS. */}}
+{{- define "cilium.flowmetrics" -}}
+{{- with .Values.hubble -}}{{- if and .enabled (or .metrics.enabled .metrics.dynamic.enabled) -}}true{{- end -}}{{- end -}}
+{{- end }}
+{{- define "cilium.flowmetricstls" -}}
+{{- if and (include "cilium.flowmetrics" .) .Values.hubble.metrics.tls.enabled -}}true{{- end -}}
+{{- end }}
+
 {{- /* The CA of certificates that Helm makes: that of the Secret, if there is one, so that old certificates stay good. */}}
 {{- define "cilium.ca" -}}
 {{- $held := lookup "v1" "Secret" (include "cilium.namespace" .) "cilium-ca" -}}
@@ -282,15 +290,19 @@ true
 {{- if and (has .Values.identityAllocationMode (list "kvstore" "doublewrite-readcrd" "doublewrite-readkvstore")) (not .Values.etcd.enabled) -}}
 {{- fail (printf "identityAllocationMode=%s: agents need a store to agree by: set etcd.enabled and etcd.endpoints" .Values.identityAllocationMode) -}}
 {{- end -}}
+{{- $tls := or (include "cilium.hubbletls" .) (include "cilium.flowmetricstls" .) -}}
 {{- with .Values.hubble -}}
 {{- if .enabled -}}
+{{- if and .metrics.enabled .metrics.dynamic.enabled -}}
+{{- fail "hubble.metrics.enabled: agents count flows by this list or by the file of hubble.metrics.dynamic: leave one out" -}}
+{{- end -}}
 {{- if and .redact.http.headers.allow .redact.http.headers.deny -}}
 {{- fail "Only one of .Values.hubble.redact.http.headers.allow, .Values.hubble.redact.http.headers.deny can be specified" -}}
 {{- end -}}
-{{- if and .tls.enabled .tls.auto.enabled (not (has .tls.auto.method (list "helm" "certmanager"))) -}}
+{{- if and $tls .tls.auto.enabled (not (has .tls.auto.method (list "helm" "certmanager"))) -}}
 {{- fail (printf "hubble.tls.auto.method=%s: not served here: expected helm or certmanager" .tls.auto.method) -}}
 {{- end -}}
-{{- if and .tls.enabled .tls.auto.enabled (eq .tls.auto.method "certmanager") (not .tls.auto.certManagerIssuerRef) -}}
+{{- if and $tls .tls.auto.enabled (eq .tls.auto.method "certmanager") (not .tls.auto.certManagerIssuerRef) -}}
 {{- fail "Hubble TLS certgen method=certmanager requires that user specifies .Values.hubble.tls.auto.certManagerIssuerRef" -}}
 {{- end -}}
 {{- end -}}

@@ -43,10 +43,7 @@ ONLY_ONE: Final = (
     (r"\[cilium-agent\]/ports$", "metrics are served by default"),
     (r"annotations/prometheus.io/port$", "metrics are served by default"),
     (r"\[cilium-agent\]/volumeMounts/\[~1sys~1fs~1bpf~1x\]", "Cilium's chart follows its own value by half"),
-    (
-        r"volumes/\[hubble-metrics-tls\]|^Service/cilium-agent",
-        "the part it is for is not built here",
-    ),
+    (r"^Service/cilium-agent", "the part it is for is not built here"),
 )
 """Places that only one of both charts changes, and why."""
 DEFAULTS: Final = (
@@ -59,6 +56,7 @@ DEFAULTS: Final = (
     ),
     (r"^prometheus\.enabled$", "metrics are served by default"),
     (r"^hubble\.enabled$", "Hubble is off by default"),
+    (r"^hubble\.metrics\.dynamic\.config\.content$", "Cilium's names a metric that there is not"),
 )
 
 RECORDED: Final[dict[str, Any]] = json.loads((DATA / "effects.json").read_text())

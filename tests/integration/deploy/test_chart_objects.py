@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import re
@@ -10,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pytest
+import yaml
+from cryptography import x509
+from cryptography.x509.oid import ExtensionOID
 
 from tests.integration.deploy.test_chart import CONFIG, NAMES, load, rendered
 from tests.support import chart
@@ -23,7 +27,7 @@ KINDS: Final = (
 )
 OBJECTS: Final = {
     *("Service/cilium-agent", "Service/cilium-operator", "ConfigMap/ip-masq-agent"),
-    "Service/hubble-metrics",
+    *("Service/hubble-metrics", "ConfigMap/cilium-dynamic-metrics-config"),
     *("ClusterRoleBinding/cilium", "ClusterRoleBinding/cilium-operator"),
 }
 UNSERVED: Final = "the part it is for is not built here"
@@ -82,6 +86,10 @@ DIFFERENT: Final = (
     ),
     (r"\[(envoy-admin|envoy-metrics)\]", UNSERVED),
     (r"ports/\[peer-service\]", "it is listed with metrics of flows alone"),
+    (
+        r"containers/\[cilium-agent\]/ports/\[hubble-metrics\]",
+        "a Service leads to it, also where a file has the metrics",
+    ),
     (r"\[cilium-agent\]/resources/requests", "what an agent needs is asked for"),
     (r"env/\[CILIUM_DEBUG\]", "debug is read from the ConfigMap"),
     (r"/labels/app.kubernetes.io~1part-of$", "every object of ours has the label"),
@@ -230,3 +238,111 @@ def test_the_operator_s_service_monitor_is_found_by_its_name() -> None:
         "app.kubernetes.io/part-of": "cilium",
         "release": "prometheus",
     }
+
+
+def flow_metrics(*, tls: dict[str, Any] | None = None, **metrics: object) -> dict[str, Any]:
+    """Values with metrics of flows; with what TLS they are served."""
+    served = {"tls": {"enabled": True, "server": tls}} if tls is not None else {}
+    return {"hubble": {"enabled": True, "metrics": {**metrics, **served}}}
+
+
+def agent_pod(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Volumes of the agent's pod, and mounts of its container, each by name."""
+    spec = objects["DaemonSet/cilium"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    volumes, mounts = (
+        {one["name"]: one for one in of} for of in (spec["volumes"], container["volumeMounts"])
+    )
+    return volumes, mounts
+
+
+def test_metrics_of_flows_have_a_certificate_that_names_the_cluster() -> None:
+    more = {"extraDnsNames": ["a.example"], "extraIpAddresses": ["192.0.2.1"]}
+    objects = chart.objects(flow_metrics(enabled=["drop"], tls=more) | {"cluster": {"name": "blue"}})
+    secret = {
+        key: base64.b64decode(one)
+        for key, one in objects["Secret/hubble-metrics-server-certs"]["data"].items()
+    }
+    made, authority = (x509.load_pem_x509_certificate(secret[key]) for key in ("tls.crt", "ca.crt"))
+    made.verify_directly_issued_by(authority)
+    names = made.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME).value
+    assert isinstance(names, x509.SubjectAlternativeName)
+    assert names.get_values_for_type(x509.DNSName) == ["blue.hubble-metrics.cilium.io", "a.example"]
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.1"]
+
+
+@pytest.mark.parametrize("mtls", [False, True])
+def test_agents_find_the_certificate_of_metrics_where_their_settings_name_it(mtls: bool) -> None:
+    given = flow_metrics(enabled=["drop"], tls={"mtls": {"enabled": mtls}, "existingSecret": "own"})
+    given["hubble"]["tls"] = {"enabled": False}
+    objects = chart.objects(given)
+    assert not [key for key in objects if key.startswith("Secret/")], "the Secret is there already"
+    volumes, mounts = agent_pod(objects)
+    (source,) = volumes["hubble-metrics-tls"]["projected"]["sources"]
+    assert source["secret"]["name"] == "own"
+    folder = mounts["hubble-metrics-tls"]["mountPath"]
+    found = {one["key"]: f"{folder}/{one['path']}" for one in source["secret"]["items"]}
+    keys = {"tls.crt": "tls-cert-file", "tls.key": "tls-key-file"} | (
+        {"ca.crt": "tls-client-ca-files"} if mtls else {}
+    )
+    settings = objects[CONFIG]["data"]
+    assert found == {of: settings[f"hubble-metrics-server-{key}"] for of, key in keys.items()}
+    assert ("hubble-metrics-server-tls-client-ca-files" in settings) == mtls
+
+
+def test_a_file_of_metrics_is_served_with_tls_too_and_where_its_service_leads() -> None:
+    wanted = [{"name": "drop", "contextOptions": [{"name": "sourceContext", "values": ["pod"]}]}]
+    dynamic = {"enabled": True, "config": {"content": wanted, "configMapName": "flows"}}
+    monitor = {"enabled": True, "tlsConfig": {"serverName": "x"}}
+    given = flow_metrics(dynamic=dynamic, port=9975, serviceMonitor=monitor, enableOpenMetrics=True, tls={})
+    given["prometheus"] = {"serviceMonitor": {"trustCRDsExist": True}}
+    objects = chart.objects(given)
+    settings = objects[CONFIG]["data"]
+    assert settings["hubble-metrics-server-enable-tls"] == settings["enable-hubble-open-metrics"] == "true"
+    volumes, mounts = agent_pod(objects)
+    (name,) = objects["ConfigMap/flows"]["data"]
+    path = f"{mounts['hubble-dynamic-metrics-config']['mountPath']}/{name}"
+    assert settings["hubble-dynamic-metrics-config-path"] == path
+    assert volumes["hubble-dynamic-metrics-config"]["configMap"] == {"name": "flows", "optional": True}
+    assert yaml.safe_load(objects["ConfigMap/flows"]["data"][name]) == {"metrics": wanted}
+    (port,) = objects["Service/hubble-metrics"]["spec"]["ports"]
+    (container,) = objects["DaemonSet/cilium"]["spec"]["template"]["spec"]["containers"]
+    ports = {one["name"]: one["hostPort"] for one in container["ports"]}
+    assert settings["hubble-metrics-server"] == f":{ports[port['targetPort']]}" == ":9975"
+    (endpoint,) = objects["ServiceMonitor/hubble"]["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "x"})
+
+
+def test_cert_manager_makes_the_certificate_of_metrics_though_the_api_has_none() -> None:
+    given = flow_metrics(enabled=["drop"], tls={})
+    auto: dict[str, Any] = {"method": "certmanager"}
+    given["hubble"]["tls"] = {"enabled": False, "auto": auto}
+    with pytest.raises(chart.RenderError, match="certManagerIssuerRef"):
+        chart.objects(given)
+    auto["certManagerIssuerRef"] = {"name": "ca"}
+    objects = chart.objects(given)
+    made = {key: one["spec"] for key, one in objects.items() if key.startswith("Certificate/")}
+    assert made["Certificate/hubble-metrics-server-certs"]["secretName"] == "hubble-metrics-server-certs"
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            flow_metrics(enabled=["drop"], dynamic={"enabled": True}),
+            "hubble.metrics.enabled: agents count flows by this list or by the file",
+        ),
+        (
+            flow_metrics(enabled=["drop"], tls={"mtls": {"enabled": True, "name": "ca"}}),
+            "hubble.metrics.tls.server.mtls.name: a value of Cilium's chart that is not served here",
+        ),
+        (
+            flow_metrics(enabled=["drop"], tls={"cert": "x"}),
+            "hubble.metrics.tls.server.cert: a value of Cilium's chart that is not served here",
+        ),
+    ],
+)
+def test_metrics_of_flows_refuse_what_is_not_served_by_name(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(chart.RenderError, match=re.escape(why)):
+        chart.objects(given)
