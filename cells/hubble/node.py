@@ -15,7 +15,7 @@ from __future__ import annotations
 from cells.hubble.export.drop_events import DropEvents, DropEventSettings
 from cells.hubble.export.exporters import Exporters, HubbleExportSettings
 from cells.hubble.hubble import Hubble, HubbleSettings, followed_tables, known_names
-from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsSettings
+from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsServer, HubbleMetricsSettings
 from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings
 from lifecycle import config, invoke, module, provide, provide_private
 
@@ -28,6 +28,6 @@ cell = module(
     config(HubbleExportSettings),
     config(DropEventSettings),
     provide(Hubble, HubbleServer, HubbleMetrics),
-    provide_private(known_names, followed_tables, Exporters, DropEvents),
-    invoke(Hubble, HubbleServer, HubbleMetrics, Exporters, DropEvents),
+    provide_private(known_names, followed_tables, HubbleMetricsServer, Exporters, DropEvents),
+    invoke(Hubble, HubbleServer, HubbleMetrics, HubbleMetricsServer, Exporters, DropEvents),
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,12 +21,14 @@ from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer, ServerCertificates
 from cells.observe.metrics import ListenAddress, listen
-from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, Settings, Table, refuse
+from lifecycle import Health, HiveError, Jobs, Lifecycle, Logger, Settings, Table, refuse
 from lifecycle.process import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
+    import ssl
+
     from cells.hubble.metrics.kinds import FlowMetrics
-    from lifecycle.http import HttpServer, Request, Response
+    from lifecycle.http import Request, Response
 
 DELETED_AFTER: Final = 60.0
 """Seconds after a pod's end until its series are removed: they are scraped once more before."""
@@ -97,40 +100,27 @@ class HubbleMetricsSettings(Settings, frozen=True):
 
 
 class HubbleMetrics:
-    """Counts flows in a job, and answers ``/metrics`` while its hook runs."""
+    """Counts flows in a job, by the metrics of the settings or of the file that is followed."""
 
     def __init__(
         self,
         hubble: Hubble,
         settings: HubbleMetricsSettings,
         *,
-        server: HubbleServer,
         endpoints: Table[int, Endpoint],
         jobs: Jobs,
-        lifecycle: Lifecycle,
+        health: Health,
         log: Logger,
     ) -> None:
         self._settings = settings
-        self._grpc = server
         self._endpoints = endpoints
+        self._health = health.child("metrics-file")
         self._log = log
         self._flows: FlowMetrics | None = None
-        self._server: HttpServer | None = None
-        self._certificates: ServerCertificates | None = None
-        if settings.hubble_metrics_server_enable_tls:
-            self._certificates = ServerCertificates(
-                settings.hubble_metrics_server_tls_cert_file,
-                settings.hubble_metrics_server_tls_key_file,
-                settings.hubble_metrics_server_tls_client_ca_files,
-                "http/1.1",
-            )
-        self._answered: Counter[str] = Counter()
-        self._durations: dict[str, Histogram] = {}
+        self._hubble = hubble
         if hubble.observer is None:
             return
         self._observer = hubble.observer
-        if settings.hubble_metrics_server:
-            lifecycle.append(Hook("serve metrics of flows", self._start, self._stop))
         if settings.hubble_dynamic_metrics_config_path:
             jobs.one_shot("follow the file of metrics", self._follow_file)
         if settings.entries or settings.hubble_dynamic_metrics_config_path:
@@ -145,6 +135,11 @@ class HubbleMetrics:
 
             self._flows = FlowMetrics(metrics_of(self._settings.entries))
         return self._flows
+
+    @property
+    def lost(self) -> Mapping[str, int] | None:
+        """Events that were lost before they could be counted, by where; None while Hubble is off."""
+        return None if self._hubble.observer is None else dict(self._hubble.observer.lost)
 
     async def _follow_file(self) -> None:
         path = Path(self._settings.hubble_dynamic_metrics_config_path)
@@ -162,8 +157,10 @@ class HubbleMetrics:
             reason = error.strerror if isinstance(error, OSError) else error
             wrong = f"hubble-dynamic-metrics-config-path={path}: {reason}; metrics stay as they were"
             self._log.warning(wrong)
+            self._health.degraded(wrong)
         else:
             self._log.info("metrics of flows", names=" ".join(one.name for one in wanted))
+            self._health.ok(f"{len(wanted)} metrics of the file are counted")
 
     async def _count(self) -> None:
         from cells.hubble.flow import Flow
@@ -187,60 +184,113 @@ class HubbleMetrics:
         if not any((one.pod_namespace, one.pod_name) == name for _, one, _ in self._endpoints.snapshot()):
             self.flows.remove_pod(*name)
 
-    async def _start(self) -> None:
+
+class HubbleMetricsServer:
+    """Answers ``/metrics`` while Hubble is on and hubble-metrics-server has an address."""
+
+    def __init__(
+        self,
+        metrics: HubbleMetrics,
+        settings: HubbleMetricsSettings,
+        *,
+        server: HubbleServer,
+        jobs: Jobs,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._metrics = metrics
+        self._settings = settings
+        self._grpc = server
+        self._health = health.child("metrics-server")
+        self._log = log
+        self._answered: Counter[str] = Counter()
+        self._durations: dict[str, Histogram] = {}
+        self._wrong = ""
+        if metrics.lost is None or not settings.hubble_metrics_server:
+            return
+        lifecycle.enter("serve metrics of flows", self._serving)
+        if settings.hubble_metrics_server_enable_tls:
+            self._certificates = ServerCertificates(
+                settings.hubble_metrics_server_tls_cert_file,
+                settings.hubble_metrics_server_tls_key_file,
+                settings.hubble_metrics_server_tls_client_ca_files,
+                "http/1.1",
+            )
+            jobs.one_shot("follow certificates of metrics", self._follow_certificates)
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
         from lifecycle.http import SCRAPED, HttpServer
 
+        tls = self._context if self._settings.hubble_metrics_server_enable_tls else None
+        server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log, tls=tls)
         address = ListenAddress.parse(self._settings.hubble_metrics_server)
+        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        with anyio.CancelScope(shield=True):
+            await server.serve(self._bound(address))
+        self._log.info("metrics of flows served", address=str(address), tls=tls is not None)
+        if tls is None:
+            self._health.ok("serving")
         try:
-            listener = listen(address)
+            yield
+        finally:
+            await server.close()
+
+    def _bound(self, address: ListenAddress) -> socket.socket:
+        try:
+            return listen(address)
         except OSError as error:
             reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
             raise HiveError(
                 f"hubble-metrics-server: {address} cannot be served ({reason}): stop what listens there, or"
                 " choose another address"
             ) from error
-        if self._certificates is not None:
-            try:
-                self._certificates.context()
-            except OSError as error:
-                self._log.warning(
-                    "hubble-metrics-server-tls files cannot be used: metrics are not served until they can",
-                    error=error.strerror or str(error),
-                )
-        tls = self._certificates.context if self._certificates is not None else None
-        self._server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log, tls=tls)
-        # Interrupted here, asyncio would leave a listening server that cannot be closed.
-        with anyio.CancelScope(shield=True):
-            await self._server.serve(listener)
-        self._log.info("metrics of flows served", address=str(address), tls=tls is not None)
 
-    async def _stop(self) -> None:
-        if self._server is not None:
-            await self._server.close()
-            self._server = None
+    async def _follow_certificates(self) -> None:
+        await self._certificates.follow(self._report)
+
+    def _context(self) -> ssl.SSLContext:
+        """For one handshake. Raises OSError for files that cannot be used."""
+        try:
+            return self._certificates.context()
+        finally:
+            self._report()
+
+    def _report(self) -> None:
+        """Say whether the files of TLS can be used as they are now; in the log, when that changes."""
+        wrong = self._certificates.wrong()
+        if wrong:
+            last = "the last good ones are" if self._certificates.usable else "no metrics are served"
+            wrong = f"hubble-metrics-server-tls files cannot be used: {wrong}; {last}"
+            self._health.degraded(wrong)
+        else:
+            self._health.ok("serving")
+        if wrong and wrong != self._wrong:
+            self._log.warning(wrong)
+        self._wrong = wrong
 
     async def _answer(self, request: Request) -> Response:
         from lifecycle.http import Response
 
         if request.path != "/metrics":
             return Response(404)
-        began = anyio.current_time()
+        began, flows = anyio.current_time(), self._metrics.flows
         wanted = "application/openmetrics-text" in request.headers.get("accept", "")
         if self._settings.enable_hubble_open_metrics and wanted:
             from cells.hubble.metrics.series import openmetrics
 
-            text, kind = openmetrics(list(self.flows.all()), list(self._others())), _OPENMETRICS
+            text, kind = openmetrics(list(flows.all()), list(self._others())), _OPENMETRICS
         else:
-            text, kind = exposition([*self.flows.families(), *self._others()]), CONTENT_TYPE
+            text, kind = exposition([*flows.families(), *self._others()]), CONTENT_TYPE
         self._answered["200"] += 1
         self._durations.setdefault("200", Histogram()).observe(anyio.current_time() - began)
         return Response(200, text.encode(), kind)
 
     def _others(self) -> Iterator[Family]:
         """What is counted whichever metrics are asked for."""
-        yield counter(
-            "hubble_lost_events_total", "Number of lost events", dict(self._observer.lost), "source"
-        )
+        lost = self._metrics.lost or {}
+        yield counter("hubble_lost_events_total", "Number of lost events", lost, "source")
         yield counter(
             "hubble_metrics_http_handler_requests_total",
             "A counter for requests to the metrics handler",

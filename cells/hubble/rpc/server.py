@@ -9,8 +9,8 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,10 @@ import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream, TaskGroup
 
 from cells.cluster.nodes.node import ClusterNode
+from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
 from cells.observe.metrics import ListenAddress
-from lifecycle import Health, HiveError, Lifecycle, Logger, ReadTable, Settings
+from lifecycle import Health, HiveError, Jobs, Lifecycle, Logger, ReadTable, Settings
 from lifecycle.http import turns_of
 from lifecycle.process import Acceptor, listen
 
@@ -128,6 +129,12 @@ class ServerCertificates:
         self._files = (certificate, key, *client_cas)
         self._stamps: tuple[object, ...] = ()
         self._context: ssl.SSLContext | None = None
+        self._wrong = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether clients can be served, by files of an earlier time if need be."""
+        return self._context is not None
 
     def context(self) -> ssl.SSLContext:
         """TLS 1.3 with the protocol by ALPN. Raises OSError (ssl.SSLError too) for files that cannot be used.
@@ -138,15 +145,36 @@ class ServerCertificates:
         if stamps != self._stamps or self._context is None:
             try:
                 self._context = self._load()
-            except OSError:
+                self._wrong = ""
+            except OSError as error:
+                self._wrong = f"{error.filename or ', '.join(self._files)}: {error.strerror or error}"
                 if self._context is None:
                     raise
             self._stamps = stamps
         return self._context
 
+    def wrong(self) -> str:
+        """Why the files, as they are now, cannot be used; empty when they can."""
+        with suppress(OSError):  # its reason is what is returned
+            self.context()
+        return self._wrong
+
+    async def follow(self, report: Callable[[], None]) -> None:
+        """Call it at first, and after every change in a directory of the files."""
+
+        async def at_changes(path: Path) -> None:
+            async for _ in file_changes(path):
+                report()
+
+        async with anyio.create_task_group() as tasks:
+            for path in {path.parent: path for path in map(Path, self._files)}.values():
+                tasks.start_soon(at_changes, path)
+
     def _load(self) -> ssl.SSLContext:
         import ssl
 
+        for path in self._files:
+            Path(path).read_bytes()  # OpenSSL's errors do not name a file that is missing
         certificate, key, *client_cas = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -176,6 +204,7 @@ class HubbleServer:
         settings: HubbleServerSettings,
         *,
         nodes: ReadTable[str, ClusterNode],
+        jobs: Jobs,
         lifecycle: Lifecycle,
         health: Health,
         log: Logger,
@@ -196,6 +225,8 @@ class HubbleServer:
         if hubble.observer is not None:
             self._flows = hubble.observer
             lifecycle.enter("serve Hubble", self._serving)
+            if self._secure:
+                jobs.one_shot("follow certificates", self._follow_certificates)
 
     @property
     def counts(self) -> Sequence[CallCounts]:
@@ -205,7 +236,14 @@ class HubbleServer:
     @property
     def ready(self) -> bool:
         """Whether every listener can serve its clients."""
-        return bool(self._servers) and not self._missing()
+        return bool(self._servers) and (self._certificates.usable or not self._secure)
+
+    @property
+    def _secure(self) -> bool:
+        return self._settings.address is not None and not self._settings.hubble_disable_tls
+
+    async def _follow_certificates(self) -> None:
+        await self._certificates.follow(self._report)
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -300,15 +338,16 @@ class HubbleServer:
         return secured if protocol == "h2" else None
 
     def _missing(self) -> str:
-        """Why TLS cannot be served; empty when it can, or is not to be."""
-        if self._settings.address is None or self._settings.hubble_disable_tls:
+        """What is wrong with the files of TLS, and what follows of it; empty when nothing is."""
+        wrong = self._certificates.wrong() if self._secure else ""
+        if not wrong:
             return ""
-        try:
-            self._certificates.context()
-        except OSError as error:
-            name = f"{error.filename}: " if error.filename else ""
-            return f"hubble-tls files cannot be used: {name}{error.strerror or error}"
-        return ""
+        served = (
+            "the last good ones are"
+            if self._certificates.usable
+            else f"{self._settings.address} is not served"
+        )
+        return f"hubble-tls files cannot be used: {wrong}; {served}"
 
     def _report(self) -> None:
         if missing := self._missing():
@@ -321,10 +360,10 @@ class HubbleServer:
         if now < self._quiet_until:
             return
         self._quiet_until = now + _QUIET
-        missing = self._missing()
-        if missing:
-            self._health.degraded(missing)
-        self._log.warning("a client of Hubble failed TLS", client=str(peer), error=missing or str(error))
+        self._report()
+        self._log.warning(
+            "a client of Hubble failed TLS", client=str(peer), error=self._missing() or str(error)
+        )
 
 
 async def _until_stopped(acceptor: Acceptor) -> None:

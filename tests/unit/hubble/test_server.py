@@ -30,7 +30,7 @@ from cells.hubble.codec import decode, encode, to_json
 from cells.hubble.enums import FlowVerdict
 from cells.hubble.flow import Flow, FlowEndpoint
 from cells.hubble.hubble import Hubble
-from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsSettings
+from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsServer, HubbleMetricsSettings
 from cells.hubble.observer import (
     ChangeNotification,
     GetFlowsRequest,
@@ -98,8 +98,8 @@ async def serving(folder: Path, **settings: object) -> AsyncIterator[Hive]:
             "Hubble's sockets",
             config(HubbleServerSettings),
             config(HubbleMetricsSettings),
-            provide(HubbleServer, HubbleMetrics),
-            invoke(HubbleServer, HubbleMetrics),
+            provide(HubbleServer, HubbleMetrics, HubbleMetricsServer),
+            invoke(HubbleServer, HubbleMetrics, HubbleMetricsServer),
             replace(Hubble, hubble),
             supply(nodes, ReadTable[str, ClusterNode]),
             supply(Table[int, Endpoint]("endpoints", key=lambda row: row.id), Table[int, Endpoint]),
@@ -330,15 +330,31 @@ async def test_metrics_are_served_with_tls_to_clients_with_a_certificate_alone(t
         "hubble-metrics-server-tls-key-file": str(tmp_path / "server.key"),
         "hubble-metrics-server-tls-client-ca-files": (str(authority.certificate),),
     }
-    async with serving(tmp_path, **settings):
+    async with serving(tmp_path, **settings) as hive:
+        wrong = f"{tmp_path}/server.crt: No such file or directory; no metrics are served"
+        await eventually(lambda: wrong in degraded(hive, "metrics-server"))
         assert await in_thread(lambda: scraped(port, authority, client)) == "", "there is no certificate yet"
         authority.issue("server", "/CN=server")
+        await eventually(lambda: not degraded(hive, "metrics-server"))
         text = await in_thread(lambda: scraped(port, authority, client))
         assert text.count('hubble_metrics_http_handler_requests_total{code="200"} 1') == 1
         assert await in_thread(lambda: scraped(port, authority)) == ""
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             await in_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10))
         assert await in_thread(lambda: scraped(port, authority, client))
+        key, good = tmp_path / "server.key", (tmp_path / "server.key").read_text()
+        await anyio.Path(key).write_text("half")
+        await eventually(lambda: "the last good ones are" in degraded(hive, "metrics-server"))
+        assert await in_thread(lambda: scraped(port, authority, client)), "by the last good certificate"
+        await anyio.Path(key).write_text(good)
+        await eventually(lambda: not degraded(hive, "metrics-server"))
+
+
+def degraded(hive: Hive, part: str) -> str:
+    """Why this part of Hubble is degraded; empty when it is not."""
+    found = {one.module: one for one in hive.get(HealthTree).snapshot()}
+    one = found.get(f"hubble.{part}" if part else "hubble")
+    return one.message if one is not None and one.level == "degraded" else ""
 
 
 async def test_the_file_of_metrics_is_followed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -355,13 +371,17 @@ async def test_the_file_of_metrics_is_followed(tmp_path: Path, capfd: pytest.Cap
             await whole.rename(file)
             await eventually(lambda: {one.name for one in metrics.flows.families()} == set(names))
 
+        await eventually(lambda: f"{file}: No such file or directory" in degraded(hive, "metrics-file"))
         assert metrics.flows.families() == [], "there is no file yet"
         await asked_for("metrics: [{name: drop}]", "hubble_drop_total")
+        assert not degraded(hive, "metrics-file")
         await asked_for("metrics: [{name: icmp}, {name: flow}]", *of_flows - {"hubble_drop_total"})
         await asked_for("metrics: [{name: what}]", *of_flows - {"hubble_drop_total"})
         await eventually(lambda: "'what' does not exist; metrics stay as they were" in capfd.readouterr().err)
+        assert "'what' does not exist; metrics stay as they were" in degraded(hive, "metrics-file")
         assert len(metrics.flows.families()) == 2
         await asked_for("metrics: []")
+        assert not degraded(hive, "metrics-file")
 
 
 @pytest.mark.parametrize(
@@ -409,6 +429,12 @@ async def test_files_that_change_are_read_for_the_next_client(tmp_path: Path) ->
         assert hive.get(HubbleServer).ready
         use(second)
         assert [await in_thread(partial(status, number)) for number in (0, 1)] == [1, 0]
+        (tmp_path / "used" / "server.key").write_text("half")
+        await eventually(lambda: "the last good ones are" in degraded(hive, ""))
+        assert hive.get(HubbleServer).ready
+        assert [await in_thread(partial(status, number)) for number in (0, 1)] == [1, 0]
+        use(second)
+        await eventually(lambda: not degraded(hive, ""))
 
 
 async def test_files_that_are_broken_leave_the_last_ones_in_force(tmp_path: Path) -> None:
