@@ -65,15 +65,15 @@ def _rpc_text(error: RpcError) -> str:
     return f"rpc error: code = {code_name(error.code)} desc = {error.message}"
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], program: str = "hubble") -> int:
     names = [word for word in words if not word.startswith("-")]
     command = names[0] if names else ""
     if command == "observe":
         words.remove("observe")
         part = words[0] if words and words[0] in EVENTS else ""
         if part:
-            return EVENTS[part](words[1:])
-        return observe(words)
+            return EVENTS[part](words[1:], f"{program} observe")
+        return observe(words, f"{program} observe")
     for path, run_it in _COMMANDS.items():
         if tuple(names[: len(path)]) == path:
             for name in path:
@@ -248,7 +248,7 @@ _COMMANDS: Final[dict[tuple[str, ...], Callable[[Sequence[str]], int]]] = {
 def command(words: tuple[str, ...]) -> int:
     """Show flows with names of senders and receivers, verdicts and reasons."""
     try:
-        return _run(["observe", *words])
+        return _run(["observe", *words], "hive")
     except CommandLineError as error:
         raise click.UsageError(error.plain) from error
     except CommandError as error:

@@ -97,7 +97,8 @@ _FLOW_FLAGS: Final = (
 )
 
 
-def observe(words: Sequence[str]) -> int:
+def observe(words: Sequence[str], command: str) -> int:
+    """Show flows. ``command`` is what help and errors call it."""
     selection = FlowSelection()
 
     def filter_flag(name: str) -> Flag:
@@ -110,7 +111,7 @@ def observe(words: Sequence[str]) -> int:
     flags = parsed(
         own,
         (*_SELECTORS, *map(filter_flag, FILTER_FLAGS), *_FORMATTING, *_FLOW_FLAGS),
-        "hubble observe",
+        command,
         "Show flows: source, destination and verdict of packets and requests.",
     )
     if flags is None:
@@ -319,11 +320,11 @@ def _events(
     request: type[GetAgentEventsRequest] | type[GetDebugEventsRequest],
     response: type[_Message],
     show: Callable[[Printer], Callable[[_Message], None]],
-) -> Callable[[Sequence[str]], int]:
+) -> Callable[[Sequence[str], str], int]:
     """The command for one kind of event that is not a flow."""
 
-    def run_it(words: Sequence[str]) -> int:
-        command = f"hubble observe {name.lower()}-events"
+    def run_it(words: Sequence[str], above: str) -> int:
+        command = f"{above} {name.lower()}-events"
         about = f"Show events of the {'agent' if name == 'Agent' else 'datapath, for debugging'}."
         flags = parsed(words, (*_SELECTORS, *_FORMATTING), command, about)
         if flags is None:
@@ -348,7 +349,7 @@ def _events(
     return run_it
 
 
-EVENTS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
+EVENTS: Final[dict[str, Callable[[Sequence[str], str], int]]] = {
     "agent-events": _events(
         "Agent", GetAgentEventsRequest, GetAgentEventsResponse, lambda printer: printer.agent_event
     ),

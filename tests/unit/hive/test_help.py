@@ -107,6 +107,20 @@ def test_the_version_is_shown_without_an_agent(capsys: pytest.CaptureFixture[str
     assert result.out.splitlines()[1].split(maxsplit=1) == ["agent", "none runs here"]
 
 
+def test_observe_is_called_in_help_and_errors_as_it_was_called(capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ((), ("agent-events",), ("debug-events",)):
+        own = hive(capsys, "observe", *part, "--help").out
+        assert hubble(["observe", *part, "--help"]) == 0
+        other = capsys.readouterr().out
+        assert " ".join(("Usage: hive observe", *part, "[FLAGS]")) in own.splitlines()
+        assert own.replace("Usage: hive ", "Usage: hubble ") == other
+    assert hubble(["observe", "nothing"]) == 1
+    assert capsys.readouterr().err == 'unknown command "nothing" for "hubble observe"\n'
+    wrong = hive(capsys, "observe", "nothing")
+    assert wrong.code == 2
+    assert 'unknown command "nothing" for "hive observe"' in wrong.err
+
+
 def test_all_help_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     groups = {words[:length] for words, _ in leaves(cli) for length in range(len(words))}
     shown = [hive(capsys, *words, "--help").out for words in (*groups, *dict(leaves(cli)))]
