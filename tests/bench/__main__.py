@@ -81,6 +81,7 @@ PARTS: dict[str, Measure] = {
     "requests": http_requests.measure,
     "bgp": speakers.measure,
     "hubble": hubble.measure,
+    "flows": hubble.on_a_node,
     "services": services.measure,
     "service-sync": service_sync.measure,
     "service-events": service_events.measure,

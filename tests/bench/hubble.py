@@ -1,23 +1,41 @@
-"""Hubble: events taken in and flows given out a second, and the memory of a full ring."""
+"""Hubble: events taken in and flows given out a second, and the memory of a full ring.
+
+On a node: how long after a packet a client has its flow, alone and beside ninety-nine others that follow the
+same; what that takes of the agent; and what the agent holds with and without Hubble.
+"""
 
 from __future__ import annotations
 
+import os
+import queue
+import socket
+import threading
 import time
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from cells.hubble.codec import decode, encode
 from cells.hubble.export.files import FlowLog, RotatingFile
 from cells.hubble.flow import Flow
 from cells.hubble.metrics.kinds import FlowMetrics, metrics_of
-from cells.hubble.observer import GetFlowsRequest
+from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.ring import SeenEvent
 from cells.hubble.sources import EventSources
 from cells.observe.events import Sample as Event
-from tests.bench.stats import Figure, Sample
+from hive.lab import pods
+from hive.lab.children import Child, Stop
+from hive.lab.node import Lab
+from hive.observe.hubble_client import HubbleClient
+from hive.observe.hubble_filters import FlowSelection
+from tests.bench.nodes import agent_cpu, our_lab
+from tests.bench.startup import memory
+from tests.bench.stats import Figure, Row, Sample, percentile
 from tests.unit.hubble.test_sources import TRACE, Agent
 
 METRICS = "dns drop tcp flow port-distribution icmp httpV2 kafka flows-to-world policy"
@@ -27,6 +45,16 @@ CAPACITIES = {4095: 4.0, 65535: None}
 BATCH, BATCHES = 200, 500
 RAW, FOLLOWED = 500_000.0, 40_000.0
 """What is to be reached, a second of one core."""
+CLIENTS = 100
+PACKETS, PAUSE = 250, 0.02
+"""Of a round, each to a port of its own, and the seconds between two."""
+FIRST_PORT = 20_000
+LATEST = 5.0
+"""ms from a packet until a client has its flow, of all packets but one in a hundred."""
+WITHIN, LATE = 30.0, 10.0
+"""Seconds until clients follow, and until they have the last flow."""
+SOCKET = Path("/run/cilium/hubble.sock")
+_Result = TypeVar("_Result")
 
 
 def _agent(capacity: int) -> EventSources:
@@ -47,22 +75,26 @@ def raw() -> float:
     return (time.process_time() - began) / (BATCH * BATCHES) * 1e6
 
 
-async def followed() -> float:
-    """µs of an event that one client follows, up to the bytes of its answer."""
-    sources, batches = _agent(4095), [_batch() for _ in range(BATCHES // 5)]
-    answers = sources.observer.get_flows(GetFlowsRequest(follow=True))
+async def followed(clients: int = 1) -> float:
+    """µs of an event that so many clients follow, up to the bytes of their answers, for each of them."""
+    sources, batches = _agent(4095), [_batch() for _ in range(BATCHES // 5 // clients or 1)]
+    every = [sources.observer.get_flows(GetFlowsRequest(follow=True)) for _ in range(clients)]
     sources.take(_batch())
-    await anext(answers)  # from now on it gets every one
-    got, wanted = 0, 0
+    got = [0 for _ in every]
+    for answers in every:
+        await anext(answers)  # from now on it gets every one
+    wanted = 0
     began = time.process_time()
     for batch in batches:
         sources.take(batch)
         wanted += len(batch)
-        while got < wanted:
-            got += len(await anext(answers))
+        for number, answers in enumerate(every):
+            while got[number] < wanted:
+                got[number] += len(await anext(answers))
     took = time.process_time() - began
-    await answers.aclose()
-    return took / wanted * 1e6
+    for answers in every:
+        await answers.aclose()
+    return took / (wanted * clients) * 1e6
 
 
 async def seen(use: Callable[[list[SeenEvent]], object]) -> float:
@@ -130,15 +162,19 @@ def full(capacity: int) -> float:
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
     """Each figure once a round, one after the other; of a file and of metrics, how many times a client's."""
-    taken, given, written, by_all = [], [], [], []
+    taken, given, shared, written, by_all = [], [], [], [], []
     for _ in range(rounds):
         taken.append(raw())
         given.append(anyio.run(followed))
+        shared.append(anyio.run(followed, CLIENTS) / given[-1])
         written.append(exported(folder) / given[-1])
         by_all.append(counted() / given[-1])
     return [
         Figure("Hubble, an event read by none", "µs", Sample(tuple(taken)), 1e6 / RAW),
         Figure("Hubble, an event one client follows", "µs", Sample(tuple(given)), 1e6 / FOLLOWED),
+        Figure(
+            f"Hubble, one of {CLIENTS} clients that follow, per lone client's", "times", Sample(tuple(shared))
+        ),
         Figure("Hubble, an event in a file, per client's", "times", Sample(tuple(written))),
         Figure("Hubble, an event in all metrics, per client's", "times", Sample(tuple(by_all))),
         *(
@@ -146,3 +182,161 @@ def measure(folder: Path, rounds: int) -> list[Figure]:
             for capacity, most in CAPACITIES.items()
         ),
     ]
+
+
+class Packets(NamedTuple):
+    """What was found of the packets of a round."""
+
+    latest: float
+    """ms after which 99 of 100 had reached the client as flows."""
+    processor: float
+    """µs of the agent, for each packet."""
+
+
+def _request() -> bytes:
+    """What the clients ask for: each new flow of UDP, once, where it reaches a pod."""
+    selection = FlowSelection()
+    selection.add("type", "trace:to-endpoint")
+    selection.add("protocol", "udp")
+    allowed, denied = selection.lists()
+    return encode(GetFlowsRequest(follow=True, whitelist=allowed, blacklist=denied))
+
+
+def _follow(path: Path, seen: Callable[[list[bytes]], None]) -> None:
+    """Give all flows to a function, in a thread that ends with the process."""
+
+    def read() -> None:
+        with HubbleClient(f"unix://{path}", WITHIN) as client:
+            for batch in client.stream("observer.Observer/GetFlows", _request()):
+                seen(batch)
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def _port(answer: bytes) -> int:
+    """Where the packet of a flow was sent; 0 for what is no flow of UDP."""
+    flow = decode(GetFlowsResponse, answer).flow
+    return flow.l4.UDP.destination_port if flow and flow.l4 and flow.l4.UDP else 0
+
+
+def others(stop: Stop, path: Path, count: int, ready: str) -> list[int]:
+    """Follow with so many clients, and make a file once all do; how many of PACKETS each was given."""
+    given: list[list[bytes]] = [[] for _ in range(count)]
+    for one in given:
+        _follow(path, one.extend)
+    while not all(given):
+        if stop.wait(PAUSE):
+            break
+    Path(ready).touch()
+    stop.wait(WITHIN * 4)
+    until = time.monotonic() + LATE
+    wanted = range(FIRST_PORT, FIRST_PORT + PACKETS)
+    while True:
+        counts = [len({port for port in map(_port, list(one)) if port in wanted}) for one in given]
+        if min(counts) == PACKETS or time.monotonic() > until:
+            return counts
+        time.sleep(PAUSE)
+
+
+def latencies(path: Path, send: Callable[[int], object]) -> list[float]:
+    """ms from sending a packet to a port until a client of the socket has its flow, for each of PACKETS.
+
+    Raises RuntimeError when the flow of one does not come.
+    """
+    came: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def seen(batch: list[bytes]) -> None:
+        now = time.perf_counter_ns()
+        for each in batch:
+            came.put((_port(each), now))
+
+    _follow(path, seen)
+    probe(send, lambda: not came.empty())
+    sent = {}
+    for port in range(FIRST_PORT, FIRST_PORT + PACKETS):
+        sent[port] = time.perf_counter_ns()
+        send(port)
+        time.sleep(PAUSE)
+    took: dict[int, float] = {}
+    while len(took) < PACKETS:
+        try:
+            port, now = came.get(timeout=LATE)
+        except queue.Empty:
+            raise RuntimeError(f"{PACKETS - len(took)} of {PACKETS} packets have no flow") from None
+        if port in sent:
+            took.setdefault(port, (now - sent[port]) / 1e6)
+    return list(took.values())
+
+
+def probe(send: Callable[[int], object], done: Callable[[], bool]) -> None:
+    """Send packets, each to another port, since each flow is reported once, until that is so."""
+    until = time.monotonic() + WITHIN
+    for port in range(FIRST_PORT - 1, 0, -1):
+        if done():
+            return
+        if time.monotonic() > until:
+            raise RuntimeError(f"clients have no flow of a packet within {WITHIN:g} s")
+        send(port)
+        time.sleep(PAUSE)
+
+
+def _inside(use: Callable[[Callable[[int], object]], _Result], address: str) -> _Result:
+    """Of a pod: call it with what sends a packet to a port of that address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        return use(lambda port: sender.sendto(b"hubble", (address, port)))
+
+
+def packets(made: Lab, pid: int, address: str, clients: int, folder: Path) -> Packets:
+    """Send those of a round from pod ``a`` to that address, while so many clients follow."""
+    ready = folder / "hubble-followed"
+    ready.unlink(missing_ok=True)
+    with made.open_pod("a") as pod:
+
+        def found() -> Packets:
+            before = agent_cpu(pid)
+            took = pod.run(_inside, lambda send: latencies(SOCKET, send), address, within=WITHIN * 3)
+            return Packets(percentile(took, 0.99), (agent_cpu(pid) - before) / PACKETS / 1000)
+
+        if clients == 1:
+            return found()
+        crowd: Child[list[int]] = pod.start(others, SOCKET, clients - 1, os.fspath(ready))
+        try:
+            pod.run(_inside, lambda send: probe(send, ready.exists), address, within=WITHIN * 2)
+            result = found()
+        finally:
+            counts = crowd.finish(within=WITHIN)
+    if min(counts) < PACKETS:
+        raise RuntimeError(f"one of {clients} clients was given {min(counts)} of {PACKETS} flows")
+    return result
+
+
+def on_a_node(folder: Path, rounds: int) -> list[Row | Figure]:
+    """With and without Hubble one after the other; with it, one client and a hundred."""
+    found: dict[int, list[Packets]] = defaultdict(list)
+    held: dict[bool, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for hubble in (False, True):
+            with our_lab("bench-flows", f"--enable-hubble={str(hubble).lower()}") as (made, pid):
+                pods.add(made, "a")
+                address = pods.add(made, "b").ipv4
+                held[hubble].append(memory(pid)["Pss"])
+                for clients in (1, CLIENTS) if hubble else ():
+                    found[clients].append(packets(made, pid, address, clients, folder))
+    rows: list[Row | Figure] = [
+        Row(
+            "Hubble, memory of the agent (PSS)",
+            "KiB",
+            Sample(tuple(held[True])),
+            "without",
+            Sample(tuple(held[False])),
+            None,
+            faster=False,
+        )
+    ]
+    for clients, of in found.items():
+        told = "1 client" if clients == 1 else f"{clients} clients"
+        latest = Sample(tuple(one.latest for one in of))
+        rows.append(Figure(f"Hubble, packet to flow, p99, {told}", "ms", latest, LATEST))
+        processor = Sample(tuple(one.processor for one in of))
+        rows.append(Figure(f"Hubble, processor time a packet, {told}", "µs", processor))
+    return rows

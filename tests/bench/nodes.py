@@ -32,6 +32,12 @@ class BenchPod(NamedTuple):
     netns: Path
 
 
+def agent_cpu(pid: int) -> int:
+    """ns the threads of a process have spent on a processor, user and kernel."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks)
+
+
 @dataclass(frozen=True, slots=True)
 class PluginNode:
     """A node with pods' namespaces, a plugin and its configuration."""
@@ -47,10 +53,7 @@ class PluginNode:
 
     def agent_cpu(self) -> int:
         """ns the agent's threads have spent on a processor, user and kernel."""
-        if self.agent is None:
-            return 0
-        tasks = Path(f"/proc/{self.agent}/task").glob("*/schedstat")
-        return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks)
+        return 0 if self.agent is None else agent_cpu(self.agent)
 
     def verify_added(self, count: int) -> None:
         """Raise AssertionError unless ``count`` pods are wholly there."""
