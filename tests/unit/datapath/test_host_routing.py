@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cells.config.shared import ServiceSettings
+from cells.config.shared import ServiceSettings, service_reach
 from cells.datapath.settings import DatapathSettings, HostRouting, host_routing
 from lifecycle import Hive, config, invoke, provide
 
@@ -26,6 +26,7 @@ async def test_the_stack_is_passed_by_where_kube_proxy_is_replaced(
 ) -> None:
     def needed(_: HostRouting) -> None: ...
 
-    parts = config(DatapathSettings), config(ServiceSettings), provide(host_routing), invoke(needed)
+    provided = provide(service_reach, host_routing)
+    parts = config(DatapathSettings), config(ServiceSettings), provided, invoke(needed)
     async with Hive(*parts, settings=settings).started() as hive:
         assert hive.get(HostRouting).mode == mode
