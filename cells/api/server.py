@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from cells.api.operations import DISABLED, AccessSettings, ApiPart, Operation, Route, denied, operation_name
@@ -120,17 +121,92 @@ class StartedDaemon:
         self._gate.open()
 
 
-# The API as one handler: routes, the rule for changing calls, and errors in their documented form.
+# A line in the log for every change that a person made, or a script of theirs.
 
 BY_PLUGINS: Final = frozenset(
     {
-        *(("PUT", "/v1/endpoint/{id}"), ("PATCH", "/v1/endpoint/{id}"), ("DELETE", "/v1/endpoint")),
+        *(("PUT", "/v1/endpoint/{id}"), ("DELETE", "/v1/endpoint")),
         *(("POST", "/v1/ipam"), ("POST", "/v1/ipam/{ip}"), ("DELETE", "/v1/ipam/{ip}")),
     }
 )
-"""Changes that CNI plugins make for pods that come and go."""
+"""Changes that CNI plugins make for pods that come and go: these have no lines."""
+LOOKING: Final = frozenset({("POST", "/hive/policy/trial")})
+"""What changes nothing, though it is asked for with another method than GET."""
 _SHOWN: Final = 1024
-"""Bytes of a body that the log has."""
+"""Bytes of a body, and of what was before and is now, that the log has."""
+
+
+def audited(route: Route, look: Operation | None, log: Logger) -> Operation:
+    """The operation of a route with a line for each change; ``look`` is that of GET at the same path.
+
+    It shows what was before and what is now. A change that is answered with an error, as it was made in part,
+    has a line too.
+    """
+    if route.method in READING or (route.method, route.path) in BY_PLUGINS | LOOKING:
+        return route.operation
+
+    async def handle(request: Request) -> Response:
+        before, status = await _shown(look, request), 0
+        try:
+            response = await route.operation(request)
+            status = response.status
+            return response
+        finally:
+            with anyio.CancelScope(shield=True):  # also what a client did that has disconnected since
+                now = await _shown(look, request)
+            if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES or before != now:
+                _audit(request, status, before, now, log)
+
+    return handle
+
+
+async def _shown(look: Operation | None, request: Request) -> object:
+    """What GET answers where the request goes; None where there is nothing, or nothing that shows it."""
+    if look is None:
+        return None
+    try:
+        response = await look(replace(request, method="GET", body=b""))
+    except (Refusal, FrameworkError):  # nothing to look at: what it is refused for, so is the change
+        return None
+    found = response.status == HTTPStatus.OK and isinstance(response.body, bytes) and response.body
+    return msgspec.json.decode(found) if found else None
+
+
+def _audit(request: Request, status: int, before: object, now: object, log: Logger) -> None:
+    pid, uid = peer_of(request)
+    old, new = _differences(before, now)
+    what = {"method": request.method, "path": request.target, "body": _cut(request.body.strip())}
+    log.info(
+        "changed through the API", **what, old=_text(old), new=_text(new), status=status, uid=uid, pid=pid
+    )
+
+
+def _differences(old: object, new: object) -> tuple[object, object]:
+    """What of either is not in the other, members of objects and items of lists one by one."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [name for name in old | new if old.get(name) != new.get(name)]
+        pairs = {name: _differences(old.get(name), new.get(name)) for name in names}
+        return (
+            {name: was for name, (was, _) in pairs.items() if name in old},
+            {name: now for name, (_, now) in pairs.items() if name in new},
+        )
+    if isinstance(old, list) and isinstance(new, list):
+        were, are = ({msgspec.json.encode(one): one for one in some} for some in (old, new))
+        return [one for key, one in were.items() if key not in are], [
+            one for key, one in are.items() if key not in were
+        ]
+    return old, new
+
+
+def _text(value: object) -> str:
+    return "" if value is None else _cut(msgspec.json.encode(value))
+
+
+def _cut(data: bytes) -> str:
+    return data[:_SHOWN].decode(errors="replace")
+
+
+# The API as one handler: routes, the rule for changing calls, and errors in their documented form.
 
 
 def application(
@@ -147,8 +223,6 @@ def application(
         response = await answered(request, match)
         path, took = match.found.path if match.found else None, time.perf_counter() - began
         times.count(path, request.method, response.status, took)
-        if match.found is not None and response.status < HTTPStatus.MULTIPLE_CHOICES:
-            _audit(match.found, request, log)
         log.debug("answered", method=request.method, path=request.path, status=response.status, seconds=took)
         return response
 
@@ -166,16 +240,6 @@ def application(
             return plain(500, INTERNAL_ERROR)
 
     return handle
-
-
-def _audit(route: Route, request: Request, log: Logger) -> None:
-    """A line in the log for a change that a person or a script of theirs made."""
-    if route.method in READING or (route.method, route.path) in BY_PLUGINS:
-        return
-    pid, uid = peer_of(request)
-    body = request.body[:_SHOWN].decode(errors="replace").strip()
-    changed = {"method": request.method, "path": request.path, "body": body, "uid": uid, "pid": pid}
-    log.info("changed through the API", **changed)
 
 
 async def _operate(route: Route, request: Request, may_change: Callable[[int], bool]) -> Response:
@@ -237,14 +301,19 @@ class Api:
         routes = [route for part in self._parts for route in part.routes]
         names = {route: operation_name(route.method, route.path) for route in routes}
         off = denied(self._access.enable_cilium_api_server_access, names.values())
+        looks = {route.path: route.operation for route in routes if route.method == "GET"}
         return [
-            replace(route, operation=_disabled if names[route] in off else self._in_turn(route))
+            replace(
+                route,
+                operation=_disabled if names[route] in off else self._in_turn(route, looks.get(route.path)),
+            )
             for route in routes
         ]
 
-    def _in_turn(self, route: Route) -> Operation:
+    def _in_turn(self, route: Route, look: Operation | None) -> Operation:
         """The gate comes first, so that requests that wait for the daemon hold no limiter's slot."""
-        return self._gate.guarded(route.path, self._limits.limited(route))
+        logged = replace(route, operation=audited(route, look, self._log))
+        return self._gate.guarded(route.path, self._limits.limited(logged))
 
     async def _stop(self) -> None:
         if self._server is not None:

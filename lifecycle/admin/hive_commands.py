@@ -83,6 +83,7 @@ class HiveCommands(Commands):
                 least=1,
                 most=1,
                 complete=modular,
+                changes=self._disabled,
             ),
             Command(
                 "hive/enable",
@@ -92,6 +93,7 @@ class HiveCommands(Commands):
                 least=1,
                 most=1,
                 complete=modular,
+                changes=self._disabled,
             ),
             Command(
                 "log/level",
@@ -100,6 +102,7 @@ class HiveCommands(Commands):
                 f"[{'|'.join(LEVELS)}]",
                 most=1,
                 complete=lambda before, _: () if before else LEVELS,
+                changes=lambda: f"log level {log_level()}",
             ),
         )
 
@@ -213,6 +216,9 @@ class HiveCommands(Commands):
     async def _enable(self, state: State, given: Arguments) -> None:
         affected = await self._switched(self._modules.enable, given.words[0])
         await state.print(f"started: {', '.join(affected) or 'nothing'}")
+
+    def _disabled(self) -> str:
+        return f"disabled: {', '.join(self._modules.disabled) or 'nothing'}"
 
     async def _level(self, state: State, given: Arguments) -> None:
         if given.words:

@@ -9,6 +9,7 @@ Source: the shell of cilium/hive. Its protocol is used, so ``cilium-dbg shell`` 
 
 import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ from lifecycle.admin.script import (
 from lifecycle.errors import explain
 from lifecycle.hints import Member
 from lifecycle.hooks import Lifecycle
-from lifecycle.process import Logger, listen
+from lifecycle.process import Logger, listen, log_level, set_log_level
 from lifecycle.process.acceptor import Acceptor
 from lifecycle.process.health import Health
 
@@ -41,6 +42,7 @@ _LEAVE = frozenset({"exit", "quit", "stop"})
 _SHELL = frozenset({"echo", "grep"})
 """Of the commands of scripts those that a shell has too."""
 _LONGEST_LINE = 1 << 16
+_UCRED = struct.Struct("iII")  # struct ucred of unix(7)
 
 
 class AdminSocket(msgspec.Struct, frozen=True):
@@ -103,6 +105,7 @@ class _Client:
     def __init__(self, engine: Engine, connection: socket.socket, log: Logger) -> None:
         self._engine = engine
         self._connection = connection
+        self._peer = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         self._log = log
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
@@ -162,6 +165,27 @@ class _Client:
 
     async def _run(self, line: str) -> str:
         """Run a command, an endless one until the client disconnects; returns the mark for its result."""
+        called = self._engine.called(line)
+        changes = called.changes if called is not None else None
+        before = changes() if changes is not None else ""
+        level = log_level()
+        try:
+            return await self._result(line)
+        finally:
+            if changes is not None and (now := changes()) != before:
+                self._audit(line, before, now, level)
+
+    def _audit(self, line: str, before: str, now: str, level: str) -> None:
+        """A line in the log for a change, also where it lets the log have fewer lines than before."""
+        pid, uid, _ = self._peer
+        chosen = log_level()
+        set_log_level(level)
+        try:
+            self._log.info("changed through the shell", command=line, old=before, new=now, uid=uid, pid=pid)
+        finally:
+            set_log_level(chosen)
+
+    async def _result(self, line: str) -> str:
         command = asyncio.create_task(self._engine.line(self._state, line))
         disconnected = asyncio.create_task(self._disconnected.wait())
         try:

@@ -154,6 +154,8 @@ class Command(msgspec.Struct, frozen=True):
     """How many arguments it takes; any number of them for None."""
     endless: bool = False
     """Whether it runs until the caller stops it."""
+    changes: Callable[[], str] | None = None
+    """What it changes, as that is now: a server logs who changed it. None for a command that only looks."""
 
     def usage(self) -> str:
         """How it is called, in a line."""

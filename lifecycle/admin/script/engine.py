@@ -82,9 +82,13 @@ class Engine:
 
     def is_endless(self, text: str) -> bool:
         """Whether the line calls a command that goes on until its caller has enough."""
-        words, word = unfinished(f"{text} ")
-        command = self.commands.get(words[0] if words else word)
+        command = self.called(text)
         return command is not None and command.endless
+
+    def called(self, text: str) -> Command | None:
+        """The command that the line calls; None where there is none of the name."""
+        words, word = unfinished(f"{text} ")
+        return self.commands.get(words[0] if words else word)
 
     async def _retried(self, state: State, section: Sequence[Line]) -> None:
         """Run the last line, and until it is as expected the whole section again."""

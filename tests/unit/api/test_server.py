@@ -6,14 +6,24 @@ import json
 import os
 import socket
 import stat
+from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from cells.api.server import may_change
-from lifecycle import StartError
+from cells.api.openapi import DESCRIBED
+from cells.api.server import BY_PLUGINS, LOOKING, may_change
+from cells.api.wire import READING
+from cells.services import Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
+from cells.services.control import ServedFrontend
+from cells.services.control.manual import ManualServices
+from cells.services.control.tables import served_frontends
+from lifecycle import StartError, Table, replace
+from lifecycle.testing import fake
 from tests.unit.api.node import running_node
+from tests.unit.api.pods import added
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +128,95 @@ async def test_changes_by_people_have_a_line_in_the_log(tmp_path: Path) -> None:
         "uid": os.geteuid(),
         "pid": os.getpid(),
     }
+
+
+CHANGES: dict[tuple[str, str], tuple[str, object, str, str]] = {
+    ("PATCH", "/v1/config"): ("/v1/config", {"policy-enforcement": "always"}, '"default"', '"always"'),
+    ("PATCH", "/v1/endpoint/{id}/config"): (
+        "/v1/endpoint/1/config",
+        {"options": {"SourceIPVerification": "0"}},
+        '"Enabled"',
+        '"Disabled"',
+    ),
+    ("PATCH", "/v1/endpoint/{id}/labels"): (
+        "/v1/endpoint/1/labels",
+        {"user": ["k8s:tier=front"]},
+        "",
+        "k8s:tier=front",
+    ),
+    ("PUT", "/v1/service/{id}"): (
+        "/v1/service/7",
+        {"id": 7, "frontend-address": {"ip": "198.51.100.7", "port": 80}, "flags": {"type": "ClusterIP"}},
+        "",
+        "198.51.100.7",
+    ),
+    ("DELETE", "/v1/service/{id}"): ("/v1/service/7", None, "198.51.100.7", ""),
+    ("DELETE", "/v1/fqdn/cache"): ("/v1/fqdn/cache?matchpattern=a.example", None, "", ""),
+    ("DELETE", "/v1/endpoint/{id}"): ("/v1/endpoint/1", None, "default/web-0", ""),
+}
+"""By route: what is asked, and what is in the line of before and now; empty where there is nothing."""
+REFUSED = {
+    ("PATCH", "/v1/prefilter"),
+    ("DELETE", "/v1/prefilter"),
+    ("PUT", "/v1/recorder/{id}"),
+    ("DELETE", "/v1/recorder/{id}"),
+    ("PUT", "/v1/policy"),
+    ("DELETE", "/v1/policy"),
+}
+
+
+async def test_every_change_by_people_has_one_line_with_what_was_and_what_is_now(tmp_path: Path) -> None:
+    changing = {(one.method, one.path) for one in DESCRIBED if one.method not in READING}
+    assert changing == CHANGES.keys() | REFUSED | BY_PLUGINS | LOOKING
+    served = served_frontends()
+    key = FrontendKey(ServiceAddress(IPv4Address("198.51.100.7"), 80, 6))
+
+    async def put(_requested: object) -> bool:
+        with served.txn() as rows:
+            rows.put(ServedFrontend(7, Frontend(key, ServiceType.CLUSTER_IP, ServiceName("shop", "web"))))
+        return True
+
+    async def delete(_number: int) -> bool:
+        with served.txn() as rows:
+            rows.delete(key)
+        return True
+
+    more = [
+        replace(Table[FrontendKey, ServedFrontend], served),
+        replace(ManualServices, fake(ManualServices, check_followed=lambda: None, put=put, delete=delete)),
+    ]
+    async with running_node(tmp_path, more=more) as node:
+        await added(node)
+
+        async def lines(method: str, path: str, body: object) -> tuple[int, list[Any]]:
+            with capture_logs() as logged:
+                got = await node.ask(method, path, body)
+            return got.status, [one for one in logged if one["event"] == "changed through the API"]
+
+        for (method, _), (path, body, was, now) in CHANGES.items():
+            status, (line,) = await lines(method, path, body)
+            assert (line["method"], line["path"], line["status"]) == (method, path, status)
+            assert (status < 300, line["uid"], line["pid"]) == (True, os.geteuid(), os.getpid())
+            assert json.loads(line["body"] or "null") == body
+            assert (was in line["old"], was in line["new"]) == (True, not was), line
+            assert (now in line["new"], now in line["old"]) == (True, not now), line
+        for method, path in sorted(REFUSED):
+            status, found = await lines(method, path.replace("{id}", "1"), [] if "policy" in path else {})
+            assert (status >= 400, found) == (True, []), path
+        assert (await lines("POST", "/hive/policy/trial", {"objects": [], "flows": []}))[1] == []
+
+
+async def test_a_change_that_is_answered_with_an_error_has_a_line_too(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await added(node)
+        node.kernel.fault = OSError(12, "no memory")
+        with capture_logs() as logged:
+            asked = {"options": {"SourceIPVerification": "0"}}
+            assert (await node.ask("PATCH", "/v1/endpoint/1/config", asked)).status == 500
+            node.kernel.fault = None
+    (line,) = [one for one in logged if one["event"] == "changed through the API"]
+    assert line["status"] == 500
+    assert ('"Enabled"' in line["old"], '"Disabled"' in line["new"]) == (True, True)
 
 
 async def test_the_socket_is_there_while_the_hive_runs(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ import anyio.abc
 import anyio.lowlevel
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from lifecycle import HealthStatus, Hive, StartError, Table, invoke, module, provide
 from lifecycle.admin import AdminSocket, admin
+from lifecycle.admin.server import AdminServer
 from lifecycle.process import log_level, set_log_level
 from lifecycle.testing import eventually, started
 from tests.unit.lifecycle.testing.script import shop
@@ -303,6 +305,41 @@ async def test_a_module_is_stopped_when_that_was_confirmed_and_comes_back(tmp_pa
         assert running.modules.disabled == []
         assert await client.ask("hive/disable things --yes") == ["stopped: things, count", "<<end>>"]
         assert await client.ask("hive/enable things") == ["started: things, count", "<<end>>"]
+
+
+async def test_every_change_through_the_shell_has_one_line_in_the_log(tmp_path: Path) -> None:
+    path, before = tmp_path / "admin.sock", log_level()
+    hive = started(module("things", "Things", provide(things)), admin(), settings={"admin-socket": path})
+    looks = ["hive/disable things", "log/level", "log/level loud", "hive/disable nothing", "status", "help"]
+    changes = [
+        ("hive/disable things --yes", "disabled: nothing", "disabled: things"),
+        ("hive/enable things", "disabled: things", "disabled: nothing"),
+        ("log/level error", "log level debug", "log level error"),
+    ]
+    try:
+        async with hive as running, await anyio.connect_unix(path) as stream:
+            changing = {one.name for one in running.get(AdminServer).engine.commands.values() if one.changes}
+            assert changing == {line.split()[0] for line, *_ in changes}
+            set_log_level("debug")
+            client = Client(stream)
+            with capture_logs() as logged:
+                for line in (*looks, *(line for line, *_ in changes)):
+                    await client.ask(line)
+    finally:
+        set_log_level(before)
+    assert [one for one in logged if one["event"] == "changed through the shell"] == [
+        {
+            "event": "changed through the shell",
+            "log_level": "info",
+            "module": "admin",
+            "command": line,
+            "old": old,
+            "new": new,
+            "uid": os.geteuid(),
+            "pid": os.getpid(),
+        }
+        for line, old, new in changes
+    ]
 
 
 @pytest.mark.parametrize("name", ["admin", "shop"])
