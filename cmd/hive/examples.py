@@ -58,6 +58,7 @@ EXAMPLES = {
     "db watch": ("hive db watch endpoints", "hive db watch policies"),
     "completion": ("source <(hive completion bash)", "hive completion fish"),
     "debug bundle": ("hive debug bundle", "hive debug bundle -f - > bundle.tar.gz"),
+    "drop-reason": ("hive drop-reason 133", "hive drop-reason 'Policy denied'", "hive drop-reason"),
     "endpoint config": (
         "hive endpoint config default/web",
         "hive endpoint config default/web PolicyAuditMode=Enabled",

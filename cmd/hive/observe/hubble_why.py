@@ -14,6 +14,7 @@ import click
 from cells.hubble.enums import DropReason, FlowVerdict, TrafficDirection
 from cells.hubble.flow import Flow, FlowEndpoint
 from hive.client import DEFAULT_SOCKET, RefusedError, ask
+from hive.observe.drop_reason import reason_text
 from hive.observe.hubble_server import CommandError
 from hive.policy.command import direction_lines
 
@@ -64,7 +65,7 @@ class DropReasons:
     def _lines(self, flow: Flow) -> tuple[str, ...]:
         reason = flow.drop_reason_desc
         if flow.l7 is None and reason and reason not in BY_POLICY:
-            return (f"no matter of policy: reason {reason} of docs/operate/drop-reasons.md",)
+            return (f"no matter of policy: {reason_text(reason)}",)
         question = question_of(flow)
         if question is None:
             return ("not explained: a packet without addresses",)

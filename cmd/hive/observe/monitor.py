@@ -32,6 +32,7 @@ from cells.observe.monitor import SOCKET, MonitorProtocolError, Payloads
 from hive import completion
 from hive.client import TIMEOUT, connect, socket_option
 from hive.names import endpoint_number
+from hive.observe.drop_reason import reason_text
 from hive.observe.monitor_filter import VERDICTS, Wanted
 from hive.observe.monitor_history import LISTENING, Moment, NamesThen, Seen, held_and_coming
 from hive.observe.monitor_json import json_line
@@ -174,6 +175,7 @@ def command(
     its number or its address; POD is a name, with or without its namespace. Several options of one kind
     mean any of them. Which packets are traced is the
     agent's setting monitor-aggregation. Events that come faster than they are read are lost, and counted.
+    Before the first drop of each reason, a line on standard error has what that means and what to do.
     """
     past = since is not None or last is not None
     if past and monitor_socket is not None:
@@ -199,6 +201,7 @@ def command(
 
     as_json = as_json or output == "json"
     shown = lost = 0
+    explained: set[int] = set()
     known = Rules(agent_socket) if rules else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like ctrl-C, with the account
     try:
@@ -213,6 +216,9 @@ def command(
             event = seen.event
             shown += not isinstance(event, Lost)
             lost += event.count if isinstance(event, Lost) else 0
+            if isinstance(event, Drop) and not as_json and event.reason not in explained:
+                explained.add(event.reason)
+                click.echo(f"{reason_text(event.reason)} (hive drop-reason)", err=True)
             by = known.of(event) if known is not None and isinstance(event, Verdict) else None
             click.echo(
                 json_line(event, seen.cpu, seen.time, names.shown, by)

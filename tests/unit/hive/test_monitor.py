@@ -17,6 +17,7 @@ import pytest
 from cells.api.operations.agent import NO_EVENTS
 from cells.observe.events import Lost, Sample, decode
 from cells.observe.monitor import PREFACE, SOCKET, encode
+from hive.observe.drop_reason import reason_text
 from hive.observe.monitor_filter import Wanted
 from tests.support.command_line import Result, hive
 from tests.support.recordings import recordings
@@ -108,6 +109,7 @@ def test_events_are_shown_a_line_each_and_losses_counted(
     assert told.code == 1
     assert told.err.splitlines() == [
         "Listening for events; press ctrl-C to quit",
+        f"{reason_text(133)} (hive drop-reason)",
         "hive: the agent has closed the connection after 3 events (7 lost): did it stop?",
     ]
 

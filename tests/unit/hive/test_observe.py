@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hive.observe.drop_reason import reason_text
 from tests.support.command_line import hive
 from tests.unit.hive.stub_agent import stub_agent
 
@@ -130,7 +131,7 @@ def test_why_shows_the_policy_that_decides_below_each_kind_of_drop(
         "      entry: none matches",
         "    allowed now (allowed): policies or labels have changed since",
         "    not explained: there is no pod shop/gone",
-        "    no matter of policy: reason 196 of docs/operate/drop-reasons.md",
+        f"    no matter of policy: {reason_text(196)}",
     ]
 
 
