@@ -196,8 +196,10 @@ class NamesThen(Model, frozen=True):
 
     endpoints: Mapping[int, str] = {}
     """``namespace/name`` of the pods of endpoints of this node."""
-    addresses: Mapping[str, str] = {}
-    """``namespace/name`` of the pods and services at addresses."""
+    pods: Mapping[str, str] = {}
+    """``namespace/name`` of the pods at addresses, on any node."""
+    services: Mapping[str, str] = {}
+    """Likewise of services, at addresses of no pod."""
     identities: Mapping[int, Sequence[str]] = {}
     """Labels."""
 

@@ -312,21 +312,22 @@ def _event_line(seen: SeenRecord) -> EventLine:
 
 
 def _names_then(flow: Flow) -> NamesThen:
-    endpoints, addresses, identities = {}, {}, {}
+    endpoints, pods, services, identities = {}, {}, {}, {}
     ips = ("", "") if flow.IP is None else (flow.IP.source, flow.IP.destination)
-    services = flow.source_service, flow.destination_service
-    for end, ip, service in zip((flow.source, flow.destination), ips, services, strict=True):
-        named = f"{service.namespace}/{service.name}" if service is not None and service.name else ""
-        if end is not None:
-            pod = f"{end.namespace}/{end.pod_name}" if end.pod_name else ""
-            named = pod or named
-            if pod and end.ID:
-                endpoints[end.ID] = pod
-            if end.identity and end.labels:
-                identities[end.identity] = end.labels
-        if ip and named:
-            addresses[ip] = named
-    return NamesThen(endpoints=endpoints, addresses=addresses, identities=identities)
+    ends = zip(
+        (flow.source, flow.destination), ips, (flow.source_service, flow.destination_service), strict=True
+    )
+    for end, ip, service in ends:
+        pod = f"{end.namespace}/{end.pod_name}" if end is not None and end.pod_name else ""
+        if pod and ip:
+            pods[ip] = pod
+        elif ip and service is not None and service.name:
+            services[ip] = f"{service.namespace}/{service.name}"
+        if end is not None and end.ID and pod:
+            endpoints[end.ID] = pod
+        if end is not None and end.identity and end.labels:
+            identities[end.identity] = end.labels
+    return NamesThen(endpoints=endpoints, pods=pods, services=services, identities=identities)
 
 
 def events_part(history: EventHistory) -> Member[ApiPart]:

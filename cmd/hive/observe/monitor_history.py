@@ -81,11 +81,11 @@ class NamesThen:
 
     def address(self, address: str, /) -> str:
         """The pod, service or node that has an address."""
-        return self._known("addresses", address) or self.now.address(address)
+        return self._known("pods", address) or self._known("services", address) or self.now.address(address)
 
     def pod(self, address: str, /) -> str:
         """The pod that has an address, on any node."""
-        return self._known("addresses", address) or self.now.pod(address)
+        return self._known("pods", address) or self.now.pod(address)
 
     def _known(self, kind: str, key: str) -> Any:
         return self._then.get(kind, {}).get(key, "")
@@ -140,8 +140,8 @@ def _mention(history: Mapping[str, Any], since: int | None) -> None:
 
 
 def _seen(line: Mapping[str, Any]) -> Seen:
-    if lost := line.get("lost"):
-        return Seen(Lost(lost, line.get("cpu")), _local(line["time"]), line.get("cpu"))
+    if "data" not in line:
+        return Seen(Lost(line.get("lost", 0), line.get("cpu")), _local(line["time"]), line.get("cpu"))
     data = binascii.a2b_base64(line["data"])
     return Seen(decode(data), _local(line["time"]), line.get("cpu"), line.get("names"))
 

@@ -57,7 +57,7 @@ async def test_past_events_have_the_names_of_their_time_and_others_follow_until_
         newest = [await seen(found), await seen(found)]
         assert all(one.time.timestamp() * 1e9 > began - 1000 for one in newest)
         names = newest[0].names or {}
-        assert "default/web-7d4b9c6f5-abcde" in names["addresses"].values()
+        assert "default/web-7d4b9c6f5-abcde" in names["pods"].values()
         assert "default/web-7d4b9c6f5-abcde" in names["endpoints"].values()
         hubble.drop()
         assert (await seen(found)).names is None

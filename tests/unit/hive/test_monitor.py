@@ -248,7 +248,11 @@ def line_of(event: Sample | Lost, at: int, **names: object) -> dict[str, object]
     return line | {"data": base64.b64encode(event.data).decode()} | ({"names": names} if names else {})
 
 
-THEN = {"endpoints": {"11": "shop/past-0"}, "addresses": {"10.0.0.1": "shop/past-0", "10.0.0.2": "shop/then"}}
+THEN = {
+    "endpoints": {"11": "shop/past-0"},
+    "pods": {"10.0.0.1": "shop/past-0"},
+    "services": {"10.0.0.2": "shop/then"},
+}
 HELD = [line_of(drop(11, ONE), 1, **THEN), line_of(Lost(7, 1), 2), line_of(trace(13, 14, OTHER), 3)]
 COMING = [line_of(drop(11, ONE), 4), line_of(verdict(14, OTHER), 5)]
 
@@ -275,6 +279,7 @@ EVERYTHING = "since=0&names=true"
         (["--last", "9"], ["drop", "lost", "trace", "drop", "verdict"]),
         (["--last", "1", "-t", "drop"], ["drop", "lost", "drop"]),
         (["--last", "2", "--verdict", "dropped", "--pod", "past-0"], ["drop", "lost"]),
+        (["--last", "2", "--pod", "then"], ["lost"]),
         (["--last", "2", "-c", "3"], ["drop", "lost", "trace", "drop"]),
     ],
 )
