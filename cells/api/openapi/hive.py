@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cells.api.models import hive as wire
-from cells.api.openapi.described import Body, Described, DescribedResponse, ok, path, query
+from cells.api.openapi.described import Body, Described, DescribedResponse, ok, path, problem, query
+from cells.api.openapi.node import INT64
 from cells.policy.explain import Explained
 from cells.policy.explain.trial import TrialOutcome, TrialRequest
 from lifecycle.admin import TableChange, TableInfo, TableRow
@@ -94,10 +95,15 @@ OPERATIONS = (
         (
             ok("A line for each, without end.", wire.EventLine, lines=True),
             DescribedResponse(404, "The agent keeps none: Hubble is off.", wire.Failure),
+            problem(422, "The time is not a number."),
         ),
         (
-            query("since", "Only those since, in nanoseconds since 1970.", example="0"),
-            query("names", "Whether those that were there have the names of their time.", example="true"),
+            query("since", "Only those since, in nanoseconds since 1970.", kind=INT64, example=0),
+            query(
+                "names",
+                "Whether those that were there have the names of their time; true by default.",
+                example="false",
+            ),
         ),
     ),
     Described("GET", "/statedb/tables", "All tables", (ok("The tables.", list[TableInfo]),)),

@@ -18,19 +18,25 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, settings
 
 from cells.api.openapi import DESCRIBED, Described
+from cells.hubble.hubble import Hubble
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from lifecycle import supply
 from lifecycle.process.loop_lag import measured_loop
 from tests.integration.api.described_requests import LINKED, Socket, check, example, requests_test
 from tests.unit.api.node import BY_RULES, ROUTER, UNLIMITED, running_node
 from tests.unit.fuzz.inputs import bounded
+from tests.unit.hubble.holding import HoldingHubble
 
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Socket]:
-    """A node with a row and a change in its maps."""
+    """A node with a row and a change in its maps, and an event."""
     directory.mkdir()
+    hubble = HoldingHubble()
+    hubble.drop()
+    more = [*BY_RULES, supply(hubble, Hubble)]
     with start_blocking_portal("asyncio", {"loop_factory": measured_loop}) as portal:
-        manager = running_node(directory, cidr6="fd00:1::/112", settings=UNLIMITED, more=BY_RULES)
+        manager = running_node(directory, cidr6="fd00:1::/112", settings=UNLIMITED, more=more)
         with portal.wrap_async_context_manager(manager) as node:
             node.maps.ipcache.rows[IpcacheKey.host(ROUTER).pack()] = IpcacheValue(identity=1).pack()
             assert node.maps.lxc.log is not None

@@ -11,39 +11,19 @@ import click
 import pytest
 
 from cells.hubble.hubble import Hubble
-from cells.hubble.parser import FlowOrigin, Parser
-from cells.hubble.ring import FlowObserver
-from cells.observe.events import Sample
 from hive.observe.monitor_history import Seen, held_and_coming
 from lifecycle import supply
 from tests.unit.api.node import running_node
-from tests.unit.hubble.recordings import recording
-from tests.unit.hubble.worlds import world
+from tests.unit.hubble.holding import HoldingHubble
 
 pytestmark = pytest.mark.anyio
-
-
-class Holding(Hubble):
-    """Holds what a test puts in."""
-
-    def __init__(self) -> None:
-        origin = FlowOrigin("default/node1")
-        self.held = FlowObserver(4095, origin, Parser(origin), "cilium v1.17.0")
-
-    @property
-    def observer(self) -> FlowObserver:
-        return self.held
-
-    def drop(self) -> None:
-        data = bytes.fromhex(recording("pipeline")["perf_events"]["drop"])
-        self.held.add([(Sample(1, data), world("main"))], time.time_ns())
 
 
 async def test_past_events_have_the_names_of_their_time_and_others_follow_until_the_agent_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.api.server.SHUTDOWN_SECONDS", 3600.0)  # a stream does not hold up the stop
-    hubble = Holding()
+    hubble = HoldingHubble()
 
     async def seen(found: Iterator[Seen]) -> Seen:
         return await anyio.to_thread.run_sync(next, found)
