@@ -9,6 +9,7 @@ import asyncio
 import select
 import socket
 import ssl
+from contextlib import ExitStack
 from typing import Final, Protocol
 
 import anyio
@@ -241,17 +242,16 @@ class TcpStream:
     async def connect(cls, host: str, port: int, keep_alive: float) -> TcpStream:
         """To an address or a name, of several addresses the one that answers first. Raises OSError."""
         stream = await anyio.connect_tcp(host, port)
-        try:
-            connected = stream.extra(SocketAttribute.raw_socket).dup()  # noqa: S610  # of anyio
-        finally:
-            with anyio.CancelScope(shield=True):
-                await stream.aclose()  # the connection lives on in the other descriptor
-        try:
+        with ExitStack() as unless_it_is_watched:
+            try:
+                connected = stream.extra(SocketAttribute.raw_socket).dup()  # noqa: S610  # of anyio
+                unless_it_is_watched.callback(connected.close)  # also if the next step is cancelled
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()  # the connection lives on in the other descriptor
             loop = asyncio.get_running_loop()
             transport, arrivals = await loop.create_connection(Arrivals, sock=connected)
-        except BaseException:
-            connected.close()
-            raise
+            unless_it_is_watched.pop_all()
         return cls(transport, arrivals, keep_alive)
 
     @property

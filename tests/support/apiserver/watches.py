@@ -122,7 +122,8 @@ class _Stream:
                 async with asyncio.timeout(wait):
                     await changed.wait()
             except TimeoutError:
-                if self._bookmark_due():
+                # What has changed in this moment goes first: a client begins after a bookmark, not before it.
+                if not changed.is_set() and self._bookmark_due():
                     yield self._bookmark(self._server.store.revision)
 
     def _wait(self) -> float | None:

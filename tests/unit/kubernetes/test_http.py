@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -386,3 +388,18 @@ async def test_what_a_socks_proxy_says_against_it_is_told(proxy: SocksProxy, use
     ):
         with pytest.raises(UnreachableError, match=told):
             await client.raw("POST", "/test")
+
+
+async def test_a_request_that_is_cancelled_at_any_moment_leaves_no_socket_open() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        for turns in range(40):
+            async with listening(saying(WHOLE)) as port, client_of(port) as client:
+                asked = asyncio.ensure_future(client.raw("POST", "/test"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                asked.cancel()
+                await asyncio.wait({asked})
+                del asked
+            gc.collect()
+    assert not [str(one.message) for one in found]
