@@ -10,6 +10,7 @@ processor time is not the server's.
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,14 +37,10 @@ GLOBALS = Path("/sys/fs/bpf/tc/globals")
 
 
 def pod(number: int) -> dict[str, Any]:
-    """A pod's object."""
+    """A pod's object, of this node: the agent gets no others."""
     metadata = {"name": f"p{number}", "namespace": "default", "labels": {"app": f"a{number}"}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {"containers": [{"name": "c", "image": "c"}]},
-    }
+    spec = {"containers": [{"name": "c", "image": "c"}], "nodeName": socket.gethostname()}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def policy(number: int) -> dict[str, Any]:
