@@ -50,10 +50,7 @@ class ManualService(msgspec.Struct, frozen=True):
     turn: int
     """Increases with every call, as a call may repeat the one before."""
     frontend: Frontend | None
-    """None: that it is not to be served."""
-
-
-"""None: it is not to be served."""
+    """None: it is not to be served."""
 
 
 class ManualState(msgspec.Struct, frozen=True):

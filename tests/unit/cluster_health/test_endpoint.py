@@ -213,9 +213,9 @@ async def test_silence_fails_the_controller_and_ends_with_another_endpoint_after
         place.answer = Outcome(failure="no route to host")
         await clock.advance(INTERVAL)
         assert place.controller.last_error == "the health endpoint does not answer: no route to host"
-        await clock.advance(PATIENCE - INTERVAL)
+        await clock.advance(PATIENCE - 2 * INTERVAL)
         assert len(place.network.links) == 1
-        await clock.advance(INTERVAL)
+        await clock.advance(2 * INTERVAL)
         assert len(place.network.links) == 2
         place.answer = Outcome(1000)
         await clock.advance(INTERVAL)
